@@ -1,0 +1,1 @@
+"""What an engine computes, as torch modules: the target families and the drafters."""

@@ -1,0 +1,117 @@
+"""The target: the Llama family as one torch module.
+
+The module computes everything but attention's access to context; that is a callable, so that the
+same definition trains drafters (dense attention), generates (a preallocated cache) and is exported
+(plugin and native forms).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from model_defs.config import TargetConfig
+
+Attend = Callable[[int, Tensor], Tensor]
+"""attend(layer, qkv) -> out: `qkv` [..., (heads + 2 kv_heads) * head_size], the fused projections of
+the rows before RoPE; `out` [..., heads * head_size]. It applies RoPE, keeps the cache, and attends."""
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: TargetConfig):
+        super().__init__()
+        hidden, heads = config.hidden_size, config.num_heads * config.head_size
+        kv = config.num_kv_heads * config.head_size
+        self.attention_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.qkv = nn.Linear(hidden, heads + 2 * kv, bias=config.qkv_bias)
+        self.attention_out = nn.Linear(heads, hidden, bias=False)
+        self.mlp_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.gate_up = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, hidden, bias=False)
+
+    def forward(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
+        x = x + self.attention_out(attend(layer, self.qkv(self.attention_norm(x))))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Target(nn.Module):
+    """Token ids to hidden states (after the final norm) and hidden states to logits."""
+
+    def __init__(self, config: TargetConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.embedding.weight
+
+    def forward(self, input_ids: Tensor, attend: Attend) -> Tensor:
+        """int [...] token ids to [..., hidden_size], what the LM head and the drafters take."""
+        x = self.embedding(input_ids)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, attend)
+        return self.norm(x)
+
+    @classmethod
+    def from_folder(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Target:
+        """Load a Hugging Face folder's safetensors. Raises UnsupportedModelError, KeyError (the name
+        of a missing weight) or ValueError (a weight's shape)."""
+        config = TargetConfig.load(folder)
+        with torch.device("meta"):
+            target = cls(config)
+        weights = fuse_hf_weights(_read_safetensors(folder), config)
+        expected = {name: tensor.shape for name, tensor in target.state_dict().items()}
+        for name, shape in expected.items():
+            if name not in weights:
+                raise KeyError(f"{folder}: no weight for {name}")
+            if weights[name].shape != shape:
+                raise ValueError(f"{folder}: {name} has shape {tuple(weights[name].shape)}, expected {tuple(shape)}")
+        target.load_state_dict({name: weights[name].to(dtype) for name in expected}, assign=True)
+        if config.tie_embeddings:
+            target.lm_head.weight = target.embedding.weight
+        return target.eval().requires_grad_(False)
+
+
+def _read_safetensors(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder}: no .safetensors file")
+    weights = {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            weights |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    return weights
+
+
+def fuse_hf_weights(hf: dict[str, Tensor], config: TargetConfig) -> dict[str, Tensor]:
+    """Hugging Face names to ours, with Q, K, V and gate, up concatenated along their rows."""
+    out = {"embedding.weight": hf["model.embed_tokens.weight"], "norm.weight": hf["model.norm.weight"]}
+    out["lm_head.weight"] = hf["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
+    for i in range(config.num_layers):
+        source, layer = f"model.layers.{i}", f"layers.{i}"
+        for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+            out[f"{layer}.qkv.{kind}"] = torch.cat([hf[f"{source}.self_attn.{p}_proj.{kind}"] for p in "qkv"])
+        out[f"{layer}.attention_out.weight"] = hf[f"{source}.self_attn.o_proj.weight"]
+        out[f"{layer}.gate_up.weight"] = torch.cat([hf[f"{source}.mlp.{p}_proj.weight"] for p in ("gate", "up")])
+        out[f"{layer}.down.weight"] = hf[f"{source}.mlp.down_proj.weight"]
+        out[f"{layer}.attention_norm.weight"] = hf[f"{source}.input_layernorm.weight"]
+        out[f"{layer}.mlp_norm.weight"] = hf[f"{source}.post_attention_layernorm.weight"]
+    return out
