@@ -1,0 +1,1 @@
+"""redraft: run time of the speculative-decoding service."""

@@ -1,0 +1,227 @@
+"""Messages between the engine worker and its clients: msgpack maps over ZeroMQ.
+
+Client to worker: `generate`, `cancel`, `status`. Worker to client: `chunk`, `error`, `status`, and `probe`, which
+carries nothing and is ignored (the worker finds out with it whether a client is still there). Every message from a
+client is checked field by field; what is wrong is said with the value that was given and the value that was expected.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+INT32_MAX = 2**31 - 1
+INVALID, OVERLOADED, CANCELLED, INTERNAL, RESTARTING = "invalid", "overloaded", "cancelled", "internal", "restarting"
+
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+PositiveInt32 = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Word = Annotated[str, Field(max_length=1000)]
+
+
+class InvalidRequest(ValueError):
+    """A message that cannot be served as it is; the text says which field, its value and what was expected."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class SamplingConfig(_Message):
+    """How the next token is chosen; a field that is absent (or null) has no effect.
+
+    Decoding is greedy when `temperature` is 0, when `top_k` is 1, or when none of `temperature`, `top_k` and `top_p`
+    is given. As in TensorRT-LLM, `top_k` 0 means all tokens, and `top_k` or `top_p` alone sample at temperature 1.
+    """
+
+    temperature: float | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=0, le=INT32_MAX)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=0, lt=2**64)
+    repetition_penalty: float | None = Field(None, gt=0)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_length: int | None = Field(None, ge=0, le=INT32_MAX)
+
+    @field_validator("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        if value is not None and not math.isfinite(value):
+            raise ValueError("expected a finite number")
+        return value
+
+    @property
+    def greedy(self) -> bool:
+        if self.temperature is None:
+            return self.top_k == 1 or (self.top_k is None and self.top_p is None)
+        return self.temperature == 0 or self.top_k == 1
+
+
+class GenerateRequest(_Message):
+    """Generate up to `max_tokens` tokens after a prompt given as `text` or as `input_ids`.
+
+    `text` is taken as it is: a chat template is applied by the client. Generation ends at the first of `stop_words`,
+    which the text includes, as with TensorRT-LLM, unless `include_stop_words` is false; `bad_words` are never
+    generated. With `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces
+    the model's own end tokens; -1 means that nothing ends the text.
+    """
+
+    op: Literal["generate"] = "generate"
+    id: str = Field(min_length=1, max_length=200)
+    text: str | None = None
+    input_ids: list[TokenId] | None = None
+    max_tokens: PositiveInt32
+    stream: bool = False
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    end_id: int | None = Field(None, ge=-1, le=INT32_MAX)
+    pad_id: int | None = Field(None, ge=-1, le=INT32_MAX)
+    stop_words: list[Word] = Field(default_factory=list, max_length=64)
+    include_stop_words: bool = True
+    bad_words: list[Word] = Field(default_factory=list, max_length=1024)
+    return_log_probs: bool = False
+    exclude_input_in_output: bool = True
+
+    @field_validator("stop_words", "bad_words")
+    @classmethod
+    def _drop_empty(cls, words: list[str]) -> list[str]:
+        return [word for word in words if word]
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> GenerateRequest:
+        if (self.text is None) == (self.input_ids is None):
+            raise ValueError("expected exactly one of text and input_ids")
+        if self.text == "":
+            raise ValueError("text is empty: expected at least one character")
+        if self.input_ids == []:
+            raise ValueError("input_ids is empty: expected at least one token")
+        return self
+
+
+class CancelRequest(_Message):
+    """Stop the request `id` of the same client; unknown ids are ignored, since the request may just have finished."""
+
+    op: Literal["cancel"] = "cancel"
+    id: str
+
+
+class StatusRequest(_Message):
+    """Ask for the worker's state."""
+
+    op: Literal["status"] = "status"
+
+
+class SequenceStats(BaseModel):
+    """What one request cost and gained. Depth d of `offered_by_depth` and `accepted_by_depth` is at index d - 1."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    offered_by_depth: list[int] = Field(default_factory=list, description="steps whose tree reached this depth")
+    accepted_by_depth: list[int] = Field(default_factory=list, description="steps that accepted a token at this depth")
+    rows_executed: int = 0
+    rows_unpacked: int = Field(0, description="rows that the same drafts take without prefix removal")
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens gained per step, bonus token included; 0 before the first step."""
+        return (self.steps + self.accepted) / self.steps if self.steps else 0.0
+
+
+class Chunk(BaseModel):
+    """New text of one request; the last one has `done`, a finish reason and statistics."""
+
+    op: Literal["chunk"] = "chunk"
+    id: str
+    text: str = ""
+    token_ids: list[int] = Field(default_factory=list)
+    log_probs: list[float] | None = None
+    done: bool = False
+    finish_reason: Literal["stop", "length", "cancelled"] | None = None
+    stats: SequenceStats | None = None
+
+
+class ErrorMessage(BaseModel):
+    """The request `id` ended without a result."""
+
+    op: Literal["error"] = "error"
+    id: str
+    code: str
+    message: str
+
+
+class WorkerStatus(BaseModel):
+    """State of a worker; `totals` count since its start, `limits` are its bundle's."""
+
+    op: Literal["status"] = "status"
+    ready: bool = True
+    running: int = 0
+    waiting: int = 0
+    kv_use: float = Field(0.0, description="share of all slots' cache rows in use, 0 to 1")
+    totals: dict[str, float] = Field(default_factory=dict)
+    limits: dict[str, int] = Field(default_factory=dict)
+    bundle: str = ""
+    pid: int = 0
+
+
+Request = GenerateRequest | CancelRequest | StatusRequest
+_REQUESTS: dict[str, type[_Message]] = {
+    "generate": GenerateRequest, "cancel": CancelRequest, "status": StatusRequest,
+}  # fmt: skip
+
+
+def parse_request(message: Any) -> Request:
+    """Check a client's message. Raises InvalidRequest with the field, its value and the expectation."""
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"expected a map with the key 'op', got {_shown(message)}")
+    op = message.get("op")
+    model = _REQUESTS.get(op) if isinstance(op, str) else None
+    if model is None:
+        raise InvalidRequest(f"op: expected one of {', '.join(_REQUESTS)}, got {_shown(op)}")
+    try:
+        return model.model_validate(message)  # type: ignore[return-value]
+    except ValidationError as error:
+        raise InvalidRequest(describe(error)) from None
+
+
+def describe(error: ValidationError) -> str:
+    """The first problems of a pydantic error in one line, each with its field and value."""
+    problems = []
+    for item in error.errors()[:4]:
+        field = ".".join(str(part) for part in item["loc"])
+        text = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            problems.append(f"{field}: unknown field")
+        elif item["type"] == "missing":
+            problems.append(f"{field}: required field is missing")
+        elif field:
+            problems.append(f"{field}: {text[:1].lower()}{text[1:]}, got {_shown(item['input'])}")
+        else:
+            problems.append(text)
+    return "; ".join(problems)
+
+
+def pack(message: BaseModel | dict[str, Any]) -> bytes:
+    """Message as msgpack bytes; fields that are None are left out."""
+    if isinstance(message, BaseModel):
+        message = message.model_dump(exclude_none=True)
+    return msgpack.packb(message)
+
+
+def unpack(data: bytes) -> Any:
+    """Inverse of `pack`. Raises InvalidRequest if the bytes are not one msgpack value."""
+    try:
+        return msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise InvalidRequest(f"not a msgpack message: {error}") from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
