@@ -50,6 +50,7 @@ class DenseCache:
         batch, rows = qkv.shape[:2]
         positions = self.starts[:, None] + torch.arange(rows, device=qkv.device)
         extent = int(positions.max()) + 1
+        kv_heads = self.config.num_kv_heads
         q, k, v = split_qkv(qkv, self.config)
         table = self.table[positions]
         q, k = apply_rope(q, table), apply_rope(k, table)
@@ -57,15 +58,14 @@ class DenseCache:
         self.k[layer].transpose(1, 2)[batch_index, positions] = k
         self.v[layer].transpose(1, 2)[batch_index, positions] = v
         visible = torch.arange(extent, device=qkv.device) <= positions[..., None]
+        group = self.config.num_heads // kv_heads
         out = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
+            q.unflatten(2, (kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3),
             self.k[layer, :, :, :extent],
             self.v[layer, :, :, :extent],
-            attn_mask=visible[:, None],
-            enable_gqa=True,
+            attn_mask=visible.repeat(1, group, 1)[:, None],
         )
-        return out.transpose(1, 2).flatten(2)
-
+        return out.unflatten(2, (group, rows)).permute(0, 3, 1, 2, 4).flatten(2)
 
 
 def causal_attend(config: TargetConfig, rows: int, device: torch.device | str = "cpu"):  # noqa: ANN201

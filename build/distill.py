@@ -1,0 +1,295 @@
+#!/usr/bin/env python
+"""Write teacher data: token sequences with the target's last hidden states.
+
+Two sources, one format:
+
+  generate   the target answers prompts (greedy or sampled); a share of the prompts it writes itself,
+             sampled from an empty user turn
+  prefill    the target reads the prompts' own responses; no generation, so several times faster
+
+The output folder holds numbered safetensors shards: `tokens` int32 [N], `hidden` bfloat16 [N, H]
+(hidden[t] is the state after the final norm whose logits predict tokens[t + 1]), `offsets` int64
+[documents + 1] and `answer_starts` int64 [documents] (positions in N). A shard appears whole or not at
+all; the command can be killed at any time and goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
+
+from model_defs.attention import DenseCache, causal_attend
+from model_defs.target import Target
+
+MAX_USER_TOKENS = 96
+PROMPT_TEMPERATURE = 0.8
+LOOP_TOKENS = 48
+LOOP_PERIODS = 16
+TEMPERATURES = ((0.0, 0.6), (0.7, 0.25), (1.0, 0.15))
+
+
+class Source(StrEnum):
+    generate = "generate"
+    prefill = "prefill"
+
+
+@dataclass
+class Document:
+    """One conversation: `pending` tokens are fed as they are, further ones are drawn."""
+
+    pending: deque[int]
+    temperature: float
+    writes_prompt: bool = False
+    tokens: list[int] = field(default_factory=list)
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    answer_start: int = 0
+    drawn: int = 0
+
+    def loops(self) -> bool:
+        """Whether the last LOOP_TOKENS tokens repeat with a short period."""
+        tail = self.tokens[-LOOP_TOKENS:]
+        return len(tail) == LOOP_TOKENS and any(tail[p:] == tail[:-p] for p in range(1, LOOP_PERIODS + 1))
+
+
+def read_prompts(path: Path, shares: dict[str, float], seed: int) -> Iterator[dict[str, str]]:
+    """Endless prompts, drawn by source with the given shares (a source not named has share 0)."""
+    by_source: dict[str, list[dict[str, str]]] = {}
+    for line in path.open():
+        row = json.loads(line)
+        by_source.setdefault(row["source"], []).append(row)
+    unknown = set(shares) - set(by_source)
+    if unknown:
+        raise typer.BadParameter(f"{path} has no source {sorted(unknown)}; it has {sorted(by_source)}")
+    rng = random.Random(seed)
+    cycles = {name: itertools.cycle(rng.sample(by_source[name], len(by_source[name]))) for name in shares}
+    while True:
+        yield next(cycles[rng.choices(list(shares), list(shares.values()))[0]])
+
+
+def draw(logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Tokens int64 [B] from float logits [B, V]; temperature 0 takes the largest."""
+    greedy = logits.argmax(-1)
+    rows = (temperatures > 0).nonzero().squeeze(-1)
+    if len(rows):
+        cdf = torch.softmax(logits[rows].float() / temperatures[rows, None], dim=-1).cumsum_(-1)
+        uniform = torch.rand(len(rows), 1, generator=generator, device=logits.device) * cdf[:, -1:]
+        greedy[rows] = torch.searchsorted(cdf, uniform).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+    return greedy
+
+
+def _draw_temperature(rng: random.Random) -> float:
+    temperatures, shares = zip(*TEMPERATURES, strict=True)
+    return rng.choices(temperatures, shares)[0]
+
+
+class Generator:
+    """Continuous batching over a preallocated cache: one token of every slot per forward.
+
+    All documents share the rows of `prefix` (the chat template's opening), computed once.
+    """
+
+    def __init__(self, target: Target, prefix: list[int], slots: int, length: int, seed: int):
+        self.target, self.prefix, self.slots = target, prefix, slots
+        device = target.embedding.weight.device
+        self.cache = DenseCache(target.config, slots, length, target.embedding.weight)
+        opening = torch.tensor(prefix, device=device).expand(slots, -1)
+        self.prefix_hidden = target(opening, self.cache.attend)[0].to(torch.bfloat16).cpu()
+        self.random = torch.Generator(device=device).manual_seed(seed)
+        self.rng = random.Random(seed)
+        self.device = device
+
+    def run(self, documents: Iterator[Document], max_new_tokens: int, assistant: list[int]) -> Iterator[Document]:
+        """Yield documents as they end: at an end token, `max_new_tokens`, a loop, or a full cache."""
+        ends = set(self.target.config.eos_token_ids)
+        limit = self.cache.k.shape[3]
+        running = [self._start(next(documents)) for _ in range(self.slots)]
+        self.cache.starts.fill_(len(self.prefix))
+        while True:
+            inputs = torch.tensor([doc.tokens[-1] for doc in running], device=self.device)[:, None]
+            hidden = self.target(inputs, self.cache.attend)[:, 0]
+            self.cache.starts += 1
+            temperatures = torch.tensor([doc.temperature for doc in running], device=self.device)
+            drawn = draw(self.target.lm_head(hidden), temperatures, self.random).tolist()
+            stored = hidden.to(torch.bfloat16).cpu()
+            for slot, doc in enumerate(running):
+                doc.hidden.append(stored[slot])
+                if doc.pending:
+                    doc.tokens.append(doc.pending.popleft())
+                    continue
+                token = drawn[slot]
+                doc.drawn += 1
+                finished = token in ends
+                if doc.writes_prompt and (finished or doc.drawn >= MAX_USER_TOKENS):
+                    doc.writes_prompt, doc.drawn = False, 0
+                    doc.temperature = _draw_temperature(self.rng)
+                    doc.pending.extend(assistant[1:])
+                    doc.tokens.append(assistant[0])
+                    doc.answer_start = len(doc.tokens) - 1 + len(assistant)
+                    continue
+                doc.tokens.append(token)
+                full = len(doc.tokens) >= limit
+                if finished or full or doc.drawn >= max_new_tokens or doc.loops():
+                    doc.hidden.append(stored[slot])
+                    yield doc
+                    running[slot] = self._start(next(documents))
+                    self.cache.starts[slot] = len(self.prefix)
+
+    def _start(self, doc: Document) -> Document:
+        doc.tokens = [*self.prefix, doc.pending.popleft()]
+        doc.hidden = list(self.prefix_hidden)
+        return doc
+
+
+@dataclass(frozen=True)
+class Template:
+    """The pieces of a chat template around one user turn, as token ids."""
+
+    prefix: list[int]
+    assistant: list[int]
+
+    @classmethod
+    def of(cls, tokenizer) -> Template:  # noqa: ANN001
+        mark = "\u241f"
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
+        )
+        before, after = text.split(mark)
+        encode = lambda part: tokenizer.encode(part, add_special_tokens=False)  # noqa: E731
+        return cls(encode(before), encode(after))
+
+
+def documents(
+    prompts: Iterator[dict[str, str]], tokenizer, template: Template, self_written: float, longest: int, rng: random.Random
+) -> Iterator[Document]:
+    while True:
+        if rng.random() < self_written:
+            yield Document(deque(template.prefix[-1:]), PROMPT_TEMPERATURE, writes_prompt=True)
+            continue
+        user = tokenizer.encode(next(prompts)["prompt"], add_special_tokens=False)
+        if len(user) > longest:
+            continue
+        pending = deque([template.prefix[-1], *user, *template.assistant])
+        start = len(template.prefix) - 1 + len(pending)
+        yield Document(pending, _draw_temperature(rng), answer_start=start)
+
+
+def generate(target: Target, docs: Iterator[Document], template: Template, slots: int, max_new: int, seed: int) -> Iterator[Document]:
+    length = len(template.prefix) + MAX_USER_TOKENS + len(template.assistant) + 2 * max_new
+    generator = Generator(target, template.prefix[:-1], slots, length, seed)
+    return generator.run(docs, max_new, template.assistant)
+
+
+def prefill(target: Target, prompts: Iterator[dict[str, str]], tokenizer, template: Template, batch: int, longest: int) -> Iterator[Document]:
+    """Documents of the prompts' own responses, cut to `longest` tokens, hidden states by batched prefill."""
+    while True:
+        rows = [next(prompts) for _ in range(batch * 4)]
+        docs = []
+        for row in rows:
+            user, answer = (tokenizer.encode(row[key], add_special_tokens=False) for key in ("prompt", "response"))
+            head = [*template.prefix, *user, *template.assistant]
+            tokens = [*head, *answer, target.config.eos_token_ids[0]][:longest]
+            if len(tokens) > len(head) + 8:
+                docs.append(Document(deque(), 0.0, tokens=tokens, answer_start=len(head)))
+        docs.sort(key=lambda doc: len(doc.tokens))
+        for group in (docs[i : i + batch] for i in range(0, len(docs), batch)):
+            width = max(len(doc.tokens) for doc in group)
+            ids = torch.tensor([doc.tokens + [0] * (width - len(doc.tokens)) for doc in group])
+            device = target.embedding.weight.device
+            hidden = target(ids.to(device), causal_attend(target.config, width, device)).to(torch.bfloat16).cpu()
+            for row, doc in zip(hidden, group, strict=True):
+                doc.hidden = list(row[: len(doc.tokens)])
+                yield doc
+
+
+def write_shard(path: Path, docs: list[Document], meta: dict[str, str]) -> int:
+    offsets = torch.tensor([0, *itertools.accumulate(len(doc.tokens) for doc in docs)])
+    tensors = {
+        "tokens": torch.tensor([token for doc in docs for token in doc.tokens], dtype=torch.int32),
+        "hidden": torch.stack([row for doc in docs for row in doc.hidden]),
+        "offsets": offsets,
+        "answer_starts": offsets[:-1] + torch.tensor([doc.answer_start for doc in docs]),
+    }
+    partial = path.with_suffix(".partial")
+    save_file(tensors, partial, metadata=meta)
+    os.replace(partial, path)
+    return int(offsets[-1])
+
+
+def parse_shares(text: str) -> dict[str, float]:
+    try:
+        return {name: float(share) for name, share in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not of the form source=share,source=share") from None
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Model folder written by fetch_model.py.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL with `source`, `prompt` and (for prefill) `response`.")],
+    output: Annotated[Path, typer.Option(help="Folder for the shards; existing ones are kept and continued.")],
+    tokens: Annotated[int, typer.Option(help="Stop when the folder holds this many tokens.")] = 5_000_000,
+    source: Annotated[Source, typer.Option(help="`generate` answers, or `prefill` the prompts' own responses.")] = Source.generate,
+    shares: Annotated[str, typer.Option(help="How often each prompt source is drawn, as source=share,...")] = "gpteacher-codegen=3,gpteacher-roleplay=3,gsm8k-train=2,t0-sample=1.5,self-instruct-seed=0.5",
+    self_written: Annotated[float, typer.Option(help="Share of conversations whose prompt the target writes itself.")] = 0.5,
+    slots: Annotated[int, typer.Option(help="Sequences generated (or prefilled) side by side.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
+    shard_documents: Annotated[int, typer.Option(help="Documents per shard.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed; shard k continues with seed + k.")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 is torch's default.")] = 0,
+) -> None:
+    """Write teacher data (tokens and hidden states) for training drafters."""
+    torch.set_grad_enabled(False)
+    if threads:
+        torch.set_num_threads(threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    target = Target.from_folder(model, torch.bfloat16).to(device)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    template = Template.of(tokenizer)
+    output.mkdir(parents=True, exist_ok=True)
+    done = sorted(output.glob("shard-*.safetensors"))
+    written = sum(file.stat().st_size for file in done) // (target.config.hidden_size * 2 + 4)
+    seed += len(done)
+    rows = read_prompts(prompts, parse_shares(shares), seed)
+    rng = random.Random(seed)
+    if source is Source.generate:
+        drawn = documents(rows, tokenizer, template, self_written, MAX_USER_TOKENS + max_new_tokens, rng)
+        stream = generate(target, drawn, template, slots, max_new_tokens, seed)
+    else:
+        stream = prefill(target, rows, tokenizer, template, slots, MAX_USER_TOKENS + 2 * max_new_tokens)
+    meta = {"model": str(model.name), "source": source.value, "shares": shares, "self_written": str(self_written)}
+    begun, fresh = time.monotonic(), 0
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("starting")
+        for shard in itertools.count(len(done)):
+            if written >= tokens:
+                break
+            docs = list(itertools.islice(stream, shard_documents))
+            count = write_shard(output / f"shard-{shard:05d}.safetensors", docs, meta)
+            written, fresh = written + count, fresh + count
+            rate = fresh / (time.monotonic() - begun)
+            line = f"{written:,} of {tokens:,} tokens, {rate:.0f} tokens/s, {(tokens - written) / rate / 60:.0f} min left"
+            progress.update(task, description=line)
+            if not sys.stderr.isatty():
+                print(line, flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)
