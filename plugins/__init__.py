@@ -1,0 +1,1 @@
+"""Custom operators: specification, reference and kernels; see README.md."""

@@ -1,0 +1,65 @@
+// The kernels without OpenVINO, for tests and measurements (plugins/kernels.py). Every function returns
+// null, or a message that is valid until the thread's next call.
+#include <exception>
+#include <string>
+
+#include "check.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace {
+
+template <class F>
+const char* guarded(F run) {
+    static thread_local std::string message;
+    try {
+        run();
+        return nullptr;
+    } catch (const std::exception& error) {
+        message = error.what();
+        return message.c_str();
+    }
+}
+
+}  // namespace
+
+using namespace redraft;
+
+extern "C" {
+
+const char* redraft_set_threads(int count) {
+    return guarded([&] { set_thread_count(count); });
+}
+int redraft_threads() { return thread_count(); }
+const char* redraft_select_isa(const char* name) {
+    return guarded([&] { select_isa(name); });
+}
+const char* redraft_isa() { return kernels().isa; }
+const char* redraft_linear(const LinearArgs* args) {
+    return guarded([&] {
+        check(*args);
+        kernels().linear(*args);
+    });
+}
+const char* redraft_linear_topk(const LinearTopKArgs* args) {
+    return guarded([&] {
+        check(*args);
+        kernels().linear_topk(*args);
+    });
+}
+const char* redraft_embedding(const EmbeddingArgs* args) {
+    return guarded([&] {
+        check(*args);
+        kernels().embedding(*args);
+    });
+}
+const char* redraft_rms_norm(const RMSNormArgs* args) {
+    return guarded([&] { kernels().rms_norm(*args); });
+}
+const char* redraft_tree_attention(const TreeAttentionArgs* args) {
+    return guarded([&] {
+        check(*args);
+        kernels().tree_attention(*args);
+    });
+}
+}

@@ -1,0 +1,72 @@
+#include "check.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace redraft {
+namespace {
+
+void expect(bool holds, const char* what, int64_t value, const char* expectation) {
+    if (!holds) throw std::invalid_argument(std::string(what) + " " + std::to_string(value) + ": expected " + expectation);
+}
+
+void expect_below(const char* what, int64_t value, int64_t bound) {
+    if (value < 0 || value >= bound)
+        throw std::invalid_argument(std::string(what) + " " + std::to_string(value) + ": expected 0 to " +
+                                    std::to_string(bound - 1));
+}
+
+void check(const Projection& p) {
+    expect(p.in_features > 0, "in_features", p.in_features, "at least 1");
+    expect(p.out_features > 0, "out_features", p.out_features, "at least 1");
+    expect(p.dtype != DType::int8 || p.scale, "dtype", static_cast<int>(p.dtype), "a scale input with int8 weights");
+    for (int64_t r = 0; p.row_ids && r < p.rows; ++r) expect_below("row id", p.row_ids[r], p.x_rows);
+}
+
+}  // namespace
+
+void check(const LinearArgs& args) { check(args.p); }
+
+void check(const LinearTopKArgs& args) {
+    check(args.p);
+    expect(args.k >= 1 && args.k <= args.p.out_features, "k", args.k, "1 to out_features");
+}
+
+void check(const EmbeddingArgs& args) {
+    for (int64_t r = 0; r < args.rows; ++r) expect_below("token id", args.ids[r], args.out_features);
+}
+
+void check(const TreeAttentionArgs& a) {
+    expect(a.head_size % 32 == 0 && a.head_size > 0, "head_size", a.head_size, "a multiple of 32");
+    expect(a.kv_heads > 0 && a.heads % a.kv_heads == 0, "num_heads", a.heads, "a multiple of num_kv_heads");
+    expect(a.row_offsets[0] == 0, "row_offsets[0]", a.row_offsets[0], "0");
+    for (int64_t s = 0; s < a.sequences; ++s) {
+        const int64_t rows = static_cast<int64_t>(a.row_offsets[s + 1]) - a.row_offsets[s];
+        const int64_t commits = static_cast<int64_t>(a.commit_offsets[s + 1]) - a.commit_offsets[s];
+        const int64_t length = a.cache_lengths[s];
+        expect(rows >= 0, "rows of a sequence", rows, "row_offsets that ascend");
+        expect(a.row_offsets[s + 1] <= a.rows, "row_offsets", a.row_offsets[s + 1], "at most the number of rows");
+        expect_below("slot", a.slots[s], a.cache_slots);
+        expect(length >= 0 && length + rows <= a.cache_rows, "cache length and rows", length + rows,
+               "at most the cache's rows");
+        expect(commits >= 0 && commits <= length, "committed rows", commits, "at most the cache length");
+        expect(a.commit_offsets[s] >= 0 && a.commit_offsets[s + 1] <= a.commits, "commit_offsets",
+               a.commit_offsets[s + 1], "within commit_src");
+        int64_t last = -1;
+        for (int64_t c = a.commit_offsets[s]; c < a.commit_offsets[s + 1]; ++c) {
+            expect(a.commit_src[c] > last && length - commits + a.commit_src[c] < a.cache_rows, "commit_src",
+                   a.commit_src[c], "ascending rows within the cache");
+            last = a.commit_src[c];
+        }
+    }
+    for (int64_t r = 0; r < a.row_offsets[a.sequences]; ++r) expect_below("position", a.positions[r], a.max_positions);
+}
+
+int64_t packed_bytes(int64_t in_features, int64_t out_features, DType dtype, Activation activation) {
+    const int64_t columns = activation == Activation::swiglu ? kPanel / 2 : kPanel;
+    const int64_t panels = (out_features + columns - 1) / columns, pairs = (in_features + 1) / 2;
+    const int64_t row = dtype == DType::fp32 ? in_features * 4 : dtype == DType::bf16 ? pairs * 4 : pairs * 2;
+    return panels * kPanel * row;
+}
+
+}  // namespace redraft

@@ -1,0 +1,58 @@
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+
+namespace redraft {
+
+namespace avx2 {
+extern const Kernels table;
+}
+namespace avx512 {
+extern const Kernels table;
+}
+namespace avx512bf16 {
+extern const Kernels table;
+}
+
+namespace {
+
+bool supported(const Kernels& k) {
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (&k == &avx2::table) return avx2;
+    return &k == &avx512::table ? avx512 : avx512 && __builtin_cpu_supports("avx512bf16");
+}
+
+constexpr const Kernels* kTables[] = {&avx512bf16::table, &avx512::table, &avx2::table};
+
+const Kernels* find(const char* name) {
+    for (const Kernels* table : kTables) {
+        if (name && std::string(name) != table->isa) continue;
+        if (supported(*table)) return table;
+        if (name) throw std::invalid_argument("REDRAFT_ISA=" + std::string(name) + ": this machine lacks it");
+    }
+    if (name)
+        throw std::invalid_argument("REDRAFT_ISA=" + std::string(name) + ": expected avx2, avx512 or avx512bf16");
+    throw std::invalid_argument("this machine's CPU lacks AVX2 and FMA, which the operators need");
+}
+
+std::atomic<const Kernels*> g_kernels{nullptr};
+
+}  // namespace
+
+const Kernels& kernels() {
+    const Kernels* k = g_kernels.load(std::memory_order_acquire);
+    if (!k) {
+        k = find(std::getenv("REDRAFT_ISA"));
+        g_kernels.store(k, std::memory_order_release);
+    }
+    return *k;
+}
+
+void select_isa(const char* name) { g_kernels.store(find(name), std::memory_order_release); }
+
+}  // namespace redraft

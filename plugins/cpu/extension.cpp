@@ -1,0 +1,32 @@
+// The operators as an OpenVINO extension: read from ONNX files and run by its CPU plugin.
+#include "../embedding/op.h"
+#include "../linear/op.h"
+#include "../linear_topk/op.h"
+#include "../rms_norm/op.h"
+#include "../tree_attention/op.h"
+#include "openvino/core/extension.hpp"
+#include "openvino/core/op_extension.hpp"
+#include "openvino/frontend/onnx/extension/op.hpp"
+
+namespace {
+
+template <class T>
+void add(std::vector<ov::Extension::Ptr>& extensions) {
+    const auto& info = T::get_type_info_static();
+    extensions.push_back(std::make_shared<ov::OpExtension<T>>());
+    extensions.push_back(std::make_shared<ov::frontend::onnx::OpExtension<T>>(info.name, info.version_id));
+}
+
+std::vector<ov::Extension::Ptr> all() {
+    std::vector<ov::Extension::Ptr> extensions;
+    add<redraft::Linear>(extensions);
+    add<redraft::LinearTopK>(extensions);
+    add<redraft::Embedding>(extensions);
+    add<redraft::RMSNorm>(extensions);
+    add<redraft::TreeAttention>(extensions);
+    return extensions;
+}
+
+}  // namespace
+
+OPENVINO_CREATE_EXTENSIONS(all());

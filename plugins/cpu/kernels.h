@@ -1,0 +1,106 @@
+// What the kernels take, and the table of one instruction set's kernels. Shapes are row-major; the
+// operators' README.md files say what each computes. Arguments are checked by check.h, not here.
+#pragma once
+
+#include <cstdint>
+
+namespace redraft {
+
+enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2 };
+enum class Activation : int { none = 0, swiglu = 1 };
+
+constexpr int64_t kPanel = 32;  // weight rows that are stored and multiplied together
+
+// Rows to multiply and packed weights to multiply them with.
+struct Projection {
+    const float* x;        // [x_rows, in_features]
+    int64_t x_rows;
+    const int32_t* row_ids;  // [rows] or null: row r is x[row_ids[r]]
+    int64_t rows;
+    const void* weight;    // packed, see linear/README.md
+    const float* scale;    // [weight rows], int8 only
+    const float* bias;     // [weight rows] or null
+    const float* norm;     // [in_features] or null: RMS norm's weight
+    float norm_eps;
+    int64_t in_features;
+    int64_t out_features;
+    DType dtype;
+};
+
+struct LinearArgs {
+    Projection p;
+    Activation activation;
+    const float* residual;  // [rows, out_features] or null
+    float* out;             // [rows, out_features]
+};
+
+struct LinearTopKArgs {
+    Projection p;
+    const int32_t* ids;  // [out_features] or null
+    int64_t k;
+    float* values;       // [rows, k]
+    int32_t* indices;    // [rows, k]
+};
+
+struct EmbeddingArgs {
+    const int32_t* ids;  // [rows]
+    int64_t rows;
+    const void* weight;
+    const float* scale;
+    int64_t in_features;
+    int64_t out_features;
+    DType dtype;
+    float* out;          // [rows, in_features]
+};
+
+struct RMSNormArgs {
+    const float* x;
+    int64_t rows;
+    int64_t features;
+    const float* weight;
+    float eps;
+    float* out;
+};
+
+struct TreeAttentionArgs {
+    const float* qkv;              // [rows, (heads + 2 kv_heads) * head_size]
+    int64_t rows;
+    const int32_t* positions;      // [rows]
+    const int32_t* row_offsets;    // [sequences + 1]
+    int64_t sequences;
+    const int32_t* slots;          // [sequences]
+    const int32_t* cache_lengths;  // [sequences]
+    const int32_t* tree_mask;      // [rows, mask_words]
+    int64_t mask_words;
+    const int32_t* commit_src;
+    int64_t commits;
+    const int32_t* commit_offsets;  // [sequences + 1]
+    const float* rope_table;        // [max_positions, head_size]
+    int64_t max_positions;
+    void* k_cache;                  // [cache_slots, kv_heads, cache_rows, head_size]
+    void* v_cache;
+    DType cache_dtype;              // fp32 or bf16
+    int64_t cache_slots;
+    int64_t cache_rows;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_size;
+    float* out;                     // [rows, heads * head_size]
+};
+
+struct Kernels {
+    const char* isa;
+    void (*linear)(const LinearArgs&);
+    void (*linear_topk)(const LinearTopKArgs&);
+    void (*embedding)(const EmbeddingArgs&);
+    void (*rms_norm)(const RMSNormArgs&);
+    void (*tree_attention)(const TreeAttentionArgs&);
+};
+
+// The kernels of this machine's best instruction set, or of the one that REDRAFT_ISA or select_isa
+// names: avx2, avx512, avx512bf16. Throws std::invalid_argument for one that is unknown or that the
+// machine lacks.
+const Kernels& kernels();
+void select_isa(const char* name);
+
+}  // namespace redraft

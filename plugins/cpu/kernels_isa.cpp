@@ -1,0 +1,18 @@
+// All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avx512
+// and avx512bf16 and the matching -m flags.
+#include "../embedding/kernel.h"
+#include "../linear/kernel.h"
+#include "../linear_topk/kernel.h"
+#include "../rms_norm/kernel.h"
+#include "../tree_attention/kernel.h"
+#include "kernels.h"
+
+#define REDRAFT_STRING(x) #x
+#define REDRAFT_EXPAND(x) REDRAFT_STRING(x)
+
+namespace redraft::REDRAFT_ISA_NAMESPACE {
+
+extern const Kernels table;
+const Kernels table = {REDRAFT_EXPAND(REDRAFT_ISA_NAMESPACE), linear, linear_topk, embedding, rms_norm, tree_attention};
+
+}  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -1,0 +1,203 @@
+"""The CPU kernels called directly, without OpenVINO: for tests and measurements."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
+from functools import cache
+
+import numpy as np
+
+from plugins.library import kernels_path
+from plugins.linear.pack import DTYPES, PackedWeight
+
+
+class _Projection(ctypes.Structure):
+    _fields_ = [
+        *[("x", c_void_p), ("x_rows", c_int64), ("row_ids", c_void_p), ("rows", c_int64), ("weight", c_void_p)],
+        *[("scale", c_void_p), ("bias", c_void_p), ("norm", c_void_p), ("norm_eps", c_float)],
+        *[("in_features", c_int64), ("out_features", c_int64), ("dtype", c_int)],
+    ]
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [("p", _Projection), ("activation", c_int), ("residual", c_void_p), ("out", c_void_p)]
+
+
+class _LinearTopK(ctypes.Structure):
+    _fields_ = [("p", _Projection), ("ids", c_void_p), ("k", c_int64), ("values", c_void_p), ("indices", c_void_p)]
+
+
+class _Embedding(ctypes.Structure):
+    _fields_ = [
+        *[("ids", c_void_p), ("rows", c_int64), ("weight", c_void_p), ("scale", c_void_p)],
+        *[("in_features", c_int64), ("out_features", c_int64), ("dtype", c_int), ("out", c_void_p)],
+    ]
+
+
+class _RMSNorm(ctypes.Structure):
+    _fields_ = [
+        *[("x", c_void_p), ("rows", c_int64), ("features", c_int64), ("weight", c_void_p)],
+        *[("eps", c_float), ("out", c_void_p)],
+    ]
+
+
+class _TreeAttention(ctypes.Structure):
+    _fields_ = [
+        *[("qkv", c_void_p), ("rows", c_int64), ("positions", c_void_p), ("row_offsets", c_void_p)],
+        *[("sequences", c_int64), ("slots", c_void_p), ("cache_lengths", c_void_p), ("tree_mask", c_void_p)],
+        *[("mask_words", c_int64), ("commit_src", c_void_p), ("commits", c_int64), ("commit_offsets", c_void_p)],
+        *[("rope_table", c_void_p), ("max_positions", c_int64), ("k_cache", c_void_p), ("v_cache", c_void_p)],
+        *[("cache_dtype", c_int), ("cache_slots", c_int64), ("cache_rows", c_int64)],
+        *[("heads", c_int64), ("kv_heads", c_int64), ("head_size", c_int64), ("out", c_void_p)],
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library with its functions declared; each returns None or an error message."""
+    lib = ctypes.CDLL(str(kernels_path()))
+    for name, structure in (
+        *[("linear", _Linear), ("linear_topk", _LinearTopK), ("embedding", _Embedding)],
+        *[("rms_norm", _RMSNorm), ("tree_attention", _TreeAttention)],
+    ):
+        function = getattr(lib, f"redraft_{name}")
+        function.argtypes, function.restype = [POINTER(structure)], ctypes.c_char_p
+    lib.redraft_set_threads.restype = lib.redraft_select_isa.restype = lib.redraft_isa.restype = ctypes.c_char_p
+    return lib
+
+
+def set_threads(count: int) -> None:
+    """Threads that the operators use, the calling one included."""
+    _run(library().redraft_set_threads, count)
+
+
+def threads() -> int:
+    return library().redraft_threads()
+
+
+def select_isa(name: str | None) -> None:
+    """avx2, avx512, avx512bf16, or None for the best; ValueError if the machine lacks it."""
+    _run(library().redraft_select_isa, name.encode() if name else None)
+
+
+def isa() -> str:
+    return library().redraft_isa().decode()
+
+
+def linear(
+    x: np.ndarray,
+    weight: PackedWeight,
+    out_features: int,
+    dtype: str,
+    *,
+    bias: np.ndarray | None = None,
+    norm: np.ndarray | None = None,
+    norm_eps: float = 1e-5,
+    residual: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+    activation: str = "none",
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """float32 [T, K] to float32 [T or len(rows), out_features]."""
+    projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
+    out = np.empty((projection.rows, out_features), np.float32) if out is None else out
+    args = _Linear(projection, int(activation == "swiglu"), _address(residual), _address(out))
+    _run(library().redraft_linear, byref(args))
+    return out
+
+
+def linear_topk(
+    x: np.ndarray,
+    weight: PackedWeight,
+    out_features: int,
+    dtype: str,
+    k: int,
+    *,
+    ids: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    norm: np.ndarray | None = None,
+    norm_eps: float = 1e-5,
+    rows: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [T, K] to log-probabilities float32 [T, k] and indices int32 [T, k]."""
+    projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
+    values = np.empty((projection.rows, k), np.float32)
+    indices = np.empty((projection.rows, k), np.int32)
+    args = _LinearTopK(projection, _address(ids), k, _address(values), _address(indices))
+    _run(library().redraft_linear_topk, byref(args))
+    return values, indices
+
+
+def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_features: int, dtype: str) -> np.ndarray:
+    """int32 [T] to float32 [T, in_features]."""
+    out = np.empty((len(ids), in_features), np.float32)
+    data, scale = _address(weight.data), _address(weight.scale)
+    args = _Embedding(_address(ids), len(ids), data, scale, in_features, out_features, DTYPES.index(dtype), _address(out))
+    _run(library().redraft_embedding, byref(args))
+    return out
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """float32 [T, K] to float32 [T, K]."""
+    out = np.empty_like(x)
+    _run(library().redraft_rms_norm, byref(_RMSNorm(_address(x), *x.shape, _address(weight), eps, _address(out))))
+    return out
+
+
+def tree_attention(
+    qkv: np.ndarray,
+    positions: np.ndarray,
+    row_offsets: np.ndarray,
+    slots: np.ndarray,
+    cache_lengths: np.ndarray,
+    tree_mask: np.ndarray,
+    commit_src: np.ndarray,
+    commit_offsets: np.ndarray,
+    rope_table: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    *,
+    num_heads: int,
+) -> np.ndarray:
+    """Caches are float32, or uint16 holding bf16, [slots, kv_heads, rows, head_size], updated in place."""
+    cache_slots, kv_heads, cache_rows, head_size = k_cache.shape
+    out = np.empty((len(qkv), num_heads * head_size), np.float32)
+    args = _TreeAttention(
+        *(_address(qkv), len(qkv), _address(positions), _address(row_offsets), len(slots), _address(slots)),
+        *(_address(cache_lengths), _address(tree_mask), tree_mask.shape[1], _address(commit_src), len(commit_src)),
+        *(_address(commit_offsets), _address(rope_table), len(rope_table), _address(k_cache), _address(v_cache)),
+        *(int(k_cache.dtype == np.uint16), cache_slots, cache_rows, num_heads, kv_heads, head_size, _address(out)),
+    )
+    _run(library().redraft_tree_attention, byref(args))
+    return out
+
+
+def _projection(
+    x: np.ndarray,
+    weight: PackedWeight,
+    out_features: int,
+    dtype: str,
+    bias: np.ndarray | None,
+    norm: np.ndarray | None,
+    norm_eps: float,
+    rows: np.ndarray | None,
+) -> _Projection:
+    return _Projection(
+        *(_address(x), len(x), _address(rows), len(x) if rows is None else len(rows), _address(weight.data)),
+        *(_address(weight.scale), _address(bias), _address(norm), norm_eps, x.shape[1], out_features),
+        DTYPES.index(dtype),
+    )
+
+
+def _address(array: np.ndarray | None) -> int | None:
+    if array is None:
+        return None
+    if not array.flags.c_contiguous or array.dtype not in (np.float32, np.int32, np.uint16, np.uint8):
+        raise TypeError(f"{array.dtype} array of shape {array.shape}: expected contiguous float32, int32, uint16 or uint8")
+    return array.ctypes.data
+
+
+def _run(function: ctypes._NamedFuncPointer, *arguments: object) -> None:
+    if message := function(*arguments):
+        raise ValueError(message.decode())

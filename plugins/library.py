@@ -1,0 +1,109 @@
+"""Builds the operators' C++ libraries with g++, once per source text and OpenVINO version."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+PLUGINS = Path(__file__).parent
+CACHE = Path(os.environ.get("REDRAFT_PLUGIN_CACHE", PLUGINS.parent / "artifacts" / "plugins"))
+FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
+AVX2 = ["-mavx2", "-mfma"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+INSTRUCTION_SETS = {"avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
+GENERIC_SOURCES = ("pool", "check", "dispatch", "c_api")
+
+
+class BuildError(RuntimeError):
+    """The operators could not be built; the message says what is missing or what the compiler said."""
+
+
+@cache
+def kernels_path() -> Path:
+    """`libredraft_kernels.so`: the kernels behind a C ABI, built if need be. Raises BuildError."""
+    return _built(_digest("")) / "libredraft_kernels.so"
+
+
+@cache
+def extension_path() -> Path:
+    """`libredraft_openvino.so`: what `openvino.Core().add_extension` takes, built if need be. Raises BuildError."""
+    import openvino
+
+    folder = _built(_digest(""))
+    path = folder / f"libredraft_openvino-{_digest(openvino.__version__)[:12]}.so"
+    if not path.exists():
+        with _lock():
+            if not path.exists():
+                _build_extension(Path(openvino.__file__).parent, folder, path)
+    return path
+
+
+def _digest(salt: str) -> str:
+    digest = hashlib.sha256(f"{FLAGS}{INSTRUCTION_SETS}{salt}".encode())
+    for path in sorted([*PLUGINS.glob("*/*.h"), *PLUGINS.glob("*/*.cpp")]):
+        digest.update(f"{path.relative_to(PLUGINS)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+class _lock:
+    def __enter__(self) -> None:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        self.file = open(CACHE / "lock", "w")  # noqa: SIM115
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def _built(digest: str) -> Path:
+    folder = CACHE / digest[:16]
+    if not folder.exists():
+        with _lock():
+            if not folder.exists():
+                temporary = folder.with_suffix(".partial")
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+                _build_kernels(temporary)
+                temporary.rename(folder)
+    return folder
+
+
+def _build_kernels(folder: Path) -> None:
+    objects = [folder / f"{name}.o" for name in (*INSTRUCTION_SETS, *GENERIC_SOURCES)]
+    commands = [
+        # GCC warns about its own AVX-512 headers.
+        ["-c", "kernels_isa.cpp", "-Wno-maybe-uninitialized", f"-DREDRAFT_ISA_NAMESPACE={name}", *flags]
+        for name, flags in INSTRUCTION_SETS.items()
+    ] + [["-c", f"{name}.cpp"] for name in GENERIC_SOURCES]
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        list(workers.map(lambda job: _compile([*job[0], "-o", str(job[1])]), zip(commands, objects, strict=True)))
+    _compile(["-shared", *map(str, objects), "-o", str(folder / "libredraft_kernels.so"), "-pthread"])
+    for path in objects:
+        path.unlink()
+
+
+def _build_extension(openvino: Path, folder: Path, path: Path) -> None:
+    temporary = path.with_suffix(".partial")
+    libraries = [str(next((openvino / "libs").glob(f"lib{n}.so.*"))) for n in ("openvino", "openvino_onnx_frontend")]
+    _compile(
+        [
+            *["-shared", "extension.cpp", f"-I{openvino / 'include'}", *libraries, str(folder / "libredraft_kernels.so")],
+            *["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath,{openvino / 'libs'}", "-o", str(temporary)],
+        ]
+    )
+    temporary.rename(path)
+
+
+def _compile(arguments: list[str]) -> None:
+    compiler = os.environ.get("CXX", "g++")
+    if not shutil.which(compiler):
+        raise BuildError(f"{compiler} not found: the CPU operators are compiled on first use; install g++ 12 or newer")
+    run = subprocess.run([compiler, *FLAGS, *arguments], cwd=PLUGINS / "cpu", capture_output=True, text=True)
+    if run.returncode:
+        raise BuildError(f"{compiler} {' '.join(arguments)} failed:\n{run.stderr[-4000:]}")

@@ -1,0 +1,63 @@
+#pragma once
+
+#include "panels.h"
+
+namespace redraft::REDRAFT_ISA_NAMESPACE {
+
+struct LinearJob {
+    const LinearArgs& a;
+    Prepared prepared;
+};
+
+// One half panel's results of weight rows [from, from + 16): scale and bias applied.
+static inline f32x16 scaled(const Projection& p, const float* sums, int64_t from, int64_t n) {
+    f32x16 v = load(sums);
+    if (p.dtype == DType::int8) v = mul(v, load_first(p.scale + from, n));
+    if (p.bias) v = add(v, load_first(p.bias + from, n));
+    return v;
+}
+
+static inline void write_linear(const LinearArgs& a, int64_t r, int64_t column, f32x16 v, int64_t n) {
+    const int64_t at = r * a.p.out_features + column;
+    if (a.residual) v = add(load_first(a.residual + at, n), v);
+    store_first(a.out + at, v, n);
+}
+
+static void linear_prepare(const void* context, int64_t begin, int64_t end, int) {
+    const LinearJob& job = *static_cast<const LinearJob*>(context);
+    for (int64_t r = begin; r < end; ++r) job.prepared.prepare_row(r);
+}
+
+static void linear_panel(const void* context, int64_t begin, int64_t end, int thread) {
+    const LinearJob& job = *static_cast<const LinearJob*>(context);
+    const Projection& p = job.prepared.p;
+    float* sums = static_cast<float*>(thread_scratch(thread));
+    char* widened = reinterpret_cast<char*>(sums + p.rows * kPanel);
+    for (int64_t panel = begin; panel < end; ++panel) {
+        job.prepared.multiply(panel, 0, p.rows, sums, widened);
+        const int64_t columns = job.a.activation == Activation::swiglu ? 16 : kPanel;
+        for (int64_t r = 0; r < p.rows; ++r) {
+            const float* row = sums + r * kPanel;
+            const int64_t c = panel * columns, n = p.out_features - c;
+            if (job.a.activation == Activation::swiglu) {
+                const f32x16 up = scaled(p, row + 16, p.out_features + c, n);
+                write_linear(job.a, r, c, mul(silu(scaled(p, row, c, n)), up), n);
+            } else {
+                write_linear(job.a, r, c, scaled(p, row, c, n), n);
+                if (n > 16) write_linear(job.a, r, c + 16, scaled(p, row + 16, c + 16, n - 16), n - 16);
+            }
+        }
+    }
+}
+
+static void linear(const LinearArgs& a) {
+    LinearJob job{a, Prepared(a.p)};
+    const int64_t columns = a.activation == Activation::swiglu ? 16 : kPanel;
+    PoolLock lock;
+    job.prepared.x = static_cast<float*>(lock.shared_scratch(job.prepared.x_bytes()));
+    lock.reserve_thread_scratch(job.prepared.tile_bytes(a.p.rows));
+    const Phase phases[] = {{linear_prepare, a.p.rows}, {linear_panel, (a.p.out_features + columns - 1) / columns}};
+    run_phases(phases, 2, &job);
+}
+
+}  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -1,0 +1,44 @@
+#pragma once
+
+#include "projection_op.h"
+
+namespace redraft {
+
+class Linear : public ProjectionOp {
+  public:
+    OPENVINO_OP("Linear", "redraft.cpu", ov::op::Op);
+    using ProjectionOp::ProjectionOp;
+
+    void validate_and_infer_types() override {
+        set_output_type(0, ov::element::f32, {check_projection(activation()), out_features_});
+    }
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        auto copy = std::make_shared<Linear>(*this);
+        copy->set_arguments(inputs);
+        copy->validate_and_infer_types();
+        return copy;
+    }
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("activation", activation_);
+        return ProjectionOp::visit_attributes(visitor);
+    }
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        const OptionalInputs optional = optional_inputs();
+        LinearArgs args{projection(inputs, optional), activation(), optional.data<float>(inputs, "residual"), nullptr};
+        outputs[0].set_shape({static_cast<std::size_t>(args.p.rows), static_cast<std::size_t>(out_features_)});
+        args.out = outputs[0].data<float>();
+        check(args);
+        kernels().linear(args);
+        return true;
+    }
+
+  private:
+    Activation activation() const {
+        if (activation_ == "none") return Activation::none;
+        OPENVINO_ASSERT(activation_ == "swiglu", "attribute activation is '", activation_, "': expected none or swiglu");
+        return Activation::swiglu;
+    }
+    std::string activation_ = "none";
+};
+
+}  // namespace redraft

@@ -1,0 +1,62 @@
+"""Weights in the order in which the CPU kernels stream them; README.md draws the layout."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+PANEL = 32
+DTYPES = ("fp32", "bf16", "int8")
+
+
+class PackedWeight(NamedTuple):
+    data: np.ndarray
+    """uint8, one-dimensional"""
+    scale: np.ndarray | None
+    """int8 only: float32 [weight rows]"""
+
+
+def pack(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeight:
+    """Pack float [N, K] for `Linear`, `LinearTopK` and `Embedding`.
+
+    With activation "swiglu", weight is [2N, K]: N rows of the gate, then N of the up projection.
+    Raises ValueError for an unknown dtype or activation, or a weight that is not a matrix.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    if activation not in ("none", "swiglu"):
+        raise ValueError(f"activation {activation!r}: expected none or swiglu")
+    if weight.ndim != 2 or (activation == "swiglu" and len(weight) % 2):
+        raise ValueError(f"weight of shape {weight.shape}: expected two dimensions, the first even with swiglu")
+    values, scale = np.ascontiguousarray(weight, dtype=np.float32), None
+    if dtype == "bf16":
+        values = bf16_bits(values)
+    elif dtype == "int8":
+        scale = np.maximum(np.abs(values).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
+        values = np.rint(values / scale[:, None]).clip(-127, 127).astype(np.int8)
+    halves = [values] if activation == "none" else np.split(values, 2)
+    columns = PANEL // len(halves)
+    panels = np.concatenate([_rows(half, columns) for half in halves], axis=1)  # [panels, 32, K]
+    if dtype != "fp32":
+        panels = np.pad(panels, ((0, 0), (0, 0), (0, panels.shape[2] % 2)))
+        panels = panels.reshape(*panels.shape[:2], -1, 2)
+    packed = np.ascontiguousarray(panels.swapaxes(1, 2))
+    return PackedWeight(packed.reshape(-1).view(np.uint8), scale)
+
+
+def bf16_bits(values: np.ndarray) -> np.ndarray:
+    """float32 to the uint16 bits of bf16, rounded to nearest even."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
+    """uint16 bits of bf16 to float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _rows(values: np.ndarray, columns: int) -> np.ndarray:
+    """[N, K] to [ceil(N / columns), columns, K], zeros behind the last row."""
+    padded = np.pad(values, ((0, -len(values) % columns), (0, 0)))
+    return padded.reshape(-1, columns, values.shape[1])

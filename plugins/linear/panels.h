@@ -1,0 +1,159 @@
+// Rows times panels of packed weights: what `linear` and `linear_topk` share. README.md has the layout.
+//
+// An output element is summed over the input features in one order, whatever the number of rows, the
+// tile it falls into or the thread that computes it.
+#pragma once
+
+#include "../cpu/kernels.h"
+#include "../cpu/pool.h"
+#include "../cpu/simd.h"
+#include "../rms_norm/kernel.h"
+
+namespace redraft::REDRAFT_ISA_NAMESPACE {
+
+// One step of a dot product reads 128 bytes of a panel: 32 floats of one feature, or 32 pairs of bf16
+// of two features. An activation unit is what multiplies them: a float, or a pair of bf16 or floats.
+constexpr int64_t kStepBytes = 128;
+
+struct DotFloat {
+    static constexpr int64_t kUnit = 1;  // floats per step in a prepared row
+    static inline void step(f32x16* acc, const float* x, const char* w) {
+        const float* p = reinterpret_cast<const float*>(w);
+        const f32x16 b = set1(*x);
+        acc[0] = fma(b, load(p), acc[0]);
+        acc[1] = fma(b, load(p + 16), acc[1]);
+    }
+};
+
+#if defined(__AVX512BF16__)
+constexpr bool kPairedBf16 = true;
+constexpr int kMaxTile = 12;
+struct DotBf16 {
+    static constexpr int64_t kUnit = 1;
+    static inline void step(f32x16* acc, const float* x, const char* w) {
+        const __m512bh b = reinterpret_cast<__m512bh>(_mm512_set1_ps(*x));
+        acc[0].v = _mm512_dpbf16_ps(acc[0].v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(w)), b);
+        acc[1].v = _mm512_dpbf16_ps(acc[1].v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(w + 64)), b);
+    }
+};
+#else
+constexpr bool kPairedBf16 = false;
+#if defined(__AVX512F__)
+constexpr int kMaxTile = 12;
+#else
+constexpr int kMaxTile = 3;
+#endif
+struct DotBf16 {
+    static constexpr int64_t kUnit = 2;
+    static inline void step(f32x16* acc, const float* x, const char* w) {
+        const uint16_t* p = reinterpret_cast<const uint16_t*>(w);
+        const f32x16 even = set1(x[0]), odd = set1(x[1]);
+        acc[0] = fma(even, load_even_bf16(p), fma(odd, load_odd_bf16(p), acc[0]));
+        acc[1] = fma(even, load_even_bf16(p + 32), fma(odd, load_odd_bf16(p + 32), acc[1]));
+    }
+};
+#endif
+
+// ROWS prepared rows times one panel: out[ROWS][32]. Meanwhile fetches prefetch_lines cache lines per
+// step from `prefetch` on.
+template <class Dot, int ROWS, int LINES>
+static void tile(const float* x, int64_t stride, const char* w, int64_t steps, const char* prefetch, float* out) {
+    f32x16 acc[ROWS][2];
+    for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = zero();
+    for (int64_t k = 0; k < steps; ++k) {
+        if constexpr (LINES > 0) _mm_prefetch(prefetch + k * LINES * 64, _MM_HINT_T1);
+        if constexpr (LINES > 1) _mm_prefetch(prefetch + k * LINES * 64 + 64, _MM_HINT_T1);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) Dot::step(acc[r], x + r * stride + k * Dot::kUnit, w + k * kStepBytes);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        store(out + r * kPanel, acc[r][0]);
+        store(out + r * kPanel + 16, acc[r][1]);
+    }
+}
+
+template <class Dot, int LINES, int ROWS = kMaxTile>
+static inline void dispatch_tile(int rows, const float* x, int64_t stride, const char* w, int64_t steps,
+                                 const char* prefetch, float* out) {
+    if (rows == ROWS) return tile<Dot, ROWS, LINES>(x, stride, w, steps, prefetch, out);
+    if constexpr (ROWS > 1) dispatch_tile<Dot, LINES, ROWS - 1>(rows, x, stride, w, steps, prefetch, out);
+}
+
+// All prepared rows times one panel: out[rows][out_stride], 32 columns each.
+template <class Dot>
+static inline void all_tiles(const float* x, int64_t stride, int64_t rows, const char* w, int64_t steps,
+                             const char* next, float* out) {
+    const int64_t tiles = (rows + kMaxTile - 1) / kMaxTile;
+    for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t first = rows * t / tiles, end = rows * (t + 1) / tiles;
+        const float* row = x + first * stride;
+        float* to = out + first * kPanel;
+        const int count = static_cast<int>(end - first);
+        if (tiles == 1)
+            dispatch_tile<Dot, 2>(count, row, stride, w, steps, next, to);
+        else if (t < 2)
+            dispatch_tile<Dot, 1>(count, row, stride, w, steps, next + t * steps * 64, to);
+        else
+            dispatch_tile<Dot, 0>(count, row, stride, w, steps, next, to);
+    }
+}
+
+// A Projection with its rows normalized, rounded and laid out for the tiles.
+struct Prepared {
+    Projection p;
+    float* x;             // [rows, stride]
+    int64_t stride;       // in floats: an odd number of cache lines
+    int64_t steps;
+    int64_t panel_bytes;  // of stored weights
+
+    explicit Prepared(const Projection& projection) : p(projection), x(nullptr) {
+        const bool exact = p.dtype == DType::fp32;
+        const int64_t pairs = (p.in_features + 1) / 2;
+        steps = exact ? p.in_features : pairs;
+        panel_bytes = p.dtype == DType::int8 ? steps * kStepBytes / 2 : steps * kStepBytes;
+        const int64_t used = exact ? p.in_features : kPairedBf16 ? pairs : 2 * pairs;
+        stride = ((used + 15) / 16 * 16) | 16;
+    }
+    int64_t x_bytes() const { return p.rows * stride * 4; }
+    // A thread's room for `rows` x 32 results and one panel of int8 weights widened to bf16.
+    int64_t tile_bytes(int64_t rows) const { return rows * kPanel * 4 + steps * kStepBytes; }
+    const char* panel(int64_t index) const { return static_cast<const char*>(p.weight) + index * panel_bytes; }
+
+    void prepare_row(int64_t r) const {
+        const int64_t n = p.in_features;
+        const float* from = p.x + (p.row_ids ? p.row_ids[r] : r) * n;
+        float* to = x + r * stride;
+        const f32x16 inverse = p.norm ? set1(inverse_rms(from, n, p.norm_eps)) : set1(1.0f);
+        for (int64_t i = 0; i < n; i += 16) {
+            f32x16 v = load_first(from + i, n - i);
+            if (p.norm) v = mul(mul(v, inverse), load_first(p.norm + i, n - i));
+            if (p.dtype == DType::fp32)
+                store(to + i, v);
+            else if (kPairedBf16)
+                store_bf16(reinterpret_cast<uint16_t*>(to) + i, v);
+            else
+                store(to + i, round_bf16(v));
+        }
+    }
+
+    // out[rows][32] = rows first.. times panel `index`; while_at also fetches the panel behind it.
+    void multiply(int64_t index, int64_t first, int64_t rows, float* out, char* widened) const {
+        const char* w = panel(index);
+        const char* next = w + panel_bytes;
+        const float* row = x + first * stride;
+        if (p.dtype == DType::fp32) return all_tiles<DotFloat>(row, stride, rows, w, steps, next, out);
+        if (p.dtype == DType::int8) {
+            for (int64_t i = 0; i < steps * kStepBytes / 2; i += 32) {
+                store_bf16(reinterpret_cast<uint16_t*>(widened) + i, load_int8(reinterpret_cast<const int8_t*>(w) + i));
+                store_bf16(reinterpret_cast<uint16_t*>(widened) + i + 16,
+                           load_int8(reinterpret_cast<const int8_t*>(w) + i + 16));
+                _mm_prefetch(next + i, _MM_HINT_T1);
+            }
+            w = widened;
+            next = widened;
+        }
+        all_tiles<DotBf16>(row, stride, rows, w, steps, next, out);
+    }
+};
+
+}  // namespace redraft::REDRAFT_ISA_NAMESPACE

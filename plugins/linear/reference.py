@@ -1,0 +1,46 @@
+"""What `Linear` computes, in float64 numpy over weights rounded as they are stored."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plugins.linear.pack import bf16_bits, from_bf16_bits
+
+
+def linear(
+    x: np.ndarray,
+    weight: np.ndarray,
+    dtype: str = "fp32",
+    *,
+    bias: np.ndarray | None = None,
+    norm: np.ndarray | None = None,
+    norm_eps: float = 1e-5,
+    residual: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+    activation: str = "none",
+) -> np.ndarray:
+    """x float [T, K], weight float [N, K] (swiglu: [2N, K]); returns float64 [T or R, N]."""
+    x = np.asarray(x, np.float64)
+    if rows is not None:
+        x = x[rows]
+    if norm is not None:
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm_eps) * norm
+    if dtype != "fp32":
+        x = from_bf16_bits(bf16_bits(x.astype(np.float32))).astype(np.float64)
+    y = x @ stored(weight, dtype).T.astype(np.float64)
+    if bias is not None:
+        y = y + bias
+    if activation == "swiglu":
+        gate, up = np.split(y, 2, axis=-1)
+        y = gate / (1 + np.exp(-gate)) * up
+    return y if residual is None else y + residual
+
+
+def stored(weight: np.ndarray, dtype: str) -> np.ndarray:
+    """The weights that the kernel multiplies with, as float32."""
+    if dtype == "bf16":
+        return from_bf16_bits(bf16_bits(weight))
+    if dtype == "int8":
+        scale = np.maximum(np.abs(weight).max(1, keepdims=True), np.finfo(np.float32).tiny) / np.float32(127)
+        return (np.rint(weight / scale).clip(-127, 127) * scale).astype(np.float32)
+    return np.asarray(weight, np.float32)

@@ -1,0 +1,65 @@
+"""What `TreeAttention` computes, in torch, row by row; README.md has the words."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def tree_attention(
+    qkv: Tensor,
+    positions: Tensor,
+    row_offsets: Tensor,
+    slots: Tensor,
+    cache_lengths: Tensor,
+    tree_mask: Tensor,
+    commit_src: Tensor,
+    commit_offsets: Tensor,
+    rope_table: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+) -> Tensor:
+    """Updates the caches in place; returns float [T, num_heads * head_size]."""
+    out = torch.zeros(len(qkv), num_heads * head_size)
+    for b in range(len(slots)):
+        begin, end = int(row_offsets[b]), int(row_offsets[b + 1])
+        length, commits = int(cache_lengths[b]), commit_src[int(commit_offsets[b]) : int(commit_offsets[b + 1])]
+        rows = qkv[begin:end].unflatten(-1, (-1, head_size))
+        q, k, v = rows.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        table = rope_table[positions[begin:end].long(), None]
+        for cache, new in ((k_cache[slots[b]], _rope(k, table)), (v_cache[slots[b]], v)):
+            for j, source in enumerate(commits.tolist()):
+                cache[:, length - len(commits) + j] = cache[:, length - len(commits) + source]
+            cache[:, length : length + end - begin] = new.transpose(0, 1).to(cache.dtype)
+        repeats = num_heads // num_kv_heads
+        for i in range(end - begin):
+            keys = torch.cat([torch.arange(length), length + torch.tensor(visible_rows(tree_mask[begin + i], i, end - begin))])
+            k_seen, v_seen = (c[slots[b]][:, keys].float().repeat_interleave(repeats, 0) for c in (k_cache, v_cache))
+            scores = (k_seen @ _rope(q[i : i + 1], table[i : i + 1])[0, :, :, None])[..., 0] * head_size**-0.5
+            out[begin + i] = (scores.softmax(-1)[:, None] @ v_seen).flatten()
+    return out
+
+
+def visible_rows(mask: Tensor, row: int, rows: int) -> list[int]:
+    """Which of its sequence's rows a row sees: int32 mask words, all zero for a causal row."""
+    words = [int(word) & 0xFFFFFFFF for word in mask]
+    if not any(words):
+        return list(range(row + 1))
+    return [j for j in range(rows) if j == row or (j < 32 * len(words) and words[j // 32] >> (j % 32) & 1)]
+
+
+def rope_table(positions: int, head_size: int, base: float = 10000.0) -> Tensor:
+    """Float [positions, head_size]: cosines, then sines, of the unscaled RoPE."""
+    frequencies = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    angles = torch.arange(positions)[:, None] * frequencies
+    return torch.cat([angles.cos(), angles.sin()], -1).float()
+
+
+def _rope(x: Tensor, table: Tensor) -> Tensor:
+    cos, sin = table.chunk(2, -1)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

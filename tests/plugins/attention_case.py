@@ -1,0 +1,111 @@
+"""Builds ragged batches for TreeAttention and runs kernel and reference on copies of the same caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from plugins import kernels
+from plugins.linear.pack import bf16_bits, from_bf16_bits
+from plugins.tree_attention.reference import rope_table, tree_attention
+
+
+@dataclass
+class Sequence:
+    slot: int
+    length: int
+    parents: list[int] | int
+    """A tree's parents (-1: the root), or the number of rows of a causal chunk."""
+    commits: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.parents if isinstance(self.parents, int) else len(self.parents)
+
+    def ancestors(self, row: int) -> list[int]:
+        if isinstance(self.parents, int):
+            return list(range(row + 1))
+        path = [row]
+        while self.parents[path[-1]] >= 0:
+            path.append(self.parents[path[-1]])
+        return path[::-1]
+
+
+@dataclass
+class Case:
+    arrays: dict[str, np.ndarray]
+    num_heads: int
+
+    def run(self, padding: int = 0) -> np.ndarray:
+        arrays = dict(self.arrays)
+        for name in ("qkv", "positions", "tree_mask"):
+            pad = [(0, padding)] + [(0, 0)] * (arrays[name].ndim - 1)
+            arrays[name] = np.pad(arrays[name], pad)
+        return kernels.tree_attention(*arrays.values(), num_heads=self.num_heads)
+
+    def reference(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Output and the updated caches (float32)."""
+        bf16 = self.arrays["k_cache"].dtype == np.uint16
+        tensors = {}
+        for name, array in self.arrays.items():
+            if name in ("k_cache", "v_cache"):
+                values = torch.from_numpy(from_bf16_bits(array) if bf16 else array.copy())
+                tensors[name] = values.to(torch.bfloat16 if bf16 else torch.float32)
+            else:
+                tensors[name] = torch.from_numpy(array)
+        _, kv_heads, _, head_size = self.arrays["k_cache"].shape
+        out = tree_attention(
+            *tensors.values(), num_heads=self.num_heads, num_kv_heads=kv_heads, head_size=head_size
+        )
+        return out.numpy(), tensors["k_cache"].float().numpy(), tensors["v_cache"].float().numpy()
+
+
+def make_case(
+    rng: np.random.Generator,
+    sequences: list[Sequence],
+    *,
+    dtype: str = "fp32",
+    heads: int = 9,
+    kv_heads: int = 3,
+    head_size: int = 64,
+    cache_rows: int = 0,
+    slots: int = 0,
+    qkv: np.ndarray | None = None,
+    caches: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Case:
+    rows = sum(s.rows for s in sequences)
+    slots = slots or 1 + max(s.slot for s in sequences)
+    cache_rows = cache_rows or max(s.length + max(s.rows, *s.commits, 0) for s in sequences) + 3
+    words = max(1, (max([len(s.parents) for s in sequences if not isinstance(s.parents, int)], default=1) + 31) // 32)
+    mask = np.zeros((rows, words), np.uint32)
+    positions, row = np.zeros(rows, np.int32), 0
+    for s in sequences:
+        for i in range(s.rows):
+            path = s.ancestors(i)
+            positions[row] = s.length + len(path) - 1
+            if not isinstance(s.parents, int):
+                for j in path:
+                    mask[row, j // 32] |= np.uint32(1 << (j % 32))
+            row += 1
+    if caches is None:
+        shape = (slots, kv_heads, cache_rows, head_size)
+        values = [rng.standard_normal(shape).astype(np.float32) for _ in range(2)]
+        caches = (bf16_bits(values[0]), bf16_bits(values[1])) if dtype == "bf16" else (values[0], values[1])
+    if qkv is None:
+        qkv = rng.standard_normal((rows, (heads + 2 * kv_heads) * head_size)).astype(np.float32)
+    arrays = {
+        "qkv": qkv,
+        "positions": positions,
+        "row_offsets": np.cumsum([0, *(s.rows for s in sequences)], dtype=np.int32),
+        "slots": np.array([s.slot for s in sequences], np.int32),
+        "cache_lengths": np.array([s.length for s in sequences], np.int32),
+        "tree_mask": mask.view(np.int32),
+        "commit_src": np.array([c for s in sequences for c in s.commits], np.int32),
+        "commit_offsets": np.cumsum([0, *(len(s.commits) for s in sequences)], dtype=np.int32),
+        "rope_table": rope_table(max(64, int(positions.max()) + 1), head_size).numpy(),
+        "k_cache": caches[0],
+        "v_cache": caches[1],
+    }
+    return Case(arrays, heads)

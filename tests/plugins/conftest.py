@@ -1,0 +1,24 @@
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from plugins import kernels
+
+ISAS = ("avx2", "avx512", "avx512bf16")
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    try:
+        kernels.select_isa(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield request.param
+    kernels.select_isa(os.environ.get("REDRAFT_ISA"))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)

@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+
+from plugins import kernels
+from plugins.linear.pack import from_bf16_bits
+from tests.plugins.attention_case import Sequence, make_case
+
+TREE = [-1, 0, 0, 1, 1, 2, 3, 5]
+MIXED = [
+    Sequence(slot=3, length=70, parents=TREE, commits=(0, 2, 5)),
+    Sequence(slot=0, length=0, parents=41),
+    Sequence(slot=1, length=33, parents=1, commits=(0,)),
+    Sequence(slot=4, length=5, parents=[-1, 0, 1]),
+    Sequence(slot=2, length=257, parents=[-1, *([0] * 20), *range(1, 20)], commits=(1, 2, 7, 8)),
+]
+
+
+def as_float(cache: np.ndarray) -> np.ndarray:
+    return from_bf16_bits(cache) if cache.dtype == np.uint16 else cache
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 2, 96)])
+def test_mixed_batch_equals_reference(isa, rng, dtype, heads, kv_heads, head_size):
+    case = make_case(rng, MIXED, dtype=dtype, heads=heads, kv_heads=kv_heads, head_size=head_size)
+    expected, k, v = case.reference()
+    out = case.run(padding=3)
+    np.testing.assert_allclose(out[:-3], expected, atol=1e-5 if dtype == "fp32" else 5e-4)
+    assert not out[-3:].any()
+    np.testing.assert_allclose(as_float(case.arrays["k_cache"]), k, atol=1e-6 if dtype == "fp32" else 4e-2)
+    np.testing.assert_array_equal(as_float(case.arrays["v_cache"]), v)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("length", [0, 1, 31, 130, 513])
+def test_tree_row_equals_the_same_token_decoded_alone(isa, rng, dtype, length):
+    """Bit for bit: each root-to-node path of a tree against a chain of single-row steps."""
+    parents = [-1, 0, 0, 1, 1, 2, 3, 5, 0, 8, 9, 9]
+    tree = Sequence(slot=0, length=length, parents=parents)
+    case = make_case(rng, [tree], dtype=dtype, cache_rows=length + 16)
+    caches = case.arrays["k_cache"].copy(), case.arrays["v_cache"].copy()
+    out = case.run()
+    for node in (7, 6, 11, 4):
+        chain = caches[0].copy(), caches[1].copy()
+        for depth, row in enumerate(tree.ancestors(node)):
+            alone = make_case(
+                rng,
+                [Sequence(slot=0, length=length + depth, parents=1)],
+                qkv=case.arrays["qkv"][row : row + 1],
+                caches=chain,
+            )
+            np.testing.assert_array_equal(alone.run()[0], out[row])
+
+
+def test_causal_chunk_equals_steps_of_one_row(isa, rng):
+    chunk = make_case(rng, [Sequence(slot=0, length=9, parents=70)], dtype="bf16")
+    caches = chunk.arrays["k_cache"].copy(), chunk.arrays["v_cache"].copy()
+    out = chunk.run()
+    for i in range(70):
+        sequence = Sequence(slot=0, length=9 + i, parents=1)
+        one = make_case(rng, [sequence], qkv=chunk.arrays["qkv"][i : i + 1], caches=caches)
+        np.testing.assert_array_equal(one.run()[0], out[i])
+
+
+@pytest.mark.parametrize("sequences", [MIXED, [Sequence(slot=0, length=300, parents=1)]])
+def test_threads_and_batch_do_not_matter(isa, rng, sequences):
+    case = make_case(rng, sequences, dtype="bf16")
+    caches = case.arrays["k_cache"].copy(), case.arrays["v_cache"].copy()
+    outs = []
+    try:
+        for count in (1, 2, 3):
+            case.arrays["k_cache"][:], case.arrays["v_cache"][:] = caches
+            kernels.set_threads(count)
+            outs.append(case.run())
+    finally:
+        kernels.set_threads(2)
+    np.testing.assert_array_equal(outs[0], outs[1])
+    np.testing.assert_array_equal(outs[0], outs[2])
+    first = 0
+    for sequence in sequences:
+        rows = slice(first, first := first + sequence.rows)
+        single = make_case(rng, [sequence], qkv=case.arrays["qkv"][rows], caches=(caches[0].copy(), caches[1].copy()))
+        np.testing.assert_array_equal(single.run(), outs[0][rows])
+
+
+def test_instruction_sets_agree_bit_for_bit(rng):
+    outs = []
+    for name in ("avx2", "avx512"):
+        try:
+            kernels.select_isa(name)
+        except ValueError as error:
+            pytest.skip(str(error))
+        outs.append(make_case(np.random.default_rng(1), MIXED, dtype="bf16").run())
+    kernels.select_isa(None)
+    np.testing.assert_array_equal(*outs)
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value", "message"),
+    [
+        ("slots", 0, 9, "slot 9: expected 0 to 4"),
+        ("cache_lengths", 1, 5000, "cache length and rows 5041"),
+        ("positions", 0, -1, "position -1"),
+        ("commit_src", 1, 0, "commit_src 0: expected ascending"),
+        ("row_offsets", 5, 1000, "row_offsets 1000"),
+    ],
+)
+def test_bad_arguments_are_named(rng, name, index, value, message):
+    case = make_case(rng, MIXED)
+    case.arrays[name][index] = value
+    with pytest.raises(ValueError, match=message):
+        case.run()
