@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -12,45 +13,79 @@ from plugins.library import kernels_path
 from plugins.linear.pack import DTYPES, PackedWeight
 
 
+def _fields(**types: Any) -> Any:
+    return list(types.items())
+
+
 class _Projection(ctypes.Structure):
-    _fields_ = [
-        *[("x", c_void_p), ("x_rows", c_int64), ("row_ids", c_void_p), ("rows", c_int64), ("weight", c_void_p)],
-        *[("scale", c_void_p), ("bias", c_void_p), ("norm", c_void_p), ("norm_eps", c_float)],
-        *[("in_features", c_int64), ("out_features", c_int64), ("dtype", c_int)],
-    ]
+    _fields_ = _fields(
+        x=c_void_p,
+        x_rows=c_int64,
+        row_ids=c_void_p,
+        rows=c_int64,
+        weight=c_void_p,
+        scale=c_void_p,
+        bias=c_void_p,
+        norm=c_void_p,
+        norm_eps=c_float,
+        in_features=c_int64,
+        out_features=c_int64,
+        dtype=c_int,
+    )
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = [("p", _Projection), ("activation", c_int), ("residual", c_void_p), ("out", c_void_p)]
-
-
-class _LinearTopK(ctypes.Structure):
-    _fields_ = [("p", _Projection), ("ids", c_void_p), ("k", c_int64), ("values", c_void_p), ("indices", c_void_p)]
-
-
-class _Embedding(ctypes.Structure):
-    _fields_ = [
-        *[("ids", c_void_p), ("rows", c_int64), ("weight", c_void_p), ("scale", c_void_p)],
-        *[("in_features", c_int64), ("out_features", c_int64), ("dtype", c_int), ("out", c_void_p)],
-    ]
+    _fields_ = _fields(
+        p=_Projection,
+        activation=c_int,
+        residual=c_void_p,
+        out=c_void_p,
+        p=_Projection,
+        ids=c_void_p,
+        k=c_int64,
+        values=c_void_p,
+        indices=c_void_p,
+        ids=c_void_p,
+        rows=c_int64,
+        weight=c_void_p,
+        scale=c_void_p,
+        in_features=c_int64,
+        out_features=c_int64,
+        dtype=c_int,
+        out=c_void_p,
+    )
 
 
 class _RMSNorm(ctypes.Structure):
-    _fields_ = [
-        *[("x", c_void_p), ("rows", c_int64), ("features", c_int64), ("weight", c_void_p)],
-        *[("eps", c_float), ("out", c_void_p)],
-    ]
+    _fields_ = _fields(x=c_void_p, rows=c_int64, features=c_int64, weight=c_void_p, eps=c_float, out=c_void_p)
 
 
 class _TreeAttention(ctypes.Structure):
-    _fields_ = [
-        *[("qkv", c_void_p), ("rows", c_int64), ("positions", c_void_p), ("row_offsets", c_void_p)],
-        *[("sequences", c_int64), ("slots", c_void_p), ("cache_lengths", c_void_p), ("tree_mask", c_void_p)],
-        *[("mask_words", c_int64), ("commit_src", c_void_p), ("commits", c_int64), ("commit_offsets", c_void_p)],
-        *[("rope_table", c_void_p), ("max_positions", c_int64), ("k_cache", c_void_p), ("v_cache", c_void_p)],
-        *[("cache_dtype", c_int), ("cache_slots", c_int64), ("cache_rows", c_int64)],
-        *[("heads", c_int64), ("kv_heads", c_int64), ("head_size", c_int64), ("out", c_void_p)],
-    ]
+    _fields_ = _fields(
+        qkv=c_void_p,
+        rows=c_int64,
+        positions=c_void_p,
+        row_offsets=c_void_p,
+        sequences=c_int64,
+        slots=c_void_p,
+        cache_lengths=c_void_p,
+        tree_mask=c_void_p,
+        mask_words=c_int64,
+        commit_src=c_void_p,
+        commits=c_int64,
+        commit_offsets=c_void_p,
+        rope_table=c_void_p,
+        max_positions=c_int64,
+        k_cache=c_void_p,
+        v_cache=c_void_p,
+        cache_dtype=c_int,
+        cache_slots=c_int64,
+        cache_rows=c_int64,
+        heads=c_int64,
+        kv_heads=c_int64,
+        head_size=c_int64,
+        out=c_void_p,
+    )
 
 
 @cache
@@ -133,7 +168,8 @@ def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_featu
     """int32 [T] to float32 [T, in_features]."""
     out = np.empty((len(ids), in_features), np.float32)
     data, scale = _address(weight.data), _address(weight.scale)
-    args = _Embedding(_address(ids), len(ids), data, scale, in_features, out_features, DTYPES.index(dtype), _address(out))
+    sizes = in_features, out_features, DTYPES.index(dtype)
+    args = _Embedding(_address(ids), len(ids), data, scale, *sizes, _address(out))
     _run(library().redraft_embedding, byref(args))
     return out
 
@@ -194,7 +230,7 @@ def _address(array: np.ndarray | None) -> int | None:
     if array is None:
         return None
     if not array.flags.c_contiguous or array.dtype not in (np.float32, np.int32, np.uint16, np.uint8):
-        raise TypeError(f"{array.dtype} array of shape {array.shape}: expected contiguous float32, int32, uint16 or uint8")
+        raise TypeError(f"{array.dtype} {array.shape}: expected contiguous float32, int32, uint16 or uint8")
     return array.ctypes.data
 
 

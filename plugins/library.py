@@ -54,7 +54,7 @@ def _digest(salt: str) -> str:
 class _lock:
     def __enter__(self) -> None:
         CACHE.mkdir(parents=True, exist_ok=True)
-        self.file = open(CACHE / "lock", "w")  # noqa: SIM115
+        self.file = open(CACHE / "lock", "w")
         fcntl.flock(self.file, fcntl.LOCK_EX)
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +93,8 @@ def _build_extension(openvino: Path, folder: Path, path: Path) -> None:
     libraries = [str(next((openvino / "libs").glob(f"lib{n}.so.*"))) for n in ("openvino", "openvino_onnx_frontend")]
     _compile(
         [
-            *["-shared", "extension.cpp", f"-I{openvino / 'include'}", *libraries, str(folder / "libredraft_kernels.so")],
+            *["-shared", "extension.cpp", f"-I{openvino / 'include'}"],
+            *[*libraries, str(folder / "libredraft_kernels.so")],
             *["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath,{openvino / 'libs'}", "-o", str(temporary)],
         ]
     )

@@ -37,7 +37,8 @@ def tree_attention(
             cache[:, length : length + end - begin] = new.transpose(0, 1).to(cache.dtype)
         repeats = num_heads // num_kv_heads
         for i in range(end - begin):
-            keys = torch.cat([torch.arange(length), length + torch.tensor(visible_rows(tree_mask[begin + i], i, end - begin))])
+            visible = torch.tensor(visible_rows(tree_mask[begin + i], i, end - begin))
+            keys = torch.cat([torch.arange(length), length + visible])
             k_seen, v_seen = (c[slots[b]][:, keys].float().repeat_interleave(repeats, 0) for c in (k_cache, v_cache))
             scores = (k_seen @ _rope(q[i : i + 1], table[i : i + 1])[0, :, :, None])[..., 0] * head_size**-0.5
             out[begin + i] = (scores.softmax(-1)[:, None] @ v_seen).flatten()

@@ -56,9 +56,7 @@ class Case:
             else:
                 tensors[name] = torch.from_numpy(array)
         _, kv_heads, _, head_size = self.arrays["k_cache"].shape
-        out = tree_attention(
-            *tensors.values(), num_heads=self.num_heads, num_kv_heads=kv_heads, head_size=head_size
-        )
+        out = tree_attention(*tensors.values(), num_heads=self.num_heads, num_kv_heads=kv_heads, head_size=head_size)
         return out.numpy(), tensors["k_cache"].float().numpy(), tensors["v_cache"].float().numpy()
 
 

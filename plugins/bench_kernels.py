@@ -1,0 +1,113 @@
+"""Times one forward of a SmolLM2-135M-shaped network as a chain of kernel calls, for several row counts.
+
+python -m plugins.bench_kernels --dtype bf16 --context 256 --rows 1 2 4 8 16 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from plugins import kernels
+from plugins.linear.pack import PackedWeight, pack
+from plugins.tree_attention.reference import rope_table
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, MLP, VOCABULARY = 30, 576, 9, 3, 64, 1536, 49152
+QKV = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
+SHAPES = {"qkv": (QKV, HIDDEN), "out": (HIDDEN, HIDDEN), "gate_up": (2 * MLP, HIDDEN), "down": (HIDDEN, MLP)}
+
+
+class Network:
+    """Random weights and `slots` caches of `cache_rows` rows; attributes are packed arrays."""
+
+    def __init__(self, dtype: str, cache_rows: int, slots: int, layers: int = LAYERS):
+        rng = np.random.default_rng(0)
+        self.dtype = dtype
+        self.layers = [
+            {
+                name: pack(_normal(rng, n, k), dtype, "swiglu" if name == "gate_up" else "none")
+                for name, (n, k) in SHAPES.items()
+            }
+            for _ in range(layers)
+        ]
+        self.head = pack(_normal(rng, VOCABULARY, HIDDEN), dtype)
+        self.norm = np.ones(HIDDEN, np.float32)
+        shape = (slots, KV_HEADS, cache_rows, HEAD_SIZE)
+        cache_type = np.float32 if dtype == "fp32" else np.uint16
+        self.caches = [(np.zeros(shape, cache_type), np.zeros(shape, cache_type)) for _ in range(layers)]
+        self.rope = rope_table(cache_rows, HEAD_SIZE).numpy()
+        self.seconds: dict[str, float] = {}
+
+    def forward(self, ids: np.ndarray, batch: list[np.ndarray], logits: np.ndarray) -> None:
+        """ids int32 [T]; batch: TreeAttention's inputs 1 to 7; logits float32 [T, vocabulary], written."""
+        x = self._timed("embedding", kernels.embedding, ids, self.head, HIDDEN, VOCABULARY, self.dtype)
+        for weights, caches in zip(self.layers, self.caches, strict=True):
+            qkv = self._linear("qkv", x, weights["qkv"], QKV, norm=self.norm)
+            attended = self._timed(
+                "attention", kernels.tree_attention, qkv, *batch, self.rope, *caches, num_heads=HEADS
+            )
+            x = self._linear("out", attended, weights["out"], HIDDEN, residual=x)
+            hidden = self._linear("gate_up", x, weights["gate_up"], MLP, norm=self.norm, activation="swiglu")
+            x = self._linear("down", hidden, weights["down"], HIDDEN, residual=x)
+        self._linear("head", x, self.head, VOCABULARY, norm=self.norm, out=logits)
+
+    def _linear(self, name: str, x: np.ndarray, weight: PackedWeight, n: int, **options: object) -> np.ndarray:
+        return self._timed(name, kernels.linear, x, weight, n, self.dtype, **options)
+
+    def _timed(self, name, function, *args, **options):  # type: ignore[no-untyped-def]
+        start = time.perf_counter()
+        out = function(*args, **options)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        return out
+
+
+def batch_inputs(rows: int, sequences: int, context: int) -> list[np.ndarray]:
+    """Each sequence has `rows` rows that see all rows before them."""
+    total = rows * sequences
+    return [
+        np.tile(np.arange(context, context + rows, dtype=np.int32), sequences),
+        np.arange(0, total + 1, rows, dtype=np.int32),
+        np.arange(sequences, dtype=np.int32),
+        np.full(sequences, context, np.int32),
+        np.zeros((total, 1), np.int32),
+        np.zeros(0, np.int32),
+        np.zeros(sequences + 1, np.int32),
+    ]
+
+
+def _normal(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
+    return rng.standard_normal((n, k), dtype=np.float32) * np.float32(k**-0.5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="bf16", choices=["fp32", "bf16", "int8"])
+    parser.add_argument("--context", type=int, default=256, help="tokens in the cache")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--sequences", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--parts", action="store_true", help="print milliseconds per operator")
+    args = parser.parse_args()
+    network = Network(args.dtype, args.context + max(args.rows), args.sequences)
+    print(f"{args.dtype}, {kernels.isa()}, {kernels.threads()} threads, {args.sequences} x context {args.context}")
+    for rows in args.rows:
+        ids = np.zeros(rows * args.sequences, np.int32)
+        batch, logits = batch_inputs(rows, args.sequences, args.context), np.empty((len(ids), VOCABULARY), np.float32)
+        times = []
+        for repeat in range(args.repeats + 3):
+            if repeat == 3:
+                network.seconds.clear()
+            start = time.perf_counter()
+            network.forward(ids, batch, logits)
+            times.append(time.perf_counter() - start)
+        times = times[3:]
+        line = f"rows {rows:4d}: median {np.median(times) * 1e3:6.2f} ms, best {np.min(times) * 1e3:6.2f} ms"
+        if args.parts:
+            line += "  " + ", ".join(f"{name} {s / len(times) * 1e3:.2f}" for name, s in network.seconds.items())
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
