@@ -14,6 +14,8 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 INT32_MAX = 2**31 - 1
+MIN_TEMPERATURE = 1e-4
+"""Below it, sampling is greedy: the quotients would leave float32."""
 INVALID, OVERLOADED, CANCELLED, INTERNAL, RESTARTING = "invalid", "overloaded", "cancelled", "internal", "restarting"
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -32,18 +34,18 @@ class _Message(BaseModel):
 class SamplingConfig(_Message):
     """How the next token is chosen; a field that is absent (or null) has no effect.
 
-    Decoding is greedy when `temperature` is 0, when `top_k` is 1, or when none of `temperature`, `top_k` and `top_p`
-    is given. As in TensorRT-LLM, `top_k` 0 means all tokens, and `top_k` or `top_p` alone sample at temperature 1.
+    Decoding is greedy when `temperature` is below 1e-4, when `top_k` is 1, or when none of `temperature`, `top_k` and
+    `top_p` is given. As in TensorRT-LLM, `top_k` 0 means all tokens; `top_k` or `top_p` alone sample at temperature 1.
     """
 
-    temperature: float | None = Field(None, ge=0)
-    top_k: int | None = Field(None, ge=0, le=INT32_MAX)
-    top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=2**64)
-    repetition_penalty: float | None = Field(None, gt=0)
+    temperature: float | None = Field(default=None, ge=0)
+    top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**64)
+    repetition_penalty: float | None = Field(default=None, gt=0)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    min_length: int | None = Field(None, ge=0, le=INT32_MAX)
+    min_length: int | None = Field(default=None, ge=0, le=INT32_MAX)
 
     @field_validator("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     @classmethod
@@ -56,7 +58,7 @@ class SamplingConfig(_Message):
     def greedy(self) -> bool:
         if self.temperature is None:
             return self.top_k == 1 or (self.top_k is None and self.top_p is None)
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
 
 class GenerateRequest(_Message):
@@ -74,9 +76,9 @@ class GenerateRequest(_Message):
     input_ids: list[TokenId] | None = None
     max_tokens: PositiveInt32
     stream: bool = False
-    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
-    end_id: int | None = Field(None, ge=-1, le=INT32_MAX)
-    pad_id: int | None = Field(None, ge=-1, le=INT32_MAX)
+    sampling: SamplingConfig = SamplingConfig()
+    end_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    pad_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     stop_words: list[Word] = Field(default_factory=list, max_length=64)
     include_stop_words: bool = True
     bad_words: list[Word] = Field(default_factory=list, max_length=1024)
@@ -123,7 +125,8 @@ class SequenceStats(BaseModel):
     offered_by_depth: list[int] = Field(default_factory=list, description="steps whose tree reached this depth")
     accepted_by_depth: list[int] = Field(default_factory=list, description="steps that accepted a token at this depth")
     rows_executed: int = 0
-    rows_unpacked: int = Field(0, description="rows that the same drafts take without prefix removal")
+    rows_unpacked: int = Field(default=0, description="rows that the same drafts take without prefix removal")
+    seed: int = Field(default=0, description="the seed used, the worker's own where the request gave none")
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
@@ -163,7 +166,7 @@ class WorkerStatus(BaseModel):
     ready: bool = True
     running: int = 0
     waiting: int = 0
-    kv_use: float = Field(0.0, description="share of all slots' cache rows in use, 0 to 1")
+    kv_use: float = Field(default=0.0, description="share of all slots' cache rows in use, 0 to 1")
     totals: dict[str, float] = Field(default_factory=dict)
     limits: dict[str, int] = Field(default_factory=dict)
     bundle: str = ""

@@ -1,0 +1,1 @@
+"""Pure functions of speculative decoding: token trees, their construction from drafts, sampling and verification."""

@@ -1,0 +1,107 @@
+"""Tree construction: which of a drafter's candidates become the draft tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from redraft.decoding.packing import pack_beams
+from redraft.decoding.token_tree import TokenTree
+from redraft.engines.interface import DraftCandidates
+
+
+class Draws(Enum):
+    """How a construction chooses its tokens: decides which verifiers are lossless on its trees."""
+
+    TOP = "the most probable tokens (top-k, beams, merged trees)"
+    WITHOUT_REPLACEMENT = "random draws without replacement"
+    INDEPENDENT = "independent random draws, repeats kept"
+
+
+@dataclass(frozen=True)
+class Construction:
+    """A way to build draft trees: `build(candidates, roots int32 [B], budget)` gives up to `budget` draft nodes each,
+    or more where pruning is left to `prune_tree`."""
+
+    name: str
+    draws: Draws
+    build: Callable[[DraftCandidates, np.ndarray, int], TokenTree]
+
+
+CONSTRUCTIONS: dict[str, Construction] = {}
+
+
+def register_construction(
+    name: str, draws: Draws
+) -> Callable[[Callable[[DraftCandidates, np.ndarray, int], TokenTree]], Callable]:
+    """Decorator that makes a construction selectable in a bundle's configuration as `name`."""
+
+    def register(build: Callable[[DraftCandidates, np.ndarray, int], TokenTree]) -> Callable:
+        CONSTRUCTIONS[name] = Construction(name, draws, build)
+        return build
+
+    return register
+
+
+def beams_of(drafts: DraftCandidates, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `width` best paths of full length, best first: tokens int32 and log-probabilities float32 [B, width, L]."""
+    batch, length, expanded, per_node = drafts.candidates.shape
+    tokens = drafts.candidates.reshape(batch, length, expanded * per_node)
+    scores = drafts.log_probs.reshape(batch, length, expanded * per_node)
+    flat = np.argsort(-scores[:, -1], axis=1, kind="stable")[:, :width]
+    beams = np.empty((batch, flat.shape[1], length), dtype=np.int32)
+    log_probs = np.empty(beams.shape, dtype=np.float32)
+    for level in range(length - 1, -1, -1):
+        beams[:, :, level] = np.take_along_axis(tokens[:, level], flat, axis=1)
+        log_probs[:, :, level] = np.take_along_axis(scores[:, level], flat, axis=1)
+        flat = np.take_along_axis(drafts.parents[:, level], flat // per_node, axis=1)
+    return beams, log_probs
+
+
+@register_construction("beam", Draws.TOP)
+def beam(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
+    """ReDrafter's beams, shared prefixes removed: as many as the drafter is wide, all of its length."""
+    return pack_beams(roots, *beams_of(drafts, drafts.candidates.shape[2]))
+
+
+@register_construction("chain", Draws.TOP)
+def chain(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
+    """The best beam alone."""
+    return pack_beams(roots, *beams_of(drafts, 1))
+
+
+@register_construction("best_first", Draws.TOP)
+def best_first(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
+    """The `budget` candidates of highest cumulative probability, over all levels.
+
+    A parent is never less probable than its child and stands before it, so the choice is closed under parents.
+    """
+    batch, length, expanded, per_node = drafts.candidates.shape
+    level_size = expanded * per_node
+    flat_scores = drafts.log_probs.reshape(batch, length * level_size)
+    chosen = np.sort(np.argsort(-flat_scores, axis=1, kind="stable")[:, :budget], axis=1)
+    chosen_scores = np.take_along_axis(flat_scores, chosen, axis=1)
+    present = np.isfinite(chosen_scores)
+    place = np.zeros((batch, length * level_size), dtype=np.int32)
+    np.put_along_axis(place, chosen, np.cumsum(present, axis=1, dtype=np.int32), axis=1)
+
+    level, within = np.divmod(chosen, level_size)
+    sequence = np.arange(batch)[:, None]
+    parent_flat = (level - 1) * level_size + drafts.parents[sequence, level, within // per_node]
+    parent = np.where(level == 0, 0, np.take_along_axis(place, np.maximum(parent_flat, 0), axis=1))
+
+    sizes = 1 + present.sum(axis=1, dtype=np.int32)
+    nodes = int(sizes.max())
+    tokens = np.zeros((batch, nodes), dtype=np.int32)
+    parents = np.full((batch, nodes), -1, dtype=np.int32)
+    scores = np.full((batch, nodes), -np.inf, dtype=np.float32)
+    tokens[:, 0], scores[:, 0] = roots, 0.0
+    row, column = np.nonzero(present)
+    target = place[row, chosen[row, column]]
+    tokens[row, target] = drafts.candidates.reshape(batch, -1)[row, chosen[row, column]]
+    parents[row, target] = parent[row, column]
+    scores[row, target] = chosen_scores[row, column]
+    return TokenTree(tokens, parents, sizes, scores)

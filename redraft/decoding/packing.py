@@ -1,0 +1,49 @@
+"""ReDrafter's dynamic tree attention (section 3.3, appendix A.1): shared prefixes of beams as tensor operations."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from redraft.decoding.token_tree import TokenTree
+
+
+def dedup_prefix(beams: np.ndarray) -> np.ndarray:
+    """For each prefix of each beam, the smallest beam index with the same prefix.
+
+    beams int32 [B, W, L] -> int32 [B, W, L]; entry [b, i, k] is the smallest j with
+    beams[b, i, :k+1] == beams[b, j, :k+1].
+    """
+    length = beams.shape[2]
+    matches = beams[:, :, None, :] == beams[:, None, :, :]
+    same_prefix = np.cumsum(matches, axis=3, dtype=np.int32) == np.arange(1, length + 1, dtype=np.int32)
+    return np.argmax(same_prefix, axis=2).astype(np.int32)
+
+
+def pack_beams(roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray | None = None) -> TokenTree:
+    """Beams of one length as draft trees without repeated prefixes.
+
+    roots int32 [B], beams int32 [B, W, L], log_probs float32 [B, W, L] cumulative from the root (-inf: no beam; absent:
+    0). Nodes stand in beam order, the root first.
+    """
+    batch, width, length = beams.shape
+    if log_probs is None:
+        log_probs = np.zeros(beams.shape, dtype=np.float32)
+    prefix = dedup_prefix(beams)
+    unique = (prefix == np.arange(width, dtype=np.int32)[None, :, None]) & np.isfinite(log_probs[:, :, -1:])
+    flat_unique = unique.reshape(batch, width * length)
+    node = np.cumsum(flat_unique, axis=1, dtype=np.int32).reshape(batch, width, length)
+    shared_node = np.take_along_axis(node, prefix, axis=1)
+    parent = np.concatenate([np.zeros((batch, width, 1), np.int32), shared_node[:, :, :-1]], axis=2)
+
+    sizes = 1 + flat_unique.sum(axis=1, dtype=np.int32)
+    sequence, beam, depth = np.nonzero(unique)
+    column = node[sequence, beam, depth]
+    nodes = int(sizes.max())
+    tokens = np.zeros((batch, nodes), dtype=np.int32)
+    parents = np.full((batch, nodes), -1, dtype=np.int32)
+    scores = np.full((batch, nodes), -np.inf, dtype=np.float32)
+    tokens[:, 0], scores[:, 0] = roots, 0.0
+    tokens[sequence, column] = beams[sequence, beam, depth]
+    parents[sequence, column] = parent[sequence, beam, depth]
+    scores[sequence, column] = log_probs[sequence, beam, depth]
+    return TokenTree(tokens, parents, sizes, scores)

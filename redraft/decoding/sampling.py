@@ -1,0 +1,186 @@
+"""Choosing the next token from logits: processors, filters, and randomness keyed by output position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from redraft.protocol import SamplingConfig
+
+_MASK32 = 0xFFFFFFFF
+_BLOCK = 128
+_NUCLEUS_FLOORS = (1e-3, 1e-5)
+
+
+def philox(key: int, counter: int) -> tuple[int, int, int, int]:
+    """Philox-4x32-10: four independent uniform 32-bit words from a 64-bit key and a 128-bit counter."""
+    c0, c1, c2, c3 = (counter >> shift & _MASK32 for shift in (0, 32, 64, 96))
+    k0, k1 = key & _MASK32, key >> 32 & _MASK32
+    for _ in range(10):
+        low, high = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (high >> 32) ^ c1 ^ k0, high & _MASK32, (low >> 32) ^ c3 ^ k1, low & _MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
+    return c0, c1, c2, c3
+
+
+def position_uniform(seed: int, position: int, draw: int = 0) -> float:
+    """The uniform in [0, 1) of one output position, 53 bits; `draw` counts further ones of the same position."""
+    high, low, _, _ = philox(seed, position | draw << 64)
+    return ((high << 21) | (low >> 11)) * 2.0**-53
+
+
+class Sampler:
+    """One request's sampling: its configuration and the history that its processors and randomness depend on.
+
+    Verification calls `choose` at a node, `accept` with the token that it keeps, and goes on at the child: the history
+    is then always the visited node's own path. Penalties count prompt and output, as TensorRT-LLM's do by default.
+    """
+
+    def __init__(
+        self,
+        config: SamplingConfig,
+        prompt: Sequence[int],
+        end_ids: Iterable[int] = (),
+        bad_words: Sequence[Sequence[int]] = (),
+        seed: int = 0,
+    ):
+        """`seed` is used where the configuration has none; `bad_words` are token sequences never to complete."""
+        self.greedy = config.greedy
+        self.seed = config.seed if config.seed is not None else seed
+        self.end_ids = frozenset(end_ids)
+        self.position = 0
+        self._temperature = np.float32(1.0 if config.temperature is None else config.temperature)
+        self._top_k = config.top_k or 0
+        self._top_p = 1.0 if config.top_p is None else config.top_p
+        self._repetition = np.float32(config.repetition_penalty or 1.0)
+        self._presence = np.float32(config.presence_penalty or 0.0)
+        self._frequency = np.float32(config.frequency_penalty or 0.0)
+        self._min_length = config.min_length or 0
+        self._bad_words = [list(word) for word in bad_words]
+        longest = max((len(word) for word in self._bad_words), default=0)
+        self._tail: list[int] = list(prompt[len(prompt) - longest + 1 :]) if longest > 1 else []
+        self._tail_length = max(longest - 1, 0)
+        self._penalized = bool(self._repetition != 1 or self._presence or self._frequency)
+        self._counts: dict[int, int] = {}
+        if self._penalized:
+            for token in prompt:
+                self._counts[token] = self._counts.get(token, 0) + 1
+
+    def accept(self, token: int) -> None:
+        """Append a token to the history and move on to the next output position."""
+        self.position += 1
+        if self._penalized:
+            self._counts[token] = self._counts.get(token, 0) + 1
+        if self._tail_length:
+            self._tail.append(token)
+            del self._tail[: -self._tail_length]
+
+    def choose(self, logits: np.ndarray) -> int:
+        """The next token, from the target's logits float32 [V] (left unchanged)."""
+        logits = self.process(logits)
+        if self.greedy:
+            return int(logits.argmax())
+        ids, weights = self._support(logits)
+        index = _inverse_cdf(weights, position_uniform(self.seed, self.position))
+        return index if ids is None else int(ids[index])
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """float64 [V], the distribution that `choose` draws from; for verifiers that compare distributions."""
+        logits = self.process(logits)
+        dense = np.zeros(len(logits))
+        if self.greedy:
+            dense[logits.argmax()] = 1.0
+            return dense
+        ids, weights = self._support(logits)
+        dense[slice(None) if ids is None else ids] = weights
+        return dense / dense.sum()
+
+    def process(self, logits: np.ndarray) -> np.ndarray:
+        """Logits after penalties, minimum length and bad words at the current history."""
+        short = self.position < self._min_length and self.end_ids
+        if not (self._penalized or short or self._bad_words):
+            return logits
+        logits = logits.copy()
+        if self._penalized and self._counts:
+            self._penalize(logits)
+        if short:
+            logits[[token for token in self.end_ids if token < len(logits)]] = -np.inf
+        for word in self._bad_words:
+            before = word[:-1]
+            if not before or self._tail[-len(before) :] == before:
+                logits[word[-1]] = -np.inf
+        return logits
+
+    def _penalize(self, logits: np.ndarray) -> None:
+        ids = np.fromiter(self._counts.keys(), dtype=np.int64, count=len(self._counts))
+        counts = np.fromiter(self._counts.values(), dtype=np.float32, count=len(self._counts))
+        seen = logits[ids]
+        if self._repetition != 1:
+            seen = np.where(seen > 0, seen / self._repetition, seen * self._repetition)
+        logits[ids] = seen - self._presence - self._frequency * counts
+
+    def _support(self, logits: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+        """Token ids in ascending order (None: all) that top-k and top-p keep, and their unnormalized weights."""
+        ids = None
+        if 0 < self._top_k < len(logits):
+            ids = _top_k_ids(logits, self._top_k)
+            logits = logits[ids]
+        weights = np.exp((logits - logits.max()) / self._temperature)
+        if self._top_p < 1:
+            kept = _nucleus(weights, self._top_p)
+            ids = kept if ids is None else ids[kept]
+            weights = weights[kept]
+        return ids, weights
+
+
+def log_probability(logits: np.ndarray, token: int) -> float:
+    """Natural log of the target's own probability of `token`, before processors and filters; logits float32 [V]."""
+    top = logits.max()
+    return float(logits[token] - top - np.log(np.exp(logits - top).sum(dtype=np.float64)))
+
+
+def _top_k_ids(logits: np.ndarray, k: int) -> np.ndarray:
+    """Ids of the k largest logits, ascending; among equals the lowest ids."""
+    return _largest(logits, np.partition(logits, len(logits) - k)[len(logits) - k], k)
+
+
+def _nucleus(weights: np.ndarray, top_p: float) -> np.ndarray:
+    """Ids, ascending, of the fewest tokens that hold `top_p` of all weight; among equals the lowest ids.
+
+    Mostly a few tokens do: only those above a floor are sorted, and the floor is lowered until they hold enough.
+    """
+    total = float(weights.sum(dtype=np.float64))
+    for floor in (*_NUCLEUS_FLOORS, 0.0):
+        kept = weights[weights >= np.float32(floor * total)]
+        if float(kept.sum(dtype=np.float64)) >= top_p * total:
+            break
+    descending = np.sort(kept)[::-1]
+    mass = np.cumsum(descending, dtype=np.float64)
+    size = min(int(np.searchsorted(mass, top_p * total)) + 1, len(kept))
+    return _largest(weights, descending[size - 1], size)
+
+
+def _largest(values: np.ndarray, smallest: np.float32, size: int) -> np.ndarray:
+    """Ids, ascending, of the `size` largest values, given the smallest of them; among equals the lowest ids."""
+    ids = np.flatnonzero(values >= smallest)
+    if len(ids) > size:
+        equal = ids[values[ids] == smallest]
+        ids = np.setdiff1d(ids, equal[size - len(ids) :], assume_unique=True)
+    return ids
+
+
+def _inverse_cdf(weights: np.ndarray, uniform: float) -> int:
+    """Smallest index whose cumulative weight exceeds `uniform` of the total; never one of weight 0."""
+    whole = len(weights) // _BLOCK * _BLOCK
+    blocks = weights[:whole].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
+    rest = float(weights[whole:].sum(dtype=np.float64))
+    ends = np.cumsum(np.append(blocks, rest))
+    goal = uniform * ends[-1]
+    block = min(int(np.searchsorted(ends, goal, side="right")), len(ends) - 1)
+    start = block * _BLOCK
+    inside = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
+    index = start + int(np.searchsorted(inside, goal - (ends[block - 1] if block else 0.0), side="right"))
+    while index >= len(weights) or weights[index] == 0:
+        index -= 1
+    return index

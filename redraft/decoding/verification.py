@@ -1,0 +1,88 @@
+"""Verification: which path of a draft tree the target keeps, and the token that it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from redraft.decoding.construction import CONSTRUCTIONS, Draws
+from redraft.decoding.sampling import Sampler, log_probability
+from redraft.decoding.token_tree import TokenTree
+
+
+@dataclass
+class Verdict:
+    """What one sequence gains in a step: `tokens` are the accepted tokens and then the bonus token; `path` are the
+    nodes whose cache rows stay, the root first; `log_probs` the target's own, where asked for."""
+
+    path: list[int]
+    tokens: list[int]
+    log_probs: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """`verify(tree, sequence, logits float32 [nodes, V], sampler, with_log_probs)`; `refused` says for each kind of
+    draws why this verifier is not lossless on it, `merges` whether it is on merged or pruned trees."""
+
+    name: str
+    verify: Callable[[TokenTree, int, np.ndarray, Sampler, bool], Verdict]
+    refused: Mapping[Draws, str] = field(default_factory=dict)
+    merges: bool = False
+
+
+VERIFIERS: dict[str, Verifier] = {}
+
+
+class PairingError(ValueError):
+    """A construction and a verifier that do not go together."""
+
+
+def register_verifier(verifier: Verifier) -> Verifier:
+    """Make a verifier selectable in a bundle's configuration."""
+    VERIFIERS[verifier.name] = verifier
+    return verifier
+
+
+def check_pairing(construction: str, verification: str, merged: bool = False) -> None:
+    """Raise PairingError, with the reason, unless the verifier is lossless on the construction's trees.
+
+    `merged`: an n-gram branch or a re-sampled tree is merged in.
+    """
+    if construction not in CONSTRUCTIONS:
+        raise PairingError(f"unknown construction {construction!r}: expected one of {', '.join(CONSTRUCTIONS)}")
+    if verification not in VERIFIERS:
+        raise PairingError(f"unknown verification {verification!r}: expected one of {', '.join(VERIFIERS)}")
+    verifier, draws = VERIFIERS[verification], CONSTRUCTIONS[construction].draws
+    if draws in verifier.refused:
+        raise PairingError(f"{verification!r} does not go with {construction!r}: {verifier.refused[draws]}")
+    if merged and not verifier.merges:
+        raise PairingError(f"{verification!r} does not go with merged trees: merging forgets the order of the draws")
+
+
+def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, with_log_probs: bool) -> Verdict:
+    """Choose the target's token at the root, follow the child that has it, and so on until there is none.
+
+    Each token is chosen as auto-regressive decoding would choose it after the same tokens, so the walk is lossless on
+    any tree, greedy or sampled. It stops after an end token.
+    """
+    size = int(tree.sizes[sequence])
+    parents, tokens = tree.parents[sequence, :size].tolist(), tree.tokens[sequence, :size].tolist()
+    child_at = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+    verdict = Verdict(path=[], tokens=[])
+    node: int | None = 0
+    while node is not None:
+        verdict.path.append(node)
+        token = sampler.choose(logits[node])
+        sampler.accept(token)
+        verdict.tokens.append(token)
+        if with_log_probs:
+            verdict.log_probs.append(log_probability(logits[node], token))
+        node = None if token in sampler.end_ids else child_at.get((node, token))
+    return verdict
+
+
+GREEDY = register_verifier(Verifier("greedy", walk, merges=True))
+SAMPLED_WALK = register_verifier(Verifier("sampled_walk", walk, merges=True))

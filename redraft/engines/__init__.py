@@ -1,0 +1,1 @@
+"""Engine backends: load a bundle's networks and execute them on one device."""

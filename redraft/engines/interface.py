@@ -1,0 +1,61 @@
+"""What the scheduler sees of an engine: ragged target batches in, logits and hidden states out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass
+class TargetBatch:
+    """One step's rows of B sequences, back to back: T rows, of which R want logits. All arrays are int32.
+
+    Per sequence b: rows row_offsets[b] to row_offsets[b+1] are written at cache rows cache_lengths[b] and up, after
+    the m = commit_offsets[b+1] - commit_offsets[b] rows commit_src (ascending, relative to cache_lengths[b] - m) of
+    the previous step have been moved into place. Bit j of a row's tree_mask: row j of its sequence is visible; a row
+    whose words are all zero is causal.
+    """
+
+    input_ids: np.ndarray  # [T]
+    positions: np.ndarray  # [T]
+    row_offsets: np.ndarray  # [B+1]
+    slots: np.ndarray  # [B]
+    cache_lengths: np.ndarray  # [B]
+    tree_mask: np.ndarray  # [T, words]
+    commit_src: np.ndarray  # [C]
+    commit_offsets: np.ndarray  # [B+1]
+    logit_rows: np.ndarray  # [R]
+
+
+@dataclass
+class DraftCandidates:
+    """What a drafter proposes for B sequences: L levels of W expanded nodes with K candidates each.
+
+    `parents[b, l, w]` is the flat candidate (w' * K + k) of level l-1 that expanded node w of level l is; level 0
+    expands the root alone (w = 0), the others' log-probabilities are -inf there.
+    """
+
+    candidates: np.ndarray  # int32 [B, L, W, K], target vocabulary ids
+    log_probs: np.ndarray  # float32 [B, L, W, K], cumulative from the root; -inf where absent
+    parents: np.ndarray  # int32 [B, L, W]
+
+
+class Engine(Protocol):
+    """A loaded bundle's networks on one device. Not thread-safe."""
+
+    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """One target forward: logits float32 [R, V] and, where the bundle drafts, hidden float32 [T, H].
+
+        Both are views that stay valid until the next execute.
+        """
+        ...
+
+    def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
+        """Draft for the whole batch from hidden float32 [B, H] and the root tokens int32 [B]."""
+        ...
+
+    def close(self) -> None:
+        """Free the networks and the cache."""
+        ...

@@ -1,0 +1,257 @@
+"""In-flight batching: one step of every running sequence together; sequences join and leave between steps."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from redraft.decoding.token_tree import MASK_BITS, TokenTree
+from redraft.decoding.verification import VERIFIERS, Verdict
+from redraft.drafting import DraftingPlan, DraftSource
+from redraft.engines.interface import Engine, TargetBatch
+from redraft.protocol import WorkerStatus
+from redraft.sequence import Output, Sequence
+
+
+class Overloaded(RuntimeError):
+    """The waiting queue is full."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of the KV cache and of a step. A slot has `max_len` + `max_tree` rows."""
+
+    slots: int
+    max_len: int
+    max_tree: int
+    prefill_chunk: int
+    max_queue: int = 128
+
+
+@dataclass
+class Totals:
+    """Counted since the start. `step_s` is the wall time of all steps, `engine_s` the part inside the engine."""
+
+    requests: int = 0
+    steps: int = 0
+    sequence_steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rows_executed: int = 0
+    rows_unpacked: int = 0
+    step_s: float = 0.0
+    engine_s: float = 0.0
+
+
+class Scheduler:
+    """Runs sequences on an engine. Not thread-safe: one thread submits, cancels and steps."""
+
+    def __init__(
+        self, engine: Engine, limits: Limits, plan: DraftingPlan | None = None, bigrams: np.ndarray | None = None
+    ):
+        self.limits = limits
+        self.totals = Totals()
+        self._engine = _TimedEngine(engine)
+        self._source = DraftSource(plan, self._engine, limits.max_tree, bigrams)
+        self._verify = VERIFIERS[plan.verification if plan else "greedy"].verify
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._free_slots = list(range(limits.slots - 1, -1, -1))
+        self._words = -(-limits.max_tree // MASK_BITS)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._running or self._waiting)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises Overloaded when the queue is full and no slot is free."""
+        if len(self._waiting) >= self.limits.max_queue + len(self._free_slots):
+            raise Overloaded(f"{len(self._waiting)} requests are waiting already: try again later")
+        self.totals.requests += 1
+        self._waiting.append(sequence)
+
+    def cancel(self, key: Hashable) -> None:
+        """End a sequence before the next step; its final output comes with that step. Unknown keys are ignored."""
+        for sequence in (*self._running, *self._waiting):
+            if sequence.key == key and sequence.finish_reason is None:
+                sequence.finish("cancelled")
+
+    def status(self) -> WorkerStatus:
+        """Load and totals."""
+        used = sum(sequence.cache_length for sequence in self._running)
+        return WorkerStatus(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_use=used / (self.limits.slots * self.limits.max_len),
+            totals={**vars(self.totals), "engine_s": self._engine.seconds},
+        )
+
+    def step(self) -> list[Output]:
+        """Admit what fits, execute one step of all running sequences, and return their outputs."""
+        started = time.perf_counter()
+        outputs = self._sweep()
+        self._admit()
+        if not self._running:
+            return outputs
+        decoding = [sequence for sequence in self._running if sequence.prefilled]
+        chunks = self._prefill_chunks()
+        tree = self._source.draft(decoding) if decoding else TokenTree.root_only(np.empty(0, dtype=np.int32))
+        batch = self._batch(decoding, tree, chunks)
+        logits, hidden = self._engine.execute(batch)
+        self._take_trees(decoding, tree, logits, hidden)
+        self._take_chunks(chunks, int(tree.sizes.sum()), logits, hidden)
+        outputs += self._sweep()
+        totals = self.totals
+        totals.steps += 1
+        totals.engine_s = self._engine.seconds
+        totals.step_s += time.perf_counter() - started
+        return outputs
+
+    def _admit(self) -> None:
+        while self._waiting and self._free_slots:
+            sequence = self._waiting.popleft()
+            sequence.admit(self._free_slots.pop())
+            sequence.ngram = self._source.index(sequence.prompt)
+            self.totals.prompt_tokens += len(sequence.prompt)
+            self._running.append(sequence)
+
+    def _sweep(self) -> list[Output]:
+        """Outputs of all sequences; those that have finished leave and free their slots."""
+        outputs = [output for sequence in self._running if (output := sequence.take_output()) is not None]
+        for sequence in self._running:
+            if sequence.finish_reason:
+                self._free_slots.append(sequence.slot)
+        self._running = [sequence for sequence in self._running if not sequence.finish_reason]
+        if any(sequence.finish_reason for sequence in self._waiting):
+            dropped = [sequence for sequence in self._waiting if sequence.finish_reason]
+            self._waiting = deque(sequence for sequence in self._waiting if not sequence.finish_reason)
+            outputs += [output for sequence in dropped if (output := sequence.take_output()) is not None]
+        return outputs
+
+    def _prefill_chunks(self) -> list[tuple[Sequence, int]]:
+        """Which sequences prefill how many rows in this step: first come, first served, one chunk's rows in all."""
+        left = self.limits.prefill_chunk
+        chunks = []
+        for sequence in self._running:
+            if not sequence.prefilled and left:
+                rows = min(left, len(sequence.prompt) - sequence.cache_length)
+                chunks.append((sequence, rows))
+                left -= rows
+        return chunks
+
+    def _batch(self, decoding: list[Sequence], tree: TokenTree, chunks: list[tuple[Sequence, int]]) -> TargetBatch:
+        sequences = [*decoding, *(sequence for sequence, _ in chunks)]
+        lengths = np.array([sequence.cache_length for sequence in sequences], dtype=np.int32)
+        rows = np.array([*tree.sizes.tolist(), *(count for _, count in chunks)], dtype=np.int32)
+        tree_rows, all_rows = int(tree.sizes.sum()), int(rows.sum())
+        input_ids = np.empty(all_rows, dtype=np.int32)
+        positions = np.empty(all_rows, dtype=np.int32)
+        tree_mask = np.zeros((all_rows, self._words), dtype=np.int32)
+        logit_rows = list(range(tree_rows))
+        if decoding:
+            input_ids[:tree_rows] = tree.tokens[tree.valid]
+            positions[:tree_rows] = (lengths[: len(decoding), None] + tree.depth)[tree.valid]
+            tree_mask[:tree_rows] = tree.mask_words(self._words)[tree.valid]
+        place = tree_rows
+        for sequence, count in chunks:
+            start, end = sequence.cache_length, sequence.cache_length + count
+            input_ids[place : place + count] = sequence.prompt[start:end]
+            positions[place : place + count] = np.arange(start, end)
+            place += count
+            if end == len(sequence.prompt):
+                logit_rows.append(place - 1)
+        commits = [sequence.commit for sequence in sequences]
+        return TargetBatch(
+            input_ids=input_ids,
+            positions=positions,
+            row_offsets=_offsets(rows),
+            slots=np.array([sequence.slot for sequence in sequences], dtype=np.int32),
+            cache_lengths=lengths,
+            tree_mask=tree_mask,
+            commit_src=np.array([row for commit in commits for row in commit], dtype=np.int32),
+            commit_offsets=_offsets(np.array([len(commit) for commit in commits], dtype=np.int32)),
+            logit_rows=np.array(logit_rows, dtype=np.int32),
+        )
+
+    def _take_trees(
+        self, sequences: list[Sequence], tree: TokenTree, logits: np.ndarray, hidden: np.ndarray | None
+    ) -> None:
+        if not sequences:
+            return
+        depths, unpacked, sizes = tree.depth.max(axis=1).tolist(), tree.unpacked_rows().tolist(), tree.sizes.tolist()
+        start = 0
+        for place, sequence in enumerate(sequences):
+            size = sizes[place]
+            verdict = self._verify(
+                tree, place, logits[start : start + size], sequence.sampler, sequence.request.return_log_probs
+            )
+            row = start + verdict.path[-1]
+            before = sequence.stats.output_tokens
+            sequence.step(verdict, _row(hidden, row), size, depths[place], unpacked[place])
+            start += size
+            totals = self.totals
+            totals.sequence_steps += 1
+            totals.output_tokens += sequence.stats.output_tokens - before
+            totals.drafted += size - 1
+            totals.accepted += len(verdict.path) - 1
+            totals.rows_executed += size
+            totals.rows_unpacked += unpacked[place]
+
+    def _take_chunks(
+        self, chunks: list[tuple[Sequence, int]], row: int, logits: np.ndarray, hidden: np.ndarray | None
+    ) -> None:
+        logit_row = row
+        for sequence, count in chunks:
+            row += count
+            sequence.prefill(count)
+            self.totals.rows_executed += count
+            self.totals.rows_unpacked += count
+            if sequence.cache_length == len(sequence.prompt):
+                verdict = self._first_token(sequence, logits[logit_row : logit_row + 1])
+                sequence.begin(verdict, _row(hidden, row - 1))
+                self.totals.output_tokens += sequence.stats.output_tokens
+                logit_row += 1
+
+    def _first_token(self, sequence: Sequence, logits: np.ndarray) -> Verdict:
+        root = TokenTree.root_only(sequence.prompt[-1:])
+        return self._verify(root, 0, logits, sequence.sampler, sequence.request.return_log_probs)
+
+
+class _TimedEngine:
+    """An engine that counts the seconds spent inside it."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self.seconds = 0.0
+
+    def execute(self, batch: TargetBatch):
+        started = time.perf_counter()
+        result = self._engine.execute(batch)
+        self.seconds += time.perf_counter() - started
+        return result
+
+    def draft(self, hidden: np.ndarray, tokens: np.ndarray):
+        started = time.perf_counter()
+        result = self._engine.draft(hidden, tokens)
+        self.seconds += time.perf_counter() - started
+        return result
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _row(hidden: np.ndarray | None, row: int) -> np.ndarray | None:
+    return None if hidden is None else hidden[row].copy()

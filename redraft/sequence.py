@@ -1,0 +1,167 @@
+"""One request while it is served: its tokens, its place in the KV cache, its text, its statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from redraft.decoding.ngram import NgramIndex
+from redraft.decoding.sampling import Sampler
+from redraft.decoding.verification import Verdict
+from redraft.protocol import GenerateRequest, SequenceStats
+from redraft.text import TextCodec, TextStream
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass
+class Output:
+    """What one request gained since its last output; the final one has a finish reason and statistics."""
+
+    key: Hashable
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] | None = None
+    finish_reason: FinishReason | None = None
+    stats: SequenceStats | None = None
+
+
+class Sequence:
+    """A request's state. The cache holds its first `cache_length` tokens once the rows `commit` have been moved.
+
+    `root` is the last certain token, whose row is not in the cache yet, and `hidden` float32 [H] the target's hidden
+    state that it was chosen from.
+    """
+
+    def __init__(
+        self,
+        key: Hashable,
+        request: GenerateRequest,
+        prompt: list[int],
+        codec: TextCodec,
+        end_ids: frozenset[int],
+        seed: int = 0,
+    ):
+        """`end_ids` are the model's own end tokens, used unless the request names one; `seed` likewise."""
+        special = {word: codec.special_id(word) for word in request.stop_words}
+        if request.end_id is not None:
+            end_ids = frozenset({request.end_id} - {-1})
+        self.end_ids = end_ids | {token for token in special.values() if token is not None}
+        self.key = key
+        self.request = request
+        self.prompt = np.asarray(prompt, dtype=np.int32)
+        self.sampler = Sampler(
+            request.sampling,
+            prompt,
+            self.end_ids,
+            [ids for word in request.bad_words for ids in codec.encode_bad_word(word)],
+            seed,
+        )
+        self.ngram: NgramIndex | None = None
+        self.slot = -1
+        self.cache_length = 0
+        self.commit: list[int] = []
+        self.root = -1
+        self.hidden: np.ndarray | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
+        stop_words = [word for word, token in special.items() if token is None]
+        self._text = TextStream(codec, prompt, stop_words, request.include_stop_words)
+        self._log_probs: list[float] | None = [] if request.return_log_probs else None
+        self._output = Output(key, log_probs=self._log_probs)
+        if not request.exclude_input_in_output:
+            self._output.text = request.text if request.text is not None else codec.decode(prompt)
+        self._arrived = time.perf_counter()
+        self._admitted = self._first_token = self._arrived
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the whole prompt has been through the target."""
+        return self.root >= 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.request.max_tokens - self.stats.output_tokens
+
+    def admit(self, slot: int) -> None:
+        """Take a slot of the cache."""
+        self.slot = slot
+        self._admitted = time.perf_counter()
+        self.stats.queue_ms = 1e3 * (self._admitted - self._arrived)
+
+    def prefill(self, rows: int) -> None:
+        """`rows` more tokens of the prompt are in the cache."""
+        self.cache_length += rows
+        self.stats.rows_executed += rows
+        self.stats.rows_unpacked += rows
+
+    def begin(self, verdict: Verdict, hidden: np.ndarray | None) -> None:
+        """Take the first token, chosen from the prompt's last row."""
+        self._first_token = time.perf_counter()
+        self.stats.prefill_ms = 1e3 * (self._first_token - self._admitted)
+        self._advance(verdict, hidden)
+
+    def step(self, verdict: Verdict, hidden: np.ndarray | None, nodes: int, depth: int, unpacked: int) -> None:
+        """Take what a step over a tree of `nodes` rows and `depth` levels gained; `hidden` is the last accepted row's.
+
+        `unpacked`: rows that the tree would take without shared prefixes.
+        """
+        accepted = len(verdict.path) - 1
+        self.cache_length += accepted + 1
+        self.commit = verdict.path if verdict.path[-1] != accepted else []
+        stats = self.stats
+        stats.steps += 1
+        stats.drafted += nodes - 1
+        stats.accepted += accepted
+        stats.rows_executed += nodes
+        stats.rows_unpacked += unpacked
+        if depth > len(stats.offered_by_depth):
+            missing = [0] * (depth - len(stats.offered_by_depth))
+            stats.offered_by_depth += missing
+            stats.accepted_by_depth += missing
+        for level in range(depth):
+            stats.offered_by_depth[level] += 1
+            stats.accepted_by_depth[level] += level < accepted
+        self._advance(verdict, hidden)
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the sequence: held back text becomes certain."""
+        self.finish_reason = reason
+        self._text.finish()
+        if self.prefilled:
+            self.stats.decode_ms = 1e3 * (time.perf_counter() - self._first_token)
+
+    def take_output(self) -> Output | None:
+        """What is new, for a client that streams or when the sequence has finished; None otherwise."""
+        output = self._output
+        if self.finish_reason is None and not (self.request.stream and output.token_ids):
+            return None
+        output.text += self._text.take()
+        output.finish_reason = self.finish_reason
+        if self.finish_reason:
+            output.stats = self.stats
+        self._log_probs = [] if self._log_probs is not None else None
+        self._output = Output(self.key, log_probs=self._log_probs)
+        return output
+
+    def _advance(self, verdict: Verdict, hidden: np.ndarray | None) -> None:
+        self.root, self.hidden = verdict.tokens[-1], hidden
+        if self.ngram is not None:
+            self.ngram.extend(verdict.tokens)
+        for place, token in enumerate(verdict.tokens):
+            if token in self.end_ids:
+                return self.finish("stop")
+            self._output.token_ids.append(token)
+            if self._log_probs is not None:
+                self._log_probs.append(verdict.log_probs[place])
+            self.stats.output_tokens += 1
+            if self._text.push(token):
+                return self.finish("stop")
+            if not self.remaining:
+                return self.finish("length")
+        return None

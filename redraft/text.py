@@ -1,0 +1,122 @@
+"""Text in and out of the engine: encoding prompts and words, and detokenizing a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_CONTEXT_TOKENS = 6
+_MAX_PENDING = 16
+
+
+class TextCodec:
+    """A bundle's tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @classmethod
+    def load(cls, path: str | Path) -> TextCodec:
+        """Read a `tokenizer.json`."""
+        return cls(Tokenizer.from_file(str(path)))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the tokenizer's own special tokens unless the text has them already."""
+        ids = self._tokenizer.encode(text).ids
+        return ids[1:] if len(ids) > 1 and ids[0] == ids[1] and ids[0] in self._special.values() else ids
+
+    def encode_bad_word(self, word: str) -> list[list[int]]:
+        """The token sequences that stand for a bad word: at the start of a text and after a space."""
+        variants = [word] if word[0].isspace() else [word, f" {word}"]
+        encoded = [self._tokenizer.encode(variant, add_special_tokens=False).ids for variant in variants]
+        return [ids for place, ids in enumerate(encoded) if ids and ids not in encoded[:place]]
+
+    def special_id(self, word: str) -> int | None:
+        """The id of a special token given by its text, None for any other text."""
+        return self._special.get(word)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens skipped."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+class TextStream:
+    """Text of one sequence, piece by piece: whole characters only, and nothing that may turn into a stop word.
+
+    After `push` has returned True the sequence has met a stop word, and `take` ends with it (or before it).
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        prompt: Sequence[int] = (),
+        stop_words: Sequence[str] = (),
+        include_stop_word: bool = True,
+    ):
+        self._codec = codec
+        self._stop_words = list(stop_words)
+        self._include_stop_word = include_stop_word
+        self._window = list(prompt[-_CONTEXT_TOKENS:])
+        self._window_text = codec.decode(self._window)
+        self._pending = 0
+        self._held = ""
+        self._ready: list[str] = []
+
+    def push(self, token: int) -> bool:
+        """Append a token; whether a stop word is complete."""
+        self._window.append(token)
+        self._pending += 1
+        text = self._codec.decode(self._window)
+        if text.endswith(_REPLACEMENT) and self._pending < _MAX_PENDING:
+            return False
+        return self._release(text)
+
+    def take(self) -> str:
+        """Text that is certain and has not been taken yet."""
+        text = "".join(self._ready)
+        self._ready.clear()
+        return text
+
+    def finish(self) -> None:
+        """No more tokens come: what was held back becomes certain."""
+        if self._pending:
+            self._release(self._codec.decode(self._window))
+        self._ready.append(self._held)
+        self._held = ""
+
+    def _release(self, text: str) -> bool:
+        new = text[len(self._window_text) :]
+        self._window = self._window[-self._pending :]
+        self._window_text = self._codec.decode(self._window)
+        self._pending = 0
+        if not self._stop_words:
+            self._ready.append(new)
+            return False
+        self._held += new
+        return self._match()
+
+    def _match(self) -> bool:
+        ends = [(start + len(word), start) for word in self._stop_words if (start := self._held.find(word)) >= 0]
+        if ends:
+            end, start = min(ends)
+            self._ready.append(self._held[: end if self._include_stop_word else start])
+            self._held = ""
+            return True
+        keep = max(_overlap(self._held, word) for word in self._stop_words)
+        certain = len(self._held) - keep
+        self._ready.append(self._held[:certain])
+        self._held = self._held[certain:]
+        return False
+
+
+def _overlap(text: str, word: str) -> int:
+    """Length of the longest end of `text` that begins `word`."""
+    for length in range(min(len(text), len(word) - 1), 0, -1):
+        if text.endswith(word[:length]):
+            return length
+    return 0
