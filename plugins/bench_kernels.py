@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
 
@@ -38,29 +39,34 @@ class Network:
         cache_type = np.float32 if dtype == "fp32" else np.uint16
         self.caches = [(np.zeros(shape, cache_type), np.zeros(shape, cache_type)) for _ in range(layers)]
         self.rope = rope_table(cache_rows, HEAD_SIZE).numpy()
-        self.seconds: dict[str, float] = {}
 
-    def forward(self, ids: np.ndarray, batch: list[np.ndarray], logits: np.ndarray) -> None:
-        """ids int32 [T]; batch: TreeAttention's inputs 1 to 7; logits float32 [T, vocabulary], written."""
-        x = self._timed("embedding", kernels.embedding, ids, self.head, HIDDEN, VOCABULARY, self.dtype)
+    def forward(self, ids: np.ndarray, batch: list[np.ndarray]) -> np.ndarray:
+        """ids int32 [T]; batch: TreeAttention's inputs 1 to 7; returns logits float32 [T, vocabulary]."""
+        x = kernels.embedding(ids, self.head, HIDDEN, VOCABULARY, self.dtype)
         for weights, caches in zip(self.layers, self.caches, strict=True):
-            qkv = self._linear("qkv", x, weights["qkv"], QKV, norm=self.norm)
-            attended = self._timed(
-                "attention", kernels.tree_attention, qkv, *batch, self.rope, *caches, num_heads=HEADS
-            )
-            x = self._linear("out", attended, weights["out"], HIDDEN, residual=x)
-            hidden = self._linear("gate_up", x, weights["gate_up"], MLP, norm=self.norm, activation="swiglu")
-            x = self._linear("down", hidden, weights["down"], HIDDEN, residual=x)
-        self._linear("head", x, self.head, VOCABULARY, norm=self.norm, out=logits)
+            qkv = self._linear(x, weights["qkv"], QKV, norm=self.norm)
+            attended = kernels.tree_attention(qkv, *batch, self.rope, *caches, num_heads=HEADS)
+            x = self._linear(attended, weights["out"], HIDDEN, residual=x)
+            hidden = self._linear(x, weights["gate_up"], MLP, norm=self.norm, activation="swiglu")
+            x = self._linear(hidden, weights["down"], HIDDEN, residual=x)
+        return self._linear(x, self.head, VOCABULARY, norm=self.norm)
 
-    def _linear(self, name: str, x: np.ndarray, weight: PackedWeight, n: int, **options: object) -> np.ndarray:
-        return self._timed(name, kernels.linear, x, weight, n, self.dtype, **options)
+    def _linear(self, x: np.ndarray, weight: PackedWeight, n: int, **options: Any) -> np.ndarray:
+        return kernels.linear(x, weight, n, self.dtype, **options)
 
-    def _timed(self, name, function, *args, **options):  # type: ignore[no-untyped-def]
-        start = time.perf_counter()
-        out = function(*args, **options)
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-        return out
+
+PARTS = ["embedding", *["qkv", "attention", "out", "gate_up", "down"] * LAYERS, "head"]
+
+
+def milliseconds_by_part(recording: kernels.Recording, repeats: int) -> dict[str, float]:
+    """The sum over layers of each operator's mean time."""
+    totals = dict.fromkeys(PARTS, 0.0)
+    for _ in range(repeats):
+        for name, (function, arguments) in zip(PARTS, recording.calls, strict=True):
+            start = time.perf_counter()
+            function(*arguments)
+            totals[name] += (time.perf_counter() - start) * 1e3 / repeats
+    return totals
 
 
 def batch_inputs(rows: int, sequences: int, context: int) -> list[np.ndarray]:
@@ -94,18 +100,17 @@ def main() -> None:
     print(f"{args.dtype}, {kernels.isa()}, {kernels.threads()} threads, {args.sequences} x context {args.context}")
     for rows in args.rows:
         ids = np.zeros(rows * args.sequences, np.int32)
-        batch, logits = batch_inputs(rows, args.sequences, args.context), np.empty((len(ids), VOCABULARY), np.float32)
+        with kernels.Recording() as recording:
+            network.forward(ids, batch_inputs(rows, args.sequences, args.context))
         times = []
-        for repeat in range(args.repeats + 3):
-            if repeat == 3:
-                network.seconds.clear()
+        for _ in range(args.repeats + 3):
             start = time.perf_counter()
-            network.forward(ids, batch, logits)
-            times.append(time.perf_counter() - start)
-        times = times[3:]
-        line = f"rows {rows:4d}: median {np.median(times) * 1e3:6.2f} ms, best {np.min(times) * 1e3:6.2f} ms"
+            recording.replay()
+            times.append((time.perf_counter() - start) * 1e3)
+        line = f"rows {rows:4d}: median {np.median(times[3:]):6.2f} ms, best {np.min(times[3:]):6.2f} ms"
         if args.parts:
-            line += "  " + ", ".join(f"{name} {s / len(times) * 1e3:.2f}" for name, s in network.seconds.items())
+            parts = milliseconds_by_part(recording, args.repeats)
+            line += "  " + ", ".join(f"{name} {time:.2f}" for name, time in parts.items())
         print(line, flush=True)
 
 

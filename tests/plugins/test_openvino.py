@@ -106,7 +106,8 @@ def test_linear_operators(core, rng, dtype):
     ]
     nodes = [*nodes[:3], nodes[4], nodes[3], nodes[5]]
     inputs = {"x": (TensorProto.FLOAT, [None, 64]), "rows": (TensorProto.INT32, [None])}
-    outputs = dict.fromkeys(("y", "values", "e", "n"), (TensorProto.FLOAT, None)) | {"indices": (TensorProto.INT32, None)}
+    outputs = dict.fromkeys(("y", "values", "e", "n"), (TensorProto.FLOAT, None))
+    outputs["indices"] = (TensorProto.INT32, None)
     constants["zero"] = np.array(0, np.int64)
     model = compile_nodes(core, nodes, inputs, outputs, constants)
     rows = np.array([4, 0, 2], np.int32)
