@@ -1,0 +1,218 @@
+"""Load test: streaming requests at fixed rates against a Triton server or a bare engine worker.
+
+    python -m benchmarks.loadtest --tokenizer artifacts/engines/NAME --request-rate 0.5 1 2 --result-dir out/spec
+
+Writes one JSON file per rate and plots into the result folder and prints a table; with --baseline, compares with an
+earlier run's folder. Ctrl-C writes what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import plots
+from benchmarks.client import Backend, Generation, GenerationError, TritonBackend, WorkerBackend
+from benchmarks.metrics import METRICS, Timeline, acceptance, parse_slo, summarize
+from benchmarks.results import Run, load_runs, rate_name, save_run
+from benchmarks.runner import open_loop, run_one
+from benchmarks.tables import run_table, speedup_table
+from benchmarks.workload import ARRIVALS, ChatTokenizer, Prompt, arrival_times, load_prompts, pick_prompts
+
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+TABLE2 = {"request_rate": [0.1, 0.5, 1.0], "temperature": 1.0}
+TABLE2_PLAN = {"construction": "beam", "beam_width": 6, "beam_length": 5}
+console = Console()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(prog="loadtest", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = p.add_argument
+    add("--url", default="127.0.0.1:8001", help="gRPC address of the Triton server")
+    add("--metrics-url", default="http://127.0.0.1:8002/metrics", help="its metrics page, for acceptance; '' for none")
+    add("--model", default="ensemble", help="Triton model")
+    add("--worker", metavar="SOCKET", help="talk to the engine worker at this socket instead")
+    add("--tokenizer", type=Path, required=True, help="engine bundle or model folder: tokenizer and chat template")
+    add("--dataset", type=Path, default=PROMPTS, help="JSON lines with 'turns' or 'prompt' (default: shipped prompts)")
+    add("--no-chat-template", action="store_true", help="send prompts as they are")
+    add("--num-prompts", type=int, default=40, help="requests per rate")
+    add(
+        "--request-rate",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        metavar="R",
+        help="requests per second; inf: all at once",
+    )
+    add("--arrival", choices=ARRIVALS, default="poisson")
+    add("--burstiness", type=float, default=1.0, help="shape of the gaps' gamma distribution; 1 is Poisson")
+    add("--max-concurrency", type=int, help="most requests in flight")
+    add("--max-tokens", type=int, default=128)
+    add("--temperature", type=float, default=0.0)
+    add("--top-p", type=float)
+    add("--top-k", type=int)
+    add("--seed", type=int, default=0, help="of arrivals, prompt order and (plus the request's number) sampling")
+    add("--warmup", type=int, default=3, help="requests before the first rate that do not count")
+    add("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics whose percentiles the table shows")
+    add("--goodput", "--slo", nargs="+", default=[], metavar="METRIC:MS", help="limits on ttft, tpot, e2el")
+    add("--table2", action="store_true", help="ReDrafter's Table 2: rates 0.1 0.5 1, temperature 1, beam 6 x 5")
+    add("--label", default="run", help="name of this run in tables and plots")
+    add("--result-dir", type=Path, default=Path("artifacts/loadtest/run"))
+    add("--baseline", type=Path, help="result folder of an auto-regressive run to compare with")
+    return p
+
+
+def check(args: argparse.Namespace) -> dict[str, float]:
+    """Settle presets and check what argparse cannot; the service level objective. Raises ValueError."""
+    if args.table2:
+        vars(args).update(TABLE2)
+        drafting = bundle_plan(args.tokenizer).get("drafting")
+        if drafting and any(drafting.get(key) != value for key, value in TABLE2_PLAN.items()):
+            raise ValueError(f"--table2 needs a bundle with {TABLE2_PLAN} or without drafter, got {drafting}")
+    for name in ("num_prompts", "max_tokens"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(args, name)}")
+    if args.max_concurrency is not None and args.max_concurrency < 1:
+        raise ValueError(f"--max-concurrency: expected at least 1, got {args.max_concurrency}")
+    args.percentile_metrics = [name for name in args.percentile_metrics.split(",") if name]
+    if unknown := set(args.percentile_metrics) - set(METRICS):
+        raise ValueError(f"--percentile-metrics: expected some of {', '.join(METRICS)}, got {', '.join(unknown)}")
+    return parse_slo(args.goodput)
+
+
+def bundle_plan(folder: Path) -> dict[str, Any]:
+    """Name, precision and drafting plan of an engine bundle; empty for a mere model folder."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {key: config.get(key) for key in ("name", "precision", "drafting")} if "precision" in config else {}
+
+
+def build_requests(args: argparse.Namespace, prompts: list[Prompt], tokenizer: ChatTokenizer, count: int, seed: int):
+    """`count` pairs of a request and its empty timeline."""
+    sampling = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    requests = []
+    for index, prompt in enumerate(pick_prompts(prompts, count, seed)):
+        text = prompt.turns[0] if args.no_chat_template else tokenizer.chat(prompt.turns[0])
+        timeline = Timeline(prompt.question_id, prompt.category, len(tokenizer.encode(text)))
+        requests.append((Generation(text, args.max_tokens, {**sampling, "seed": args.seed + index}), timeline))
+    return requests
+
+
+async def connect(args: argparse.Namespace) -> Backend:
+    """The server or the worker, as the flags say."""
+    if args.worker:
+        return WorkerBackend(args.worker)
+    return TritonBackend(args.url, args.model, args.metrics_url or None)
+
+
+async def run_rate(
+    args: argparse.Namespace, rate: float, backend: Backend, requests: list, tokenizer: ChatTokenizer, slo: dict
+) -> Run:
+    """One rate: send, measure, save."""
+    times = arrival_times(rate, len(requests), args.arrival, args.burstiness, args.seed)
+    before = await backend.counters()
+    with Progress(
+        TextColumn(f"{args.label}, {rate_name(rate)} requests/s"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    ) as progress:
+        task = progress.add_task("", total=len(requests), note="")
+        tokens = errors = 0
+
+        def advance(timeline: Timeline) -> None:
+            nonlocal tokens, errors
+            tokens, errors = tokens + timeline.output_tokens, errors + (timeline.error is not None)
+            progress.update(task, advance=1, note=f"{tokens} tokens" + (f", {errors} errors" if errors else ""))
+
+        timelines = await open_loop(backend, requests, times.tolist(), tokenizer, args.max_concurrency, advance)
+    summary = summarize(timelines, slo)
+    summary |= acceptance_between(before, await backend.counters())
+    setting = {
+        "server": args.worker or f"{args.url}/{args.model}",
+        "plan": bundle_plan(args.tokenizer),
+        "dataset": args.dataset.name,
+        **{
+            key: getattr(args, key)
+            for key in (
+                "num_prompts",
+                "max_tokens",
+                "temperature",
+                "top_p",
+                "top_k",
+                "seed",
+                "arrival",
+                "burstiness",
+                "max_concurrency",
+            )
+        },
+    }
+    run = Run(args.label, rate, setting, summary, interrupted=len(timelines) < len(requests))
+    save_run(args.result_dir, run, timelines)
+    return run
+
+
+def acceptance_between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """Acceptance figures of the steps between two readings of the server's counters."""
+    changes = [after.get(name, 0.0) - before.get(name, 0.0) for name in ("steps", "drafted", "accepted")]
+    return acceptance(*changes)
+
+
+async def measure(args: argparse.Namespace, slo: dict[str, float]) -> list[Run]:
+    """Warm up, then every rate in turn. Raises GenerationError when no warm-up request succeeds."""
+    tokenizer, prompts = ChatTokenizer(args.tokenizer), load_prompts(args.dataset)
+    backend = await connect(args)
+    runs: list[Run] = []
+    try:
+        for generation, timeline in build_requests(args, prompts, tokenizer, max(args.warmup, 1), args.seed + 1):
+            await run_one(backend, generation, timeline, tokenizer)
+            if timeline.error is not None:
+                raise GenerationError(f"the warm-up request failed: {timeline.error}")
+        for rate in args.request_rate:
+            requests = build_requests(args, prompts, tokenizer, args.num_prompts, args.seed)
+            runs.append(await run_rate(args, rate, backend, requests, tokenizer, slo))
+            if runs[-1].interrupted:
+                console.print("[yellow]interrupted: what had ended is written")
+                break
+    finally:
+        await backend.close()
+    return runs
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the load test; the exit status is 1 when a request failed and 130 after Ctrl-C."""
+    args = parser().parse_args(argv)
+    try:
+        slo = check(args)
+        runs = asyncio.run(measure(args, slo))
+        run_table(runs, args.percentile_metrics).show(console)
+        plots.load_test([runs], args.result_dir)
+        if args.baseline:
+            baseline = load_runs(args.baseline)
+            speedup_table(baseline, [runs]).show(console)
+            plots.load_test([baseline, runs], args.result_dir)
+    except (ValueError, FileNotFoundError, GenerationError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    for run in runs:
+        for message, count in run.summary["error_messages"].items():
+            console.print(f"[red]{rate_name(run.request_rate)} requests/s: {count} failed: {message}")
+    console.print(f"written to {args.result_dir}")
+    return 130 if runs[-1].interrupted else int(any(run.summary["errors"] for run in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The load test's command line, from flags to files, against a stand-in server."""
+
+import json
+
+import pytest
+
+from benchmarks import loadtest
+from benchmarks.results import load_runs
+
+
+@pytest.fixture
+def backend(fake_backend, monkeypatch):
+    fake = fake_backend()
+
+    async def connect(args):
+        return fake
+
+    monkeypatch.setattr(loadtest, "connect", connect)
+    return fake
+
+
+@pytest.fixture
+def command(tokenizer_folder, tmp_path):
+    def call(*flags, folder="out"):
+        fixed = ["--tokenizer", str(tokenizer_folder), "--result-dir", str(tmp_path / folder), "--num-prompts", "6"]
+        return loadtest.main([*fixed, *map(str, flags)])
+
+    return call
+
+
+def test_writes_every_rate_and_the_table(backend, command, tmp_path, capsys):
+    assert command("--request-rate", 50, "inf", "--goodput", "ttft:1000", "--label", "spec", "--warmup", 2) == 0
+    assert len(backend.seen) == 2 + 6 + 6
+    assert backend.closed
+    runs = load_runs(tmp_path / "out")
+    assert [run.request_rate for run in runs] == [50, float("inf")]
+    for run in runs:
+        assert run.summary["completed"] == 6
+        assert run.summary["output_tokens"] == 48
+        assert run.summary["acceptance_length"] == 2
+        assert run.summary["acceptance_rate"] == 0.25
+        assert run.summary["goodput"] > 0
+        assert run.setting["num_prompts"] == 6
+    content = json.loads((tmp_path / "out" / "rate-50.json").read_text())
+    assert len(content["requests"]) == 6
+    assert (tmp_path / "out" / "load_test.png").stat().st_size > 10_000
+    output = capsys.readouterr().out
+    assert "spec: load test" in output
+    assert "TTFT p99, ms" in output
+
+
+def test_requests_are_seeded_and_templated(backend, command):
+    command("--temperature", 1, "--top-p", 0.9, "--seed", 7, "--warmup", 1, "--request-rate", "inf")
+    measured = backend.seen[1:]
+    assert [request.sampling["seed"] for request in measured] == list(range(7, 13))
+    assert all(request.sampling["top_p"] == 0.9 and "top_k" not in request.sampling for request in measured)
+    assert all(request.text.startswith("user ") and request.text.endswith(" assistant") for request in measured)
+
+
+def test_percentiles_of_chosen_metrics_only(backend, command, capsys):
+    command("--percentile-metrics", "tpot", "--request-rate", "inf")
+    output = capsys.readouterr().out
+    assert "TPOT p90, ms" in output
+    assert "TTFT p90, ms" not in output
+
+
+def test_compares_with_a_baseline(backend, command, tmp_path, capsys):
+    command("--request-rate", "inf", "--label", "auto-regressive", folder="ar")
+    backend.words = 4
+    assert command("--request-rate", "inf", "--label", "speculative", "--baseline", tmp_path / "ar") == 0
+    assert "ms/token (speed-up over auto-regressive)" in capsys.readouterr().out
+
+
+def test_failures_are_counted_and_reported(backend, command, tmp_path, capsys):
+    backend.fail_every = 4
+    assert command("--request-rate", "inf", "--warmup", 1) == 1
+    assert load_runs(tmp_path / "out")[0].summary["errors"] == 1
+    assert "1 failed: overloaded" in capsys.readouterr().out
+
+
+def test_a_dead_server_is_reported_at_once(backend, command, capsys):
+    backend.fail_every = 1
+    assert command() == 2
+    assert "warm-up request failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-prompts", 0], "--num-prompts"),
+        (["--max-concurrency", 0], "--max-concurrency"),
+        (["--percentile-metrics", "speed"], "--percentile-metrics"),
+        (["--goodput", "itl:5"], "goodput"),
+        (["--request-rate", -1], "request rate"),
+        (["--dataset", "/nowhere.jsonl"], "nowhere"),
+    ],
+)
+def test_wrong_flags(backend, command, capsys, flags, message):
+    assert command(*flags) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_table2_setting(backend, command, tokenizer_folder, tmp_path, capsys):
+    args = loadtest.parser().parse_args(["--tokenizer", str(tokenizer_folder), "--table2"])
+    loadtest.check(args)
+    assert (args.request_rate, args.temperature) == ([0.1, 0.5, 1.0], 1.0)
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "config.json").write_text(json.dumps({"precision": "bf16", "drafting": {"beam_width": 4}}))
+    args = loadtest.parser().parse_args(["--tokenizer", str(bundle), "--table2"])
+    with pytest.raises(ValueError, match="--table2 needs"):
+        loadtest.check(args)
