@@ -1,0 +1,154 @@
+"""The `redraft` command: start, ask, look at and stop a service."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from redraft.chat import render_chat
+from redraft.serving import launcher
+from redraft.serving.processes import ServingError, owned_processes
+from redraft.serving.rundir import RunDir, Settings, State
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Speculative decoding served under Triton.")
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+RunDirOption = Annotated[Path, typer.Option("--run-dir", help="Where the service keeps its socket, state and logs.")]
+DEFAULT_RUN_DIR = Path("artifacts/run")
+
+
+@app.command()
+def serve(
+    bundle: Annotated[Path, typer.Option(help="Engine bundle to serve.")],
+    http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
+    decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
+    max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Serve a bundle on 127.0.0.1; returns when a real request has succeeded."""
+    settings = Settings(
+        bundle=bundle,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        decoupled=decoupled,
+        threads=threads,
+        max_queue=max_queue,
+    )
+    try:
+        with err.status("starting") as status:
+            state = launcher.serve(settings, run_dir, status.update if err.is_terminal else _print_progress)
+    except ServingError as error:
+        _fail(f"redraft serve: {error}")
+    except KeyboardInterrupt:
+        _fail("redraft serve: interrupted, nothing is left running", code=130)
+    mode = "streaming (decoupled)" if decoupled else "one response per request"
+    out.print(f"serving {state.settings.bundle.name}, {mode}")
+    out.print(f"  HTTP     http://127.0.0.1:{http_port}/v2/models/ensemble/generate")
+    out.print(f"  gRPC     127.0.0.1:{grpc_port}")
+    out.print(f"  metrics  http://127.0.0.1:{metrics_port}/metrics")
+    out.print(f"  logs     {RunDir(run_dir).path}")
+
+
+@app.command()
+def stop(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
+    """End the service: no process and no shared memory is left."""
+    try:
+        count = launcher.stop(run_dir)
+    except ServingError as error:
+        _fail(f"redraft stop: {error}")
+    out.print(f"stopped ({count} processes)" if count else "nothing was running")
+
+
+@app.command()
+def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
+    """Say how the service is; the exit status is 0 if it is ready."""
+    state = _state(run_dir)
+    running = launcher.is_running(RunDir(run_dir))
+    left = len(owned_processes(RunDir(run_dir).path))
+    if not running:
+        out.print("not running" + (f", but {left} processes are left: `redraft stop` ends them" if left else ""))
+        if state and state.error:
+            out.print(state.error, markup=False)
+        raise typer.Exit(1)
+    assert state is not None
+    out.print(f"{state.phase} {state.detail}".rstrip(), markup=False)
+    out.print(f"  bundle   {state.settings.bundle}", markup=False)
+    out.print(f"  ports    HTTP {state.settings.http_port}, gRPC {state.settings.grpc_port}, "
+              f"metrics {state.settings.metrics_port}")  # fmt: skip
+    out.print(f"  worker   pid {state.worker_pid}, restarts {state.worker_restarts}")
+    out.print(f"  Triton   pid {state.triton_pid}, restarts {state.triton_restarts}")
+    raise typer.Exit(0 if state.phase == "ready" else 1)
+
+
+@app.command()
+def generate(
+    text: Annotated[str, typer.Argument(help="What to say to the model.")],
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float | None, typer.Option(help="Absent: greedy decoding.")] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or continue the text as it is.")] = True,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Ask the running service and print its answer as it comes."""
+    state = _state(run_dir)
+    if state is None or not launcher.is_running(RunDir(run_dir)):
+        _fail("redraft generate: no service is running: `redraft serve --bundle PATH` starts one")
+    body = {
+        "text_input": render_chat(state.settings.bundle, text) if chat else text,
+        "max_tokens": max_tokens,
+        "stream": state.settings.decoupled,
+        "temperature": temperature,
+        "top_p": top_p,
+        "random_seed": seed,
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{state.settings.http_port}/v2/models/ensemble/generate_stream",
+        data=json.dumps({name: value for name, value in body.items() if value is not None}).encode(),
+    )
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        _fail(f"\nredraft generate: {event['error']}")
+                    out.print(event["text_output"], end="", markup=False)
+    except urllib.error.HTTPError as error:
+        _fail(f"redraft generate: {error.read().decode()}")
+    except KeyboardInterrupt:
+        _fail("", code=130)
+    except OSError as error:
+        _fail(f"redraft generate: {error}")
+    out.print()
+
+
+def _state(run_dir: Path) -> State | None:
+    try:
+        return RunDir(run_dir).read_state()
+    except ServingError as error:
+        _fail(f"redraft: {error}")
+
+
+def _print_progress(activity: str) -> None:
+    err.print(activity, markup=False)
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    err.print(message, markup=False)
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Serving: the supervisor that owns the engine worker and the Triton server, and the code of the Triton models."""

@@ -1,0 +1,88 @@
+"""A process of the supervisor that is started again, with growing delays, when it dies."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from redraft.serving.processes import end_processes
+from redraft.serving.rundir import tail
+
+FIRST_DELAY_S, MAX_DELAY_S, STEADY_S = 0.2, 30.0, 60.0
+
+log = logging.getLogger("redraft.supervisor")
+
+
+class Child:
+    """One process and its log; it gets a session of its own, so that a terminal's Ctrl-C does not reach it."""
+
+    def __init__(self, name: str, command: list[str], log_file: Path, environment: dict[str, str], folder: Path):
+        self.name = name
+        self.up = False
+        self.restarts = -1
+        self._command = command
+        self._log_file = log_file
+        self._environment = environment
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._delay = FIRST_DELAY_S
+        self._restart_at: float | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id, 0 before the first start."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last start."""
+        return time.monotonic() - self._started
+
+    @property
+    def death(self) -> str:
+        """How it ended, with the end of its log."""
+        code = self._process.poll() if self._process else None
+        how = f"was killed by signal {-code}" if code and code < 0 else f"ended with status {code}"
+        return f"{self.name} {how}; the end of {self._log_file}:\n{tail(self._log_file)}"
+
+    def start(self) -> None:
+        """Start it, its output appended to the log."""
+        with self._log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                cwd=self._folder,
+                start_new_session=True,
+            )
+        self._started = time.monotonic()
+        self._restart_at = None
+        self.restarts += 1
+        log.info("%s started, pid %d", self.name, self.pid)
+
+    def restart_due(self) -> bool:
+        """Whether a dead child is to be started now; the first call after a death chooses the delay."""
+        if self._restart_at is None:
+            if self.age > STEADY_S:
+                self._delay = FIRST_DELAY_S
+            log.warning("%s It starts again in %.1f s.", self.death, self._delay)
+            self._restart_at = time.monotonic() + self._delay
+            self._delay = min(2 * self._delay, MAX_DELAY_S)
+        return time.monotonic() >= self._restart_at
+
+    def end(self, grace: float) -> None:
+        """SIGTERM, then SIGKILL after `grace` seconds (at once if 0)."""
+        if self.alive:
+            end_processes([psutil.Process(self.pid)], grace)

@@ -1,0 +1,147 @@
+"""The request fields of the TensorRT-LLM Triton models, translated to the worker's protocol.
+
+Tensors arrive with a batch dimension of 1 in front. Everything is checked here or by `redraft.protocol`; messages name
+the field as the client knows it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from redraft.protocol import GenerateRequest, InvalidRequest, describe
+
+_SHARED = {
+    "temperature": "sampling.temperature",
+    "repetition_penalty": "sampling.repetition_penalty",
+    "presence_penalty": "sampling.presence_penalty",
+    "frequency_penalty": "sampling.frequency_penalty",
+    "min_length": "sampling.min_length",
+    "random_seed": "sampling.seed",
+    "end_id": "end_id",
+    "pad_id": "pad_id",
+    "return_log_probs": "return_log_probs",
+    "exclude_input_in_output": "exclude_input_in_output",
+}
+_LISTS = {"input_ids", "stop_words", "bad_words"}
+_MUST_BE_ONE = {"beam_width", "num_return_sequences"}
+_BEAM_SEARCH_ONLY = {"length_penalty", "len_penalty", "early_stopping"}
+_SEQUENCE_PARAMETERS = {"sequence_id", "sequence_start", "sequence_end"}
+_TRITON_PARAMETERS = {"id", "priority", "timeout", "binary_data_output"} | _SEQUENCE_PARAMETERS
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Field names of one Triton model: `fields` maps a client's name to the protocol's (dotted) name."""
+
+    required: tuple[str, ...]
+    fields: Mapping[str, str]
+
+    def parse(self, request_id: str, tensors: Mapping[str, np.ndarray], parameters: str = "") -> GenerateRequest:
+        """The worker's request for one Triton request.
+
+        `tensors` are the inputs by name, batch dimension included; `parameters` is Triton's JSON of request
+        parameters, where the HTTP generate endpoint puts every field that the model does not know.
+        Raises InvalidRequest with the client's field name, the value and the expectation.
+        """
+        self._refuse_unknown(parameters)
+        for name in self.required:
+            if name not in tensors:
+                raise InvalidRequest(f"{name}: required field is missing")
+        message: dict[str, Any] = {"id": request_id}
+        for name, tensor in tensors.items():
+            if name in _MUST_BE_ONE:
+                if (value := _scalar(name, tensor)) != 1:
+                    raise InvalidRequest(f"{name}: expected 1 (one sequence per request), got {value}")
+            elif name in self.fields:
+                value = _list(name, tensor) if self.fields[name] in _LISTS else _scalar(name, tensor)
+                _put(message, self.fields[name], value)
+            elif name == "input_lengths":
+                _check_length(_scalar(name, tensor), tensors.get("input_ids"))
+            elif name not in _BEAM_SEARCH_ONLY:
+                raise InvalidRequest(f"{name}: unknown field")
+        if "input_lengths" in tensors and "input_ids" in message:
+            message["input_ids"] = message["input_ids"][: _scalar("input_lengths", tensors["input_lengths"])]
+        try:
+            return GenerateRequest.model_validate(message)
+        except ValidationError as error:
+            raise InvalidRequest(self.in_client_terms(describe(error))) from None
+
+    def in_client_terms(self, text: str) -> str:
+        """An error text (`field: problem; field: problem`) with the client's names of the fields."""
+        names = {protocol: client for client, protocol in self.fields.items()}
+        pattern = "|".join(re.escape(name) for name in names)
+        return re.sub(rf"(?:^|(?<=; ))({pattern})(?!\w)", lambda match: names[match.group()], text)
+
+    def _refuse_unknown(self, parameters: str) -> None:
+        given = json.loads(parameters) if parameters else {}
+        unknown = [name for name in given if name not in _TRITON_PARAMETERS and not name.startswith("triton_")]
+        if unknown:
+            known = ", ".join(sorted(self.fields))
+            raise InvalidRequest(f"unknown field {', '.join(sorted(unknown))}: expected some of {known}")
+
+
+ENSEMBLE = Contract(
+    ("text_input", "max_tokens"),
+    _SHARED
+    | {
+        "text_input": "text",
+        "max_tokens": "max_tokens",
+        "stream": "stream",
+        "top_k": "sampling.top_k",
+        "top_p": "sampling.top_p",
+        "stop_words": "stop_words",
+        "bad_words": "bad_words",
+    },
+)
+TENSORRT_LLM = Contract(
+    ("input_ids", "request_output_len"),
+    _SHARED
+    | {
+        "input_ids": "input_ids",
+        "request_output_len": "max_tokens",
+        "streaming": "stream",
+        "runtime_top_k": "sampling.top_k",
+        "runtime_top_p": "sampling.top_p",
+    },
+)
+
+
+def _scalar(name: str, tensor: np.ndarray) -> Any:
+    if tensor.size != 1:
+        raise InvalidRequest(f"{name}: expected one value, got shape {list(tensor.shape)}")
+    return _value(name, tensor.reshape(-1)[0])
+
+
+def _list(name: str, tensor: np.ndarray) -> list[Any]:
+    return [_value(name, item) for item in tensor.reshape(-1)]
+
+
+def _value(name: str, item: Any) -> Any:
+    if isinstance(item, bytes):
+        try:
+            return item.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"{name}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
+    if isinstance(item, np.float32):
+        return float(str(item))  # the decimal that the client wrote: 0.7, not 0.699999988
+    return item.item() if isinstance(item, np.generic) else item
+
+
+def _check_length(length: int, input_ids: np.ndarray | None) -> None:
+    given = 0 if input_ids is None else input_ids.size
+    if not 1 <= length <= given:
+        raise InvalidRequest(f"input_lengths: expected 1 to {given}, the number of input_ids, got {length}")
+
+
+def _put(message: dict[str, Any], path: str, value: Any) -> None:
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        message = message.setdefault(parent, {})
+    message[leaf] = value

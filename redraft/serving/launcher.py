@@ -1,0 +1,115 @@
+"""Start and stop a service from the command line."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from redraft.serving.processes import (
+    OWNER_VARIABLE,
+    ServingError,
+    check_port,
+    end_processes,
+    owned_processes,
+    remove_shared_memory,
+)
+from redraft.serving.rundir import RunDir, Settings, State, tail
+from redraft.serving.tritonserver import TritonInstallation
+
+STOP_S = 25.0
+_POLL_S = 0.1
+
+
+def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]) -> State:
+    """Start a service and return when a real request has succeeded. `on_progress` is told each new activity.
+
+    Raises ServingError, and KeyboardInterrupt passes through; in both cases nothing is left running.
+    """
+    run_dir = RunDir(run_path)
+    settings = settings.model_copy(update={"bundle": settings.bundle.resolve()})
+    _check(settings, run_dir)
+    stop(run_path)
+    for log in (run_dir.worker_log, run_dir.triton_log, run_dir.supervisor_log, run_dir.state_file):
+        log.unlink(missing_ok=True)
+    run_dir.settings_file.write_text(settings.model_dump_json(indent=1))
+    try:
+        with run_dir.supervisor_log.open("ab") as output:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-m", "redraft.serving.supervisor", str(run_dir.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | {OWNER_VARIABLE: str(run_dir.path)},
+                cwd=Path(__file__).resolve().parents[2],
+                start_new_session=True,
+            )
+        return _follow(run_dir, supervisor, on_progress)
+    except BaseException:
+        stop(run_path)
+        raise
+
+
+def stop(run_path: Path) -> int:
+    """End the service of a run directory, whatever state it is in. Returns how many processes it had.
+
+    Afterwards no process and no shared memory of it is left, also when parts of it had been killed.
+    """
+    run_dir = RunDir(run_path)
+    processes = owned_processes(run_dir.path)
+    state = run_dir.read_state()
+    supervisor = [process for process in processes if state and process.pid == state.supervisor_pid]
+    end_processes(supervisor, grace=STOP_S)
+    end_processes(owned_processes(run_dir.path), grace=0)
+    remove_shared_memory(run_dir.path)
+    run_dir.socket.unlink(missing_ok=True)
+    if state and state.phase not in ("stopped", "failed"):
+        run_dir.write_state(state.model_copy(update={"phase": "stopped", "detail": ""}))
+    return len(processes)
+
+
+def is_running(run_dir: RunDir) -> bool:
+    """Whether a supervisor holds the run directory."""
+    try:
+        with run_dir.lock_file.open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def _check(settings: Settings, run_dir: RunDir) -> None:
+    if not (settings.bundle / "config.json").is_file():
+        raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json (`make engines` builds one)")
+    TritonInstallation()
+    try:
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServingError(f"cannot use the run directory {run_dir.path}: {error.strerror}") from None
+    if is_running(run_dir):
+        raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it")
+    check_port(settings.http_port, "HTTP", "--http-port")
+    check_port(settings.grpc_port, "gRPC", "--grpc-port")
+    check_port(settings.metrics_port, "metrics", "--metrics-port")
+
+
+def _follow(run_dir: RunDir, supervisor: subprocess.Popen[bytes], on_progress: Callable[[str], None]) -> State:
+    shown = ""
+    while True:
+        ended = supervisor.poll() is not None
+        state = run_dir.read_state()
+        if state and state.phase == "ready":
+            return state
+        if ended:
+            log = f"the supervisor ended with status {supervisor.returncode}:\n{tail(run_dir.supervisor_log)}"
+            raise ServingError(state.error if state and state.error else log)
+        if state and state.detail != shown:
+            shown = state.detail
+            on_progress(shown)
+        time.sleep(_POLL_S)

@@ -1,0 +1,74 @@
+"""Metrics in Triton's own Prometheus endpoint. Imported inside Triton's Python backend only."""
+
+from __future__ import annotations
+
+import triton_python_backend_utils as pb_utils
+
+from redraft.protocol import SequenceStats, WorkerStatus
+
+_GAUGES = {
+    "redraft_worker_up": "1 while the engine worker answers, else 0",
+    "redraft_requests_running": "Sequences that take part in the current step",
+    "redraft_requests_waiting": "Requests in the queue",
+    "redraft_kv_use_ratio": "Share of the KV cache in use, 0 to 1",
+    "redraft_acceptance_length": "Tokens gained per step, bonus token included, since the worker started",
+}
+_COUNTERS = {
+    "steps": ("redraft_steps_total", "Steps of sequences (target forwards times the sequences in them)"),
+    "drafted": ("redraft_drafted_tokens_total", "Draft tokens that were verified"),
+    "accepted": ("redraft_accepted_tokens_total", "Draft tokens that were accepted"),
+    "rows_executed": ("redraft_rows_executed_total", "Rows that the target network executed"),
+}
+_TTFT_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0]
+_TPOT_BUCKETS = [0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0]
+
+
+class WorkerMetrics:
+    """State and totals of the worker; counters go on counting when a worker restarts from zero."""
+
+    def __init__(self) -> None:
+        kind = pb_utils.MetricFamily
+        self._families = {n: kind(name=n, description=text, kind=kind.GAUGE) for n, text in _GAUGES.items()}
+        self._families |= {n: kind(name=n, description=text, kind=kind.COUNTER) for n, text in _COUNTERS.values()}
+        self._metrics = {name: family.Metric(labels={}) for name, family in self._families.items()}
+        self._last: dict[str, float] = {}
+
+    def update(self, status: WorkerStatus | None) -> None:
+        """Publish a worker's status; None means that it is not there."""
+        self._metrics["redraft_worker_up"].set(float(status is not None and status.ready))
+        if status is None:
+            for name in ("redraft_requests_running", "redraft_requests_waiting", "redraft_kv_use_ratio"):
+                self._metrics[name].set(0.0)
+            return
+        self._metrics["redraft_requests_running"].set(float(status.running))
+        self._metrics["redraft_requests_waiting"].set(float(status.waiting))
+        self._metrics["redraft_kv_use_ratio"].set(status.kv_use)
+        totals = {key: float(status.totals.get(key, 0)) for key in _COUNTERS}
+        if totals["steps"]:
+            self._metrics["redraft_acceptance_length"].set(1 + totals["accepted"] / totals["steps"])
+        for key, value in totals.items():
+            last = self._last.get(key, 0.0)
+            self._metrics[_COUNTERS[key][0]].increment(value - last if value >= last else value)
+        self._last = totals
+
+
+class LatencyMetrics:
+    """Histograms of one model's finished requests."""
+
+    def __init__(self, model: str) -> None:
+        self._families = [
+            pb_utils.MetricFamily(name=name, description=text, kind=pb_utils.MetricFamily.HISTOGRAM)
+            for name, text in (
+                ("redraft_time_to_first_token_seconds", "Arrival at the worker to first token"),
+                ("redraft_time_per_output_token_seconds", "(end to end - TTFT) / (tokens - 1), per request"),
+            )
+        ]
+        ttft, tpot = self._families
+        self._ttft = ttft.Metric(labels={"model": model}, buckets=_TTFT_BUCKETS)
+        self._tpot = tpot.Metric(labels={"model": model}, buckets=_TPOT_BUCKETS)
+
+    def observe(self, stats: SequenceStats) -> None:
+        """Count one finished request."""
+        self._ttft.observe((stats.queue_ms + stats.prefill_ms) / 1000)
+        if stats.output_tokens > 1:
+            self._tpot.observe(stats.decode_ms / 1000 / (stats.output_tokens - 1))

@@ -1,0 +1,79 @@
+"""What a running service leaves on the machine: processes, shared memory, ports; and how to take it away again."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+OWNER_VARIABLE = "REDRAFT_SERVICE"
+"""Environment variable that every process of a service carries, children of children included."""
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class ServingError(RuntimeError):
+    """The service cannot start or stop; the text says why and what to do."""
+
+
+def owned_processes(run_dir: Path) -> list[psutil.Process]:
+    """Live processes of the service at `run_dir`, whoever their parent is now; never the calling process."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get(OWNER_VARIABLE) == str(run_dir)
+            if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def end_processes(processes: Iterable[psutil.Process], grace: float) -> None:
+    """SIGTERM, then SIGKILL to what is left after `grace` seconds (at once if 0)."""
+    remaining = list(processes)
+    if grace:
+        for process in remaining:
+            _signal(process, kill=False)
+        _, remaining = psutil.wait_procs(remaining, timeout=grace)
+    for process in remaining:
+        _signal(process, kill=True)
+    psutil.wait_procs(remaining, timeout=5)
+
+
+def shared_memory_prefix(run_dir: Path) -> str:
+    """Start of the names of the shared memory regions of Triton's Python backend that belong to `run_dir`."""
+    return f"triton_python_backend_shm_region_{hashlib.sha256(str(run_dir).encode()).hexdigest()[:12]}_"
+
+
+def remove_shared_memory(run_dir: Path) -> list[str]:
+    """Delete the regions of a service whose processes have ended. Returns their names."""
+    regions = list(_SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*"))
+    for region in regions:
+        region.unlink(missing_ok=True)
+    return [region.name for region in regions]
+
+
+def check_port(port: int, purpose: str, option: str) -> None:
+    """Raises ServingError if 127.0.0.1:`port` cannot be bound."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise ServingError(
+                f"port {port} on 127.0.0.1 ({purpose}) {reason}: stop the program that holds it "
+                f"or choose another port with {option}"
+            ) from None
+
+
+def _signal(process: psutil.Process, kill: bool) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill() if kill else process.terminate()

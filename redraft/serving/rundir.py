@@ -1,0 +1,86 @@
+"""The run directory of a service: socket, logs, state file, and the settings it was started with."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from redraft.serving.processes import ServingError
+
+_MAX_SOCKET_PATH = 100
+
+Phase = Literal["starting", "ready", "degraded", "stopping", "stopped", "failed"]
+
+
+class Settings(BaseModel):
+    """What `redraft serve` was asked for. Ports are on 127.0.0.1."""
+
+    bundle: Path
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    decoupled: bool = True
+    threads: int | None = None
+    max_queue: int | None = None
+    worker_command: list[str] = [sys.executable, "-m", "redraft.worker"]
+
+
+class State(BaseModel):
+    """What the supervisor says about itself: `detail` is the current activity, `error` why it failed."""
+
+    phase: Phase = "starting"
+    detail: str = ""
+    error: str = ""
+    supervisor_pid: int = 0
+    worker_pid: int = 0
+    triton_pid: int = 0
+    worker_restarts: int = 0
+    triton_restarts: int = 0
+    settings: Settings
+
+
+class RunDir:
+    """Paths of one service. Raises ServingError where the path is too long for a Unix socket."""
+
+    def __init__(self, path: Path):
+        self.path = path.resolve()
+        self.socket = self.path / "worker.sock"
+        self.state_file = self.path / "state.json"
+        self.settings_file = self.path / "settings.json"
+        self.lock_file = self.path / "lock"
+        self.models = self.path / "models"
+        self.backends = self.path / "backends"
+        self.worker_log = self.path / "worker.log"
+        self.triton_log = self.path / "triton.log"
+        self.supervisor_log = self.path / "supervisor.log"
+        if len(os.fsencode(self.socket)) > _MAX_SOCKET_PATH:
+            raise ServingError(
+                f"the path {self.socket} is too long for a Unix socket ({_MAX_SOCKET_PATH} bytes): "
+                "choose a shorter one with --run-dir"
+            )
+
+    def read_state(self) -> State | None:
+        """The last state that was written, None if there is none."""
+        try:
+            return State.model_validate_json(self.state_file.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def write_state(self, state: State) -> None:
+        """Replace the state file in one move."""
+        temporary = self.state_file.with_suffix(".tmp")
+        temporary.write_text(state.model_dump_json(indent=1))
+        temporary.replace(self.state_file)
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    """The last lines of a log, indented, "" if there is none."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])

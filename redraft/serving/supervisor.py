@@ -1,0 +1,212 @@
+"""The daemon that owns the engine worker and the Triton server: starts them, restarts what dies, ends them together.
+
+`python -m redraft.serving.supervisor RUN_DIR`, with settings.json in the run directory; started by `redraft serve`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+from redraft.client import WorkerClient, WorkerError
+from redraft.serving import tritonserver
+from redraft.serving.child import Child
+from redraft.serving.processes import ServingError, end_processes, owned_processes, remove_shared_memory
+from redraft.serving.rundir import Phase, RunDir, Settings, State
+
+HOUSE = Path(__file__).resolve().parents[2]
+WORKER_START_S, TRITON_START_S, FIRST_REQUEST_S = 180.0, 60.0, 120.0
+TICK_S, PING_S, SILENCE_S = 0.1, 5.0, 30.0
+
+log = logging.getLogger("redraft.supervisor")
+
+
+class StopRequested(Exception):
+    """SIGTERM or SIGINT arrived."""
+
+
+class Supervisor:
+    """One service: a worker, a Triton server, and the state file that says how they are."""
+
+    def __init__(self, run_dir: RunDir, settings: Settings):
+        self._run_dir = run_dir
+        self._settings = settings
+        self._state = State(settings=settings, supervisor_pid=os.getpid())
+        self._client = WorkerClient(run_dir.socket)
+        self._next_ping = 0.0
+        self._stubs: list[psutil.Process] = []
+        installation = tritonserver.TritonInstallation()
+        tritonserver.prepare(installation, run_dir, settings.decoupled)
+        worker_command = _worker_command(run_dir, settings)
+        self._worker = Child("the engine worker", worker_command, run_dir.worker_log, dict(os.environ), HOUSE)
+        self._triton = Child(
+            "the Triton server",
+            tritonserver.command(installation, run_dir, settings),
+            run_dir.triton_log,
+            tritonserver.environment(installation, run_dir),
+            run_dir.path,
+        )
+
+    def run(self) -> NoReturn:
+        """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
+        self._say("starting", f"loading the bundle {self._settings.bundle}")
+        self._worker.start()
+        self._wait(self._worker, WORKER_START_S, self._worker_answers)
+        self._say("starting", "starting the Triton server")
+        self._start_triton()
+        self._say("starting", "sending the first request")
+        tritonserver.complete(self._settings.http_port, "Hello", 4, FIRST_REQUEST_S)
+        self._say("ready")
+        while True:
+            time.sleep(TICK_S)
+            self._watch_triton()
+            self._watch_worker()
+
+    def shut_down(self, error: str = "") -> None:
+        """End the worker, then the server (its requests have failed by then), then whatever they left."""
+        self._say("stopping", error=error)
+        self._client.close()
+        self._worker.end(grace=5)
+        self._triton.end(grace=tritonserver.EXIT_TIMEOUT_S + 3)
+        end_processes(owned_processes(self._run_dir.path), grace=0)
+        remove_shared_memory(self._run_dir.path)
+        self._run_dir.socket.unlink(missing_ok=True)
+        self._say("failed" if error else "stopped", error=error)
+
+    def _watch_worker(self) -> None:
+        if not self._worker.alive:
+            if self._worker.up:
+                self._set_worker_up(False)
+            if self._worker.restart_due():
+                self._worker.start()
+        elif not self._worker.up:
+            if self._worker_answers():
+                self._set_worker_up(True)
+            elif self._worker.age > WORKER_START_S:
+                self._worker.end(grace=0)
+        elif time.monotonic() >= self._next_ping:
+            self._next_ping = time.monotonic() + PING_S
+            if not self._worker_answers(SILENCE_S):
+                log.error("the engine worker did not answer for %.0f s: killing it", SILENCE_S)
+                self._worker.end(grace=0)
+
+    def _worker_answers(self, timeout: float = 2.0) -> bool:
+        try:
+            self._worker.up = self._client.status(timeout).ready
+        except WorkerError:
+            self._worker.up = False
+        return self._worker.up
+
+    def _set_worker_up(self, up: bool) -> None:
+        self._worker.up = up
+        tritonserver.set_worker_ready(self._settings.http_port, up)
+        self._say(*(("ready", "") if up else ("degraded", "the engine worker died and is restarting")))
+
+    def _start_triton(self) -> None:
+        self._triton.start()
+        self._wait(self._triton, TRITON_START_S, lambda: tritonserver.is_ready(self._settings.http_port))
+        self._stubs = psutil.Process(self._triton.pid).children()
+        self._triton.up = True
+
+    def _watch_triton(self) -> None:
+        if self._triton.up and self._triton.alive and all(_runs(stub) for stub in self._stubs):
+            return
+        if self._triton.up:
+            self._triton.up = False
+            self._say("degraded", "the Triton server or one of its model processes died and is restarting")
+            self._clear_triton()
+        if not self._triton.restart_due():
+            return
+        try:
+            self._start_triton()
+        except ServingError as error:
+            log.error("%s", error)
+            self._clear_triton()
+            return
+        self._set_worker_up(self._worker.up)
+
+    def _clear_triton(self) -> None:
+        end_processes([p for p in owned_processes(self._run_dir.path) if p.pid != self._worker.pid], grace=0)
+        remove_shared_memory(self._run_dir.path)
+
+    def _wait(self, child: Child, timeout: float, ready: Callable[[], bool]) -> None:
+        while not ready():
+            if not child.alive:
+                raise ServingError(child.death)
+            if child.age > timeout:
+                raise ServingError(f"{child.name} was not ready within {timeout:.0f} s")
+            time.sleep(TICK_S)
+
+    def _say(self, phase: Phase, detail: str = "", error: str = "") -> None:
+        self._state = self._state.model_copy(
+            update={
+                "phase": phase,
+                "detail": detail,
+                "error": error,
+                "worker_pid": self._worker.pid,
+                "triton_pid": self._triton.pid,
+                "worker_restarts": max(self._worker.restarts, 0),
+                "triton_restarts": max(self._triton.restarts, 0),
+            }
+        )
+        self._run_dir.write_state(self._state)
+        log.info("%s %s%s", phase, detail, error)
+
+
+def _worker_command(run_dir: RunDir, settings: Settings) -> list[str]:
+    command = [*settings.worker_command, "--bundle", str(settings.bundle), "--socket", str(run_dir.socket)]
+    if settings.threads is not None:
+        command += ["--threads", str(settings.threads)]
+    if settings.max_queue is not None:
+        command += ["--max-queue", str(settings.max_queue)]
+    return command
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _request_stop(*_: object) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    raise StopRequested
+
+
+def main(path: str) -> int:
+    """Run the supervisor of a run directory. Returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    run_dir = RunDir(Path(path))
+    settings = Settings.model_validate_json(run_dir.settings_file.read_text())
+    with run_dir.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _request_stop)
+        supervisor = Supervisor(run_dir, settings)
+        try:
+            supervisor.run()
+        except StopRequested:
+            supervisor.shut_down()
+            return 0
+        except ServingError as error:
+            supervisor.shut_down(str(error))
+            return 1
+        except BaseException as error:
+            log.exception("the supervisor failed")
+            supervisor.shut_down(f"the supervisor failed: {error!r}")
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,109 @@
+"""A worker without an engine, for the serving layer's tests: it answers by the worker's protocol and obeys its prompt.
+
+The answer is " w0é w1é ..." word by word, one word per token and step. A prompt that starts with "die" ends the process
+in the middle of the answer, "slow" takes 50 ms per token, "overload" is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import zmq
+
+from redraft.protocol import (
+    CancelRequest,
+    Chunk,
+    ErrorMessage,
+    GenerateRequest,
+    InvalidRequest,
+    SequenceStats,
+    WorkerStatus,
+    pack,
+    parse_request,
+    unpack,
+)
+
+WORDS = [f" w{place}é" for place in range(100)]
+MAX_LEN = 512
+
+
+class FakeWorker:
+    """Serves until SIGTERM; `steps` counts every token of every request."""
+
+    def __init__(self, socket_path: str):
+        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        Path(socket_path).unlink(missing_ok=True)
+        self._socket.bind(f"ipc://{socket_path}")
+        self._running: dict[tuple[bytes, str], tuple[GenerateRequest, int, float]] = {}
+        self._steps = 0
+
+    def run(self) -> None:
+        while True:
+            while self._socket.poll(1 if self._running else 100):
+                peer, data = self._socket.recv_multipart()
+                self._receive(peer, unpack(data))
+            now = time.monotonic()
+            for key, (request, produced, due) in list(self._running.items()):
+                if now >= due:
+                    self._step(key, request, produced)
+
+    def _receive(self, peer: bytes, message: dict) -> None:
+        try:
+            request = parse_request(message)
+        except InvalidRequest as error:
+            self._send(peer, ErrorMessage(id=message["id"], code="invalid", message=str(error)))
+            return
+        if isinstance(request, GenerateRequest):
+            prompt = request.text or ""
+            if request.max_tokens > MAX_LEN:
+                text = f"max_tokens: expected at most {MAX_LEN}, got {request.max_tokens}"
+                self._send(peer, ErrorMessage(id=request.id, code="invalid", message=text))
+            elif prompt.startswith("overload"):
+                self._send(peer, ErrorMessage(id=request.id, code="overloaded", message="the queue is full (4)"))
+            else:
+                self._running[peer, request.id] = (request, 0, 0.0)
+        elif isinstance(request, CancelRequest):
+            if self._running.pop((peer, request.id), None):
+                self._send(peer, Chunk(id=request.id, done=True, finish_reason="cancelled"))
+        else:
+            totals = {"steps": self._steps, "drafted": 3 * self._steps, "accepted": self._steps, "rows_executed": 4.0}
+            self._send(peer, WorkerStatus(running=len(self._running), kv_use=0.5, totals=totals, pid=os.getpid()))
+
+    def _step(self, key: tuple[bytes, str], request: GenerateRequest, produced: int) -> None:
+        self._steps += 1
+        prompt = request.text or ""
+        if prompt.startswith("die") and produced == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        words = list(itertools.islice(itertools.cycle(WORDS), produced, produced + 1))
+        done = produced + 1 == request.max_tokens
+        echo = prompt if produced == 0 and not request.exclude_input_in_output else ""
+        chunk = Chunk(id=request.id, text=echo + "".join(words), token_ids=[produced % len(WORDS)], done=done)
+        if request.return_log_probs:
+            chunk.log_probs = [-0.5]
+        if done:
+            chunk.finish_reason = "length"
+            chunk.stats = SequenceStats(output_tokens=produced + 1, prefill_ms=20.0, decode_ms=5.0 * produced)
+            del self._running[key]
+        else:
+            delay = 0.05 if prompt.startswith("slow") else 0.002
+            self._running[key] = (request, produced + 1, time.monotonic() + delay)
+        self._send(key[0], chunk)
+
+    def _send(self, peer: bytes, message: Chunk | ErrorMessage | WorkerStatus) -> None:
+        self._socket.send_multipart([peer, pack(message)])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bundle", required=True)
+    parser.add_argument("--socket", required=True)
+    args, _ = parser.parse_known_args()
+    if json.loads((Path(args.bundle) / "config.json").read_text()).get("broken"):
+        raise SystemExit("the bundle is broken: target.onnx does not match its checksum, build it again")
+    FakeWorker(args.socket).run()

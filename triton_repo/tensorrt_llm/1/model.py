@@ -1,0 +1,30 @@
+"""Token ids in, token ids out: the TensorRT-LLM backend's `tensorrt_llm` fields."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+from redraft.protocol import Chunk
+from redraft.serving.fields import TENSORRT_LLM
+from redraft.serving.model import Exchange, GenerationModel
+
+
+class TritonPythonModel(GenerationModel):
+    """`output_ids` int32[1, 1, n], `sequence_length` int32[1, 1], log-probabilities on request."""
+
+    contract = TENSORRT_LLM
+
+    def tensors(self, exchange: Exchange, chunk: Chunk) -> list[Any]:
+        """Output tensors of one chunk; the first one starts with the prompt if that was asked for."""
+        prompt = exchange.take_prompt()
+        ids = np.array([[prompt + chunk.token_ids]], dtype=np.int32)
+        return [
+            pb_utils.Tensor("output_ids", ids),
+            pb_utils.Tensor("sequence_length", np.array([[ids.size]], dtype=np.int32)),
+            *self.log_prob_tensors(exchange, chunk),
+        ]
