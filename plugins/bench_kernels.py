@@ -45,7 +45,8 @@ class Network:
         x = kernels.embedding(ids, self.head, HIDDEN, VOCABULARY, self.dtype)
         for weights, caches in zip(self.layers, self.caches, strict=True):
             qkv = self._linear(x, weights["qkv"], QKV, norm=self.norm)
-            attended = kernels.tree_attention(qkv, *batch, self.rope, *caches, num_heads=HEADS)
+            arrays: Any = (qkv, *batch, self.rope, *caches)
+            attended = kernels.tree_attention(*arrays, num_heads=HEADS)
             x = self._linear(attended, weights["out"], HIDDEN, residual=x)
             hidden = self._linear(x, weights["gate_up"], MLP, norm=self.norm, activation="swiglu")
             x = self._linear(hidden, weights["down"], HIDDEN, residual=x)
