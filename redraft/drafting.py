@@ -35,7 +35,7 @@ class DraftSource:
     def __init__(
         self, plan: DraftingPlan | None, engine: Engine, max_tree: int, bigrams: np.ndarray | None = None
     ):
-        """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`. Without a plan nothing is drafted."""
+        """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`. No plan: no drafts."""
         self._plan = plan
         self._engine = engine
         self._most = max_tree - 1

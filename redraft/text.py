@@ -18,6 +18,8 @@ class TextCodec:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
+        """Characters of the longest token: a text has at least 1 / `longest_token` tokens per character."""
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
 
     @classmethod

@@ -37,12 +37,11 @@ class ToyEngine:
         return (self.sharpness * (x.astype(np.float64) / 2**63 - 1) * 2).astype(np.float32)
 
     def path_state(self, tokens) -> int:
-        """Hash of the last tokens of a path and of its length, so that texts repeat but positions matter."""
+        """32-bit hash of a path."""
         state = self.seed
         for token in tokens:
-            state = ((state ^ int(token)) * _PRIME + 0x1234567) & _MASK
-            state ^= state >> 31
-        return state & 0xFFFFFFFF
+            state = _mix(state, int(token))
+        return state
 
     def execute(self, batch: TargetBatch):
         for array in vars(batch).values():
@@ -53,7 +52,10 @@ class ToyEngine:
         self.rows_per_step.append(len(batch.input_ids))
         self.prefill_rows_per_step.append(int((batch.tree_mask == 0).all(axis=1).sum()))
         hidden = np.array([[s >> 16, s & 0xFFFF] for s in states], dtype=np.float32)
-        return np.stack([self.logits_after(states[row]) for row in batch.logit_rows]), hidden
+        logits = np.empty((len(batch.logit_rows), self.vocab_size), dtype=np.float32)
+        for place, row in enumerate(batch.logit_rows):
+            logits[place] = self.logits_after(states[row])
+        return logits, hidden
 
     def _sequence(self, batch: TargetBatch, b: int) -> list[int]:
         slot, length = int(batch.slots[b]), int(batch.cache_lengths[b])
@@ -88,24 +90,23 @@ class ToyEngine:
         log_probs = np.full(ids.shape, -np.inf, dtype=np.float32)
         parents = np.zeros(shape, dtype=np.int32)
         for b, (high, low) in enumerate(hidden.astype(np.int64).tolist()):
-            paths, scores = [(high << 16 | low, [int(tokens[b])])], [0.0]
+            state, paths, scores = high << 16 | low, [[int(tokens[b])]], [0.0]
             for level in range(self.length):
-                for w, (state, path) in enumerate(paths):
+                for w, path in enumerate(paths):
                     ids[b, level, w], probs = self._propose(state, path)
                     log_probs[b, level, w] = scores[w] + np.log(probs)
                 best = np.argsort(-log_probs[b, level].reshape(-1), kind="stable")[: self.width]
                 if level + 1 < self.length:
                     parents[b, level + 1] = best
                 scores = log_probs[b, level].reshape(-1)[best].tolist()
-                paths = [(paths[i // self.candidates][0], [*paths[i // self.candidates][1],
-                          int(ids[b, level].reshape(-1)[i])]) for i in best if np.isfinite(scores).all()]  # fmt: skip
+                flat_ids = ids[b, level].reshape(-1)
+                paths = [[*paths[i // self.candidates], int(flat_ids[i])] for i in best[: len(paths) * self.candidates]]
         return DraftCandidates(ids, log_probs, parents)
 
     def _propose(self, state: int, path: list[int]):
         for token in path:
-            state = ((state ^ token) * _PRIME + 0x1234567) & _MASK
-            state ^= state >> 31
-        logits = self.logits_after(state & 0xFFFFFFFF)
+            state = _mix(state, token)
+        logits = self.logits_after(state)
         rng = np.random.default_rng(state)
         if rng.random() > self.quality:
             rng.shuffle(logits)
@@ -115,6 +116,11 @@ class ToyEngine:
 
     def close(self) -> None:
         pass
+
+
+def _mix(state: int, token: int) -> int:
+    mixed = ((state ^ (token + 1)) * _PRIME + 0x1234567) & _MASK
+    return (mixed ^ mixed >> 31) & 0xFFFFFFFF
 
 
 def toy_codec(vocab_size=111) -> TextCodec:

@@ -1,0 +1,121 @@
+"""A bundle ready to run: its engine, tokenizer and scheduler, and requests turned into sequences."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Hashable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from redraft.budget import FILE_NAME, BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.engines.interface import Engine
+from redraft.protocol import GenerateRequest, InvalidRequest
+from redraft.scheduler import Limits, Scheduler
+from redraft.sequence import Sequence
+from redraft.text import TextCodec
+
+if TYPE_CHECKING:
+    from redraft.bundle import BundleConfig
+
+BIGRAMS_FILE_NAME = "bigrams.npy"
+
+
+class Runtime:
+    """What a worker, a tuner or a benchmark needs to serve requests. `sequence` may be called from any thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: TextCodec,
+        limits: Limits,
+        vocab_size: int,
+        end_ids: frozenset[int] = frozenset(),
+        plan: DraftingPlan | None = None,
+        bigrams: np.ndarray | None = None,
+        name: str = "",
+    ):
+        self.engine = engine
+        self.codec = codec
+        self.limits = limits
+        self.vocab_size = vocab_size
+        self.end_ids = end_ids
+        self.bigrams = bigrams
+        self.name = name
+        self.scheduler = Scheduler(engine, limits, plan, bigrams)
+
+    @classmethod
+    def load(cls, path: str | Path, threads: int | None = None, max_queue: int = 128) -> Runtime:
+        """Load a bundle. Raises BundleError where it does not fit this machine, ValueError for a bad budget table."""
+        from redraft.bundle import Bundle
+        from redraft.engines import load_engine
+
+        bundle = Bundle.load(Path(path))
+        config = bundle.config
+        limits = Limits(**config.limits.model_dump(), max_queue=max_queue)
+        bigrams = Path(path) / BIGRAMS_FILE_NAME
+        return cls(
+            engine=load_engine(bundle, threads),
+            codec=TextCodec.load(Path(path) / "tokenizer.json"),
+            limits=limits,
+            vocab_size=config.target.vocab_size,
+            end_ids=frozenset(config.target.eos_token_ids),
+            plan=bundle_plan(config, Path(path)),
+            bigrams=np.load(bigrams) if bigrams.is_file() else None,
+            name=config.name,
+        )
+
+    def with_plan(self, plan: DraftingPlan | None) -> None:
+        """Serve with another plan from now on, on the same engine; nothing may be running."""
+        if not self.scheduler.idle:
+            raise RuntimeError("the plan can change only while no request is running")
+        self.scheduler = Scheduler(self.engine, self.limits, plan, self.bigrams)
+
+    def sequence(self, key: Hashable, request: GenerateRequest) -> Sequence:
+        """The sequence of a request. Raises InvalidRequest where it does not fit the bundle."""
+        return Sequence(key, request, self._prompt(request), self.codec, self.end_ids, secrets.randbits(63))
+
+    def _prompt(self, request: GenerateRequest) -> list[int]:
+        most = self.limits.max_len - 1
+        if request.text is not None:
+            longest = most * self.codec.longest_token
+            if len(request.text) > longest:
+                raise InvalidRequest(
+                    f"text: {len(request.text)} characters cannot fit the context of {self.limits.max_len} tokens, "
+                    f"expected at most {longest}"
+                )
+            prompt = self.codec.encode(request.text)
+        else:
+            prompt = request.input_ids or []
+            if max(prompt) >= self.vocab_size:
+                raise InvalidRequest(f"input_ids: expected ids below {self.vocab_size}, got {max(prompt)}")
+        if not prompt:
+            raise InvalidRequest("text: expected at least one token, got none")
+        if len(prompt) > most:
+            raise InvalidRequest(f"the prompt has {len(prompt)} tokens: expected at most {most}")
+        left = self.limits.max_len - len(prompt)
+        if request.max_tokens > left:
+            raise InvalidRequest(
+                f"max_tokens: expected at most {left} after a prompt of {len(prompt)} tokens in a context of "
+                f"{self.limits.max_len}, got {request.max_tokens}"
+            )
+        if request.end_id is not None and request.end_id >= self.vocab_size:
+            raise InvalidRequest(f"end_id: expected an id below {self.vocab_size}, got {request.end_id}")
+        return prompt
+
+
+def bundle_plan(config: BundleConfig, path: Path) -> DraftingPlan | None:
+    """The drafting plan of a bundle: its own, with what its budget table says where it has been tuned."""
+    drafting = config.drafting
+    if drafting is None:
+        return None
+    tuned = path / FILE_NAME
+    budget = BudgetTable.load(tuned) if tuned.is_file() else BudgetTable.constant(drafting.tree_budget)
+    return DraftingPlan(
+        construction=budget.construction or drafting.construction,
+        verification=drafting.verification,
+        ngram=drafting.ngram if budget.ngram is None else budget.ngram,
+        budget=budget,
+    )

@@ -1,0 +1,207 @@
+"""The scheduler on the toy engine: speculation and batching change nothing but the number of steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from redraft.budget import BudgetEntry, BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.protocol import GenerateRequest
+from redraft.scheduler import Limits, Overloaded, Scheduler
+from redraft.sequence import Sequence
+from tests.toy_engine import ToyEngine, toy_codec
+
+CODEC = toy_codec()
+LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=4)
+PLANS = {
+    "beam": DraftingPlan("beam", budget=BudgetTable.constant(23)),
+    "beam cut": DraftingPlan("beam", budget=BudgetTable.constant(5)),
+    "best_first": DraftingPlan("best_first", budget=BudgetTable.constant(9)),
+    "chain": DraftingPlan("chain", budget=BudgetTable.constant(9)),
+    "ngram": DraftingPlan(None, ngram=True, budget=BudgetTable.constant(9)),
+    "merged": DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(12)),
+    "beam merged": DraftingPlan("beam", ngram=True, budget=BudgetTable.constant(7)),
+    "greedy verifier": DraftingPlan("best_first", verification="greedy", budget=BudgetTable.constant(9)),
+}
+SAMPLINGS = {
+    "greedy": {},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    "sampled": {"temperature": 1.0, "seed": 7},
+    "top-p": {"temperature": 0.8, "top_p": 0.9, "seed": 8},
+    "top-k": {"temperature": 1.5, "top_k": 7, "top_p": 0.95, "seed": 9, "repetition_penalty": 1.2},
+    "min length": {"temperature": 1.0, "seed": 3, "min_length": 30},
+}
+
+
+def make(key, sampling=None, prompt=None, max_tokens=40, end_ids=frozenset({0}), **fields):
+    prompt = prompt if prompt is not None else list(range(1, 30))
+    request = GenerateRequest(
+        id=str(key), input_ids=prompt, max_tokens=max_tokens, sampling=sampling or {}, return_log_probs=True, **fields
+    )
+    return Sequence(key, request, prompt, CODEC, end_ids)
+
+
+def run(scheduler, sequences, joins=None):
+    """Outputs per key (text, tokens, log-probs, reason), sequences submitted at the steps that `joins` names."""
+    joins = joins or [0] * len(sequences)
+    waiting = sorted(zip(joins, range(len(sequences)), sequences, strict=True), key=lambda item: item[:2])
+    results: dict = {}
+    step = 0
+    while waiting or not scheduler.idle:
+        while waiting and waiting[0][0] <= step:
+            scheduler.submit(waiting.pop(0)[2])
+        for output in scheduler.step():
+            text, tokens, log_probs, _, _ = results.get(output.key, ("", [], [], None, None))
+            results[output.key] = (
+                text + output.text, tokens + output.token_ids, log_probs + (output.log_probs or []),
+                output.finish_reason, output.stats,
+            )  # fmt: skip
+        step += 1
+        assert step < 3000
+    return results
+
+
+def alone(sequence, **engine):
+    return run(Scheduler(ToyEngine(**engine), LIMITS), [sequence])[sequence.key][:4]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_speculation_equals_autoregressive(plan, sampling):
+    options = {
+        "sampling": SAMPLINGS[sampling], "bad_words": ["ab", "c"], "stop_words": ["zz", "q!"], "max_tokens": 60,
+    }  # fmt: skip
+    expected = alone(make("a", **options), slots=3)
+    got = run(Scheduler(ToyEngine(slots=3), LIMITS, PLANS[plan]), [make("a", **options)])["a"]
+    assert got[:4] == expected
+    stats = got[4]
+    assert stats.output_tokens <= 1 + stats.steps + stats.accepted
+    if sampling == "greedy" and plan != "ngram":
+        assert stats.accepted > 0, "the toy drafter is right often enough for a test"
+
+
+@pytest.mark.parametrize("plan", ["merged", "beam", "ngram"])
+@pytest.mark.parametrize("vocab_size", [2, 111])
+def test_mixed_batches_joining_and_leaving(plan, vocab_size):
+    rng = np.random.default_rng(5)
+    sequences, joins, expected = [], [], {}
+    for key in range(9):
+        options = {
+            "sampling": list(SAMPLINGS.values())[key % len(SAMPLINGS)],
+            "prompt": rng.integers(1, vocab_size, rng.integers(1, 70)).tolist(),
+            "max_tokens": int(rng.integers(1, 30)),
+            "end_ids": frozenset({0}) if vocab_size > 2 else frozenset(),
+        }
+        expected[key] = alone(make(key, **options), slots=3, vocab_size=vocab_size)
+        sequences.append(make(key, stream=key % 2 == 0, **options))
+        joins.append(int(rng.integers(0, 12)))
+    engine = ToyEngine(slots=3, vocab_size=vocab_size, candidates=2 if vocab_size == 2 else 6)
+    limits = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=9)
+    results = run(Scheduler(engine, limits, PLANS[plan]), sequences, joins)
+    assert {key: result[:4] for key, result in results.items()} == expected
+
+
+def test_a_long_prompt_stalls_no_one_by_more_than_a_chunk():
+    engine = ToyEngine(slots=3)
+    scheduler = Scheduler(engine, LIMITS, PLANS["best_first"])
+    scheduler.submit(make("short", prompt=[1, 2], stream=True))
+    scheduler.step()
+    scheduler.submit(make("long", prompt=[3] * 150))
+    for _ in range(8):
+        outputs = scheduler.step()
+        assert [output.key for output in outputs] == ["short"]
+        assert engine.rows_per_step[-1] <= 10 + LIMITS.prefill_chunk
+
+
+def test_one_drafter_call_per_step_and_none_without_budget():
+    table = BudgetTable(
+        entries=[BudgetEntry(running=1, greedy=6, sampled=4), BudgetEntry(running=2, greedy=3, sampled=0),
+                 BudgetEntry(running=3, greedy=0, sampled=0)]
+    )  # fmt: skip
+    engine = ToyEngine(slots=3)
+    scheduler = Scheduler(engine, LIMITS, DraftingPlan("best_first", budget=table))
+    for key in range(2):
+        scheduler.submit(make(key, prompt=[key + 1], end_ids=frozenset()))
+    scheduler.step()
+    scheduler.step()
+    assert (engine.draft_calls, engine.rows_per_step[-1]) == (1, 2 * 4)
+    scheduler.submit(make(3, prompt=[9], end_ids=frozenset()))
+    scheduler.step()
+    scheduler.step()
+    assert (engine.draft_calls, engine.rows_per_step[-1]) == (2, 3)
+
+
+@pytest.mark.parametrize(("running", "greedy", "expected"), [(1, True, 6), (2, False, 0), (3, True, 2), (9, True, 2)])
+def test_budget_lookup(running, greedy, expected):
+    table = BudgetTable(
+        entries=[BudgetEntry(running=4, greedy=2, sampled=1), BudgetEntry(running=1, greedy=6, sampled=4),
+                 BudgetEntry(running=2, greedy=3, sampled=0)]
+    )  # fmt: skip
+    assert table.lookup(running, greedy) == expected
+
+
+def test_cancellation_within_one_step_frees_the_slot():
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, PLANS["merged"])
+    for key in range(4):
+        scheduler.submit(make(key, prompt=[key + 1] * 5, end_ids=frozenset(), max_tokens=200))
+    scheduler.step()
+    scheduler.step()
+    assert (scheduler.status().running, scheduler.status().waiting) == (3, 1)
+    scheduler.cancel(1)
+    scheduler.cancel(3)
+    scheduler.cancel("unknown")
+    outputs = {output.key: output for output in scheduler.step()}
+    assert {key: output.finish_reason for key, output in outputs.items()} == {1: "cancelled", 3: "cancelled"}
+    assert outputs[1].token_ids
+    assert not outputs[3].token_ids
+    assert (scheduler.status().running, scheduler.status().waiting) == (2, 0)
+    expected = alone(make(0, prompt=[1] * 5, end_ids=frozenset(), max_tokens=200), slots=3)
+    assert run(scheduler, [])[0][:4] == expected
+
+
+def test_a_full_queue_is_refused_at_once():
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS)
+    for key in range(LIMITS.slots + LIMITS.max_queue):
+        scheduler.submit(make(key))
+    with pytest.raises(Overloaded, match="7 requests are waiting"):
+        scheduler.submit(make("one too many"))
+    assert len(run(scheduler, [])) == 7
+
+
+def test_slots_are_reused_without_leftovers():
+    scheduler = Scheduler(ToyEngine(slots=1), Limits(1, 256, 24, 16), PLANS["merged"])
+    sequences = [make(key, prompt=[key + 1] * (40 - 9 * key), max_tokens=9 + key) for key in range(4)]
+    results = run(scheduler, sequences)
+    for key in range(4):
+        again = make(key, prompt=[key + 1] * (40 - 9 * key), max_tokens=9 + key)
+        assert results[key][:4] == alone(again, slots=1)
+
+
+def test_statistics_add_up():
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, PLANS["beam"])
+    stats = run(scheduler, [make("a", end_ids=frozenset(), max_tokens=50)])["a"][4]
+    totals = scheduler.status().totals
+    assert stats.prompt_tokens == 29
+    assert stats.output_tokens == 50 == totals["output_tokens"]
+    assert stats.accepted == sum(stats.accepted_by_depth) == totals["accepted"]
+    assert stats.offered_by_depth[0] >= stats.accepted_by_depth[0] >= stats.accepted_by_depth[1]
+    assert stats.rows_executed == 29 + stats.steps + stats.drafted == totals["rows_executed"]
+    assert stats.rows_unpacked > stats.rows_executed
+    assert stats.acceptance_length == pytest.approx((stats.steps + stats.accepted) / stats.steps)
+    assert 0 < totals["engine_s"] < totals["step_s"]
+
+
+def test_the_last_tokens_are_not_overdrafted():
+    engine = ToyEngine(slots=3, quality=1.0)
+    run(Scheduler(engine, LIMITS, PLANS["best_first"]), [make("a", max_tokens=2, end_ids=frozenset())])
+    assert engine.rows_per_step[-1] == 1
+
+
+@pytest.mark.parametrize("end_id", [None, -1, 5])
+def test_end_ids(end_id):
+    sequence = make("a", end_id=end_id, sampling={"temperature": 3.0, "seed": 1}, max_tokens=200)
+    _, tokens, _, reason, stats = run(Scheduler(ToyEngine(slots=3), LIMITS, PLANS["beam"]), [sequence])["a"]
+    assert reason == ("length" if end_id == -1 else "stop")
+    assert (0 if end_id is None else end_id) not in tokens or end_id == -1
+    assert stats.output_tokens == len(tokens)

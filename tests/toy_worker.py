@@ -1,0 +1,39 @@
+"""A worker process on the toy engine: `python tests/toy_worker.py SOCKET [seconds per step]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from redraft.budget import BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from redraft.worker import serve
+from tests.toy_engine import ToyEngine, toy_codec
+
+LIMITS = Limits(slots=2, max_len=256, max_tree=16, prefill_chunk=32, max_queue=2)
+
+
+class SlowEngine(ToyEngine):
+    def __init__(self, delay: float, **options):
+        super().__init__(**options)
+        self.delay = delay
+
+    def execute(self, batch):
+        time.sleep(self.delay)
+        return super().execute(batch)
+
+
+def toy_runtime(delay: float = 0.0) -> Runtime:
+    plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    engine = SlowEngine(delay, slots=LIMITS.slots, max_tree=LIMITS.max_tree)
+    return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), plan, name="toy")
+
+
+if __name__ == "__main__":
+    serve(toy_runtime(float(sys.argv[2]) if len(sys.argv) > 2 else 0.0), Path(sys.argv[1]), os.getppid())
