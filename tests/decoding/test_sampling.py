@@ -1,0 +1,201 @@
+"""Sampling and verification: known answers, distributions with stated power, and what refuses to pair."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from redraft.decoding import verification
+from redraft.decoding.construction import CONSTRUCTIONS, Construction, Draws
+from redraft.decoding.sampling import Sampler, log_probability, philox, position_uniform
+from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.verification import PairingError, Verifier, check_pairing, walk
+from redraft.protocol import SamplingConfig
+
+
+def sampler(prompt=(), end_ids=(), bad_words=(), **config) -> Sampler:
+    return Sampler(SamplingConfig(**config), list(prompt), end_ids, bad_words)
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Standard deviations by which chi-square exceeds its mean."""
+    kept = expected > 0
+    assert not counts[~kept].any(), "an impossible outcome"
+    freedom = max(int(kept.sum()) - 1, 1)
+    statistic = float((((counts - expected) ** 2)[kept] / expected[kept]).sum())
+    return (statistic - freedom) / np.sqrt(2 * freedom)
+
+
+def test_philox_known_answers():
+    assert philox(0, 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    assert philox(2**64 - 1, 2**128 - 1) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+
+
+@pytest.mark.parametrize("keys", ["positions", "seeds", "draws"])
+def test_uniforms_are_uniform_and_uncorrelated(keys):
+    make = {
+        "positions": lambda i: position_uniform(5, i),
+        "seeds": lambda i: position_uniform(i, 5),
+        "draws": lambda i: position_uniform(5, 3, i),
+    }[keys]
+    values = np.array([make(i) for i in range(20000)])
+    assert chi_square(np.histogram(values, 50, (0, 1))[0], np.full(50, 400.0)) < 4.5
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
+    assert position_uniform(5, 3) == position_uniform(5, 3)
+
+
+def reference(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
+    """The filtered distribution by full sorting."""
+    order = np.argsort(-logits, kind="stable")
+    keep = order[:top_k] if top_k else order
+    probs = np.zeros(len(logits))
+    probs[keep] = np.exp((logits[keep].astype(np.float64) - logits.max()) / temperature)
+    probs /= probs.sum()
+    order = np.argsort(-probs, kind="stable")
+    size = int(np.searchsorted(np.cumsum(probs[order]), top_p)) + 1
+    probs[order[size:]] = 0
+    return probs / probs.sum()
+
+
+@pytest.mark.parametrize("vocab_size", [2, 111, 49152])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize(
+    "config",
+    [{"temperature": 1.0}, {"temperature": 0.5, "top_k": 2}, {"temperature": 1.0, "top_p": 0.95}, {"top_p": 0.3},
+     {"temperature": 2.0, "top_k": 40, "top_p": 0.7}, {"temperature": 0.01}],
+)  # fmt: skip
+def test_probabilities_are_those_of_full_sorting(vocab_size, spread, config):
+    logits = (np.random.default_rng(vocab_size).normal(size=vocab_size) * spread).astype(np.float32)
+    got, expected = sampler(**config).probabilities(logits), reference(logits, **config)
+    assert np.abs(got - expected).max() < 2e-5
+    seen = [int((probs > 1e-7).sum()) for probs in (got, expected)]
+    assert abs(seen[0] - seen[1]) <= max(2, vocab_size // 5000)
+
+
+def test_ties_are_kept_by_lowest_id():
+    logits = np.array([1, 3, 3, 3, 0, 2], np.float32)
+    assert np.flatnonzero(sampler(top_k=2).probabilities(logits)).tolist() == [1, 2]
+    assert np.flatnonzero(sampler(top_p=0.5).probabilities(np.zeros(4, np.float32))).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("config", [{}, {"temperature": 0}, {"temperature": 0.9, "top_k": 1}, {"top_k": 1}])
+def test_greedy_configurations(config):
+    chosen = sampler(**config)
+    assert chosen.greedy
+    assert chosen.choose(np.array([0, 2, 1], np.float32)) == 1
+
+
+def test_penalties_count_prompt_and_output_and_leave_the_input_alone():
+    logits = np.array([2.0, -2.0, 1.0, 0.5], np.float32)
+    before = logits.copy()
+    penalized = sampler(prompt=[0, 1, 1], repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5)
+    penalized.accept(2)
+    assert penalized.process(logits).tolist() == [2 / 2 - 0.75, -4 - 1.25, 0.5 - 0.75, 0.5]
+    assert (logits == before).all()
+
+
+def test_min_length_holds_back_end_tokens():
+    held = sampler(end_ids={1}, min_length=2)
+    logits = np.array([0, 5, 1], np.float32)
+    assert held.choose(logits) == 2
+    held.accept(2)
+    held.accept(2)
+    assert held.choose(logits) == 1
+
+
+def test_bad_words_of_one_and_more_tokens():
+    words = sampler(prompt=[3, 1], bad_words=[[2], [1, 0]])
+    logits = np.array([5, 3, 9, 4], np.float32)
+    assert words.choose(logits) == 3
+    words.accept(3)
+    assert words.choose(logits) == 0
+
+
+def test_log_probability():
+    logits = np.random.default_rng(0).normal(size=111).astype(np.float32) * 9
+    expected = logits[7] - np.log(np.exp(logits.astype(np.float64)).sum())
+    assert log_probability(logits, 7) == pytest.approx(expected, rel=1e-5)
+
+
+TREE = TokenTree.from_nodes([[(0, -1, 0.0), (1, 0, -0.1), (2, 0, -0.2), (1, 1, -0.3), (2, 1, -0.4), (0, 2, -0.5)]])
+RNG = np.random.default_rng(3)
+NODE_LOGITS = RNG.normal(size=(6, 4)).astype(np.float32) * 1.5
+
+
+def joint_counts(verify, trials: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often (first, second token) came out of a step, second drawn alone where the first left the tree; and how
+    often it should."""
+    first = reference(NODE_LOGITS[0], 0.9)
+    nodes = {1: 1, 2: 2}
+    expected = np.array([first[t] * reference(NODE_LOGITS[nodes.get(t, 5)], 0.9) for t in range(4)])
+    counts = np.zeros((4, 4))
+    for seed in range(trials):
+        chooser = sampler(seed=seed, temperature=0.9)
+        tokens = verify(TREE, 0, NODE_LOGITS, chooser, False).tokens
+        second = tokens[1] if len(tokens) > 1 else chooser.choose(NODE_LOGITS[nodes.get(tokens[0], 5)])
+        counts[tokens[0], second] += 1
+    return counts.ravel(), expected.ravel() * trials
+
+
+def test_sampled_walk_has_the_targets_joint_distribution():
+    assert chi_square(*joint_counts(walk, 6000)) < 4.5
+
+
+def biased_walk(tree, sequence, logits, chooser, with_log_probs):
+    """A planted bias: in one of twelve draws the best child is accepted where the target chose another token."""
+    verdict = walk(tree, sequence, logits, chooser, with_log_probs)
+    if position_uniform(chooser.seed, 99) < 1 / 12:
+        verdict.tokens[0] = int(tree.tokens[sequence, 1])
+        del verdict.tokens[1:]
+    return verdict
+
+
+def test_the_joint_distribution_test_has_power():
+    assert chi_square(*joint_counts(biased_walk, 6000)) > 9
+
+
+def test_walk_equals_choosing_one_by_one_and_reports_the_path():
+    for seed in range(200):
+        verdict = walk(TREE, 0, NODE_LOGITS, sampler(temperature=1.2, seed=seed), True)
+        chooser, node, tokens = sampler(temperature=1.2, seed=seed), 0, []
+        for step, at in enumerate(verdict.path):
+            assert at == node
+            tokens.append(chooser.choose(NODE_LOGITS[node]))
+            chooser.accept(tokens[-1])
+            assert verdict.log_probs[step] == pytest.approx(log_probability(NODE_LOGITS[node], tokens[-1]))
+            children = {int(TREE.tokens[0, n]): n for n in range(1, 6) if TREE.parents[0, n] == node}
+            node = children.get(tokens[-1], -1)
+        assert node == -1
+        assert verdict.tokens == tokens
+
+
+def test_walk_stops_after_an_end_token():
+    logits = np.full((6, 4), -9, np.float32)
+    logits[:, 1] = 9
+    assert walk(TREE, 0, logits, sampler(), False).path == [0, 1, 3]
+    assert walk(TREE, 0, logits, sampler(end_ids={1}), False).path == [0]
+
+
+def test_pairings():
+    for construction in ("beam", "best_first", "chain"):
+        for verifier in ("greedy", "sampled_walk"):
+            check_pairing(construction, verifier, merged=True)
+    with pytest.raises(PairingError, match="unknown construction 'oak': expected one of beam"):
+        check_pairing("oak", "greedy")
+    with pytest.raises(PairingError, match="unknown verification 'hope': expected one of greedy"):
+        check_pairing("beam", "hope")
+
+
+def test_unsound_pairings_are_refused_with_the_reason(monkeypatch):
+    reason = "its acceptance rule needs random draws, and top-k trees have none"
+    picky = Verifier("picky", walk, {Draws.TOP: reason, Draws.INDEPENDENT: "repeats"})
+    monkeypatch.setitem(verification.VERIFIERS, "picky", picky)
+    gumbel = Construction("gumbel", Draws.WITHOUT_REPLACEMENT, SimpleNamespace())
+    monkeypatch.setitem(CONSTRUCTIONS, "gumbel", gumbel)
+    with pytest.raises(PairingError, match=reason):
+        check_pairing("beam", "picky")
+    check_pairing("gumbel", "picky")
+    with pytest.raises(PairingError, match="merging forgets the order of the draws"):
+        check_pairing("gumbel", "picky", merged=True)

@@ -1,0 +1,71 @@
+"""Text streams piece by piece exactly as it decodes at once, and stops where it should."""
+
+from __future__ import annotations
+
+import pytest
+
+from redraft.text import TextStream
+from tests.toy_engine import toy_codec
+
+CODEC = toy_codec(257)
+TEXT = "héllo 日本語 🙂 w!"
+
+
+def stream(tokens, stop_words=(), include=True):
+    texts = TextStream(CODEC, [], stop_words, include)
+    pieces, stopped = [], False
+    for token in tokens:
+        stopped = texts.push(token)
+        pieces.append(texts.take())
+        if stopped:
+            break
+    texts.finish()
+    return [*pieces, texts.take()], stopped
+
+
+def test_pieces_are_whole_characters_and_add_up():
+    pieces, _ = stream(CODEC.encode(TEXT))
+    assert "".join(pieces) == TEXT
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_an_incomplete_character_comes_out_at_the_end():
+    tokens = CODEC.encode("a🙂")[:-1]
+    pieces, _ = stream(tokens)
+    assert "".join(pieces) == CODEC.decode(tokens)
+
+
+def test_endless_invalid_bytes_do_not_pile_up():
+    tokens = [CODEC.encode("🙂")[1]] * 100
+    pieces, _ = stream(tokens)
+    assert sum(map(bool, pieces)) > 3
+
+
+@pytest.mark.parametrize(
+    ("words", "include", "expected", "stops"),
+    [
+        (["本語"], True, "héllo 日本語", True),
+        (["本語"], False, "héllo 日", True),
+        (["lo w"], True, TEXT, False),
+        (["🙂 w!x"], True, TEXT, False),
+        (["!", "llo"], False, "hé", True),
+        (["é", "hél"], True, "hé", True),
+        (["llo 日", "lo"], True, "héllo", True),
+    ],
+)
+def test_stop_words(words, include, expected, stops):
+    pieces, stopped = stream(CODEC.encode(TEXT), words, include)
+    assert ("".join(pieces), stopped) == (expected, stops)
+
+
+def test_what_may_become_a_stop_word_is_held_back():
+    pieces, _ = stream(CODEC.encode("abcabd"), ["abd"])
+    assert pieces == ["", "", "abc", "", "", "abd", ""]
+
+
+def test_special_tokens_are_skipped_and_bad_words_have_variants():
+    assert CODEC.decode([0, *CODEC.encode("a"), 0]) == "a"
+    assert CODEC.special_id("<end>") == 0
+    assert CODEC.special_id("a") is None
+    assert [CODEC.decode(ids) for ids in CODEC.encode_bad_word("ab")] == ["ab", " ab"]
+    assert len(CODEC.encode_bad_word(" ab")) == 1
