@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ OWNER_VARIABLE = "REDRAFT_SERVICE"
 """Environment variable that every process of a service carries, children of children included."""
 
 _SHARED_MEMORY = Path("/dev/shm")
+_KILL_S = 5.0
 
 
 class ServingError(RuntimeError):
@@ -28,11 +30,19 @@ def owned_processes(run_dir: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             mine = process.environ().get(OWNER_VARIABLE) == str(run_dir)
-            if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            if mine and process.pid != os.getpid() and is_alive(process):
                 found.append(process)
         except psutil.Error:
             continue
     return found
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs; a zombie that nobody has reaped does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def end_processes(processes: Iterable[psutil.Process], grace: float) -> None:
@@ -41,10 +51,10 @@ def end_processes(processes: Iterable[psutil.Process], grace: float) -> None:
     if grace:
         for process in remaining:
             _signal(process, kill=False)
-        _, remaining = psutil.wait_procs(remaining, timeout=grace)
+        remaining = _wait(remaining, grace)
     for process in remaining:
         _signal(process, kill=True)
-    psutil.wait_procs(remaining, timeout=5)
+    _wait(remaining, _KILL_S)
 
 
 def shared_memory_prefix(run_dir: Path) -> str:
@@ -72,6 +82,14 @@ def check_port(port: int, purpose: str, option: str) -> None:
                 f"port {port} on 127.0.0.1 ({purpose}) {reason}: stop the program that holds it "
                 f"or choose another port with {option}"
             ) from None
+
+
+def _wait(processes: list[psutil.Process], timeout: float) -> list[psutil.Process]:
+    """Wait until they have ended. Returns those that have not after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (remaining := [process for process in processes if is_alive(process)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return remaining
 
 
 def _signal(process: psutil.Process, kill: bool) -> None:

@@ -20,7 +20,7 @@ import psutil
 from redraft.client import WorkerClient, WorkerError
 from redraft.serving import tritonserver
 from redraft.serving.child import Child
-from redraft.serving.processes import ServingError, end_processes, owned_processes, remove_shared_memory
+from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
 from redraft.serving.rundir import Phase, RunDir, Settings, State
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -118,7 +118,7 @@ class Supervisor:
         self._triton.up = True
 
     def _watch_triton(self) -> None:
-        if self._triton.up and self._triton.alive and all(_runs(stub) for stub in self._stubs):
+        if self._triton.up and self._triton.alive and all(is_alive(stub) for stub in self._stubs):
             return
         if self._triton.up:
             self._triton.up = False
@@ -169,13 +169,6 @@ def _worker_command(run_dir: RunDir, settings: Settings) -> list[str]:
     if settings.max_queue is not None:
         command += ["--max-queue", str(settings.max_queue)]
     return command
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _request_stop(*_: object) -> None:

@@ -1,0 +1,137 @@
+"""A running service and its clients, for the serving layer's tests."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+from redraft.serving import launcher
+from redraft.serving.rundir import RunDir, Settings, State
+
+FAKE_WORKER = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
+DATATYPES = {"int": ("INT32", np.int32), "float": ("FP32", np.float32), "bool": ("BOOL", np.bool_)}
+
+
+@dataclass
+class Service:
+    """A running service as a client sees it."""
+
+    settings: Settings
+    run_dir: RunDir
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.settings.http_port}"
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.settings.grpc_port}"
+
+    @property
+    def state(self) -> State:
+        state = self.run_dir.read_state()
+        assert state is not None
+        return state
+
+    def ready(self) -> bool:
+        return httpx.get(f"{self.url}/v2/health/ready").status_code == 200
+
+    def metrics(self) -> dict[str, float]:
+        text = httpx.get(f"http://127.0.0.1:{self.settings.metrics_port}/metrics").text
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("redraft_")]
+        return {name: float(value) for name, value in lines}
+
+    def generate(self, body: dict[str, Any] | str, model: str = "ensemble") -> dict[str, Any]:
+        content = body if isinstance(body, str) else json.dumps(body)
+        return httpx.post(f"{self.url}/v2/models/{model}/generate", content=content, timeout=30).json()
+
+    def generate_stream(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        url = f"{self.url}/v2/models/ensemble/generate_stream"
+        with httpx.stream("POST", url, json=body, timeout=30) as response:
+            return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
+
+
+def start(folder: Path, bundle: Path, **changes: Any) -> Service:
+    """Start a service on free ports; the caller stops it."""
+    http, grpc, metrics = free_ports(3)
+    settings = Settings(bundle=bundle, http_port=http, grpc_port=grpc, metrics_port=metrics, **changes)
+    launcher.serve(settings, folder, lambda activity: None)
+    return Service(settings, RunDir(folder))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody holds now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in sockets]
+    finally:
+        for probe in sockets:
+            probe.close()
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 15.0) -> None:
+    """Wait for a condition; fails the test after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s"
+        time.sleep(0.02)
+
+
+def grpc_inputs(**fields: Any) -> list[grpcclient.InferInput]:
+    """Inputs of shape [1, n] as clients of the TensorRT-LLM backend make them."""
+    inputs = []
+    for name, value in fields.items():
+        values = value if isinstance(value, list) else [value]
+        if isinstance(values[0], str | bytes):
+            datatype, array = "BYTES", np.array([values], dtype=np.object_)
+        else:
+            datatype, dtype = DATATYPES[type(values[0]).__name__]
+            array = np.array([values], dtype=dtype)
+        inputs.append(grpcclient.InferInput(name, list(array.shape), datatype))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
+
+
+class GrpcStream:
+    """One bidirectional stream, as the load generators use it."""
+
+    def __init__(self, url: str):
+        self._client = grpcclient.InferenceServerClient(url)
+        self._events: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._client.start_stream(lambda result, error: self._events.put((result, error)))
+
+    def send(self, model: str = "ensemble", request_id: str = "", **fields: Any) -> None:
+        self._client.async_stream_infer(
+            model, grpc_inputs(**fields), request_id=request_id, enable_empty_final_response=True
+        )
+
+    def receive(self, timeout: float = 20.0) -> Any:
+        """Next result. Raises the client library's exception for an error response."""
+        result, error = self._events.get(timeout=timeout)
+        if error is not None:
+            raise error
+        return result
+
+    def receive_all(self) -> list[Any]:
+        """Results of the only request in flight, to its final response."""
+        results = [self.receive()]
+        while not results[-1].get_response().parameters["triton_final_response"].bool_param:
+            results.append(self.receive())
+        return results
+
+    def close(self, cancel: bool = False) -> None:
+        self._client.stop_stream(cancel_requests=cancel)
+        self._client.close()

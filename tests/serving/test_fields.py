@@ -1,0 +1,98 @@
+"""Client fields to protocol: names, values and messages in the client's terms."""
+
+import json
+
+import numpy as np
+import pytest
+
+from redraft.protocol import InvalidRequest
+from redraft.serving.fields import ENSEMBLE, TENSORRT_LLM
+
+
+def text(*words: str) -> np.ndarray:
+    return np.array([[word.encode() for word in words]], dtype=np.object_)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array([values], dtype=np.int32)
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array([values], dtype=np.float32)
+
+
+def ensemble(**changes: np.ndarray) -> dict[str, np.ndarray]:
+    return {"text_input": text("hi"), "max_tokens": ints(4)} | changes
+
+
+def test_every_field_reaches_the_worker():
+    request = ENSEMBLE.parse(
+        "r1",
+        ensemble(
+            stream=np.array([[True]]),
+            temperature=floats(0.7),
+            top_p=floats(0.9),
+            top_k=ints(5),
+            random_seed=np.array([[2**64 - 1]], dtype=np.uint64),
+            stop_words=text("a", "é"),
+            bad_words=text(""),
+            beam_width=ints(1),
+            length_penalty=floats(2.0),
+            exclude_input_in_output=np.array([[False]]),
+        ),
+        json.dumps({"id": "7", "triton_enable_empty_final_response": True}),
+    )
+    assert (request.text, request.max_tokens, request.stream) == ("hi", 4, True)
+    assert request.sampling.temperature == 0.7, "the decimal that the client wrote, not its float32 neighbour"
+    assert request.sampling.seed == 2**64 - 1
+    assert (request.stop_words, request.bad_words, request.exclude_input_in_output) == (["a", "é"], [], False)
+
+
+def test_token_ids_are_trimmed_to_input_lengths():
+    tensors = {"input_ids": ints(5, 6, 0, 0), "input_lengths": ints(2), "request_output_len": ints(3)}
+    assert TENSORRT_LLM.parse("r", tensors).input_ids == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_input": text("")}, "text_input.*empty"),
+        ({"text_input": np.array([[b"\xff"]], dtype=np.object_)}, "text_input: expected UTF-8"),
+        ({"text_input": text("a", "b")}, r"text_input: expected one value, got shape \[1, 2\]"),
+        ({"max_tokens": ints(0)}, "^max_tokens: .*got 0"),
+        ({"max_tokens": ints(-3)}, "^max_tokens: .*got -3"),
+        ({"temperature": floats(-1)}, "^temperature: .*got -1"),
+        ({"temperature": floats(float("nan"))}, "^temperature: .*nan"),
+        ({"temperature": floats(float("inf"))}, "^temperature: .*inf"),
+        ({"top_p": floats(0)}, "^top_p: .*got 0"),
+        ({"top_p": floats(1.5)}, "^top_p: .*got 1.5"),
+        ({"top_k": ints(-1)}, "^top_k: .*got -1"),
+        ({"repetition_penalty": floats(0)}, "^repetition_penalty: .*got 0"),
+        ({"beam_width": ints(2)}, "beam_width: expected 1"),
+        ({"surprise": ints(2)}, "surprise: unknown field"),
+    ],
+)
+def test_a_bad_value_is_named_as_the_client_named_it(changes, message):
+    with pytest.raises(InvalidRequest, match=message):
+        ENSEMBLE.parse("r", ensemble(**changes))
+
+
+def test_missing_and_unknown_fields():
+    with pytest.raises(InvalidRequest, match="text_input: required"):
+        ENSEMBLE.parse("r", {"max_tokens": ints(1)})
+    with pytest.raises(InvalidRequest, match=r"unknown field max_token: expected some of .*max_tokens"):
+        ENSEMBLE.parse("r", ensemble(), '{"max_token": 3}')
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_input_lengths_out_of_range(length):
+    tensors = {"input_ids": ints(5, 6), "input_lengths": ints(length), "request_output_len": ints(3)}
+    with pytest.raises(InvalidRequest, match=f"input_lengths: expected 1 to 2.*got {length}"):
+        TENSORRT_LLM.parse("r", tensors)
+
+
+def test_messages_of_the_worker_in_the_terms_of_tensorrt_llm():
+    text = "max_tokens: expected at most 9, got 10; sampling.top_p: too small"
+    assert TENSORRT_LLM.in_client_terms(text) == (
+        "request_output_len: expected at most 9, got 10; runtime_top_p: too small"
+    )

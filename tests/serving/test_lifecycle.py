@@ -1,0 +1,146 @@
+"""Starting and stopping: what is refused, what is left behind (nothing), whatever has been killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from redraft.serving import launcher
+from redraft.serving.processes import ServingError, owned_processes, shared_memory_prefix
+from redraft.serving.rundir import RunDir, Settings
+from tests.serving.client_side import FAKE_WORKER, GrpcStream, Service, free_ports, start, wait_until
+
+
+def settings(bundle: Path, **changes) -> Settings:
+    http, grpc, metrics = free_ports(3)
+    ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
+    return Settings(bundle=bundle, worker_command=FAKE_WORKER, **(ports | changes))
+
+
+def serve(folder: Path, wanted: Settings) -> list[str]:
+    activities: list[str] = []
+    launcher.serve(wanted, folder, activities.append)
+    return activities
+
+
+def assert_nothing_is_left(folder: Path) -> None:
+    assert owned_processes(folder.resolve()) == []
+    assert list(Path("/dev/shm").glob(f"{shared_memory_prefix(folder.resolve())}*")) == []
+    assert not RunDir(folder).socket.exists()
+
+
+@pytest.fixture(scope="module")
+def service(run_folder, fake_bundle):
+    return start(run_folder, fake_bundle, worker_command=FAKE_WORKER)
+
+
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path, fake_bundle):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ServingError, match=rf"port {port} .*gRPC.* is in use.*--grpc-port"):
+            serve(tmp_path, settings(fake_bundle, grpc_port=port))
+    assert_nothing_is_left(tmp_path)
+
+
+def test_no_bundle(tmp_path):
+    with pytest.raises(ServingError, match=r"is not a bundle"):
+        serve(tmp_path, settings(tmp_path / "nothing"))
+
+
+def test_a_worker_that_does_not_start_shows_the_end_of_its_log(tmp_path):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "config.json").write_text(json.dumps({"broken": True}))
+    with pytest.raises(ServingError, match=r"(?s)worker ended with status 1.*bundle is broken.*build it again"):
+        serve(tmp_path / "run", settings(bundle))
+    assert_nothing_is_left(tmp_path / "run")
+
+
+def test_a_run_directory_too_deep_for_a_socket(tmp_path, fake_bundle):
+    with pytest.raises(ServingError, match=r"too long for a Unix socket.*--run-dir"):
+        serve(tmp_path / ("x" * 100), settings(fake_bundle))
+
+
+def test_a_second_service_in_the_same_place_is_refused(service, fake_bundle):
+    with pytest.raises(ServingError, match=r"a service is running from .*redraft stop"):
+        serve(service.run_dir.path, settings(fake_bundle))
+    assert service.ready()
+
+
+def test_only_loopback_is_bound(service):
+    ports = {service.settings.http_port, service.settings.grpc_port, service.settings.metrics_port}
+    listening = [
+        (connection.laddr.port, connection.laddr.ip.removeprefix("::ffff:"))
+        for process in owned_processes(service.run_dir.path)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {port for port, _ in listening} >= ports
+    assert {ip for _, ip in listening} == {"127.0.0.1"}
+
+
+def ensure_running(service: Service) -> None:
+    if not launcher.is_running(service.run_dir):
+        serve(service.run_dir.path, service.settings)
+
+
+@pytest.mark.parametrize("victims", [["supervisor"], ["supervisor", "worker", "server"], ["supervisor", "server"]])
+def test_stop_leaves_nothing_after_kill_9(service, victims):
+    ensure_running(service)
+    state = service.state
+    pids = {"supervisor": state.supervisor_pid, "worker": state.worker_pid, "server": state.triton_pid}
+    for victim in victims:
+        os.kill(pids[victim], signal.SIGKILL)
+    launcher.stop(service.run_dir.path)
+    assert_nothing_is_left(service.run_dir.path)
+    assert launcher.stop(service.run_dir.path) == 0, "stopping twice is harmless"
+
+
+def test_stop_with_an_open_stream(service):
+    ensure_running(service)
+    stream = GrpcStream(service.grpc)
+    stream.send(text_input="slow", max_tokens=400, stream=True)
+    stream.receive()
+    launcher.stop(service.run_dir.path)
+    assert_nothing_is_left(service.run_dir.path)
+    stream.close(cancel=True)
+
+
+def redraft(*arguments: str, **options) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "redraft.cli", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def test_the_command_line(tmp_path, fake_bundle):
+    port = free_ports(1)[0]
+    status = redraft("status", "--run-dir", str(tmp_path))
+    assert (status.wait(20), status.communicate()[0]) == (1, "not running\n")
+    failed = redraft("serve", "--bundle", str(tmp_path / "none"), "--run-dir", str(tmp_path), "--http-port", str(port))
+    assert failed.wait(20) == 1
+    assert "is not a bundle" in failed.communicate()[0]
+    stop = redraft("stop", "--run-dir", str(tmp_path))
+    assert (stop.wait(20), stop.communicate()[0]) == (0, "nothing was running\n")
+
+
+def test_ctrl_c_while_starting_leaves_nothing(tmp_path, fake_bundle):
+    wanted = settings(fake_bundle)
+    script = (
+        "import sys; from pathlib import Path; from redraft.serving import launcher; "
+        "from redraft.serving.rundir import Settings; "
+        f"launcher.serve(Settings.model_validate_json({wanted.model_dump_json()!r}), Path({str(tmp_path)!r}), print)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+    wait_until(lambda: (state := RunDir(tmp_path).read_state()) is not None and state.triton_pid > 0)
+    process.send_signal(signal.SIGINT)
+    process.wait(20)
+    assert_nothing_is_left(tmp_path)

@@ -1,0 +1,203 @@
+"""The decoupled service as existing clients use it; bad input; what happens when a part of it dies."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from tests.serving.client_side import FAKE_WORKER, GrpcStream, grpc_inputs, start, wait_until
+
+ANSWER = " w0é w1é w2é w3é"
+
+
+@pytest.fixture(scope="module")
+def service(run_folder, fake_bundle):
+    return start(run_folder, fake_bundle, worker_command=FAKE_WORKER)
+
+
+def test_generate_gives_one_answer(service):
+    answer = service.generate({"text_input": "hi", "max_tokens": 4, "stream": False, "bad_words": "", "stop_words": ""})
+    assert answer["text_output"] == ANSWER
+    assert answer["sequence_index"] == 0
+
+
+def test_generate_with_log_probs_and_input(service):
+    body = {"text_input": "hi", "max_tokens": 4, "return_log_probs": True, "exclude_input_in_output": False}
+    answer = service.generate(body)
+    assert answer["text_output"] == "hi" + ANSWER
+    assert answer["cum_log_probs"] == -2.0
+    assert answer["output_log_probs"] == [-0.5] * 4
+
+
+def test_generate_stream_gives_new_text_only(service):
+    events = service.generate_stream({"text_input": "hi", "max_tokens": 4, "stream": True})
+    assert [event["text_output"] for event in events] == [" w0é", " w1é", " w2é", " w3é"]
+
+
+def test_grpc_stream_ends_with_a_final_response(service, stream):
+    stream.send(request_id="r7", text_input="hi", max_tokens=4, stream=True, temperature=0.7, top_p=0.9)
+    results = stream.receive_all()
+    assert b"".join(result.as_numpy("text_output")[0, 0] for result in results).decode() == ANSWER
+    assert [result.get_response().id for result in results] == ["r7"] * 4, "the last chunk itself is the final response"
+
+
+def test_grpc_stream_without_streaming(service, stream):
+    stream.send(text_input="hi", max_tokens=4)
+    (result,) = stream.receive_all()
+    assert result.as_numpy("text_output").tolist() == [[ANSWER.encode()]]
+
+
+def test_token_ids(service, stream):
+    stream.send("tensorrt_llm", input_ids=[5, 6, 0], input_lengths=2, request_output_len=3, end_id=2, pad_id=2,
+                streaming=True, return_log_probs=True, runtime_top_k=1)  # fmt: skip
+    results = stream.receive_all()
+    assert [result.as_numpy("output_ids").tolist() for result in results] == [[[[0]]], [[[1]]], [[[2]]]]
+    assert [result.as_numpy("sequence_length").tolist() for result in results] == [[[1]]] * 3
+    assert [float(result.as_numpy("cum_log_probs")[0, 0]) for result in results] == [-0.5, -1.0, -1.5]
+    stream.send("tensorrt_llm", input_ids=[5, 6, 0], input_lengths=2, request_output_len=2,
+                exclude_input_in_output=False)  # fmt: skip
+    (result,) = stream.receive_all()
+    assert result.as_numpy("output_ids").tolist() == [[[5, 6, 0, 1]]]
+
+
+def test_requests_run_side_by_side(service):
+    answers: list[dict] = []
+    body = {"text_input": "slow", "max_tokens": 10}
+    threads = [threading.Thread(target=lambda: answers.append(service.generate(body))) for _ in range(16)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 16
+    assert all("text_output" in answer for answer in answers)
+    assert time.monotonic() - began < 16 * 0.5 / 4, "one request takes 0.5 s"
+
+
+BAD_REQUESTS = [
+    ({"max_tokens": 4}, "text_input"),
+    ({"text_input": "hi"}, "max_tokens"),
+    ({"text_input": "", "max_tokens": 4}, "text_input.*empty"),
+    ({"text_input": 5, "max_tokens": 4}, "non-string"),
+    ({"text_input": ["a", "b"], "max_tokens": 4}, "batch size"),
+    ({"text_input": "hi", "max_tokens": "many"}, "non-signed-integer"),
+    ({"text_input": "hi", "max_tokens": 1.5}, "non-signed-integer"),
+    ({"text_input": "hi", "max_tokens": [1, 2]}, "batch size"),
+    ({"text_input": "hi", "max_tokens": 0}, "max_tokens.*got 0"),
+    ({"text_input": "hi", "max_tokens": -1}, "max_tokens.*got -1"),
+    ({"text_input": "hi", "max_tokens": 10**6}, "max_tokens: expected at most 512, got 1000000"),
+    ({"text_input": "hi", "max_tokens": 99999999999}, "max_tokens: expected at most 512, got 1215752191"),
+    ({"text_input": "hi", "max_tokens": 4, "temperature": -0.1}, "temperature.*got -0.1"),
+    ({"text_input": "hi", "max_tokens": 4, "top_p": 0}, "top_p.*got 0"),
+    ({"text_input": "hi", "max_tokens": 4, "top_p": 1.01}, "top_p.*got 1.01"),
+    ({"text_input": "hi", "max_tokens": 4, "beam_width": 2}, "beam_width: expected 1"),
+    ({"text_input": "hi", "max_tokens": 4, "max_token": 4}, "unknown field max_token"),
+    ({"text_input": "overload", "max_tokens": 4}, "queue is full"),
+    ('{"text_input": "hi", "max_tokens": 4, "temperature": NaN}', "temperature.*got nan"),
+    ("{", "JSON"),
+]
+
+
+def test_bad_requests_get_a_clear_message_and_harm_no_neighbour(service, stream):
+    stream.send(text_input="slow neighbour", max_tokens=40, stream=True)
+    stream.receive()
+    for body, message in BAD_REQUESTS:
+        answer = service.generate(body)
+        assert set(answer) == {"error"}, body
+        assert_matches(message, answer["error"])
+    results = stream.receive_all()
+    assert len(results) == 39, "the neighbour's other chunks all came"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text_input": "hi", "max_tokens": 4, "temperature": float("nan")}, "temperature.*nan"),
+        ({"text_input": b"\xff", "max_tokens": 4}, "text_input: expected UTF-8"),
+        ({"text_input": "hi", "max_tokens": 4, "surprise": 1}, "surprise"),
+        ({"text_input": "hi", "max_tokens": 4.0}, "FP32.*INT32"),
+        ({"text_input": ["a", "b"], "max_tokens": 4}, "shape"),
+        ({"text_input": "hi"}, "max_tokens"),
+    ],
+)
+def test_bad_grpc_requests(service, stream, fields, message):
+    stream.send(**fields)
+    with pytest.raises(InferenceServerException) as caught:
+        stream.receive()
+    assert_matches(message, str(caught.value))
+    stream.send(text_input="hi", max_tokens=1)
+    assert len(stream.receive_all()) == 1, "the stream goes on"
+
+
+def test_unary_calls_are_refused_in_this_mode(service):
+    with grpcclient.InferenceServerClient(service.grpc) as client, pytest.raises(InferenceServerException) as caught:
+        client.infer("ensemble", grpc_inputs(text_input="hi", max_tokens=1))
+    assert "decoupled" in str(caught.value)
+
+
+def test_cancelling_frees_the_slot_at_once(service):
+    connection = GrpcStream(service.grpc)
+    connection.send(text_input="slow", max_tokens=400, stream=True)
+    connection.receive()
+    wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
+    connection.close(cancel=True)
+    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=2)
+
+
+def test_a_client_that_disconnects_harms_nobody(service):
+    url = f"{service.url}/v2/models/ensemble/generate_stream"
+    body = {"text_input": "slow", "max_tokens": 20, "stream": True}
+    with httpx.stream("POST", url, json=body) as response:
+        next(response.iter_lines())
+    assert service.generate({"text_input": "hi", "max_tokens": 4})["text_output"] == ANSWER
+    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=5)
+
+
+def test_metrics(service):
+    before = service.metrics()
+    service.generate({"text_input": "hi", "max_tokens": 5})
+    wait_until(lambda: service.metrics()["redraft_steps_total"] >= before["redraft_steps_total"] + 5)
+    metrics = service.metrics()
+    assert metrics["redraft_worker_up"] == 1
+    assert metrics["redraft_acceptance_length"] == 2
+    assert metrics["redraft_kv_use_ratio"] == 0.5
+    for name in ("redraft_time_to_first_token_seconds", "redraft_time_per_output_token_seconds"):
+        series = f'{name}_count{{model="ensemble"}}'
+        assert metrics[series] == before[series] + 1
+        assert any(key.startswith(f"{name}_bucket") for key in metrics)
+
+
+def test_a_worker_that_dies_fails_its_requests_and_comes_back(service):
+    events = service.generate_stream({"text_input": "die", "max_tokens": 9, "stream": True})
+    assert len(events) == 3
+    assert "worker went away" in events[-1]["error"]
+    answer = service.generate({"text_input": "hi", "max_tokens": 4})
+    assert "worker is restarting" in answer["error"], "answered at once while there is no worker"
+    wait_until(lambda: not service.ready(), timeout=2)
+    wait_until(service.ready)
+    assert service.generate({"text_input": "hi", "max_tokens": 4})["text_output"] == ANSWER
+    wait_until(lambda: service.metrics()["redraft_worker_up"] == 1)
+    assert service.state.worker_restarts == 1
+
+
+@pytest.mark.parametrize("victim", ["stub", "server"])
+def test_triton_comes_back(service, victim):
+    wait_until(lambda: service.state.phase == "ready")
+    restarts = service.state.triton_restarts
+    server = psutil.Process(service.state.triton_pid)
+    (server if victim == "server" else server.children()[0]).send_signal(signal.SIGKILL)
+    wait_until(lambda: service.state.triton_restarts > restarts and service.state.phase == "ready")
+    assert service.ready()
+    assert service.generate({"text_input": "hi", "max_tokens": 4})["text_output"] == ANSWER
+
+
+def assert_matches(pattern: str, text: str) -> None:
+    assert re.search(pattern, text, re.IGNORECASE), text

@@ -1,0 +1,85 @@
+"""The non-decoupled service: one response per request, over unary gRPC and HTTP infer."""
+
+from __future__ import annotations
+
+import threading
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from tests.serving.client_side import FAKE_WORKER, Service, grpc_inputs, start, wait_until
+
+ANSWER = " w0é w1é w2é w3é"
+
+
+@pytest.fixture(scope="module")
+def service(run_folder, fake_bundle):
+    return start(run_folder, fake_bundle, worker_command=FAKE_WORKER, decoupled=False)
+
+
+def http_infer(service: Service, **fields) -> dict:
+    inputs = [
+        {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [fields["text_input"]]},
+        {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [fields["max_tokens"]]},
+    ]
+    return httpx.post(f"{service.url}/v2/models/ensemble/infer", json={"inputs": inputs}, timeout=30).json()
+
+
+def test_unary_grpc(service):
+    with grpcclient.InferenceServerClient(service.grpc) as client:
+        inputs = grpc_inputs(text_input="hi", max_tokens=4, temperature=0.0, return_log_probs=True)
+        outputs = [grpcclient.InferRequestedOutput(name) for name in ("text_output", "cum_log_probs")]
+        result = client.infer("ensemble", inputs, outputs=outputs)
+        assert result.as_numpy("text_output").tolist() == [[ANSWER.encode()]]
+        assert result.as_numpy("cum_log_probs").tolist() == [[-2.0]]
+        ids = client.infer("tensorrt_llm", grpc_inputs(input_ids=[5], input_lengths=1, request_output_len=3))
+        assert np.array_equal(ids.as_numpy("output_ids"), [[[0, 1, 2]]])
+
+
+def test_http_infer_and_generate(service):
+    outputs = {output["name"]: output for output in http_infer(service, text_input="hi", max_tokens=4)["outputs"]}
+    assert outputs["text_output"]["data"] == [ANSWER]
+    assert outputs["text_output"]["shape"] == [1, 1]
+    assert service.generate({"text_input": "hi", "max_tokens": 4})["text_output"] == ANSWER
+
+
+def test_requests_run_side_by_side(service):
+    answers: list[dict] = []
+    fields = {"text_input": "slow", "max_tokens": 20}
+    threads = [threading.Thread(target=lambda: answers.append(http_infer(service, **fields))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: service.metrics()["redraft_requests_running"] == 4)
+    for thread in threads:
+        thread.join()
+    assert all("outputs" in answer for answer in answers)
+
+
+def test_errors(service):
+    assert "max_tokens: expected at most 512" in http_infer(service, text_input="hi", max_tokens=9999)["error"]
+    assert "--decoupled" in service.generate({"text_input": "hi", "max_tokens": 4, "stream": True})["error"]
+
+
+def test_cancelling_a_unary_call(service):
+    with grpcclient.InferenceServerClient(service.grpc) as client:
+        done = threading.Event()
+        call = client.async_infer(
+            "ensemble", grpc_inputs(text_input="slow", max_tokens=400), lambda result, error: done.set()
+        )
+        wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
+        call.cancel()
+        wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=2)
+        assert done.wait(5)
+
+
+def test_a_worker_that_dies_fails_its_request(service):
+    assert "worker went away" in service.generate({"text_input": "die", "max_tokens": 9})["error"]
+    with grpcclient.InferenceServerClient(service.grpc) as client:
+        with pytest.raises(InferenceServerException, match="worker is restarting"):
+            client.infer("ensemble", grpc_inputs(text_input="hi", max_tokens=4))
+        wait_until(lambda: not client.is_server_ready(), timeout=2)
+        wait_until(client.is_server_ready)
+        client.infer("ensemble", grpc_inputs(text_input="hi", max_tokens=4))
