@@ -1,9 +1,5 @@
 // The operators as an OpenVINO extension: read from ONNX files and run by its CPU plugin.
-#include "../embedding/op.h"
-#include "../linear/op.h"
-#include "../linear_topk/op.h"
-#include "../rms_norm/op.h"
-#include "../tree_attention/op.h"
+#include "../program/op.h"
 #include "openvino/core/extension.hpp"
 #include "openvino/core/op_extension.hpp"
 #include "openvino/frontend/onnx/extension/op.hpp"
@@ -24,6 +20,7 @@ std::vector<ov::Extension::Ptr> all() {
     add<redraft::Embedding>(extensions);
     add<redraft::RMSNorm>(extensions);
     add<redraft::TreeAttention>(extensions);
+    add<redraft::Program>(extensions);
     return extensions;
 }
 

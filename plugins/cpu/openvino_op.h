@@ -21,6 +21,7 @@ inline DType parse_dtype(const std::string& name) {
 // next two are the norm weight and the residual. Names come in the order that `allowed` gives.
 class OptionalInputs {
   public:
+    OptionalInputs() = default;
     OptionalInputs(const std::string& names, const std::vector<std::string>& allowed, std::size_t first) {
         std::size_t next = 0;
         for (std::size_t start = 0; start < names.size();) {
@@ -54,7 +55,7 @@ class OptionalInputs {
   private:
     std::vector<std::string> names_;
     std::vector<std::size_t> index_;
-    std::size_t end_;
+    std::size_t end_ = 0;
 };
 
 inline void expect_type(const ov::Node* node, std::size_t input, ov::element::Type type) {

@@ -69,6 +69,15 @@ struct Pool {
     Scratch own[kMaxThreads];
 };
 
+// The cores of the thread that loads the library. The calling thread's would not do: OpenVINO pins its
+// threads to one core each, and threads that they start would inherit that.
+const cpu_set_t g_cores = [] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    sched_getaffinity(0, sizeof(set), &set);
+    return set;
+}();
+
 int default_thread_count() {
     if (const char* text = std::getenv("REDRAFT_THREADS")) {
         char* end = nullptr;
@@ -77,9 +86,7 @@ int default_thread_count() {
         throw std::invalid_argument("REDRAFT_THREADS=" + std::string(text) + ": expected 1 to " +
                                     std::to_string(kMaxThreads));
     }
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    const int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+    const int cores = CPU_COUNT(&g_cores);
     return cores < 1 ? 1 : cores > kMaxThreads ? kMaxThreads : cores;
 }
 
@@ -131,6 +138,7 @@ bool enter(std::atomic<uint32_t>& job, uint32_t seen) {
 }
 
 void work(Pool* p, int thread) {
+    sched_setaffinity(0, sizeof(g_cores), &g_cores);
     uint32_t last = 0;
     for (;;) {
         uint32_t word = p->job.load(std::memory_order_acquire);

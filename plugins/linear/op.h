@@ -23,8 +23,7 @@ class Linear : public ProjectionOp {
         return ProjectionOp::visit_attributes(visitor);
     }
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        const OptionalInputs optional = optional_inputs();
-        LinearArgs args{projection(inputs, optional), activation(), optional.data<float>(inputs, "residual"), nullptr};
+        LinearArgs args{projection(inputs), activation(), optional_.data<float>(inputs, "residual"), nullptr};
         outputs[0].set_shape({static_cast<std::size_t>(args.p.rows), static_cast<std::size_t>(out_features_)});
         args.out = outputs[0].data<float>();
         check(args);

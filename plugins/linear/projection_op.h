@@ -19,17 +19,19 @@ class ProjectionOp : public ov::op::Op {
         return true;
     }
     bool has_evaluate() const override { return true; }
+    // The input whose first dimension is the output's.
+    std::size_t rows_input() const { return optional_.find("rows") < 0 ? 0 : optional_.find("rows"); }
 
   protected:
     static const std::vector<std::string>& optional_names() {
         static const std::vector<std::string> names{"scale", "bias", "norm", "residual", "rows", "ids"};
         return names;
     }
-    OptionalInputs optional_inputs() const { return OptionalInputs(inputs_, optional_names(), 2); }
 
     // Checks inputs; returns the number of rows.
-    ov::Dimension check_projection(Activation activation) const {
-        const OptionalInputs optional = optional_inputs();
+    ov::Dimension check_projection(Activation activation) {
+        optional_ = OptionalInputs(inputs_, optional_names(), 2);
+        const OptionalInputs& optional = optional_;
         OPENVINO_ASSERT(get_input_size() == optional.end(), get_friendly_name(), " has ", get_input_size(),
                         " inputs: attribute inputs='", inputs_, "' says ", optional.end());
         const int64_t weight_rows = activation == Activation::swiglu ? 2 * out_features_ : out_features_;
@@ -50,18 +52,17 @@ class ProjectionOp : public ov::op::Op {
         const ov::PartialShape& x = get_input_partial_shape(0);
         OPENVINO_ASSERT(x.rank().compatible(2) && (x.rank().is_dynamic() || x[1].compatible(in_features_)),
                         get_friendly_name(), ": x has shape ", x, ": expected [rows, ", in_features_, "]");
-        const ov::PartialShape& rows =
-            optional.find("rows") >= 0 ? get_input_partial_shape(optional.find("rows")) : x;
+        const ov::PartialShape& rows = get_input_partial_shape(rows_input());
         return rows.rank().is_static() ? rows[0] : ov::Dimension::dynamic();
     }
 
-    Projection projection(const ov::TensorVector& inputs, const OptionalInputs& optional) const {
-        const int64_t row_input = optional.find("rows");
+    Projection projection(const ov::TensorVector& inputs) const {
+        const OptionalInputs& optional = optional_;
         const int64_t x_rows = static_cast<int64_t>(inputs[0].get_shape()[0]);
         return {inputs[0].data<const float>(),
                 x_rows,
                 optional.data<int32_t>(inputs, "rows"),
-                row_input < 0 ? x_rows : static_cast<int64_t>(inputs[row_input].get_shape()[0]),
+                static_cast<int64_t>(inputs[rows_input()].get_shape()[0]),
                 inputs[1].data(),
                 optional.data<float>(inputs, "scale"),
                 optional.data<float>(inputs, "bias"),
@@ -75,6 +76,7 @@ class ProjectionOp : public ov::op::Op {
     int64_t in_features_ = 0, out_features_ = 0;
     std::string dtype_ = "fp32", inputs_;
     float norm_eps_ = 1e-5f;
+    OptionalInputs optional_;  // of inputs_, parsed when the node is validated
 };
 
 }  // namespace redraft

@@ -1,5 +1,6 @@
 import numpy as np
 import onnx
+import onnx_ir as ir
 import openvino as ov
 import pytest
 from onnx import TensorProto, helper
@@ -7,6 +8,7 @@ from onnx import TensorProto, helper
 from plugins import kernels
 from plugins.library import extension_path
 from plugins.linear.pack import pack
+from plugins.program.fuse import fuse
 from tests.plugins.attention_case import Case, Sequence, make_case
 
 CACHE_TYPES = {"fp32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16}
@@ -20,7 +22,9 @@ def core() -> ov.Core:
     return core
 
 
-def compile_nodes(core: ov.Core, nodes: list, inputs: dict, outputs: dict, constants: dict) -> ov.CompiledModel:
+def compile_nodes(
+    core: ov.Core, nodes: list, inputs: dict, outputs: dict, constants: dict, fused: bool = False
+) -> ov.CompiledModel:
     graph = helper.make_graph(
         nodes,
         "test",
@@ -30,6 +34,9 @@ def compile_nodes(core: ov.Core, nodes: list, inputs: dict, outputs: dict, const
     )
     opsets = [helper.make_opsetid(domain, 1) for domain in ("redraft", "redraft.cpu")]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), *opsets])
+    if fused:
+        model = ir.to_proto(fuse(ir.from_proto(model)))
+        assert {node.op_type for node in model.graph.node} <= {"Program", "Gather"}
     return core.compile_model(core.read_model(model.SerializeToString()), "CPU")
 
 
@@ -73,8 +80,9 @@ def test_tree_attention_updates_the_callers_caches(core, rng, dtype):
         np.testing.assert_array_equal(case.arrays[name], direct.arrays[name])
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
-def test_linear_operators(core, rng, dtype):
+def test_linear_operators(core, rng, dtype, fused):
     x = rng.standard_normal((5, 64)).astype(np.float32)
     weight, norm = rng.standard_normal((2 * 96, 64)).astype(np.float32), rng.standard_normal(64).astype(np.float32)
     head, down = rng.standard_normal((100, 96)).astype(np.float32), rng.standard_normal((64, 96)).astype(np.float32)
@@ -109,7 +117,7 @@ def test_linear_operators(core, rng, dtype):
     outputs = dict.fromkeys(("y", "values", "e", "n"), (TensorProto.FLOAT, None))
     outputs["indices"] = (TensorProto.INT32, None)
     constants["zero"] = np.array(0, np.int64)
-    model = compile_nodes(core, nodes, inputs, outputs, constants)
+    model = compile_nodes(core, nodes, inputs, outputs, constants, fused)
     rows = np.array([4, 0, 2], np.int32)
     y, values, e, n, indices = (array.copy() for array in model([x, rows]).values())
 
@@ -136,3 +144,45 @@ def test_wrong_attributes_are_refused(core, rng):
         node = cpu_node("Linear", ["x", "w"], ["y"], **defaults | attributes)
         with pytest.raises(Exception, match=message):
             compile_nodes(core, [node], *spec)
+
+
+def test_program_of_layers_equals_separate_nodes(core):
+    """Two layers with caches, rows chosen at the end; row counts change from call to call."""
+    weights = np.random.default_rng(5).standard_normal((192 + 64, 64)).astype(np.float32) * 0.1
+    constants = {"qkv": pack(weights[:192], "bf16").data, "out": pack(weights[192:], "bf16").data}
+    constants |= {"norm": np.ones(64, np.float32)}
+    case = make_case(np.random.default_rng(3), [Sequence(0, 5, 1)], heads=2, kv_heads=2, head_size=32, cache_rows=40)
+    integers = list(case.arrays)[1:8]
+    inputs = {"x": (TensorProto.FLOAT, [None, 64]), "rows": (TensorProto.INT32, [None])}
+    inputs |= {name: (TensorProto.INT32, [None] * case.arrays[name].ndim) for name in integers}
+    constants["rope_table"] = case.arrays["rope_table"]
+    linear = {"in_features": 64, "dtype": "bf16", "norm_eps": 1e-5, "activation": "none"}
+    nodes, x = [], "x"
+    for i in range(2):
+        caches = [f"k{i}", f"v{i}"]
+        inputs |= dict.fromkeys(caches, (TensorProto.FLOAT, [None, 2, None, 32]))
+        nodes.append(cpu_node("Linear", [x, "qkv", "norm"], [f"q{i}"], out_features=192, inputs="norm", **linear))
+        attributes = {"num_heads": 2, "num_kv_heads": 2, "head_size": 32}
+        arguments = [f"q{i}", *integers, "rope_table", *caches]
+        nodes.append(helper.make_node("TreeAttention", arguments, [f"a{i}"], domain="redraft", **attributes))
+        nodes.append(cpu_node("Linear", [f"a{i}", "out", x], [f"x{i}"], out_features=64, inputs="residual", **linear))
+        x = f"x{i}"
+    nodes.append(cpu_node("Linear", [x, "qkv", "rows"], ["logits"], out_features=192, inputs="rows", **linear))
+    outputs = {"logits": (TensorProto.FLOAT, [None, 192]), x: (TensorProto.FLOAT, [None, 64])}
+    results: dict[bool, list[np.ndarray]] = {False: [], True: []}
+    for fused, collected in results.items():
+        request = compile_nodes(core, nodes, inputs, outputs, constants, fused).create_infer_request()
+        memory = [np.zeros((1, 2, 40, 32), np.float32) for _ in range(4)]
+        for name, array in zip(("k0", "v0", "k1", "v1"), memory, strict=True):
+            request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+        for step, tree in enumerate(([-1], [-1, 0, 0], 9, [-1, 0])):
+            batch = make_case(np.random.default_rng(step), [Sequence(0, 5, tree)], heads=2, kv_heads=2, head_size=32)
+            rows = len(batch.arrays["positions"])
+            given = {name: batch.arrays[name] for name in integers} | {"rows": np.array([rows - 1], np.int32)}
+            given["x"] = np.random.default_rng(step).standard_normal((rows, 64)).astype(np.float32)
+            request.infer(given)
+            collected += [request.get_tensor(name).data.copy() for name in outputs]
+        collected += memory
+    for separate, program in zip(results[False], results[True], strict=True):
+        np.testing.assert_array_equal(separate, program)
+    assert results[True][-1].any()
