@@ -165,7 +165,7 @@ async def run_rate(
 
 def acceptance_between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """Acceptance figures of the steps between two readings of the server's counters."""
-    changes = [after.get(name, 0.0) - before.get(name, 0.0) for name in ("steps", "drafted", "accepted")]
+    changes = [after.get(name, 0.0) - before.get(name, 0.0) for name in ("sequence_steps", "drafted", "accepted")]
     return acceptance(*changes)
 
 

@@ -14,10 +14,15 @@ _GAUGES = {
     "redraft_acceptance_length": "Tokens gained per step, bonus token included, since the worker started",
 }
 _COUNTERS = {
-    "steps": ("redraft_steps_total", "Steps of sequences (target forwards times the sequences in them)"),
-    "drafted": ("redraft_drafted_tokens_total", "Draft tokens that were verified"),
-    "accepted": ("redraft_accepted_tokens_total", "Draft tokens that were accepted"),
-    "rows_executed": ("redraft_rows_executed_total", "Rows that the target network executed"),
+    "requests": "Requests that the worker accepted",
+    "steps": "Target forwards",
+    "sequence_steps": "Steps of sequences: target forwards times the sequences that decoded in them",
+    "prompt_tokens": "Prompt tokens of admitted requests",
+    "output_tokens": "Generated tokens",
+    "drafted": "Draft tokens that were verified",
+    "accepted": "Draft tokens that were accepted",
+    "rows_executed": "Rows that the target network executed, prefill included",
+    "rows_unpacked": "Rows that the same work takes without prefix removal",
 }
 _TTFT_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0]
 _TPOT_BUCKETS = [0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0]
@@ -29,7 +34,10 @@ class WorkerMetrics:
     def __init__(self) -> None:
         kind = pb_utils.MetricFamily
         self._families = {n: kind(name=n, description=text, kind=kind.GAUGE) for n, text in _GAUGES.items()}
-        self._families |= {n: kind(name=n, description=text, kind=kind.COUNTER) for n, text in _COUNTERS.values()}
+        self._families |= {
+            f"redraft_{key}": kind(name=f"redraft_{key}", description=text, kind=kind.COUNTER)
+            for key, text in _COUNTERS.items()
+        }
         self._metrics = {name: family.Metric(labels={}) for name, family in self._families.items()}
         self._last: dict[str, float] = {}
 
@@ -44,11 +52,11 @@ class WorkerMetrics:
         self._metrics["redraft_requests_waiting"].set(float(status.waiting))
         self._metrics["redraft_kv_use_ratio"].set(status.kv_use)
         totals = {key: float(status.totals.get(key, 0)) for key in _COUNTERS}
-        if totals["steps"]:
-            self._metrics["redraft_acceptance_length"].set(1 + totals["accepted"] / totals["steps"])
+        if totals["sequence_steps"]:
+            self._metrics["redraft_acceptance_length"].set(1 + totals["accepted"] / totals["sequence_steps"])
         for key, value in totals.items():
             last = self._last.get(key, 0.0)
-            self._metrics[_COUNTERS[key][0]].increment(value - last if value >= last else value)
+            self._metrics[f"redraft_{key}"].increment(value - last if value >= last else value)
         self._last = totals
 
 

@@ -35,7 +35,7 @@ class FakeBackend:
 
     async def counters(self):
         steps = self.chunks * len(self.seen)
-        return {"steps": steps, "drafted": 4 * steps, "accepted": (self.words - 1) * steps}
+        return {"sequence_steps": steps, "drafted": 4 * steps, "accepted": (self.words - 1) * steps}
 
     async def close(self):
         self.closed = True

@@ -72,7 +72,12 @@ class FakeWorker:
             if self._running.pop((peer, request.id), None):
                 self._send(peer, Chunk(id=request.id, done=True, finish_reason="cancelled"))
         else:
-            totals = {"steps": self._steps, "drafted": 3 * self._steps, "accepted": self._steps, "rows_executed": 4.0}
+            totals = {
+                "sequence_steps": self._steps,
+                "drafted": 3 * self._steps,
+                "accepted": self._steps,
+                "rows_executed": 4.0,
+            }
             self._send(peer, WorkerStatus(running=len(self._running), kv_use=0.5, totals=totals, pid=os.getpid()))
 
     def _step(self, key: tuple[bytes, str], request: GenerateRequest, produced: int) -> None:

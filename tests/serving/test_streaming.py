@@ -164,7 +164,7 @@ def test_a_client_that_disconnects_harms_nobody(service):
 def test_metrics(service):
     before = service.metrics()
     service.generate({"text_input": "hi", "max_tokens": 5})
-    wait_until(lambda: service.metrics()["redraft_steps_total"] >= before["redraft_steps_total"] + 5)
+    wait_until(lambda: service.metrics()["redraft_sequence_steps"] >= before["redraft_sequence_steps"] + 5)
     metrics = service.metrics()
     assert metrics["redraft_worker_up"] == 1
     assert metrics["redraft_acceptance_length"] == 2

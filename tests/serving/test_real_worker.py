@@ -1,0 +1,95 @@
+"""The real worker behind Triton: on the toy engine (2 slots, 2 waiting), and on the default model's bundle."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from redraft.client import WorkerClient
+from redraft.protocol import GenerateRequest, SamplingConfig
+from redraft.serving import launcher
+from tests.serving.client_side import GrpcStream, Service, start, wait_until
+
+TOY_WORKER = [sys.executable, "-m", "tests.serving.toy_engine_worker"]
+SEEDED = {"temperature": 0.8, "top_p": 0.9, "random_seed": 2**63 + 5, "repetition_penalty": 1.1}
+
+
+@pytest.fixture(scope="module")
+def service(run_folder, fake_bundle):
+    return start(run_folder, fake_bundle, worker_command=TOY_WORKER)
+
+
+def directly(service: Service, prompt: str, max_tokens: int, sampling: SamplingConfig) -> str:
+    with WorkerClient(service.run_dir.socket) as client:
+        assert client.wait_connected(5)
+        request = GenerateRequest(id=client.new_id(), text=prompt, max_tokens=max_tokens, sampling=sampling)
+        return client.complete(request, timeout=20).text
+
+
+@pytest.mark.parametrize("options", [{}, SEEDED])
+def test_triton_changes_nothing(service, stream, options):
+    names = {"random_seed": "seed"}
+    sampling = SamplingConfig(**{names.get(name, name): value for name, value in options.items()})
+    expected = directly(service, "What is ä?", 24, sampling)
+    body = {"text_input": "What is ä?", "max_tokens": 24, **options}
+    assert service.generate(body)["text_output"] == expected
+    events = service.generate_stream(body | {"stream": True})
+    assert "".join(event["text_output"] for event in events) == expected
+    assert len(events) > 1
+
+
+def test_a_full_queue_says_so_at_once(service):
+    streams = [GrpcStream(service.grpc) for _ in range(4)]
+    for stream in streams:
+        stream.send(text_input="fill", max_tokens=200, stream=True, end_id=-1)
+    wait_until(lambda: service.metrics()["redraft_requests_waiting"] == 2)
+    began = time.monotonic()
+    error = service.generate({"text_input": "one more", "max_tokens": 4})["error"]
+    assert time.monotonic() - began < 0.5
+    assert "wait" in error
+    for stream in streams:
+        stream.close(cancel=True)
+    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=3)
+    assert "text_output" in service.generate({"text_input": "free again", "max_tokens": 4})
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"text_input": "x", "max_tokens": 99999999999}, "max_tokens: expected at most 25"),
+        ({"text_input": "x" * 300, "max_tokens": 4}, "prompt has|context"),
+        ({"text_input": "x", "max_tokens": 4, "end_id": 10**6}, "end_id: expected an id below"),
+    ],
+)
+def test_limits_of_the_bundle(service, body, message):
+    with pytest.raises(RuntimeError, match=message):
+        raise RuntimeError(service.generate(body)["error"])
+
+
+def test_the_default_model(smollm2_bundle, run_folder):
+    folder = run_folder / "real"
+    service = start(folder, smollm2_bundle)
+    try:
+        body = {"text_input": "The capital of France is", "max_tokens": 8}
+        first = service.generate(body)["text_output"]
+        assert "Paris" in first
+        events = service.generate_stream(body | {"stream": True})
+        assert "".join(event["text_output"] for event in events) == first
+        answers: list[dict] = []
+        long = {"text_input": "Once upon a time", "max_tokens": 400, "end_id": -1}
+        running = threading.Thread(target=lambda: answers.append(service.generate(long)))
+        running.start()
+        wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
+        psutil.Process(service.state.worker_pid).send_signal(signal.SIGKILL)
+        running.join(5)
+        assert "worker went away" in answers[0]["error"]
+        assert "worker is restarting" in service.generate(body)["error"]
+        wait_until(lambda: service.ready() and service.state.worker_restarts == 1, timeout=60)
+        assert service.generate(body)["text_output"] == first
+    finally:
+        launcher.stop(folder)
