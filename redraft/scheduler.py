@@ -155,7 +155,10 @@ class Scheduler:
         positions = np.empty(all_rows, dtype=np.int32)
         tree_mask = np.zeros((all_rows, self._words), dtype=np.int32)
         logit_rows = list(range(tree_rows))
-        if decoding:
+        if tree_rows == len(decoding):
+            input_ids[:tree_rows] = tree.tokens[:, 0]
+            positions[:tree_rows] = lengths[:tree_rows]
+        else:
             input_ids[:tree_rows] = tree.tokens[tree.valid]
             positions[:tree_rows] = (lengths[: len(decoding), None] + tree.depth)[tree.valid]
             tree_mask[:tree_rows] = tree.mask_words(self._words)[tree.valid]
@@ -186,6 +189,7 @@ class Scheduler:
         if not sequences:
             return
         depths, unpacked, sizes = tree.depth.max(axis=1).tolist(), tree.unpacked_rows().tolist(), tree.sizes.tolist()
+        totals = self.totals
         start = 0
         for place, sequence in enumerate(sequences):
             size = sizes[place]
@@ -196,7 +200,6 @@ class Scheduler:
             before = sequence.stats.output_tokens
             sequence.step(verdict, _row(hidden, row), size, depths[place], unpacked[place])
             start += size
-            totals = self.totals
             totals.sequence_steps += 1
             totals.output_tokens += sequence.stats.output_tokens - before
             totals.drafted += size - 1

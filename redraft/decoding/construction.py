@@ -83,25 +83,25 @@ def best_first(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> Token
     level_size = expanded * per_node
     flat_scores = drafts.log_probs.reshape(batch, length * level_size)
     chosen = np.sort(np.argsort(-flat_scores, axis=1, kind="stable")[:, :budget], axis=1)
-    chosen_scores = np.take_along_axis(flat_scores, chosen, axis=1)
+    sequence = np.arange(batch)[:, None]
+    chosen_scores = flat_scores[sequence, chosen]
     present = np.isfinite(chosen_scores)
     place = np.zeros((batch, length * level_size), dtype=np.int32)
-    np.put_along_axis(place, chosen, np.cumsum(present, axis=1, dtype=np.int32), axis=1)
+    place[sequence, chosen] = np.cumsum(present, axis=1, dtype=np.int32)
 
     level, within = np.divmod(chosen, level_size)
-    sequence = np.arange(batch)[:, None]
     parent_flat = (level - 1) * level_size + drafts.parents[sequence, level, within // per_node]
-    parent = np.where(level == 0, 0, np.take_along_axis(place, np.maximum(parent_flat, 0), axis=1))
+    parent = np.where(level == 0, 0, place[sequence, parent_flat])
 
     sizes = 1 + present.sum(axis=1, dtype=np.int32)
-    nodes = int(sizes.max())
-    tokens = np.zeros((batch, nodes), dtype=np.int32)
-    parents = np.full((batch, nodes), -1, dtype=np.int32)
-    scores = np.full((batch, nodes), -np.inf, dtype=np.float32)
-    tokens[:, 0], scores[:, 0] = roots, 0.0
+    shape = (batch, int(sizes.max()))
+    tokens, parents = np.zeros(shape, dtype=np.int32), np.full(shape, -1, dtype=np.int32)
+    scores = np.full(shape, -np.inf, dtype=np.float32)
     row, column = np.nonzero(present)
-    target = place[row, chosen[row, column]]
-    tokens[row, target] = drafts.candidates.reshape(batch, -1)[row, chosen[row, column]]
-    parents[row, target] = parent[row, column]
-    scores[row, target] = chosen_scores[row, column]
+    flat = chosen[row, column]
+    node = place[row, flat]
+    tokens[:, 0], scores[:, 0] = roots, 0.0
+    tokens[row, node] = drafts.candidates.reshape(batch, -1)[row, flat]
+    parents[row, node] = parent[row, column]
+    scores[row, node] = chosen_scores[row, column]
     return TokenTree(tokens, parents, sizes, scores)

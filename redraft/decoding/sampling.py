@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from redraft.protocol import SamplingConfig
+from redraft.protocol import MIN_TEMPERATURE, SamplingConfig
 
 _MASK32 = 0xFFFFFFFF
 _BLOCK = 128
-_NUCLEUS_FLOORS = (1e-3, 1e-5)
+_NUCLEUS_FLOORS = (1e-3, 1e-5, 0.0)
 
 
 def philox(key: int, counter: int) -> tuple[int, int, int, int]:
@@ -50,7 +50,8 @@ class Sampler:
         self.seed = config.seed if config.seed is not None else seed
         self.end_ids = frozenset(end_ids)
         self.position = 0
-        self._temperature = np.float32(1.0 if config.temperature is None else config.temperature)
+        temperature = 1.0 if config.temperature is None else config.temperature
+        self._inverse_temperature = np.float32(1.0 / max(temperature, MIN_TEMPERATURE))
         self._top_k = config.top_k or 0
         self._top_p = 1.0 if config.top_p is None else config.top_p
         self._repetition = np.float32(config.repetition_penalty or 1.0)
@@ -126,7 +127,9 @@ class Sampler:
         if 0 < self._top_k < len(logits):
             ids = _top_k_ids(logits, self._top_k)
             logits = logits[ids]
-        weights = np.exp((logits - logits.max()) / self._temperature)
+        weights = np.subtract(logits, logits.max())
+        weights *= self._inverse_temperature
+        np.exp(weights, out=weights)
         if self._top_p < 1:
             kept = _nucleus(weights, self._top_p)
             ids = kept if ids is None else ids[kept]
@@ -150,15 +153,16 @@ def _nucleus(weights: np.ndarray, top_p: float) -> np.ndarray:
 
     Mostly a few tokens do: only those above a floor are sorted, and the floor is lowered until they hold enough.
     """
-    total = float(weights.sum(dtype=np.float64))
-    for floor in (*_NUCLEUS_FLOORS, 0.0):
-        kept = weights[weights >= np.float32(floor * total)]
-        if float(kept.sum(dtype=np.float64)) >= top_p * total:
+    total = float(weights.sum())
+    for floor in _NUCLEUS_FLOORS:
+        ids = np.flatnonzero(weights >= np.float32(floor * total))
+        kept = weights[ids]
+        descending = np.sort(kept)[::-1]
+        mass = np.cumsum(descending, dtype=np.float64)
+        if len(ids) and mass[-1] >= top_p * total:
             break
-    descending = np.sort(kept)[::-1]
-    mass = np.cumsum(descending, dtype=np.float64)
     size = min(int(np.searchsorted(mass, top_p * total)) + 1, len(kept))
-    return _largest(weights, descending[size - 1], size)
+    return ids[_largest(kept, descending[size - 1], size)]
 
 
 def _largest(values: np.ndarray, smallest: np.float32, size: int) -> np.ndarray:
@@ -172,15 +176,19 @@ def _largest(values: np.ndarray, smallest: np.float32, size: int) -> np.ndarray:
 
 def _inverse_cdf(weights: np.ndarray, uniform: float) -> int:
     """Smallest index whose cumulative weight exceeds `uniform` of the total; never one of weight 0."""
-    whole = len(weights) // _BLOCK * _BLOCK
-    blocks = weights[:whole].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
-    rest = float(weights[whole:].sum(dtype=np.float64))
-    ends = np.cumsum(np.append(blocks, rest))
-    goal = uniform * ends[-1]
-    block = min(int(np.searchsorted(ends, goal, side="right")), len(ends) - 1)
-    start = block * _BLOCK
-    inside = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
-    index = start + int(np.searchsorted(inside, goal - (ends[block - 1] if block else 0.0), side="right"))
-    while index >= len(weights) or weights[index] == 0:
+    start, below = 0, 0.0
+    if len(weights) > _BLOCK**2 // 8:
+        whole = len(weights) // _BLOCK * _BLOCK
+        blocks = weights[:whole].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
+        ends = np.cumsum(np.append(blocks, weights[whole:].sum(dtype=np.float64)))
+        goal = uniform * ends[-1]
+        block = min(int(ends.searchsorted(goal, side="right")), len(blocks))
+        start, below = block * _BLOCK, float(ends[block - 1]) if block else 0.0
+        inside = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
+    else:
+        inside = np.cumsum(weights, dtype=np.float64)
+        goal = uniform * inside[-1]
+    index = min(start + int(inside.searchsorted(goal - below, side="right")), len(weights) - 1)
+    while weights[index] == 0:
         index -= 1
     return index

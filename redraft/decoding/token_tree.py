@@ -93,9 +93,8 @@ class TokenTree:
 
     def unpacked_rows(self) -> np.ndarray:
         """int32 [B], rows that the target would execute if each root-to-leaf path had rows of its own."""
-        has_child = np.zeros((len(self.tokens), self.tokens.shape[1] + 1), dtype=bool)
-        np.put_along_axis(has_child, self.parents, True, axis=1)
-        return 1 + np.where(self.valid & ~has_child[:, :-1], self.depth, 0).sum(axis=1, dtype=np.int32)
+        leaf = self.ancestor_mask.sum(axis=1) == 1
+        return 1 + (leaf * self.depth).sum(axis=1, dtype=np.int32)
 
 
 def merge_trees(trees: Sequence[TokenTree]) -> TokenTree:
