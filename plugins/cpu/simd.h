@@ -68,9 +68,16 @@ static inline f32x16 load_even_bf16(const uint16_t* p) {
 static inline f32x16 load_odd_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0xffff0000)))};
 }
-static inline f32x16 load_int8(const int8_t* p) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+// 32 int8 numbers as bf16, exactly.
+static inline __m512i widen_int8(const int8_t* from) {
+    const __m128i* p = reinterpret_cast<const __m128i*>(from);
+    const __m512 lo = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+    const __m512 hi = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p + 1)));
+    const __m512i upper_words = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,  //
+                                                 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return _mm512_permutex2var_epi16(_mm512_castps_si512(lo), upper_words, _mm512_castps_si512(hi));
 }
+static inline void widen_int8(const int8_t* from, uint16_t* to) { _mm512_storeu_si512(to, widen_int8(from)); }
 
 // out[c * out_stride + r] = in[r * in_stride + c] for 16 x 16 dwords.
 static inline void transpose16(const uint32_t* in, int64_t in_stride, uint32_t* out, int64_t out_stride) {
@@ -185,10 +192,15 @@ static inline f32x16 load_odd_bf16(const uint16_t* p) {
     return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), mask)),
             _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), mask))};
 }
-static inline f32x16 load_int8(const int8_t* p) {
-    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+// 32 int8 numbers as bf16, exactly.
+static inline void widen_int8(const int8_t* from, uint16_t* to) {
+    for (int i = 0; i < 32; i += 16) {
+        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+        const __m256i lo = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)));
+        const __m256i hi = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))));
+        const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(lo, 16), _mm256_srli_epi32(hi, 16));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm256_permute4x64_epi64(packed, 0xd8));
+    }
 }
 
 static inline void transpose8(const uint32_t* in, int64_t in_stride, uint32_t* out, int64_t out_stride) {

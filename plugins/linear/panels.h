@@ -16,6 +16,7 @@ namespace redraft::REDRAFT_ISA_NAMESPACE {
 constexpr int64_t kStepBytes = 128;
 
 struct DotFloat {
+    static constexpr int64_t kBytes = kStepBytes;
     static constexpr int64_t kUnit = 1;  // floats per step in a prepared row
     static inline void step(f32x16* acc, const float* x, const char* w) {
         const float* p = reinterpret_cast<const float*>(w);
@@ -29,11 +30,23 @@ struct DotFloat {
 constexpr bool kPairedBf16 = true;
 constexpr int kMaxTile = 12;
 struct DotBf16 {
+    static constexpr int64_t kBytes = kStepBytes;
     static constexpr int64_t kUnit = 1;
     static inline void step(f32x16* acc, const float* x, const char* w) {
         const __m512bh b = reinterpret_cast<__m512bh>(_mm512_set1_ps(*x));
         acc[0].v = _mm512_dpbf16_ps(acc[0].v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(w)), b);
         acc[1].v = _mm512_dpbf16_ps(acc[1].v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(w + 64)), b);
+    }
+};
+// The same products as DotBf16 with weights widened beforehand.
+struct DotInt8 {
+    static constexpr int64_t kBytes = kStepBytes / 2;
+    static constexpr int64_t kUnit = 1;
+    static inline void step(f32x16* acc, const float* x, const char* w) {
+        const int8_t* p = reinterpret_cast<const int8_t*>(w);
+        const __m512bh b = reinterpret_cast<__m512bh>(_mm512_set1_ps(*x));
+        acc[0].v = _mm512_dpbf16_ps(acc[0].v, reinterpret_cast<__m512bh>(widen_int8(p)), b);
+        acc[1].v = _mm512_dpbf16_ps(acc[1].v, reinterpret_cast<__m512bh>(widen_int8(p + 32)), b);
     }
 };
 #else
@@ -44,6 +57,7 @@ constexpr int kMaxTile = 12;
 constexpr int kMaxTile = 3;
 #endif
 struct DotBf16 {
+    static constexpr int64_t kBytes = kStepBytes;
     static constexpr int64_t kUnit = 2;
     static inline void step(f32x16* acc, const float* x, const char* w) {
         const uint16_t* p = reinterpret_cast<const uint16_t*>(w);
@@ -54,8 +68,8 @@ struct DotBf16 {
 };
 #endif
 
-// ROWS prepared rows times one panel: out[ROWS][32]. Meanwhile fetches prefetch_lines cache lines per
-// step from `prefetch` on.
+// ROWS prepared rows times one panel: out[ROWS][32]. Meanwhile fetches LINES cache lines per step from
+// `prefetch` on.
 template <class Dot, int ROWS, int LINES>
 static void tile(const float* x, int64_t stride, const char* w, int64_t steps, const char* prefetch, float* out) {
     f32x16 acc[ROWS][2];
@@ -64,7 +78,7 @@ static void tile(const float* x, int64_t stride, const char* w, int64_t steps, c
         if constexpr (LINES > 0) _mm_prefetch(prefetch + k * LINES * 64, _MM_HINT_T1);
         if constexpr (LINES > 1) _mm_prefetch(prefetch + k * LINES * 64 + 64, _MM_HINT_T1);
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) Dot::step(acc[r], x + r * stride + k * Dot::kUnit, w + k * kStepBytes);
+        for (int r = 0; r < ROWS; ++r) Dot::step(acc[r], x + r * stride + k * Dot::kUnit, w + k * Dot::kBytes);
     }
     for (int r = 0; r < ROWS; ++r) {
         store(out + r * kPanel, acc[r][0]);
@@ -89,9 +103,10 @@ static inline void all_tiles(const float* x, int64_t stride, int64_t rows, const
         const float* row = x + first * stride;
         float* to = out + first * kPanel;
         const int count = static_cast<int>(end - first);
+        constexpr int kLines = Dot::kBytes / 64;  // of a panel, per step
         if (tiles == 1)
-            dispatch_tile<Dot, 2>(count, row, stride, w, steps, next, to);
-        else if (t < 2)
+            dispatch_tile<Dot, kLines>(count, row, stride, w, steps, next, to);
+        else if (t < kLines)
             dispatch_tile<Dot, 1>(count, row, stride, w, steps, next + t * steps * 64, to);
         else
             dispatch_tile<Dot, 0>(count, row, stride, w, steps, next, to);
@@ -136,21 +151,23 @@ struct Prepared {
         }
     }
 
-    // out[rows][32] = rows first.. times panel `index`; while_at also fetches the panel behind it.
-    void multiply(int64_t index, int64_t first, int64_t rows, float* out, char* widened) const {
+    // out[rows][32] = rows first.. times panel `index`; the panel behind it is fetched meanwhile.
+    void multiply(int64_t index, int64_t first, int64_t rows, float* out, [[maybe_unused]] char* widened) const {
         const char* w = panel(index);
         const char* next = w + panel_bytes;
         const float* row = x + first * stride;
         if (p.dtype == DType::fp32) return all_tiles<DotFloat>(row, stride, rows, w, steps, next, out);
         if (p.dtype == DType::int8) {
-            for (int64_t i = 0; i < steps * kStepBytes / 2; i += 32) {
-                store_bf16(reinterpret_cast<uint16_t*>(widened) + i, load_int8(reinterpret_cast<const int8_t*>(w) + i));
-                store_bf16(reinterpret_cast<uint16_t*>(widened) + i + 16,
-                           load_int8(reinterpret_cast<const int8_t*>(w) + i + 16));
-                _mm_prefetch(next + i, _MM_HINT_T1);
+#if defined(__AVX512BF16__)
+            return all_tiles<DotInt8>(row, stride, rows, w, steps, next, out);
+#else
+            for (int64_t i = 0; i < panel_bytes; i += 32) {
+                widen_int8(reinterpret_cast<const int8_t*>(w) + i, reinterpret_cast<uint16_t*>(widened) + i);
+                if (i % 64 == 0) _mm_prefetch(next + i, _MM_HINT_T1);
             }
             w = widened;
             next = widened;
+#endif
         }
         all_tiles<DotBf16>(row, stride, rows, w, steps, next, out);
     }
