@@ -92,11 +92,7 @@ class TritonBackend:
             responses.cancel()
 
     async def _requests(self, generation: Generation, hold_open: asyncio.Event) -> AsyncIterator[dict[str, Any]]:
-        yield {
-            "model_name": self._model,
-            "inputs": list(_inputs(generation)),
-            "parameters": {"triton_enable_empty_final_response": True},
-        }
+        yield {"model_name": self._model, "inputs": _inputs(generation)}
         await hold_open.wait()
 
     async def counters(self) -> dict[str, float]:
