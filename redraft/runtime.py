@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from redraft.budget import FILE_NAME, BudgetTable
+from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan
 from redraft.engines.interface import Engine
 from redraft.protocol import GenerateRequest, InvalidRequest
@@ -44,6 +46,8 @@ class Runtime:
         self.end_ids = end_ids
         self.bigrams = bigrams
         self.name = name
+        self.drafts = plan is not None
+        self.has_drafter = plan is not None and plan.construction is not None
         self.scheduler = Scheduler(engine, limits, plan, bigrams)
 
     @classmethod
@@ -67,11 +71,13 @@ class Runtime:
             name=config.name,
         )
 
-    def with_plan(self, plan: DraftingPlan | None) -> None:
-        """Serve with another plan from now on, on the same engine; nothing may be running."""
+    def with_plan(
+        self, plan: DraftingPlan | None, observe: Callable[[TokenTree, int, Verdict], None] | None = None
+    ) -> None:
+        """Serve with another plan from now on, on the same engine. Raises RuntimeError while a request is running."""
         if not self.scheduler.idle:
             raise RuntimeError("the plan can change only while no request is running")
-        self.scheduler = Scheduler(self.engine, self.limits, plan, self.bigrams)
+        self.scheduler = Scheduler(self.engine, self.limits, plan, self.bigrams, observe)
 
     def sequence(self, key: Hashable, request: GenerateRequest) -> Sequence:
         """The sequence of a request. Raises InvalidRequest where it does not fit the bundle."""

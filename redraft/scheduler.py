@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,13 +53,20 @@ class Scheduler:
     """Runs sequences on an engine. Not thread-safe: one thread submits, cancels and steps."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, plan: DraftingPlan | None = None, bigrams: np.ndarray | None = None
+        self,
+        engine: Engine,
+        limits: Limits,
+        plan: DraftingPlan | None = None,
+        bigrams: np.ndarray | None = None,
+        observe: Callable[[TokenTree, int, Verdict], None] | None = None,
     ):
+        """`observe` is shown every step's tree, place in it and verdict of each sequence."""
         self.limits = limits
         self.totals = Totals()
         self._engine = _TimedEngine(engine)
         self._source = DraftSource(plan, self._engine, limits.max_tree, bigrams)
         self._verify = VERIFIERS[plan.verification if plan else "greedy"].verify
+        self._observe = observe
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._free_slots = list(range(limits.slots - 1, -1, -1))
@@ -69,6 +76,11 @@ class Scheduler:
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not (self._running or self._waiting)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a prompt waits or has not been through the target entirely."""
+        return bool(self._waiting) or any(not sequence.prefilled for sequence in self._running)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises Overloaded when the queue is full and no slot is free."""
@@ -196,6 +208,8 @@ class Scheduler:
             verdict = self._verify(
                 tree, place, logits[start : start + size], sequence.sampler, sequence.request.return_log_probs
             )
+            if self._observe:
+                self._observe(tree, place, verdict)
             row = start + verdict.path[-1]
             before = sequence.stats.output_tokens
             sequence.step(verdict, _row(hidden, row), size, depths[place], unpacked[place])

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import zmq
 
@@ -56,8 +56,7 @@ class Worker:
         self._encoder = ThreadPoolExecutor(1, "redraft-encode")
         self._encoding: list[Key] = []
         self._stopping = False
-        context = zmq.Context.instance()
-        self._router = context.socket(zmq.ROUTER)
+        self._router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -171,7 +170,8 @@ class Worker:
             self._runtime.scheduler.cancel(key)
 
     def _send_output(self, output: Output) -> None:
-        client, request_id = key = output.key  # type: ignore[misc]
+        key = cast(Key, output.key)
+        client, request_id = key
         message: dict[str, Any] = {"op": "chunk", "id": request_id, "text": output.text, "token_ids": output.token_ids}
         if output.log_probs is not None:
             message["log_probs"] = output.log_probs

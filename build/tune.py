@@ -1,0 +1,257 @@
+"""Measure step times and acceptance on a bundle, and write its budget table.
+
+    python build/tune.py --bundle artifacts/engines/NAME --prompts benchmarks/prompts.jsonl
+
+How many nodes to draft depends on what a step costs, which depends on how many sequences run. Three measurements:
+1. acceptance: each tree shape drafts its largest tree once; where the accepted nodes rank in it says what every
+   smaller tree would have gained;
+2. step times t(running, budget), whole steps with drafting and host time, interleaved so that a busy moment of the
+   machine hits all budgets alike;
+3. the budget with the most tokens per second for each number of running sequences; 0 (no drafting) unless drafting
+   gains at least `MARGIN`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from redraft.budget import FILE_NAME, BudgetEntry, BudgetTable
+from redraft.chat import render_chat
+from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.verification import Verdict
+from redraft.drafting import DraftingPlan
+from redraft.protocol import GenerateRequest
+from redraft.runtime import Runtime
+from redraft.scheduler import Scheduler
+
+MARGIN = 0.03
+BUDGETS = (0, 2, 4, 6, 8, 12, 16, 24)
+RUNNING = (1, 2, 3, 4, 6, 8, 16, 32)
+SHAPES = (("beam", False), ("beam", True), ("best_first", False), ("best_first", True))
+"""Construction and n-gram branch; step times are those of the last, whose trees fill every budget."""
+SAMPLED = {"temperature": 1.0, "seed": 1}
+ROUNDS = 4
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Acceptance:
+    """How deep the accepted paths go in trees of each budget: filled by one run with the largest tree."""
+
+    steps: int = 0
+    ranks: list[int] = field(default_factory=list)
+
+    def observe(self, tree: TokenTree, sequence: int, verdict: Verdict) -> None:
+        """Count one step: an accepted node is gained by budgets that hold it and all before it on its path."""
+        self.steps += 1
+        size = int(tree.sizes[sequence])
+        if tree.scores is None or size == 1:
+            return
+        order = np.argsort(-tree.scores[sequence, :size], kind="stable")
+        rank = np.empty(size, dtype=np.int32)
+        rank[order] = np.arange(size)
+        self.ranks += np.maximum.accumulate(rank[verdict.path[1:]]).tolist()
+
+    def length(self, budget: int) -> float:
+        """Acceptance length (bonus token included) with trees of `budget` nodes."""
+        return 1 + sum(rank <= budget for rank in self.ranks) / max(self.steps, 1)
+
+
+def read_prompts(path: Path, folder: Path) -> list[str]:
+    """Prompts of a JSON-lines file (`turns`, first turn, or `prompt`), with the bundle's chat template applied."""
+    users = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        item = json.loads(line)
+        user = item["turns"][0] if item.get("turns") else item.get("prompt")
+        if not isinstance(user, str):
+            raise ValueError(f"{path}, line {number}: expected `turns` or `prompt`")
+        users.append(user)
+    return [render_chat(folder, user) for user in users]
+
+
+def measure_acceptance(runtime: Runtime, shape: tuple[str | None, bool], prompts: list[str], tokens: int,
+                       sampling: dict, say: Say) -> Acceptance:  # fmt: skip
+    """Generate `tokens` after each prompt with the largest trees of one shape."""
+    largest = min(runtime.limits.max_tree - 1, BUDGETS[-1])
+    found = Acceptance()
+    plan = DraftingPlan(shape[0], ngram=shape[1], budget=BudgetTable.constant(largest))
+    runtime.with_plan(plan, found.observe)
+    waiting = [(f"p{place}", prompt) for place, prompt in enumerate(prompts)]
+    while waiting or not runtime.scheduler.idle:
+        while waiting and _load(runtime.scheduler) < runtime.limits.slots:
+            name, prompt = waiting.pop()
+            request = GenerateRequest(id=name, text=prompt, max_tokens=tokens, sampling=sampling)  # type: ignore[arg-type]
+            runtime.scheduler.submit(runtime.sequence(name, request))
+        runtime.scheduler.step()
+        say(f"acceptance of {shape_name(shape)}: {found.length(largest):.2f} tokens per step")
+    return found
+
+
+def measure_steps(runtime: Runtime, shape: tuple[str | None, bool], prompts: list[str], budgets: list[int],
+                  counts: list[int], say: Say) -> dict[int, dict[int, float]]:  # fmt: skip
+    """Median wall time of a whole step, seconds, for each number of running sequences and budget."""
+    table = BudgetTable.constant(0)
+    runtime.with_plan(DraftingPlan(shape[0], ngram=shape[1], budget=table))
+    scheduler = runtime.scheduler
+    times: dict[int, dict[int, float]] = {}
+    joined = 0
+    for count in counts:
+        samples: dict[int, list[float]] = defaultdict(list)
+        for _ in range(ROUNDS):
+            for budget in budgets:
+                table.entries[0].greedy = budget
+                while _load(scheduler) < count:
+                    _join(runtime, prompts[joined % len(prompts)], joined)
+                    joined += 1
+                _settle(scheduler)
+                _timed_step(scheduler)
+                samples[budget].append(_timed_step(scheduler))
+                say(f"step times with {count} running, {budget} drafted")
+        times[count] = {budget: float(np.median(values)) for budget, values in samples.items()}
+    for place in range(joined):
+        scheduler.cancel(f"s{place}")
+    scheduler.step()
+    return times
+
+
+def _join(runtime: Runtime, prompt: str, place: int) -> None:
+    ids = runtime.codec.encode(prompt)[: runtime.limits.max_len // 2]
+    request = GenerateRequest(
+        id=f"s{place}", input_ids=ids, max_tokens=runtime.limits.max_len - len(ids) - 1, end_id=-1
+    )
+    runtime.scheduler.submit(runtime.sequence(request.id, request))
+
+
+def _load(scheduler: Scheduler) -> int:
+    status = scheduler.status()
+    return status.running + status.waiting
+
+
+def _settle(scheduler: Scheduler) -> None:
+    """Step until every running sequence decodes."""
+    while scheduler.prefilling:
+        scheduler.step()
+
+
+def _timed_step(scheduler: Scheduler) -> float:
+    before = scheduler.totals.step_s
+    scheduler.step()
+    return scheduler.totals.step_s - before
+
+
+def choose(
+    times: dict[int, dict[int, float]], greedy: Acceptance, sampled: Acceptance
+) -> tuple[list[BudgetEntry], dict[str, dict[str, float]]]:
+    """The best budgets, never growing with load, and the speed-up over no drafting that each should bring."""
+    entries, gains = [], {}
+    most = {"greedy": max(BUDGETS), "sampled": max(BUDGETS)}
+    for count, by_budget in sorted(times.items()):
+        best, gain = {}, {}
+        for mode, acceptance in (("greedy", greedy), ("sampled", sampled)):
+            speed = {n: acceptance.length(n) / t * by_budget[0] for n, t in by_budget.items() if n <= most[mode]}
+            budget = max(speed, key=lambda n, speed=speed: speed[n])  # type: ignore[misc]
+            most[mode] = best[mode] = budget if speed[budget] >= 1 + MARGIN else 0
+            gain[mode] = speed[best[mode]] if best[mode] else 1.0
+        entries.append(BudgetEntry(running=count, **best))
+        gains[str(count)] = gain
+    return entries, gains
+
+
+def tune(runtime: Runtime, prompts: list[str], tokens: int, say: Say) -> BudgetTable:
+    """Measure a runtime and return its budget table. The runtime must draft and be idle."""
+    shapes: list[tuple[str | None, bool]] = list(SHAPES) if runtime.has_drafter else [(None, True)]
+    counts = sorted({count for count in RUNNING if count < runtime.limits.slots} | {runtime.limits.slots})
+    budgets = [budget for budget in BUDGETS if budget < runtime.limits.max_tree]
+    accepted = {
+        shape: [measure_acceptance(runtime, shape, prompts, tokens, sampling, say) for sampling in ({}, SAMPLED)]
+        for shape in shapes
+    }
+    best: tuple[float, BudgetTable] | None = None
+    times = measure_steps(runtime, shapes[-1], prompts, budgets, counts, say)
+    step_ms = {str(r): {str(n): round(1e3 * t, 3) for n, t in row.items()} for r, row in times.items()}
+    for shape in shapes:
+        entries, gains = choose(times, *accepted[shape])
+        score = float(np.mean([np.log(gain) for by_mode in gains.values() for gain in by_mode.values()]))
+        measured = {
+            "step_ms": step_ms,
+            "acceptance": {
+                shape_name(other): {
+                    mode: {str(n): round(found.length(n), 3) for n in budgets}
+                    for mode, found in zip(("greedy", "sampled"), both, strict=True)
+                }
+                for other, both in accepted.items()
+            },
+            "speed_up": gains,
+        }
+        table = BudgetTable(entries=entries, construction=shape[0], ngram=shape[1], measured=measured)
+        if best is None or score > best[0]:
+            best = score, table
+    assert best is not None
+    return best[1]
+
+
+def shape_name(shape: tuple[str | None, bool]) -> str:
+    """A tree shape in words."""
+    return " + ".join([*([shape[0]] if shape[0] else []), *(["n-gram"] if shape[1] else [])])
+
+
+def show(table: BudgetTable, console: Console) -> None:
+    """Print the table with the speed-ups that it rests on."""
+    shown = Table(title=f"tree: {shape_name((table.construction, bool(table.ngram)))}")
+    for column in ("running", "budget, greedy", "speed-up", "budget, sampled", "speed-up"):
+        shown.add_column(column, justify="right")
+    for entry in table.entries:
+        gain = table.measured["speed_up"][str(entry.running)]
+        shown.add_row(str(entry.running), str(entry.greedy), f"{gain['greedy']:.2f}", str(entry.sampled),
+                      f"{gain['sampled']:.2f}")  # fmt: skip
+    console.print(shown)
+
+
+def main(
+    bundle: Annotated[Path, typer.Option(help="Folder of the engine bundle to tune.")],
+    prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` or `prompt`.")],
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure acceptance on.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 64,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
+) -> None:
+    """Write a bundle's budget table: how many nodes to draft for each number of running sequences."""
+    console = Console(stderr=True)
+    try:
+        runtime = Runtime.load(bundle, threads)
+        texts = read_prompts(prompts, bundle)
+    except (ValueError, OSError, RuntimeError) as error:
+        console.print(f"tune: {error}")
+        raise typer.Exit(2) from None
+    if not runtime.drafts:
+        console.print(f"{bundle.name} has no drafter: nothing to tune")
+        raise typer.Exit()
+    spread = texts[:: max(len(texts) // num_prompts, 1)][:num_prompts]
+    with Progress(TextColumn("tune: {task.description}"), BarColumn(), TimeRemainingColumn(), console=console,
+                  disable=not sys.stderr.isatty()) as progress:  # fmt: skip
+        task = progress.add_task("loading", total=None)
+        table = tune(runtime, spread, tokens, lambda text: progress.update(task, description=text))
+    runtime.engine.close()
+    partial = bundle / f".{FILE_NAME}.partial"
+    partial.write_text(table.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, bundle / FILE_NAME)
+    show(table, console)
+
+
+if __name__ == "__main__":
+    typer.run(main)

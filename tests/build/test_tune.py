@@ -1,0 +1,75 @@
+"""Tuning on an engine whose step time is known: budgets fall to none as rows get dear."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+import tune
+from redraft.budget import BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.toy_engine import ToyEngine, toy_codec
+
+LIMITS = Limits(slots=4, max_len=256, max_tree=14, prefill_chunk=64)
+
+
+class PricedEngine(ToyEngine):
+    """Costs 4 ms per step up to 10 rows and 2 ms for each further one."""
+
+    def execute(self, batch):
+        started = time.perf_counter()
+        result = super().execute(batch)
+        cost = 0.004 + 0.002 * max(len(batch.input_ids) - 10, 0)
+        time.sleep(max(cost - (time.perf_counter() - started), 0))
+        return result
+
+
+@pytest.fixture
+def runtime():
+    engine = PricedEngine(slots=4, max_tree=14, quality=0.95)
+    plan = DraftingPlan("best_first", budget=BudgetTable.constant(8))
+    return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), plan)
+
+
+def test_budgets_follow_the_price_of_rows(runtime, monkeypatch):
+    monkeypatch.setattr(tune, "BUDGETS", (0, 4, 8, 12))
+    monkeypatch.setattr(tune, "RUNNING", (1, 4))
+    monkeypatch.setattr(tune, "SHAPES", (("best_first", False),))
+    monkeypatch.setattr(tune, "ROUNDS", 3)
+    said: list[str] = []
+    table = tune.tune(runtime, ["hello", "world"], 24, said.append)
+    first, last = table.entries[0], table.entries[-1]
+    assert (first.running, last.running) == (1, 4)
+    assert first.greedy in (4, 8)
+    assert last.greedy == last.sampled == 0
+    assert table.measured["speed_up"]["1"]["greedy"] > 1.3
+    assert any("step times with 4 running" in text for text in said)
+    assert BudgetTable.model_validate_json(table.model_dump_json()) == table
+    assert runtime.scheduler.idle
+
+
+def test_small_trees_are_predicted_from_the_large_one(runtime):
+    predicted = tune.measure_acceptance(runtime, ("best_first", False), ["hello", "world"], 90, {}, lambda text: None)
+    for budget in (2, 6):
+        runtime.with_plan(DraftingPlan("best_first", budget=BudgetTable.constant(budget)))
+        for key, text in enumerate(["hello", "world"]):
+            request = tune.GenerateRequest(id=str(key), text=text, max_tokens=90)
+            runtime.scheduler.submit(runtime.sequence(str(key), request))
+        while not runtime.scheduler.idle:
+            runtime.scheduler.step()
+        totals = runtime.scheduler.totals
+        assert predicted.length(budget) == pytest.approx(1 + totals.accepted / totals.sequence_steps, rel=0.2)
+
+
+def test_prompts_are_read_with_the_chat_template(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("<{{ messages[0].content }}>")
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(json.dumps(item) for item in ({"turns": ["a", "b"]}, {"prompt": "c"})))
+    assert tune.read_prompts(path, tmp_path) == ["<a>", "<c>"]
+    path.write_text('{"x": 1}')
+    with pytest.raises(ValueError, match="line 1: expected `turns` or `prompt`"):
+        tune.read_prompts(path, tmp_path)
