@@ -3,139 +3,227 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from plugins.linear.pack import PackedWeight, pack
+from plugins.linear.pack import pack
 
 DOMAIN = "redraft.cpu"
+OPTIONAL_INPUTS = ("scale", "bias", "norm", "residual", "rows")
 
 
 def lower(model: ir.Model, precision: str) -> ir.Model:
     """A copy of a plugin-form network whose heavy operators are those of plugins/.
 
-    `precision` fp32, bf16 or int8 is how weights are stored; activations stay float32. The packed weights
-    replace the originals, once each where several operators share one. Raises ValueError for an unknown precision.
+    `precision` fp32, bf16 or int8 is how weights are stored; activations stay float32. Packed weights replace the
+    originals, once each where several operators share one. Raises ValueError for an unknown precision.
     """
     lowered = model.clone()
     lowered.opset_imports[DOMAIN] = 1
-    builder = _Builder(lowered.graph, precision)
+    editor = _Editor(lowered.graph, precision)
     for node in list(lowered.graph):
         if node.op_type in ("MatMul", "Gemm"):
-            _lower_projection(builder, node)
+            _lower_projection(editor, node)
         elif node.op_type == "Gather":
-            _lower_embedding(builder, node)
+            _lower_embedding(editor, node)
     RemoveUnusedNodesPass()(lowered)
     for node in list(lowered.graph):
         if node.op_type == "RMSNormalization":
-            _lower_norm(builder, node)
+            _lower_norm(editor, node)
     RemoveUnusedNodesPass()(lowered)
     return lowered
 
 
-@dataclass
-class _Builder:
-    graph: ir.Graph
-    precision: str
-    packed: dict[tuple[str, str], list[ir.Value]] = field(default_factory=dict)
+class _Editor:
+    """Adds nodes and constants to a graph."""
+
+    def __init__(self, graph: ir.Graph, precision: str):
+        self.graph, self.precision = graph, precision
+        self.packed: dict[tuple[str, bool, str], dict[str, ir.Value]] = {}
 
     def constant(self, name: str, array: np.ndarray) -> ir.Value:
-        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-        value.shape, value.dtype = ir.Shape(array.shape), value.const_value.dtype  # type: ignore[union-attr]
-        self.graph.register_initializer(value)
-        return value
+        if name not in self.graph.initializers:
+            self.graph.register_initializer(ir.val(name, const_value=ir.tensor(array, name=name)))
+        return self.graph.initializers[name]
 
-    def packed_weight(self, weight: ir.Value, transposed: bool, activation: str = "none") -> list[ir.Value]:
-        """The packed weight and, for int8, its scale."""
-        key = (f"{weight.name}{'.T' if transposed else ''}", activation)
+    def packed_weight(self, weight: ir.Value, transposed: bool, activation: str = "none") -> dict[str, ir.Value]:
+        """The packed weight as "weight" and, for int8, its "scale"."""
+        key = (str(weight.name), transposed, activation)
         if key not in self.packed:
-            matrix = _array(weight)
-            packed: PackedWeight = pack(matrix.T if transposed else matrix, self.precision, activation)
-            name = f"{key[0]}.{self.precision}{'' if activation == 'none' else '.' + activation}"
-            self.packed[key] = [self.constant(name, packed.data)]
+            matrix = _constant(weight)
+            assert matrix is not None
+            packed = pack(matrix.T if transposed else matrix, self.precision, activation)
+            name = f"{weight.name}.{self.precision}{'' if activation == 'none' else '.' + activation}"
+            self.packed[key] = {"weight": self.constant(name, packed.data)}
             if packed.scale is not None:
-                self.packed[key].append(self.constant(f"{name}.scale", packed.scale))
+                self.packed[key]["scale"] = self.constant(f"{name}.scale", packed.scale)
         return self.packed[key]
 
     def node(
-        self, before: ir.Node, op: str, inputs: list[ir.Value], outputs: int = 1, domain: str = "", **attrs
+        self,
+        before: ir.Node,
+        op: str,
+        inputs: list[ir.Value],
+        attributes: dict[str, Any] | None = None,
+        domain: str = "",
+        outputs: int = 1,
     ) -> list[ir.Value]:
-        node = ir.node(op, inputs, attributes=attrs, domain=domain, num_outputs=outputs, name=f"{before.name}.{op}")
+        node = ir.node(op, inputs, attributes, domain=domain, num_outputs=outputs, name=f"{before.name}.{op}")
         for i, output in enumerate(node.outputs):
             output.name = f"{node.name}.{i}"
         self.graph.insert_before(before, node)
         return list(node.outputs)
 
-    def flat(self, before: ir.Node, x: ir.Value, width: int | None) -> ir.Value:
-        """x [..., width] as [rows, width], or with no width x [...] as [rows]."""
-        rank = len(x.shape) if x.shape is not None else None
-        if rank == (1 if width is None else 2):
+    def reshape(self, before: ir.Node, x: ir.Value, shape: list[int]) -> ir.Value:
+        if _rank(x) == len(shape):
             return x
-        shape = [-1] if width is None else [-1, width]
-        return self.node(before, "Reshape", [x, self.shape_constant(shape)])[0]
+        constant = self.constant("shape." + ".".join(map(str, shape)), np.array(shape, dtype=np.int64))
+        return self.node(before, "Reshape", [x, constant])[0]
 
-    def unflat(self, before: ir.Node, value: ir.Value, like: ir.Value) -> ir.Value:
-        """The inverse of `flat`, for an output that replaces `like`."""
-        if like.shape is None or len(like.shape) == 2:
-            return value
-        dynamic = [d for d in like.shape if not isinstance(d, int)]
-        if len(dynamic) > 1:
-            raise ValueError(f"{like.name} has shape {like.shape}: expected one variable dimension at most")
-        shape = [d if isinstance(d, int) else -1 for d in like.shape]
-        return self.node(before, "Reshape", [value, self.shape_constant(shape)])[0]
-
-    def shape_constant(self, shape: list[int]) -> ir.Value:
-        name = "shape." + "x".join(map(str, shape))
-        return self.graph.initializers.get(name) or self.constant(name, np.array(shape, dtype=np.int64))
-
-    def replace(self, old: ir.Value, new: ir.Value) -> None:
-        new.shape, new.dtype, name = old.shape, old.dtype, old.name
+    def replace(self, before: ir.Node, old: ir.Value, new: ir.Value) -> None:
+        """`new` [rows, ...] takes the place, shape and name of `old` [..., the same]."""
+        assert old.shape is not None
+        if _rank(old) != _rank(new, default=min(_rank(old), 2)):
+            variable = [d for d in old.shape if not isinstance(d, int)]
+            if len(variable) > 1:
+                raise ValueError(f"{old.name} has shape {old.shape}: expected at most one variable dimension")
+            shape = [d if isinstance(d, int) else -1 for d in old.shape]
+            new = self.node(before, "Reshape", [new, self.constant(f"{old.name}.shape", np.array(shape, np.int64))])[0]
+        name, new.shape, new.dtype = old.name, old.shape, old.dtype
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name, new.name = f"{name}.replaced", name
+        old.name, new.name = f"{name}.unfused", name
 
 
-def _lower_projection(builder: _Builder, node: ir.Node) -> None:
-    weight, rows_are_outputs = _weight(node)
+def _lower_projection(editor: _Editor, node: ir.Node) -> None:
+    """x @ W and what surrounds it as one Linear, or as one LinearTopK."""
+    weight, transposed = _weight(node)
     if weight is None:
         return
-    matrix_shape = weight.shape.numpy()  # type: ignore[union-attr]
-    out_features, in_features = matrix_shape if rows_are_outputs else matrix_shape[::-1]
-    inputs: dict[str, ir.Value] = {}
-    last, out = node, node.outputs[0]
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        inputs["bias"] = node.inputs[2]
-    elif (add := _only_user(out, "Add")) and _array_or_none(bias := _other(add, out)) is not None:
-        if bias.shape.numpy() == (out_features,):  # type: ignore[union-attr]
-            inputs["bias"], last, out = bias, add, add.outputs[0]
+    in_features, out_features = _shape(weight)[:: 1 if transposed else -1]
+    last, optional = node, {}
+    if len(node.inputs) > 2:
+        optional["bias"] = node.inputs[2]
+    elif (add := _only_user(last, "Add")) and _shape(bias := _other_input(add, last)) == (out_features,):
+        last, optional["bias"] = add, bias
+
+    x, norm_eps = _prologue(node.inputs[0], optional)
+    x = editor.reshape(node, x, [-1, in_features])
+    attributes = {"in_features": in_features, "dtype": editor.precision, "norm_eps": norm_eps}
+    if (softmax := _only_user(last, "LogSoftmax")) and (topk := _only_user(softmax, "TopK")):
+        k = int(_constant(topk.inputs[1]).item())  # type: ignore[union-attr]
+        optional = editor.packed_weight(weight, transposed) | optional
+        attributes |= {"out_features": out_features, "k": k}
+        values, indices = _projection(editor, topk, "LinearTopK", x, optional, attributes)
+        (wide,) = editor.node(topk, "Cast", [indices], {"to": ir.DataType.INT64})
+        editor.replace(topk, topk.outputs[0], values)
+        editor.replace(topk, topk.outputs[1], wide)
+        return
 
     activation = "none"
-    if (gated := _swiglu_of(out)) is not None:
-        activation, last, out, out_features = "swiglu", gated, gated.outputs[0], out_features // 2
-    elif (log_softmax := _only_user(out, "LogSoftmax")) and (topk := _only_user(log_softmax.outputs[0], "TopK")):
-        _lower_topk(builder, node, topk, weight, not rows_are_outputs, inputs)
-        return
-    if (add := _only_user(out, "Add")) and add is not last:
-        other = _other(add, out)
-        if _array_or_none(other) is None and other.shape == out.shape and len(add.outputs[0].shape or ()) == 2:
-            inputs["residual"], last, out = other, add, add.outputs[0]
+    if gated := _swiglu(last):
+        last, activation, out_features = gated, "swiglu", out_features // 2
+    elif (add := _only_user(last, "Add")) and _rank(add.outputs[0]) == 2:
+        other = _other_input(add, last)
+        if _constant(other) is None and other.shape == last.outputs[0].shape:
+            last, optional["residual"] = add, other
+    optional = editor.packed_weight(weight, transposed, activation) | optional
+    attributes |= {"out_features": out_features, "activation": activation}
+    (out,) = _projection(editor, last, "Linear", x, optional, attributes)
+    editor.replace(last, last.outputs[0], out)
 
-    x = _fuse_rows_and_norm(node.inputs[0], inputs)  # type: ignore[arg-type]
-    norm_eps = inputs.pop("norm_eps", None)
-    packed = builder.packed_weight(weight, not rows_are_outputs, activation)
-    operands, names = _operands(packed, inputs)
-    (new,) = builder.node(
-        last,
-        "Linear",
-        [builder.flat(last, x, in_features), packed[0], *operands],
-        domain=DOMAIN,
-        in_features=in_features,
-        out_features=out_features,
-        dtype=builder.precision,
-        norm_eps=norm_eps if norm_eps is not None else 0.0,
-        activation=activation,
-        inputs=names,
-    )
-    builder.replace(out, builder.unflat(last, new, out))
+
+def _projection(editor: _Editor, before: ir.Node, op: str, x: ir.Value, optional: dict, attributes: dict) -> list:
+    names = [name for name in OPTIONAL_INPUTS if name in optional]
+    operands = [x, optional["weight"], *(optional[name] for name in names)]
+    attributes = {**attributes, "inputs": ",".join(names)}
+    return editor.node(before, op, operands, attributes, DOMAIN, outputs=2 if op == "LinearTopK" else 1)
+
+
+def _prologue(x: ir.Value, optional: dict[str, ir.Value]) -> tuple[ir.Value, float]:
+    """Moves a choice of rows and a norm in front of a projection into its inputs; returns x and the norm's epsilon."""
+    gather = x.producer()
+    if gather and gather.op_type == "Gather" and gather.attributes.get_int("axis", 0) == 0:
+        data, rows = gather.inputs
+        if _constant(data) is None and _rank(data) == 2 and _rank(rows) == 1 and rows.dtype == ir.DataType.INT32:
+            x, optional["rows"] = data, rows
+    norm = x.producer()
+    if norm and norm.op_type == "RMSNormalization":
+        x, optional["norm"] = norm.inputs
+        return x, norm.attributes.get_float("epsilon", 1e-5)
+    return x, 0.0
+
+
+def _lower_embedding(editor: _Editor, node: ir.Node) -> None:
+    table, ids = node.inputs
+    if _constant(table) is None or _rank(table) != 2 or table.dtype != ir.DataType.FLOAT:
+        return
+    if node.attributes.get_int("axis", 0) != 0:
+        return
+    rows, features = _shape(table)
+    ids = editor.reshape(node, ids, [-1])
+    if ids.dtype != ir.DataType.INT32:
+        (ids,) = editor.node(node, "Cast", [ids], {"to": ir.DataType.INT32})
+    operands = [ids, *editor.packed_weight(table, transposed=False).values()]
+    attributes = {"in_features": features, "out_features": rows, "dtype": editor.precision}
+    (out,) = editor.node(node, "Embedding", operands, attributes, DOMAIN)
+    editor.replace(node, node.outputs[0], out)
+
+
+def _lower_norm(editor: _Editor, node: ir.Node) -> None:
+    attributes = {"eps": node.attributes.get_float("epsilon", 1e-5)}
+    (out,) = editor.node(node, "RMSNorm", list(node.inputs), attributes, DOMAIN)
+    out.shape = node.outputs[0].shape
+    editor.replace(node, node.outputs[0], out)
+
+
+def _weight(node: ir.Node) -> tuple[ir.Value | None, bool]:
+    """A multiplication's constant matrix, and whether it lies as [in, out] rather than [out, in]."""
+    value, transposed = node.inputs[1], node.attributes.get_int("transB", 0) == 0
+    producer = value.producer()
+    if producer and producer.op_type == "Transpose":
+        value, transposed = producer.inputs[0], not transposed
+    scaled = any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta"))
+    usable = _constant(value) is not None and _rank(value) == 2 and not node.attributes.get_int("transA", 0)
+    return (value if usable and not scaled else None), transposed
+
+
+def _swiglu(node: ir.Node) -> ir.Node | None:
+    """The last node of silu(gate) * up, where gate and up are the halves of `node`'s output."""
+    split = _only_user(node, "Split")
+    if not split or len(split.outputs) != 2 or _shape(split.outputs[0])[-1] != _shape(split.outputs[1])[-1]:
+        return None
+    gate, up = split.outputs
+    for sigmoid in (use.node for use in gate.uses() if use.node.op_type == "Sigmoid"):
+        silu = _only_user(sigmoid, "Mul")
+        gated = _only_user(silu, "Mul") if silu and gate in silu.inputs else None
+        if gated and up in gated.inputs:
+            return gated
+    return None
+
+
+def _only_user(node: ir.Node, op_type: str) -> ir.Node | None:
+    """The node that takes `node`'s one output, if it is the only one and of this type."""
+    uses = node.outputs[0].uses()
+    if len(uses) != 1 or node.outputs[0].is_graph_output() or uses[0].node.op_type != op_type:
+        return None
+    return uses[0].node
+
+
+def _other_input(node: ir.Node, producer: ir.Node) -> ir.Value:
+    return next(value for value in node.inputs if value is not producer.outputs[0])
+
+
+def _constant(value: ir.Value) -> np.ndarray | None:
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def _shape(value: ir.Value) -> tuple[Any, ...]:
+    return tuple(value.shape) if value.shape is not None else ()
+
+
+def _rank(value: ir.Value, default: int = -1) -> int:
+    return len(value.shape) if value.shape is not None else default
