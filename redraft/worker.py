@@ -60,7 +60,7 @@ class Worker:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor: zmq.Socket[bytes] = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._router.bind(f"ipc://{self._path}")
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
