@@ -60,6 +60,11 @@ def test_requests_run_side_by_side(service):
 
 def test_errors(service):
     assert "max_tokens: expected at most 512" in http_infer(service, text_input="hi", max_tokens=9999)["error"]
+    with grpcclient.InferenceServerClient(service.grpc) as client:
+        for prompt, tokens, status in (("hi", 0, "INVALID_ARGUMENT"), ("overload", 4, "UNAVAILABLE")):
+            with pytest.raises(InferenceServerException) as caught:
+                client.infer("ensemble", grpc_inputs(text_input=prompt, max_tokens=tokens))
+            assert caught.value.status() == f"StatusCode.{status}"
     assert "--decoupled" in service.generate({"text_input": "hi", "max_tokens": 4, "stream": True})["error"]
 
 
