@@ -21,6 +21,7 @@ from redraft.protocol import Chunk, ErrorMessage, GenerateRequest, SamplingConfi
 
 FLOAT_FIELDS = ("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 DTYPES = {**dict.fromkeys(FLOAT_FIELDS, np.float32), "top_k": np.int32, "min_length": np.int32}
+METRICS_DELAY_S = 1.0
 
 
 class GenerationError(RuntimeError):
@@ -96,9 +97,13 @@ class TritonBackend:
         await hold_open.wait()
 
     async def counters(self) -> dict[str, float]:
-        """The values of the metrics page whose names start with `redraft_`, prefix removed, summed over labels."""
+        """The values of the metrics page whose names start with `redraft_`, prefix removed, summed over labels.
+
+        Waits first, since the page follows the worker with a delay.
+        """
         if self._metrics_url is None:
             return {}
+        await asyncio.sleep(METRICS_DELAY_S)
         return parse_metrics(await asyncio.to_thread(_fetch, self._metrics_url))
 
     async def close(self) -> None:

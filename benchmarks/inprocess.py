@@ -1,0 +1,163 @@
+"""A bundle run inside this process, with clocks around the engine: what the single-stream benchmarks measure on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from redraft.drafting import DraftingPlan
+from redraft.engines.interface import DraftCandidates, Engine, TargetBatch
+from redraft.protocol import GenerateRequest, SamplingConfig, SequenceStats
+from redraft.runtime import Runtime, bundle_plan
+
+
+@dataclass
+class Answer:
+    """A finished request: its tokens (end token left out), statistics and seconds from submission to end."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = ""
+    stats: SequenceStats = field(default_factory=SequenceStats)
+    seconds: float = 0.0
+
+
+@dataclass
+class Clock:
+    """Seconds and calls since the start of a session."""
+
+    wall_s: float = 0.0
+    step_s: float = 0.0
+    target_s: float = 0.0
+    draft_s: float = 0.0
+    steps: int = 0
+
+    def since(self, before: Clock) -> Clock:
+        """What was added after `before`."""
+        return Clock(**{name: value - getattr(before, name) for name, value in vars(self).items()})
+
+    @property
+    def drafting_share(self) -> float:
+        """Part of the steps' time spent in the drafter's network."""
+        return self.draft_s / self.step_s if self.step_s else 0.0
+
+    @property
+    def host_overhead(self) -> float:
+        """Part of the steps' time spent outside the engine."""
+        return 1 - (self.target_s + self.draft_s) / self.step_s if self.step_s else 0.0
+
+
+class TimedEngine:
+    """An engine that counts the seconds inside its two networks."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self.target_s = self.draft_s = 0.0
+
+    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """One target forward."""
+        started = time.perf_counter()
+        result = self._engine.execute(batch)
+        self.target_s += time.perf_counter() - started
+        return result
+
+    def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
+        """One drafter call."""
+        started = time.perf_counter()
+        result = self._engine.draft(hidden, tokens)
+        self.draft_s += time.perf_counter() - started
+        return result
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._engine.close()
+
+
+class Session:
+    """A runtime whose requests run here, several at a time, until all are answered."""
+
+    def __init__(self, runtime: Runtime, plan: DraftingPlan | None):
+        self.runtime = runtime
+        self._engine = TimedEngine(runtime.engine)
+        runtime.engine = self._engine
+        self.use_plan(plan)
+
+    @classmethod
+    def load(cls, bundle: Path, threads: int | None = None) -> Session:
+        """Load a bundle with its own plan. Raises as `Runtime.load`."""
+        from redraft.bundle import Bundle
+
+        runtime = Runtime.load(bundle, threads)
+        return cls(runtime, bundle_plan(Bundle.load(bundle).config, bundle))
+
+    def use_plan(self, plan: DraftingPlan | None) -> None:
+        """Draft by another plan from now on; None decodes auto-regressively."""
+        self.plan = plan
+        self.runtime.with_plan(plan)
+        self._clock = Clock()
+
+    def clock(self) -> Clock:
+        """Readings since the plan was set; take two and subtract."""
+        totals = self.runtime.scheduler.totals
+        self._clock.step_s, self._clock.steps = totals.step_s, totals.steps
+        self._clock.target_s, self._clock.draft_s = self._engine.target_s, self._engine.draft_s
+        return Clock(**vars(self._clock))
+
+    def run(self, requests: Sequence[GenerateRequest], concurrency: int = 1) -> list[Answer]:
+        """Answers in the requests' order, `concurrency` of them in flight as long as there are enough."""
+        scheduler, answers = self.runtime.scheduler, [Answer() for _ in requests]
+        started, sent = [0.0] * len(requests), 0
+        begin, in_flight = time.perf_counter(), 0
+        while in_flight or sent < len(requests):
+            while in_flight < concurrency and sent < len(requests):
+                started[sent] = time.perf_counter()
+                scheduler.submit(self.runtime.sequence(sent, requests[sent]))
+                in_flight, sent = in_flight + 1, sent + 1
+            for output in scheduler.step():
+                answer = answers[int(output.key)]  # type: ignore[call-overload]
+                answer.token_ids += output.token_ids
+                answer.text += output.text
+                if output.finish_reason:
+                    answer.finish_reason, answer.stats = output.finish_reason, output.stats or SequenceStats()
+                    answer.seconds = time.perf_counter() - started[int(output.key)]  # type: ignore[call-overload]
+                    in_flight -= 1
+        self._clock.wall_s += time.perf_counter() - begin
+        return answers
+
+    def teacher_force(self, token_ids: Sequence[int], first: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Run a text through the target, in prefill chunks; per chunk, for each row from place `first` on, the logits
+        float32 [n, V] and, where the bundle drafts, the hidden states float32 [n, H], as copies.
+
+        Nothing may be running: slot 0 is used. Raises ValueError if the text is longer than the context.
+        """
+        limits, ids = self.runtime.limits, np.asarray(token_ids, np.int32)
+        if len(ids) > limits.max_len:
+            raise ValueError(f"{len(ids)} tokens do not fit the context of {limits.max_len}")
+        words = -(-limits.max_tree // 32)
+        for start in range(0, len(ids), limits.prefill_chunk):
+            rows = ids[start : start + limits.prefill_chunk]
+            wanted = np.arange(max(first - start, 0), len(rows), dtype=np.int32)
+            batch = TargetBatch(
+                input_ids=rows,
+                positions=np.arange(start, start + len(rows), dtype=np.int32),
+                row_offsets=np.array([0, len(rows)], np.int32),
+                slots=np.zeros(1, np.int32),
+                cache_lengths=np.array([start], np.int32),
+                tree_mask=np.zeros((len(rows), words), np.int32),
+                commit_src=np.zeros(0, np.int32),
+                commit_offsets=np.zeros(2, np.int32),
+                logit_rows=wanted if len(wanted) else np.array([len(rows) - 1], np.int32),
+            )
+            logits, hidden = self._engine.execute(batch)
+            if len(wanted):
+                yield logits.copy(), None if hidden is None else hidden[wanted].copy()
+
+
+def request(text: str, max_tokens: int, bad_words: Sequence[str] = (), **sampling: float | int) -> GenerateRequest:
+    """A request for a session; `sampling` as in SamplingConfig."""
+    config = SamplingConfig(**sampling)  # type: ignore[arg-type]
+    return GenerateRequest(id="r", text=text, max_tokens=max_tokens, sampling=config, bad_words=list(bad_words))

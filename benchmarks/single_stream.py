@@ -1,0 +1,277 @@
+"""Speculative against auto-regressive decoding without a server: one stream, then several at once.
+
+    python -m benchmarks.single_stream --auto-regressive AR_BUNDLE --speculative SPEC_BUNDLE
+
+Both bundles are loaded side by side and take turns prompt by prompt, so that a busy machine slows both alike; seconds
+are medians over the repeats. With --llama-cpp a llama.cpp process takes its turn too (see docs/load-testing.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.inprocess import Answer, Clock, Session, request
+from benchmarks.llama_cpp import LlamaCpp
+from benchmarks.results import write_json
+from benchmarks.tables import Table, number
+from benchmarks.workload import ChatTokenizer, Prompt, load_prompts
+from redraft.protocol import GenerateRequest, SequenceStats
+
+console = Console()
+AR, SPEC, LLAMA = "auto-regressive", "speculative", "llama.cpp"
+
+
+@dataclass
+class Contender:
+    """One way to decode: its answers and, per repeat, seconds of each prompt; the clock covers all of them."""
+
+    name: str
+    seconds: list[list[float]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    clock: Clock | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens of one repeat."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    def prompt_seconds(self) -> list[float]:
+        """Median seconds of each prompt."""
+        return [median(values) for values in zip(*self.seconds, strict=True)]
+
+    def speed(self) -> float:
+        """Output tokens per second, prefill included."""
+        return self.tokens / sum(self.prompt_seconds())
+
+    def decode_speed(self) -> float | None:
+        """Output tokens per second after the first token of each answer; last repeat."""
+        decode_s = sum(answer.stats.decode_ms for answer in self.answers) / 1e3
+        return sum(max(len(answer.token_ids) - 1, 0) for answer in self.answers) / decode_s if decode_s else None
+
+
+def conditional_acceptance(stats: list[SequenceStats]) -> list[float]:
+    """Per depth, the share of steps whose token was accepted among those that accepted the depth before."""
+    depths = max((len(item.accepted_by_depth) for item in stats), default=0)
+    accepted = [
+        sum(item.accepted_by_depth[d] for item in stats if d < len(item.accepted_by_depth)) for d in range(depths)
+    ]
+    before = [sum(item.offered_by_depth[0] for item in stats if item.offered_by_depth), *accepted]
+    return [now / previous for now, previous in zip(accepted, before, strict=False) if previous]
+
+
+def acceptance_figures(answers: list[Answer]) -> dict[str, Any]:
+    """Acceptance and rows over all steps of some answers; prefill rows are left out."""
+    stats = [answer.stats for answer in answers]
+    steps, drafted, accepted = (sum(getattr(item, key) for item in stats) for key in ("steps", "drafted", "accepted"))
+    prompt_rows = sum(item.prompt_tokens for item in stats)
+    return {
+        "steps": steps,
+        "acceptance_length": 1 + accepted / steps if steps else None,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "conditional_acceptance": conditional_acceptance(stats),
+        "rows_per_step": (sum(item.rows_executed for item in stats) - prompt_rows) / steps if steps else None,
+        "rows_per_step_unpacked": (sum(item.rows_unpacked for item in stats) - prompt_rows) / steps if steps else None,
+    }
+
+
+def race(sessions: dict[str, Session], requests: list[GenerateRequest], repeats: int, tick: Callable[[], None],
+         llama: LlamaCpp | None = None) -> dict[str, Contender]:  # fmt: skip
+    """Let every session answer every request, taking turns in alternating order; llama.cpp joins where given."""
+    contenders = {name: Contender(name) for name in sessions}
+    if llama:
+        contenders[LLAMA] = Contender(LLAMA)
+    before = {name: session.clock() for name, session in sessions.items()}
+    for repeat in range(repeats):
+        for contender in contenders.values():
+            contender.seconds.append([])
+            contender.answers = []
+        for index, generation in enumerate(requests):
+            order = list(contenders.values())
+            for contender in order if (index + repeat) % 2 == 0 else reversed(order):
+                if contender.name == LLAMA:
+                    assert llama is not None
+                    answer = llama.answer(sessions[AR].runtime.sequence(0, generation), generation.max_tokens)
+                else:
+                    (answer,) = sessions[contender.name].run([generation])
+                contender.seconds[-1].append(answer.seconds)
+                contender.answers.append(answer)
+                tick()
+    for name, session in sessions.items():
+        contenders[name].clock = session.clock().since(before[name])
+    return contenders
+
+
+def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> dict[str, Any]:
+    """Figures of a race: speeds, speed-ups (also per category), acceptance, where the time went."""
+    base = contenders[AR]
+    report: dict[str, Any] = {"contenders": {}, "categories": {}}
+    for name, contender in contenders.items():
+        entry: dict[str, Any] = {
+            "tokens": contender.tokens,
+            "tokens_per_s": contender.speed(),
+            "decode_tokens_per_s": contender.decode_speed(),
+            "speedup": contender.speed() / base.speed(),
+        }
+        if contender.clock:
+            entry |= {"drafting_share": contender.clock.drafting_share, "host_overhead": contender.clock.host_overhead}
+            entry |= acceptance_figures(contender.answers)
+        report["contenders"][name] = entry
+    same = [a.token_ids == b.token_ids for a, b in zip(base.answers, contenders[SPEC].answers, strict=True)]
+    report["identical_answers"], report["prompts"] = sum(same), len(same)
+    for category in dict.fromkeys(prompt.category for prompt in prompts):
+        places = [i for i, prompt in enumerate(prompts) if prompt.category == category]
+        speeds = {name: _part_speed(contender, places) for name, contender in contenders.items()}
+        length = acceptance_figures([contenders[SPEC].answers[i] for i in places])["acceptance_length"]
+        report["categories"][category] = {
+            "tokens_per_s": speeds,
+            "speedup": speeds[SPEC] / speeds[AR] if speeds[AR] else None,
+            "acceptance_length": length,
+        }
+    return report
+
+
+def _part_speed(contender: Contender, places: list[int]) -> float:
+    seconds = contender.prompt_seconds()
+    return sum(len(contender.answers[i].token_ids) for i in places) / sum(seconds[i] for i in places)
+
+
+def race_concurrent(sessions: dict[str, Session], requests: list[GenerateRequest], level: int, repeats: int,
+                    tick: Callable[[], None]) -> dict[str, Any]:  # fmt: skip
+    """Throughput with `level` streams at once, each session in turn: median of the repeats."""
+    speeds: dict[str, list[float]] = {name: [] for name in sessions}
+    answers: dict[str, list[Answer]] = {}
+    for repeat in range(repeats):
+        for name in list(sessions) if repeat % 2 == 0 else reversed(list(sessions)):
+            before = sessions[name].clock()
+            answers[name] = sessions[name].run(requests, level)
+            tokens = sum(len(answer.token_ids) for answer in answers[name])
+            speeds[name].append(tokens / sessions[name].clock().since(before).wall_s)
+            tick()
+    return {
+        "streams": level,
+        "tokens_per_s": {name: median(values) for name, values in speeds.items()},
+        "speedup": median(spec / ar for spec, ar in zip(speeds[SPEC], speeds[AR], strict=True)),
+        "acceptance_length": acceptance_figures(answers[SPEC])["acceptance_length"],
+    }
+
+
+def measure(sessions: dict[str, Session], args: argparse.Namespace, tokenizer: ChatTokenizer,
+            llama: LlamaCpp | None = None) -> dict[str, Any]:  # fmt: skip
+    """Everything the command line asks for; what was measured before Ctrl-C."""
+    prompts = load_prompts(args.dataset)[: args.num_prompts]
+    texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
+    report: dict[str, Any] = {"max_tokens": args.max_tokens, "repeats": args.repeats, "single": {}, "concurrent": {}}
+
+    def requests(temperature: float, count: int) -> list[GenerateRequest]:
+        pick = [(texts * (count // len(texts) + 1))[i] for i in range(count)]
+        return [request(text, args.max_tokens, temperature=temperature, seed=i) for i, text in enumerate(pick)]
+
+    with Progress(console=console) as progress:
+        try:
+            for temperature in args.temperature:
+                for session in sessions.values():
+                    session.run(requests(temperature, 1))
+                rounds = (len(sessions) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
+                task = progress.add_task(f"one stream, temperature {temperature:g}", total=rounds)
+                turn = lambda task=task: progress.advance(task)  # noqa: E731
+                players = race(sessions, requests(temperature, len(texts)), args.repeats, turn,
+                               llama if temperature == 0 else None)  # fmt: skip
+                report["single"][f"{temperature:g}"] = report_single(players, prompts)
+                levels = report["concurrent"].setdefault(f"{temperature:g}", [])
+                task = progress.add_task("several streams", total=2 * len(args.streams) * args.repeats)
+                turn = lambda task=task: progress.advance(task)  # noqa: E731
+                for level in args.streams:
+                    many = requests(temperature, max(2 * level, 8))
+                    levels.append(race_concurrent(sessions, many, level, args.repeats, turn))
+        except KeyboardInterrupt:
+            console.print("[yellow]interrupted: what was measured is written")
+    return report
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the report's tables."""
+    for temperature, single in report["single"].items():
+        table = Table(
+            f"One stream, temperature {temperature}, {report['max_tokens']} tokens",
+            [
+                "",
+                "tokens/s",
+                "decoding only",
+                "speed-up",
+                "acceptance length",
+                "rows/step (unpacked)",
+                "drafting",
+                "host",
+            ],
+        )
+        for name, entry in single["contenders"].items():
+            cells = [number(entry["tokens_per_s"]), number(entry["decode_tokens_per_s"]), f"{entry['speedup']:.2f}x"]
+            if "steps" in entry:
+                rows = f"{number(entry['rows_per_step'])} ({number(entry['rows_per_step_unpacked'])})"
+                shares = [f"{entry[key]:.1%}" for key in ("drafting_share", "host_overhead")]
+                cells += [number(entry["acceptance_length"], 2), rows, *shares]
+            table.rows.append([name, *cells, *[""] * (len(table.columns) - 1 - len(cells))])
+        table.show(console)
+        depths = single["contenders"][SPEC]["conditional_acceptance"]
+        console.print("conditional acceptance by depth: " + " ".join(f"{value:.2f}" for value in depths))
+        console.print(f"identical answers: {single['identical_answers']} of {single['prompts']}")
+        kinds = Table("By kind of prompt", ["kind", "speed-up", "acceptance length"])
+        for category, entry in single["categories"].items():
+            kinds.rows.append([category, number(entry["speedup"], 2), number(entry["acceptance_length"], 2)])
+        kinds.show(console)
+    for temperature, levels in report["concurrent"].items():
+        if levels:
+            table = Table(f"Streams at once, temperature {temperature}", ["streams", AR, SPEC, "speed-up"])
+            for level in levels:
+                speeds = [number(level["tokens_per_s"][name]) for name in (AR, SPEC)]
+                table.rows.append([str(level["streams"]), *speeds, f"{level['speedup']:.2f}x"])
+            table.show(console)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--auto-regressive", type=Path, required=True, help="bundle without drafter")
+    add("--speculative", type=Path, required=True, help="bundle with drafter")
+    add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
+    add("--num-prompts", type=int)
+    add("--max-tokens", type=int, default=128)
+    add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    add("--streams", type=int, nargs="*", default=[2, 4, 8, 16], help="numbers of streams at once")
+    add("--repeats", type=int, default=3)
+    add("--threads", type=int)
+    add("--llama-cpp", type=Path, metavar="PYTHON", help="interpreter that has llama-cpp-python")
+    add("--llama-model", type=Path, help="the target as BF16 GGUF (see benchmarks/make_gguf.py)")
+    add("--output", type=Path, default=Path("artifacts/reports/single_stream.json"))
+    args = parser.parse_args(argv)
+    if args.llama_cpp and not args.llama_model:
+        parser.error("--llama-cpp needs --llama-model")
+    sessions = {
+        AR: Session.load(args.auto_regressive, args.threads),
+        SPEC: Session.load(args.speculative, args.threads),
+    }
+    llama = LlamaCpp(args.llama_cpp, args.llama_model, args.threads) if args.llama_cpp else None
+    try:
+        report = measure(sessions, args, ChatTokenizer(args.auto_regressive), llama)
+    finally:
+        if llama:
+            llama.close()
+    report |= {"auto_regressive": args.auto_regressive.name, "speculative": args.speculative.name}
+    write_json(args.output, report)
+    show(report)
+    console.print(f"written to {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

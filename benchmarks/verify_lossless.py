@@ -1,0 +1,220 @@
+"""Checks that speculation changes nothing: speculative against auto-regressive output of the same prompts.
+
+    python -m benchmarks.verify_lossless --auto-regressive AR_FP32 --speculative SPEC_FP32 --reference AR_FP32
+
+Greedy and seeded sampling, with penalties, minimum length and bad words, alone and in a batch. Where two texts part,
+the target's own margin between the two tokens is computed by teacher forcing: below --near-tie it is listed as a
+near-tie, otherwise it is a failure. With --rate (for bf16 and int8 bundles) every greedy token of both is also forced
+through the reference, and the rates of tokens whose logit lies more than --margin below the best are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.inprocess import Answer, Session, request
+from benchmarks.results import write_json
+from benchmarks.tables import Table
+from benchmarks.workload import ChatTokenizer, Prompt, load_prompts
+from redraft.budget import BudgetTable
+from redraft.decoding.sampling import Sampler, position_uniform
+from redraft.protocol import GenerateRequest
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "greedy, penalties": {"repetition_penalty": 1.15, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+    "greedy, bad words, minimum length": {"bad_words": ["the", " and", "important"], "min_length": 64},
+    "temperature 1": {"temperature": 1.0, "seed": 1234},
+    "temperature 0.7, top-p 0.9, top-k 40": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "seed": 99},
+    "temperature 1, penalties, bad words": {
+        "temperature": 1.0, "top_p": 0.95, "seed": 7, "repetition_penalty": 1.1, "frequency_penalty": 0.1,
+        "bad_words": ["the", " is"], "min_length": 32,
+    },
+}  # fmt: skip
+console = Console()
+
+
+@dataclass
+class Divergence:
+    """Where speculative output first differs: the two tokens (-1: the text ends there) and the target's margin."""
+
+    setting: str
+    concurrency: int
+    question_id: str
+    position: int
+    expected: int
+    got: int
+    margin: float
+
+
+def first_difference(expected: list[int], got: list[int]) -> int | None:
+    """Place of the first token that differs, or where one list ends; None if they are equal."""
+    for place, pair in enumerate(zip(expected, got, strict=False)):
+        if pair[0] != pair[1]:
+            return place
+    return None if len(expected) == len(got) else min(len(expected), len(got))
+
+
+def margin_at(
+    reference: Session, generation: GenerateRequest, expected: list[int], place: int, tokens: list[int]
+) -> float:
+    """How far apart the target holds the candidates at a place of the answer, after the request's processors.
+
+    Greedy: difference of the two logits. Sampling: distance of the position's uniform from the nearest edge of the
+    two tokens' intervals of cumulative probability.
+    """
+    sequence = reference.runtime.sequence(0, generation)
+    prompt = sequence.prompt.tolist()
+    sampler: Sampler = sequence.sampler
+    forced = [*prompt, *expected[:place]]
+    logits = np.concatenate([chunk for chunk, _ in reference.teacher_force(forced, len(forced) - 1)])[-1]
+    for token in expected[:place]:
+        sampler.accept(token)
+    if sampler.greedy:
+        values = sampler.process(logits)[tokens]
+        return float(abs(values[0] - values[1]))
+    ends = np.cumsum(sampler.probabilities(logits))
+    uniform = position_uniform(sampler.seed, place)
+    edges = [ends[token - after] if token >= after else 0.0 for token in tokens for after in (0, 1)]
+    return float(min(abs(uniform - edge) for edge in edges))
+
+
+class Verifier:
+    """Compares two sessions, with a third that gives the margins."""
+
+    def __init__(self, auto_regressive: Session, speculative: Session, reference: Session):
+        self.auto_regressive, self.speculative, self.reference = auto_regressive, speculative, reference
+
+    def compare(
+        self, prompts: list[Prompt], requests: list[GenerateRequest], expected: list[Answer], got: list[Answer]
+    ) -> list[tuple[str, int, int, int, float]]:
+        """Where the answers part: question id, place, expected token, token got, margin."""
+        divergences = []
+        for prompt, generation, left, right in zip(prompts, requests, expected, got, strict=True):
+            place = first_difference(left.token_ids, right.token_ids)
+            if place is not None:
+                end_ids = self.reference.runtime.sequence(0, generation).end_ids
+                wanted, other = (_token(answer, place, end_ids) for answer in (left, right))
+                margin = margin_at(self.reference, generation, left.token_ids, place, [wanted, other])
+                divergences.append((prompt.question_id, place, wanted, other, margin))
+        return divergences
+
+    def far_tokens(self, texts: list[str], answers: list[Answer], margin: float) -> tuple[int, int]:
+        """How many greedy tokens lie more than `margin` below the reference's best logit, and of how many."""
+        far = total = 0
+        for text, answer in zip(texts, answers, strict=True):
+            prompt = self.reference.runtime.sequence(0, request(text, 1)).prompt.tolist()
+            place = 0
+            for logits, _ in self.reference.teacher_force([*prompt, *answer.token_ids[:-1]], len(prompt) - 1):
+                tokens = answer.token_ids[place : place + len(logits)]
+                gap = logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]
+                far, total, place = far + int((gap > margin).sum()), total + len(tokens), place + len(tokens)
+        return far, total
+
+
+def _token(answer: Answer, place: int, end_ids: frozenset[int]) -> int:
+    return answer.token_ids[place] if place < len(answer.token_ids) else min(end_ids, default=0)
+
+
+def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
+    """All settings over all prompts; the report."""
+    prompts = load_prompts(args.dataset)[: args.num_prompts]
+    tokenizer = ChatTokenizer(args.auto_regressive)
+    texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
+    report: dict[str, Any] = {"prompts": len(prompts), "max_tokens": args.max_tokens, "settings": [], "rates": []}
+    divergences: list[Divergence] = []
+    for setting in track(SETTINGS, "verifying", console=console):
+        requests = [request(text, args.max_tokens, **SETTINGS[setting]) for text in texts]
+        expected = verifier.auto_regressive.run(requests)
+        rated = {"auto-regressive": expected}
+        for concurrency in args.concurrency:
+            got = rated[f"speculative, {concurrency} at once"] = verifier.speculative.run(requests, concurrency)
+            differences = verifier.compare(prompts, requests, expected, got)
+            found = [Divergence(setting, concurrency, *difference) for difference in differences]
+            divergences += found
+            steps = sum(answer.stats.steps for answer in got)
+            report["settings"].append(
+                {
+                    "setting": setting,
+                    "concurrency": concurrency,
+                    "tokens": sum(len(answer.token_ids) for answer in expected),
+                    "acceptance_length": 1 + sum(answer.stats.accepted for answer in got) / max(steps, 1),
+                    "near_ties": sum(item.margin < args.near_tie for item in found),
+                    "failures": sum(not item.margin < args.near_tie for item in found),
+                }
+            )
+        if args.rate and setting == "greedy":
+            for name, answers in rated.items():
+                far, total = verifier.far_tokens(texts, answers, args.margin)
+                report["rates"].append({"output": name, "beyond_margin": far, "tokens": total})
+    report["divergences"] = [asdict(item) for item in divergences]
+    return report
+
+
+def show(report: dict[str, Any], args: argparse.Namespace) -> None:
+    """Print the report's tables and every divergence."""
+    table = Table(
+        f"Speculative against auto-regressive output, {report['prompts']} prompts x {report['max_tokens']} tokens",
+        ["setting", "at once", "tokens", "acceptance length", f"near-ties (< {args.near_tie:g})", "failures"],
+    )
+    for row in report["settings"]:
+        cells = [f"{row['acceptance_length']:.2f}", str(row["near_ties"]), str(row["failures"])]
+        table.rows.append([row["setting"], str(row["concurrency"]), f"{row['tokens']:,}", *cells])
+    table.show(console)
+    if report["rates"]:
+        rates = Table(
+            f"Greedy tokens more than {args.margin:g} below the fp32 best logit", ["output", "tokens", "rate"]
+        )
+        for row in report["rates"]:
+            share = row["beyond_margin"] / max(row["tokens"], 1)
+            rates.rows.append([row["output"], f"{row['tokens']:,}", f"{share:.3%}"])
+        rates.show(console)
+    for item in report["divergences"]:
+        console.print(f"prompt {item['question_id']}, {item['setting']}, token {item['position']}: "
+                      f"{item['got']} instead of {item['expected']}, margin {item['margin']:.2g}")  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Verify; the exit status is 1 if a divergence is no near-tie."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--auto-regressive", type=Path, required=True, help="bundle without drafter")
+    add("--speculative", type=Path, required=True, help="bundle with drafter, of the same precision")
+    add("--reference", type=Path, required=True, help="fp32 bundle for margins")
+    add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
+    add("--num-prompts", type=int)
+    add("--max-tokens", type=int, default=128)
+    add("--concurrency", type=int, nargs="+", default=[1, 4], help="speculative sequences at once")
+    add("--tree-budget", type=int, help="draft this much whatever runs (default: as the bundle is tuned)")
+    add("--near-tie", type=float, default=1e-3)
+    add("--rate", action="store_true", help="compare rates of tokens beyond --margin")
+    add("--margin", type=float, default=0.5)
+    add("--output", type=Path, default=Path("artifacts/reports/lossless.json"))
+    args = parser.parse_args(argv)
+    auto_regressive, speculative = Session.load(args.auto_regressive), Session.load(args.speculative)
+    if speculative.plan is None:
+        parser.error(f"--speculative: {args.speculative} has no drafter")
+    if args.tree_budget is not None:
+        budget = BudgetTable.constant(args.tree_budget)
+        speculative.use_plan(dataclasses.replace(speculative.plan, budget=budget))
+    same = args.reference == args.auto_regressive
+    reference = auto_regressive if same else Session.load(args.reference)
+    report = verify(Verifier(auto_regressive, speculative, reference), args)
+    write_json(args.output, report)
+    show(report, args)
+    failures = sum(row["failures"] for row in report["settings"])
+    console.print(f"{failures} failures; written to {args.output}")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

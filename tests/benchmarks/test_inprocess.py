@@ -1,0 +1,100 @@
+"""Runs inside the process, and the checks and measurements built on them, on the toy engine."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import verify_lossless
+from benchmarks.inprocess import Session, request
+from redraft.budget import BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.toy_engine import ToyEngine, toy_codec
+
+LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
+
+
+def session(budget=None, end_ids=(0,), **engine):
+    plan = None if budget is None else DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(budget))
+    toy = ToyEngine(**engine)
+    return Session(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids)), plan)
+
+
+def test_answers_come_in_order_with_statistics():
+    requests = [request(f"prompt {i}", 4 + i, temperature=0.0) for i in range(7)]
+    alone, together = session(8).run(requests), session(8).run(requests, concurrency=4)
+    for place, (left, right) in enumerate(zip(alone, together, strict=True)):
+        assert left.token_ids == right.token_ids
+        assert len(left.token_ids) <= 4 + place
+        assert left.stats.steps + left.stats.accepted >= len(left.token_ids) - 1
+        assert left.seconds > 0
+
+
+def test_clock_splits_the_time():
+    runs = session(8)
+    before = runs.clock()
+    runs.run([request("hello", 20, temperature=0.0)])
+    clock = runs.clock().since(before)
+    assert 0 < clock.target_s + clock.draft_s < clock.step_s < clock.wall_s
+    assert 0 < clock.drafting_share < 1
+    assert 0 < clock.host_overhead < 1
+
+
+def test_teacher_forcing_gives_the_logits_of_generation():
+    runs = session(end_ids=())
+    text = "a" * 40
+    prompt = runs.runtime.sequence(0, request(text, 1)).prompt.tolist()
+    answer = runs.run([request(text, 40, temperature=0.0)])[0].token_ids
+    chunks = [logits for logits, _ in runs.teacher_force([*prompt, *answer[:-1]], len(prompt) - 1)]
+    assert len(chunks) > 1
+    assert np.concatenate(chunks).argmax(axis=1).tolist() == answer
+    with pytest.raises(ValueError, match="context of 256"):
+        list(runs.teacher_force([1] * 257, 0))
+
+
+@pytest.fixture
+def verify(tokenizer_folder, tmp_path):
+    def call(auto_regressive, speculative, **options):
+        dataset = tmp_path / "prompts.jsonl"
+        dataset.write_text("\n".join(json.dumps({"prompt": text}) for text in ("hello", "to be or not", "abab")))
+        fixed = {"dataset": dataset, "num_prompts": 3, "auto_regressive": tokenizer_folder, "max_tokens": 24}
+        fixed |= {"concurrency": [1, 3], "near_tie": 1e-3, "rate": True, "margin": 0.5}
+        args = argparse.Namespace(**{**fixed, **options})
+        verifier = verify_lossless.Verifier(auto_regressive, speculative, auto_regressive)
+        report = verify_lossless.verify(verifier, args)
+        verify_lossless.show(report, args)
+        return report
+
+    return call
+
+
+def test_speculation_is_found_lossless(verify, capsys):
+    report = verify(session(), session(8))
+    assert [row["failures"] for row in report["settings"]] == [0] * 12
+    assert all(row["tokens"] > 0 for row in report["settings"])
+    assert max(row["acceptance_length"] for row in report["settings"]) > 1.2
+    assert {row["beyond_margin"] for row in report["rates"]} == {0}
+    assert "temperature 1, penalties, bad words" in capsys.readouterr().out
+
+
+def test_another_target_fails(verify, capsys):
+    report = verify(session(), session(8, seed=1))
+    assert sum(row["failures"] for row in report["settings"]) > 0
+    assert max(item["margin"] for item in report["divergences"]) > 1e-3
+    assert {row["beyond_margin"] > 0 for row in report["rates"]} == {False, True}
+    assert "instead of" in capsys.readouterr().out
+
+
+def test_a_tiny_margin_is_a_near_tie(verify):
+    report = verify(session(), session(8, seed=1), near_tie=1e9)
+    assert sum(row["failures"] for row in report["settings"]) == 0
+    assert sum(row["near_ties"] for row in report["settings"]) > 0
+
+
+def test_first_difference():
+    assert verify_lossless.first_difference([1, 2], [1, 2]) is None
+    assert verify_lossless.first_difference([1, 2], [1, 3]) == 1
+    assert verify_lossless.first_difference([1, 2], [1, 2, 3]) == 2
