@@ -177,7 +177,12 @@ class Template:
 
 
 def documents(
-    prompts: Iterator[dict[str, str]], tokenizer, template: Template, self_written: float, longest: int, rng: random.Random
+    prompts: Iterator[dict[str, str]],
+    tokenizer,
+    template: Template,
+    self_written: float,
+    longest: int,
+    rng: random.Random,
 ) -> Iterator[Document]:
     while True:
         if rng.random() < self_written:
@@ -191,13 +196,17 @@ def documents(
         yield Document(pending, _draw_temperature(rng), answer_start=start)
 
 
-def generate(target: Target, docs: Iterator[Document], template: Template, slots: int, max_new: int, seed: int) -> Iterator[Document]:
+def generate(
+    target: Target, docs: Iterator[Document], template: Template, slots: int, max_new: int, seed: int
+) -> Iterator[Document]:
     length = len(template.prefix) + MAX_USER_TOKENS + len(template.assistant) + 2 * max_new
     generator = Generator(target, template.prefix[:-1], slots, length, seed)
     return generator.run(docs, max_new, template.assistant)
 
 
-def prefill(target: Target, prompts: Iterator[dict[str, str]], tokenizer, template: Template, batch: int, longest: int) -> Iterator[Document]:
+def prefill(
+    target: Target, prompts: Iterator[dict[str, str]], tokenizer, template: Template, batch: int, longest: int
+) -> Iterator[Document]:
     """Documents of the prompts' own responses, cut to `longest` tokens, hidden states by batched prefill."""
     while True:
         rows = [next(prompts) for _ in range(batch * 4)]
@@ -245,9 +254,15 @@ def main(
     prompts: Annotated[Path, typer.Option(help="JSONL with `source`, `prompt` and (for prefill) `response`.")],
     output: Annotated[Path, typer.Option(help="Folder for the shards; existing ones are kept and continued.")],
     tokens: Annotated[int, typer.Option(help="Stop when the folder holds this many tokens.")] = 5_000_000,
-    source: Annotated[Source, typer.Option(help="`generate` answers, or `prefill` the prompts' own responses.")] = Source.generate,
-    shares: Annotated[str, typer.Option(help="How often each prompt source is drawn, as source=share,...")] = "gpteacher-codegen=3,gpteacher-roleplay=3,gsm8k-train=2,t0-sample=1.5,self-instruct-seed=0.5",
-    self_written: Annotated[float, typer.Option(help="Share of conversations whose prompt the target writes itself.")] = 0.5,
+    source: Annotated[
+        Source, typer.Option(help="`generate` answers, or `prefill` the prompts' own responses.")
+    ] = Source.generate,
+    shares: Annotated[
+        str, typer.Option(help="How often each prompt source is drawn, as source=share,...")
+    ] = "gpteacher-codegen=3,gpteacher-roleplay=3,gsm8k-train=2,t0-sample=1.5,self-instruct-seed=0.5",
+    self_written: Annotated[
+        float, typer.Option(help="Share of conversations whose prompt the target writes itself.")
+    ] = 0.5,
     slots: Annotated[int, typer.Option(help="Sequences generated (or prefilled) side by side.")] = 64,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
     shard_documents: Annotated[int, typer.Option(help="Documents per shard.")] = 128,
@@ -285,7 +300,9 @@ def main(
             count = write_shard(output / f"shard-{shard:05d}.safetensors", docs, meta)
             written, fresh = written + count, fresh + count
             rate = fresh / (time.monotonic() - begun)
-            line = f"{written:,} of {tokens:,} tokens, {rate:.0f} tokens/s, {(tokens - written) / rate / 60:.0f} min left"
+            line = (
+                f"{written:,} of {tokens:,} tokens, {rate:.0f} tokens/s, {(tokens - written) / rate / 60:.0f} min left"
+            )
             progress.update(task, description=line)
             if not sys.stderr.isatty():
                 print(line, flush=True)

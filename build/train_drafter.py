@@ -25,7 +25,7 @@ import torch.nn.functional as F
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
@@ -88,7 +88,9 @@ class TeacherData:
         per_load = 4
         smallest = len(self.windows(self.training[0], length, unroll)[0])
         if smallest < size:
-            raise typer.BadParameter(f"a shard holds {smallest} windows of {length} positions, fewer than a batch of {size}")
+            raise typer.BadParameter(
+                f"a shard holds {smallest} windows of {length} positions, fewer than a batch of {size}"
+            )
         while True:
             order = torch.randperm(len(self.training), generator=generator).tolist()
             for i in range(0, len(order), per_load):
@@ -192,7 +194,10 @@ class Trainer:
                     accepted[depth] += alive.sum().item()
         conditional = accepted / reached.clamp(min=1)
         chain = 1 + conditional.cumprod(0).sum().item()
-        return {"conditional_acceptance": [round(c, 4) for c in conditional.tolist()], "chain_acceptance_length": round(chain, 4)}
+        return {
+            "conditional_acceptance": [round(c, 4) for c in conditional.tolist()],
+            "chain_acceptance_length": round(chain, 4),
+        }
 
 
 @torch.no_grad()
@@ -211,6 +216,13 @@ def initialize_by_ridge(trainer: Trainer, tokens: Tensor, hidden: Tensor, streng
     drafter.input.bias.zero_()
 
 
+def hot_ids(counts: Tensor, kept: int) -> Tensor:
+    """The `kept` most frequent tokens, ascending; among equals the lower id, int64 [kept]."""
+    ranked = counts.sort(descending=True, stable=True).indices[:kept]
+    print(f"hot vocabulary: {kept} tokens cover {counts[ranked].sum() / counts.sum():.2%} of the answers")
+    return ranked.sort().values
+
+
 def learning_rate(step: int, steps: int, peak: float) -> float:
     """Linear warm-up over 2% of the steps, then a cosine to zero."""
     warm = max(1, steps // 50)
@@ -223,12 +235,17 @@ def main(
     model: Annotated[Path, typer.Option(help="Target folder written by fetch_model.py.")],
     data: Annotated[list[Path], typer.Option(help="Teacher data written by distill.py; may be given several times.")],
     output: Annotated[Path, typer.Option(help="Folder for the drafter, its checkpoint and its log.")],
-    positions: Annotated[int, typer.Option(help="Positions to train on; the learning rate decays over them.")] = 5_000_000,
+    start_from: Annotated[Path | None, typer.Option(help="A trained drafter to go on from; its shape is kept.")] = None,
+    positions: Annotated[
+        int, typer.Option(help="Positions to train on; the learning rate decays over them.")
+    ] = 5_000_000,
     labels: Annotated[Labels, typer.Option(help="Teacher distributions, or the text itself.")] = Labels.soft,
     hot_vocabulary: Annotated[int, typer.Option(help="Head rows: the K most frequent tokens; 0 is all.")] = 12288,
     exit_dim: Annotated[int, typer.Option(help="Width of the residual blocks.")] = 1024,
     blocks: Annotated[int, typer.Option(help="Residual blocks.")] = 3,
-    initial_state: Annotated[str, typer.Option(help="s_1: `embedding` (paper) or `zero` (Apple's release).")] = "embedding",
+    initial_state: Annotated[
+        str, typer.Option(help="s_1: `embedding` (paper) or `zero` (Apple's release).")
+    ] = "embedding",
     unroll: Annotated[int, typer.Option(help="Drafting steps T in the loss.")] = 5,
     window: Annotated[int, typer.Option(help="Consecutive positions per training window.")] = 32,
     batch: Annotated[int, typer.Option(help="Windows per step.")] = 32,
@@ -246,25 +263,29 @@ def main(
     target = Target.from_folder(model).to(device)
     teacher = TeacherData(data, held_out)
     size = target.config.hidden_size
-    hot_file = output / "hot_ids.safetensors"
     output.mkdir(parents=True, exist_ok=True)
-    if not hot_file.exists():
-        counts = teacher.count_tokens(target.config.vocab_size)
-        kept = hot_vocabulary or target.config.vocab_size
-        ranked = (counts * target.config.vocab_size - torch.arange(target.config.vocab_size)).argsort(descending=True)
-        save_file({"hot_ids": ranked[:kept].sort().values, "counts": counts}, hot_file)
-        print(f"hot vocabulary: {kept} tokens cover {counts[ranked[:kept]].sum() / counts.sum():.2%} of the answers")
-    hot_ids = load_file(hot_file)["hot_ids"].to(device)
-    config = RecurrentConfig(size, target.config.vocab_size, exit_dim, blocks, initial_state, "target", hot_vocabulary or None)  # type: ignore[arg-type]
-    drafter = RecurrentDrafter(config, target, hot_ids).to(device)
+    checkpoint = output / "checkpoint.safetensors"
+    if start_from or checkpoint.exists():
+        drafter = RecurrentDrafter.load(output if checkpoint.exists() else start_from, target).train().to(device)  # type: ignore[arg-type]
+    else:
+        ids = hot_ids(teacher.count_tokens(target.config.vocab_size), hot_vocabulary or target.config.vocab_size)
+        config = RecurrentConfig(
+            size,
+            target.config.vocab_size,
+            exit_dim,
+            blocks,
+            initial_state,
+            "target",
+            hot_vocabulary or None,  # type: ignore[arg-type]
+        )
+        drafter = RecurrentDrafter(config, target, ids).to(device)
     trainer = Trainer(target, drafter, labels, unroll, window)
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.01)
     steps, step, log = positions // (window * batch), 0, output / "log.jsonl"
-    checkpoint = output / "checkpoint.safetensors"
     if checkpoint.exists():
         step = _restore(checkpoint, drafter, optimizer)
         print(f"resumed at step {step} of {steps}")
-    else:
+    elif not start_from:
         tokens, hidden = teacher.windows(teacher.training[0], window, unroll)
         initialize_by_ridge(trainer, tokens.to(device), hidden.to(device))
     batches = teacher.batches(batch, window, unroll, seed, step)
@@ -285,7 +306,12 @@ def main(
             rate = (step - first) * window * batch / (time.monotonic() - begun)
             progress.update(task, completed=step, description=f"{step}/{steps} {rate:.0f} positions/s")
             if step % every == 0 or step == steps:
-                record = {"step": step, "positions": step * window * batch, "loss": round(running / every, 4), "rate": round(rate)}
+                record = {
+                    "step": step,
+                    "positions": step * window * batch,
+                    "loss": round(running / every, 4),
+                    "rate": round(rate),
+                }
                 record |= trainer.evaluate(teacher.evaluation, device)
                 record["minutes_left"] = round((steps - step) * window * batch / rate / 60, 1)
                 running = 0.0

@@ -126,12 +126,13 @@ class RecurrentDrafter(nn.Module):
         Raises ValueError when the drafter does not fit the target, KeyError (a weight's name).
         """
         raw = json.loads((folder / "config.json").read_text())
-        file = next(iter(sorted(folder.glob("*.safetensors"))), None)
+        own = raw.get("drafter") == "recurrent"
+        file = next(iter(sorted(folder.glob("drafter.safetensors" if own else "*.safetensors"))), None)
         if file is None:
-            raise FileNotFoundError(f"{folder}: no .safetensors file")
+            raise FileNotFoundError(f"{folder}: no {'drafter' if own else '*'}.safetensors")
         with safe_open(file, framework="pt") as tensors:
             weights = {name: tensors.get_tensor(name).float() for name in tensors.keys()}  # noqa: SIM118
-        if raw.get("drafter") == "recurrent":
+        if own:
             config = RecurrentConfig(**{name: raw[name] for name in RecurrentConfig.__dataclass_fields__})
         elif "num_draft_layers" in raw:
             config, weights = from_apple(raw, weights)

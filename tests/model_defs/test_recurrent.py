@@ -43,7 +43,9 @@ def enumerate_beams(drafter: RecurrentDrafter, hidden: torch.Tensor, root: int, 
             scores = F.log_softmax(drafter.logits(state, h), dim=-1)[0]
             for value, row in zip(*scores.topk(k), strict=True):
                 token = int(drafter.hot_ids[row])
-                candidates.append((total + value.item(), [*path, token], drafter.next_state(state, torch.tensor([token]))))
+                candidates.append(
+                    (total + value.item(), [*path, token], drafter.next_state(state, torch.tensor([token])))
+                )
         levels.append([(total, path) for total, path, _ in candidates])
         expanded = sorted(candidates, key=lambda c: -c[0])[:width]
     return levels
@@ -130,13 +132,17 @@ def test_apple_checkpoint(target, tmp_path: Path, exit_dim: int):
 
     def apple_step(s, token):
         e = target.embedding(token)
-        return F.silu(F.linear(e, weights["rnn_w.weight"]) + F.linear(s, weights["rnn_u.weight"], weights["rnn_u.bias"]))
+        return F.silu(
+            F.linear(e, weights["rnn_w.weight"]) + F.linear(s, weights["rnn_u.weight"], weights["rnn_u.bias"])
+        )
 
     s1 = apple_step(torch.zeros(1, HIDDEN), first)
     state = drafter.first_state(first)
     torch.testing.assert_close(drafter.logits(state, hidden), apple_logits(s1), atol=1e-4, rtol=1e-4)
     state = drafter.next_state(state, second)
-    torch.testing.assert_close(drafter.logits(state, hidden), apple_logits(apple_step(s1, second)), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        drafter.logits(state, hidden), apple_logits(apple_step(s1, second)), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_fewer_candidates_than_beams_are_refused(target):
