@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class LlamaCpp:
     """A greedy llama.cpp decoder on `model` (GGUF), run by the interpreter `python`."""
 
     def __init__(self, python: Path, model: Path, threads: int | None = None):
-        command = [str(python), "-c", SERVER, str(model), str(threads or 2)]
+        command = [str(python), "-c", SERVER, str(model), str(threads or os.cpu_count() or 1)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if self._read() != "ready":
             raise RuntimeError(f"llama.cpp did not load {model} under {python}")
