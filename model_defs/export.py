@@ -7,6 +7,7 @@ Both keep the KV cache outside of the network: `k_cache.{layer}` and `v_cache.{l
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ OPSET = 24
 
 @dataclass(frozen=True)
 class CacheShape:
-    """Extents of the KV cache: `slots` sequences of up to `max_len` tokens and `max_tree` tree rows behind them."""
+    """Extents of the KV cache: `slots` sequences of up to `max_len` tokens, and behind them `max_tree` rows of a tree
+    (its root included)."""
 
     slots: int
     max_len: int
@@ -36,8 +38,8 @@ class CacheShape:
 
     @property
     def mask_words(self) -> int:
-        """int32 words that hold one tree mask row: a bit per row of a tree (its root included)."""
-        return -(-(self.max_tree + 1) // 32)
+        """int32 words of one row of the tree mask: a bit per row of a tree."""
+        return -(-self.max_tree // 32)
 
 
 class _PluginTarget(nn.Module):
@@ -222,6 +224,7 @@ def _output_names(layers: int, hidden_output: bool, updated_caches: bool) -> lis
 
 
 def _export(module: nn.Module, args: tuple, shapes: tuple, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

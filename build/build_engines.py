@@ -1,0 +1,270 @@
+"""Export a target and its drafter, and compile them into an engine bundle."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import onnx_ir as ir
+import torch
+import typer
+from rich.console import Console
+
+from model_defs.config import UnsupportedModelError
+from model_defs.export import CacheShape, export_drafter, export_target_native, export_target_plugin
+from model_defs.fingerprint import target_fingerprint
+from model_defs.recurrent import RecurrentDrafter, RecurrentDrafting
+from model_defs.target import Target
+from plugins.cpu.lowering import lower
+from plugins.program.fuse import fuse
+from redraft.bundle import BundleConfig, BundleError, DraftingInfo, LimitsInfo, TargetInfo
+from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
+from redraft.decoding.verification import check_pairing
+
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1}
+BIGRAMS = "bigrams.npy"
+out = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Backend(StrEnum):
+    openvino = "openvino"
+    torch = "torch"
+    tensorrt_rtx = "tensorrt_rtx"
+
+
+class Precision(StrEnum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    int8 = "int8"
+    fp16 = "fp16"
+
+
+PRECISIONS = {
+    Backend.openvino: (Precision.fp32, Precision.bf16, Precision.int8),
+    Backend.torch: (Precision.fp32, Precision.bf16),
+    Backend.tensorrt_rtx: (Precision.fp16, Precision.bf16, Precision.fp32),
+}
+
+
+class Construction(StrEnum):
+    beam = "beam"
+    best_first = "best_first"
+
+
+class Verification(StrEnum):
+    greedy = "greedy"
+    sampled_walk = "sampled_walk"
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
+    output: Annotated[Path, typer.Option(help="The bundle's folder; replaced when the build succeeds.")],
+    drafter: Annotated[
+        Path | None, typer.Option(help="Trained drafter's folder. Without it: --no-drafter must be given.")
+    ] = None,
+    no_drafter: Annotated[bool, typer.Option("--no-drafter", help="An auto-regressive bundle without drafter.")] = False,
+    backend: Annotated[Backend, typer.Option(help="What executes the networks.")] = Backend.openvino,
+    precision: Annotated[
+        Precision | None, typer.Option(help="Stored weights; default bf16 (tensorrt_rtx: fp16).", show_default=False)
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
+    max_len: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence; default: 2048 or the target's.")] = None,
+    max_tree: Annotated[int, typer.Option(min=1, help="Rows of a draft tree, root included.")] = 32,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt rows in one step.")] = 128,
+    construction: Annotated[Construction, typer.Option(help="How draft trees are made.")] = Construction.best_first,
+    beam_width: Annotated[int, typer.Option(min=1, help="Nodes that the drafter expands at each depth.")] = 4,
+    beam_length: Annotated[int, typer.Option(min=1, help="Depth of the drafts.")] = 5,
+    candidates: Annotated[int, typer.Option(min=1, help="Children of an expanded node.")] = 8,
+    tree_budget: Annotated[int, typer.Option(min=1, help="Drafted nodes a step until the bundle is tuned.")] = 16,
+    ngram: Annotated[
+        bool | None, typer.Option("--ngram/--no-ngram", help="Merge an n-gram branch; default: where there is a drafter.")
+    ] = None,
+    verification: Annotated[Verification, typer.Option(help="Which drafted tokens are kept.")] = Verification.sampled_walk,
+) -> None:
+    """Export a target and its drafter, and compile them into an engine bundle.
+
+    The bundle is written to a temporary folder and renamed: a failure leaves nothing, and an old bundle in place.
+    """
+    try:
+        if (drafter is None) != no_drafter:
+            raise BundleError("give either --drafter FOLDER or --no-drafter")
+        precision = precision or (Precision.fp16 if backend == Backend.tensorrt_rtx else Precision.bf16)
+        if precision not in PRECISIONS[backend]:
+            raise BundleError(f"--precision {precision}: {backend} takes {', '.join(PRECISIONS[backend])}")
+        with step("load the target"):
+            target = Target.from_folder(model)
+        ngram = drafter is not None if ngram is None else ngram
+        plan = None
+        if drafter or ngram:
+            plan = DraftingInfo(
+                drafter="recurrent" if drafter else None,
+                construction=construction.value if drafter else None,
+                beam_width=beam_width,
+                beam_length=beam_length,
+                candidates=candidates,
+                tree_budget=tree_budget,
+                ngram=ngram,
+                verification=verification.value,
+            )
+        config = BundleConfig(
+            name=output.name,
+            backend=backend.value,
+            precision=precision.value,
+            target=target_info(target),
+            limits=LimitsInfo(
+                slots=slots,
+                max_len=min(2048, target.config.max_position) if max_len is None else max_len,
+                max_tree=max_tree,
+                prefill_chunk=prefill_chunk,
+            ),
+            drafting=plan,
+        )
+        check(config, target)
+        build(config, target, model, drafter, output)
+    except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
+        out.print(f"[red]build_engines:[/red] {error.args[0] if isinstance(error, KeyError) else error}")
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        out.print("build_engines: interrupted, nothing was written")
+        raise typer.Exit(130) from None
+
+
+def target_info(target: Target) -> TargetInfo:
+    """What the run time needs to know of a target."""
+    fields = {name: getattr(target.config, name) for name in TargetInfo.model_fields}
+    return TargetInfo(**fields)
+
+
+def check(config: BundleConfig, target: Target) -> None:
+    """Refuse limits and plans that cannot work. Raises BundleError or ValueError."""
+    limits, drafting = config.limits, config.drafting
+    if limits.max_len > target.config.max_position:
+        raise BundleError(f"--max-len {limits.max_len}: the target's context has {target.config.max_position} positions")
+    if drafting is None:
+        return
+    check_pairing(drafting.construction or "chain", drafting.verification, merged=drafting.ngram)
+    if drafting.tree_budget >= limits.max_tree:
+        raise BundleError(f"--tree-budget {drafting.tree_budget}: expected less than --max-tree {limits.max_tree}")
+    if drafting.candidates < drafting.beam_width:
+        raise BundleError(f"--candidates {drafting.candidates}: expected at least --beam-width {drafting.beam_width}")
+
+
+def build(config: BundleConfig, target: Target, model: Path, drafter_folder: Path | None, output: Path) -> None:
+    """Write the bundle. Raises BundleError or ValueError."""
+    fingerprint = target_fingerprint(target)
+    drafter = None if drafter_folder is None else load_drafter(drafter_folder, target, fingerprint, config)
+    parameters = sum(weight.numel() for module in (target, drafter) if module for weight in module.parameters())
+    needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend == "tensorrt_rtx" else 1.3)
+    with new_bundle(output, int(needed) + 20_000_000) as folder:
+        versions = WRITERS[Backend(config.backend)](config, target, drafter, folder)
+        with step("write the manifest"):
+            copy_tokenizer(model, folder)
+            if drafter_folder and (drafter_folder / BIGRAMS).is_file():
+                shutil.copy2(drafter_folder / BIGRAMS, folder / BIGRAMS)
+            versions |= {"torch": torch.__version__, "python": platform.python_version()}
+            command = shlex.join(["python", "build/build_engines.py", *sys.argv[1:]])
+            finish_bundle(folder, config, versions, fingerprint, command)
+    size = sum(file.stat().st_size for file in output.iterdir())
+    out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
+
+
+def load_drafter(folder: Path, target: Target, fingerprint: str, config: BundleConfig) -> RecurrentDrafting:
+    """The drafting loop of a trained drafter. Raises BundleError where it was trained for another target."""
+    with step("load the drafter"):
+        raw = json.loads((folder / "config.json").read_text())
+        if raw.get("target_fingerprint") not in (None, fingerprint):
+            raise BundleError(
+                f"{folder} was trained for another target (fingerprint {raw['target_fingerprint']}, this one is {fingerprint})"
+            )
+        assert config.drafting is not None
+        drafter = RecurrentDrafter.load(folder, target)
+        return RecurrentDrafting(
+            drafter, config.drafting.beam_width, config.drafting.beam_length, config.drafting.candidates
+        ).eval()
+
+
+def write_openvino(config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path) -> dict:
+    """Plugin-form networks, lowered to the CPU operators."""
+    cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
+    with step("export the target"):
+        network = export_target_plugin(
+            target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=drafter is not None
+        )
+    with step(f"compile the target ({config.precision})"):
+        save(fuse(lower(network, config.precision)), folder / "target.onnx")
+    if drafter:
+        with step("export and compile the drafter"):
+            network = export_drafter(drafter, target.config.hidden_size)
+            save(fuse(lower(network, config.precision)), folder / "drafter.onnx")
+    return {"openvino": version("openvino")}
+
+
+def write_torch(config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path) -> dict:
+    """Exported programs."""
+    from model_defs.export_torch import export_drafter_torch, export_target_torch
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
+    with step("export the target"):
+        program = export_target_torch(target.to(dtype), cache_shape(config), hidden_output=drafter is not None)
+        torch.export.save(program, folder / "target.pt2")
+    if drafter:
+        with step("export the drafter"):
+            torch.export.save(export_drafter_torch(drafter.float(), target.config.hidden_size), folder / "drafter.pt2")
+    return {}
+
+
+def write_tensorrt_rtx(config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path) -> dict:
+    """Native-form networks and the engines that TensorRT for RTX builds from them."""
+    from redraft.engines.tensorrt_rtx import compile_drafter, compile_target
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+    with step("export the target"):
+        network = export_target_native(target.to(dtype), cache_shape(config), hidden_output=drafter is not None)
+        save(network, folder / "target.onnx")
+    with step("build the target's engine"):
+        (folder / "target.engine").write_bytes(compile_target(folder / "target.onnx", config.limits))
+    if drafter:
+        with step("export the drafter and build its engine"):
+            save(export_drafter(drafter.to(dtype), target.config.hidden_size), folder / "drafter.onnx")
+            (folder / "drafter.engine").write_bytes(compile_drafter(folder / "drafter.onnx", config.limits))
+    return {"tensorrt_rtx": version("tensorrt-rtx-cu13")}
+
+
+WRITERS = {
+    Backend.openvino: write_openvino,
+    Backend.torch: write_torch,
+    Backend.tensorrt_rtx: write_tensorrt_rtx,
+}
+
+
+def cache_shape(config: BundleConfig) -> CacheShape:
+    """The cache that a bundle's limits ask for."""
+    return CacheShape(config.limits.slots, config.limits.max_len, config.limits.max_tree)
+
+
+def save(network: ir.Model, path: Path) -> None:
+    """Write a network with its weights beside it."""
+    ir.save(network, path, external_data=f"{path.name}.data")
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Show that a step is under way, and how long it took."""
+    start = time.monotonic()
+    with out.status(name):
+        yield
+    out.print(f"  {name}: {time.monotonic() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,21 @@
+"""Which target a drafter was trained for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+
+import torch
+
+from model_defs.target import Target
+
+SAMPLED_ROWS = 64
+
+
+def target_fingerprint(target: Target) -> str:
+    """16 hexadecimal digits of a target's shape and of some of its weights, as bf16: the same in every precision."""
+    digest = hashlib.sha256(json.dumps(asdict(target.config), sort_keys=True).encode())
+    for weight in (target.norm.weight, target.embedding.weight[:SAMPLED_ROWS], target.layers[-1].down.weight[:SAMPLED_ROWS]):
+        digest.update(weight.detach().to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]

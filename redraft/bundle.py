@@ -1,0 +1,176 @@
+"""Engine bundles: one folder with what an engine needs, and a manifest by which it is verified."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+FORMAT_VERSION = 1
+CONFIG, MANIFEST = "config.json", "manifest.json"
+
+Backend = Literal["openvino", "torch", "tensorrt_rtx"]
+Precision = Literal["fp32", "bf16", "int8", "fp16"]
+
+
+class BundleError(RuntimeError):
+    """A bundle that cannot be loaded; the message says why and what to rebuild."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetInfo(_Section):
+    """The target's shape, as far as the run time needs it."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_position: int
+
+
+class LimitsInfo(_Section):
+    """Extents that are compiled in: `slots` sequences of at most `max_len` tokens, `max_tree` rows of a tree (its
+    root included), and `prefill_chunk` prompt rows a step."""
+
+    slots: int = Field(ge=1)
+    max_len: int = Field(ge=2)
+    max_tree: int = Field(ge=1)
+    prefill_chunk: int = Field(ge=1)
+
+
+class DraftingInfo(_Section):
+    """The drafting plan: what the drafter network is unrolled for, and how its drafts are used."""
+
+    drafter: Literal["recurrent"] | None
+    construction: Literal["beam", "best_first"] | None
+    beam_width: int
+    beam_length: int
+    candidates: int
+    tree_budget: int
+    ngram: bool
+    verification: Literal["greedy", "sampled_walk"]
+
+
+class BundleConfig(_Section):
+    """`config.json`. `drafting` is null in an auto-regressive bundle."""
+
+    format_version: int = FORMAT_VERSION
+    name: str
+    backend: Backend
+    precision: Precision
+    target: TargetInfo
+    limits: LimitsInfo
+    drafting: DraftingInfo | None
+
+
+class FileEntry(_Section):
+    sha256: str
+    size: int
+
+
+class Manifest(_Section):
+    """`manifest.json`: every file's digest, what built the bundle, and what it needs to run."""
+
+    format_version: int = FORMAT_VERSION
+    files: dict[str, FileEntry]
+    versions: dict[str, str]
+    cpu_features: list[str]
+    target_fingerprint: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle."""
+
+    path: Path
+    config: BundleConfig
+    manifest: Manifest
+
+    @classmethod
+    def load(cls, path: Path) -> Bundle:
+        """Read and verify a bundle: every file of its manifest unchanged, and this CPU fit for it.
+
+        Files that the manifest does not name (a budget table written later) are allowed. Raises BundleError.
+        """
+        if not (path / MANIFEST).is_file():
+            hint = "is not an engine bundle (it has no manifest.json)" if path.exists() else "does not exist"
+            raise BundleError(f"{path} {hint}; build one with build/build_engines.py")
+        raw = _json(path / MANIFEST)
+        command = raw.get("command") or "build/build_engines.py"
+        rebuild = f"rebuild it with: {command}"
+        if raw.get("format_version") != FORMAT_VERSION:
+            raise BundleError(
+                f"{path} has bundle format {raw.get('format_version')}, this version reads format {FORMAT_VERSION}; {rebuild}"
+            )
+        try:
+            manifest = Manifest.model_validate(raw)
+        except ValidationError as error:
+            raise BundleError(f"{path / MANIFEST} is corrupted: {_first(error)}; {rebuild}") from None
+        missing = sorted(set(manifest.cpu_features) - cpu_features())
+        if missing:
+            raise BundleError(
+                f"{path} was built for another CPU: it needs {', '.join(missing)}, which this CPU lacks; "
+                f"on this machine {rebuild}"
+            )
+        verify_files(path, manifest.files, rebuild)
+        try:
+            config = BundleConfig.model_validate(_json(path / CONFIG))
+        except ValidationError as error:
+            raise BundleError(f"{path / CONFIG} is invalid: {_first(error)}; {rebuild}") from None
+        return cls(path, config, manifest)
+
+
+def verify_files(path: Path, files: dict[str, FileEntry], rebuild: str) -> None:
+    """Compare files with their manifest entries. Raises BundleError for the first that differs."""
+    for name, entry in files.items():
+        file = path / name
+        if not file.is_file():
+            raise BundleError(f"{file} is missing; {rebuild}")
+        if file.stat().st_size != entry.size:
+            raise BundleError(f"{file} has {file.stat().st_size} bytes, expected {entry.size}: truncated or changed; {rebuild}")
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(lambda name: file_sha256(path / name), files)
+        for (name, entry), digest in zip(files.items(), digests, strict=True):
+            if digest != entry.sha256:
+                raise BundleError(f"{path / name} is corrupted (its sha256 differs from the manifest's); {rebuild}")
+
+
+def file_sha256(path: Path) -> str:
+    """The file's sha256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cpu_features() -> set[str]:
+    """The flags of this machine's CPU, as Linux names them."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return set(line.split(":", 1)[1].split())
+    return set()
+
+
+def _json(path: Path) -> dict:
+    try:
+        raw = json.loads(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise BundleError(f"{path} cannot be read ({error}); rebuild the bundle with build/build_engines.py") from None
+    if not isinstance(raw, dict):
+        raise BundleError(f"{path} is no JSON object; rebuild the bundle with build/build_engines.py")
+    return raw
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

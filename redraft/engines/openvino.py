@@ -1,0 +1,122 @@
+"""The `openvino` backend: networks in plugin form on the CPU, their operators from plugins/, the KV cache in place."""
+
+from __future__ import annotations
+
+import numpy as np
+import openvino as ov
+
+from plugins import kernels
+from plugins.library import extension_path
+from redraft.bundle import Bundle, BundleError, BundleConfig
+from redraft.engines.interface import DraftCandidates, TargetBatch
+from redraft.engines.rows import RowBuffers
+
+COMPILE_OPTIONS = {
+    # The operators bring their own threads; activations are float32 in every precision.
+    "INFERENCE_PRECISION_HINT": "f32",
+    "INFERENCE_NUM_THREADS": 1,
+    "ENABLE_CPU_PINNING": False,
+    "NUM_STREAMS": 1,
+}
+SENTINEL = 3.0
+
+
+class OpenVINOEngine:
+    """A bundle's networks, compiled at load; `execute` and `draft` allocate nothing that lasts."""
+
+    def __init__(self, bundle: Bundle, threads: int | None = None):
+        config = bundle.config
+        if threads is not None:
+            kernels.set_threads(threads)
+        core = ov.Core()
+        core.add_extension(str(extension_path()))
+        self._target = core.compile_model(bundle.path / "target.onnx", "CPU", COMPILE_OPTIONS).create_infer_request()
+        self._drafter = None
+        if (bundle.path / "drafter.onnx").exists():
+            drafter = core.compile_model(bundle.path / "drafter.onnx", "CPU", COMPILE_OPTIONS)
+            self._drafter = drafter.create_infer_request()
+        self._rows = RowBuffers(config.limits)
+        self._bound: dict[str, tuple[int, ...]] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
+        self._has_hidden = config.drafting is not None
+        self.caches = _allocate_caches(config)
+        for name, cache in self.caches.items():
+            self._target.set_tensor(name, _shared(cache))
+        self._self_test(bundle)
+
+    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
+        rows, logit_rows = len(batch.input_ids), len(batch.logit_rows)
+        for name, array in self._rows.fill(batch).items():
+            if self._bound.get(name) != array.shape:
+                self._target.set_tensor(name, self._view(name, array))
+                self._bound[name] = array.shape
+        self._target.infer()
+        logits = self._target.get_tensor("logits").data[:logit_rows]
+        return logits, self._target.get_tensor("hidden").data[:rows] if self._has_hidden else None
+
+    def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
+        """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter."""
+        if self._drafter is None:
+            raise RuntimeError("this bundle has no drafter")
+        self._drafter.set_tensor("hidden", ov.Tensor(np.ascontiguousarray(hidden, np.float32), shared_memory=True))
+        self._drafter.set_tensor("tokens", ov.Tensor(np.ascontiguousarray(tokens, np.int32), shared_memory=True))
+        self._drafter.infer()
+        outputs = (self._drafter.get_tensor(name).data for name in ("candidates", "log_probs", "parents"))
+        return DraftCandidates(*outputs)
+
+    def close(self) -> None:
+        """Free the networks and the cache."""
+        self._views.clear()
+        self._target = self._drafter = None
+        self.caches = {}
+
+    def _view(self, name: str, array: np.ndarray) -> ov.Tensor:
+        """A tensor over a row buffer's first rows, made once for every number of rows."""
+        key = (name, array.shape)
+        if key not in self._views:
+            self._views[key] = ov.Tensor(array, shared_memory=True)
+        return self._views[key]
+
+    def _self_test(self, bundle: Bundle) -> None:
+        """Plant a sentinel behind a cached row and commit it: it must arrive in our own arrays, in every layer."""
+        for cache in self.caches.values():
+            cache[-1, :, 1] = _as_stored(SENTINEL, cache.dtype)
+        slot = bundle.config.limits.slots - 1
+        self.execute(
+            TargetBatch(
+                input_ids=np.zeros(1, np.int32),
+                positions=np.ones(1, np.int32),
+                row_offsets=np.array([0, 1], np.int32),
+                slots=np.array([slot], np.int32),
+                cache_lengths=np.array([1], np.int32),
+                tree_mask=np.zeros((1, self._rows.mask_words), np.int32),
+                commit_src=np.array([1], np.int32),
+                commit_offsets=np.array([0, 1], np.int32),
+                logit_rows=np.zeros(1, np.int32),
+            )
+        )
+        for name, cache in self.caches.items():
+            if not (cache[slot, :, 0] == _as_stored(SENTINEL, cache.dtype)).all():
+                raise BundleError(f"{bundle.path}: the engine does not update {name} in place with this OpenVINO version")
+            cache[slot, :, :2] = 0
+
+
+def _allocate_caches(config: BundleConfig) -> dict[str, np.ndarray]:
+    """Zeros [slots, kv_heads, rows, head_size] by input name: float32 in fp32 bundles, else the uint16 bits of bf16."""
+    target, limits = config.target, config.limits
+    shape = (limits.slots, target.num_kv_heads, limits.max_len + limits.max_tree, target.head_size)
+    dtype = np.float32 if config.precision == "fp32" else np.uint16
+    return {f"{kind}_cache.{layer}": np.zeros(shape, dtype) for layer in range(target.num_layers) for kind in "kv"}
+
+
+def _shared(cache: np.ndarray) -> ov.Tensor:
+    if cache.dtype == np.uint16:
+        return ov.Tensor(cache, ov.Shape(cache.shape), ov.Type.bf16)
+    return ov.Tensor(cache, shared_memory=True)
+
+
+def _as_stored(value: float, dtype: np.dtype) -> np.generic:
+    if dtype == np.uint16:
+        return np.float32(value).view(np.uint32) >> np.uint32(16)
+    return np.float32(value)
