@@ -197,7 +197,7 @@ class RecurrentDrafting(nn.Module):
         batch, size = hidden.shape
         state = drafter.first_state(tokens)[:, None]
         total = torch.zeros_like(state[:, :, 0])
-        parents = torch.zeros_like(tokens)[:, None].expand(batch, width)
+        parents = torch.zeros_like(tokens, dtype=torch.long)[:, None].expand(batch, width)
         levels = []
         for level in range(self.beam_length):
             nodes = 1 if level == 0 else width
