@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from redraft.decoding.token_tree import MASK_BITS
 from redraft.drafting import DraftingPlan
 from redraft.engines.interface import DraftCandidates, Engine, TargetBatch
 from redraft.protocol import GenerateRequest, SamplingConfig, SequenceStats
@@ -137,24 +138,30 @@ class Session:
         limits, ids = self.runtime.limits, np.asarray(token_ids, np.int32)
         if len(ids) > limits.max_len:
             raise ValueError(f"{len(ids)} tokens do not fit the context of {limits.max_len}")
-        words = -(-limits.max_tree // 32)
         for start in range(0, len(ids), limits.prefill_chunk):
             rows = ids[start : start + limits.prefill_chunk]
             wanted = np.arange(max(first - start, 0), len(rows), dtype=np.int32)
-            batch = TargetBatch(
-                input_ids=rows,
-                positions=np.arange(start, start + len(rows), dtype=np.int32),
-                row_offsets=np.array([0, len(rows)], np.int32),
-                slots=np.zeros(1, np.int32),
-                cache_lengths=np.array([start], np.int32),
-                tree_mask=np.zeros((len(rows), words), np.int32),
-                commit_src=np.zeros(0, np.int32),
-                commit_offsets=np.zeros(2, np.int32),
-                logit_rows=wanted if len(wanted) else np.array([len(rows) - 1], np.int32),
-            )
-            logits, hidden = self._engine.execute(batch)
+            logits, hidden = self.forward(rows, start, wanted if len(wanted) else np.zeros(1, np.int32))
             if len(wanted):
                 yield logits.copy(), None if hidden is None else hidden[wanted].copy()
+
+    def forward(self, rows: np.ndarray, start: int, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """One target forward of a chain of rows int32 [T] behind the first `start` rows of slot 0: logits of the rows
+        `wanted` int32 and hidden states of all, as `Engine.execute` gives them."""
+        count = len(rows)
+        return self._engine.execute(
+            TargetBatch(
+                input_ids=rows,
+                positions=np.arange(start, start + count, dtype=np.int32),
+                row_offsets=np.array([0, count], np.int32),
+                slots=np.zeros(1, np.int32),
+                cache_lengths=np.array([start], np.int32),
+                tree_mask=np.zeros((count, -(-self.runtime.limits.max_tree // MASK_BITS)), np.int32),
+                commit_src=np.zeros(0, np.int32),
+                commit_offsets=np.zeros(2, np.int32),
+                logit_rows=wanted,
+            )
+        )
 
 
 def request(text: str, max_tokens: int, bad_words: Sequence[str] = (), **sampling: float | int) -> GenerateRequest:

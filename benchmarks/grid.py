@@ -1,0 +1,284 @@
+"""Acceptance length against tree shape, and the shape with the most tokens per second.
+
+    python -m benchmarks.grid --bundle SPEC_BUNDLE [more bundles with other drafters or beam widths]
+
+The target answers every prompt once, auto-regressively. Every tree shape is then replayed over those answers: since
+speculation does not change the output, following the known answer through each step's tree gives exactly the
+acceptance of a live run, at a fraction of its cost. Beams are those of the bundle's own beam width, cut to fewer or
+shorter ones; a bundle per width shows the others. With step times measured here, the projected speed picks the shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.inprocess import Session, request
+from benchmarks.results import write_json
+from benchmarks.tables import Table, number
+from benchmarks.workload import ChatTokenizer, load_prompts
+from redraft.decoding.construction import CONSTRUCTIONS, beams_of
+from redraft.decoding.ngram import NgramIndex, ngram_chains
+from redraft.decoding.packing import pack_beams
+from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
+from redraft.engines.interface import DraftCandidates
+
+NGRAM_LENGTH = 5
+console = Console()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One way to build trees: `width` beams of `length`, or the `budget` best nodes up to depth `length`.
+
+    Width 0 and budget 0 stand for the n-gram branch alone.
+    """
+
+    width: int = 0
+    length: int = 0
+    budget: int = 0
+    ngram: bool = False
+
+    @property
+    def name(self) -> str:
+        """How tables call it."""
+        neural = f"beams {self.width} x {self.length}" if self.width else f"best {self.budget}, depth {self.length}"
+        parts = [neural] if self.width or self.budget else []
+        return " + ".join([*parts, "n-grams"] if self.ngram else parts)
+
+
+@dataclass
+class Replay:
+    """One answer with what the drafters would have proposed after each of its tokens but the last."""
+
+    tokens: list[int]
+    drafts: DraftCandidates
+    ngrams: list[list[tuple[int, float]]]
+
+
+@dataclass
+class Outcome:
+    """Steps, accepted tokens and tree rows of a shape over all answers."""
+
+    steps: int = 0
+    accepted: int = 0
+    rows: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens gained per step."""
+        return 1 + self.accepted / max(self.steps, 1)
+
+    @property
+    def rows_per_step(self) -> float:
+        """Mean rows of a step, root included."""
+        return self.rows / max(self.steps, 1)
+
+
+def shapes(drafts: DraftCandidates, budgets: list[int]) -> Iterator[Shape]:
+    """The grid that a drafter's candidates allow, without and with the n-gram branch."""
+    _, length, width, _ = drafts.candidates.shape
+    widths = [w for w in (1, 2, 4, 6, 8, 16) if w < width] + [width]
+    yield Shape(ngram=True, length=NGRAM_LENGTH)
+    for ngram in (False, True):
+        for beams in widths:
+            for depth in range(2, length + 1):
+                yield Shape(beams, depth, ngram=ngram)
+        for budget in budgets:
+            for depth in sorted({min(3, length), length}):
+                yield Shape(0, depth, budget, ngram)
+
+
+def record(session: Session, prompts: list[str], max_tokens: int, sampling: dict[str, Any], batch: int) -> list[Replay]:
+    """Answers of the target and the drafter's candidates at every place of them."""
+    session.use_plan(None)
+    requests = [request(text, max_tokens, **{**sampling, "seed": i}) for i, text in enumerate(prompts)]
+    answers = session.run(requests, min(batch, session.runtime.limits.slots))
+    replays = []
+    for generation, answer in track(list(zip(requests, answers, strict=True)), "drafting everywhere", console=console):
+        if len(answer.token_ids) < 2:
+            continue
+        prompt = session.runtime.sequence(0, generation).prompt.tolist()
+        tokens = answer.token_ids
+        forced = session.teacher_force([*prompt, *tokens[:-2]], len(prompt) - 1)
+        hidden = np.concatenate([chunk for _, chunk in forced if chunk is not None])
+        replays.append(Replay(tokens, _draft(session, hidden, tokens[:-1], batch), _ngrams(session, prompt, tokens)))
+    return replays
+
+
+def _draft(session: Session, hidden: np.ndarray, roots: list[int], batch: int) -> DraftCandidates:
+    parts = []
+    for start in range(0, len(roots), batch):
+        rows = slice(start, start + batch)
+        part = session.runtime.engine.draft(hidden[rows], np.array(roots[rows], np.int32))
+        parts.append([part.candidates.copy(), part.log_probs.copy(), part.parents.copy()])
+    return DraftCandidates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _ngrams(session: Session, prompt: list[int], tokens: list[int]) -> list[list[tuple[int, float]]]:
+    index, found = NgramIndex(prompt, session.runtime.bigrams), []
+    for token in tokens[:-1]:
+        index.extend([token])
+        found.append(index.draft(NGRAM_LENGTH))
+    return found
+
+
+def build_trees(shape: Shape, replay: Replay) -> TokenTree:
+    """The tree of a shape at every place of an answer, as one batch."""
+    roots = np.array(replay.tokens[:-1], np.int32)
+    drafts = replay.drafts
+    cut = DraftCandidates(*(array[:, : shape.length] for array in vars(drafts).values()))
+    trees = []
+    if shape.width:
+        trees.append(pack_beams(roots, *beams_of(cut, shape.width)))
+    elif shape.budget:
+        trees.append(CONSTRUCTIONS["best_first"].build(cut, roots, shape.budget))
+    if shape.ngram:
+        trees.append(ngram_chains(roots, [_Chain(chain) for chain in replay.ngrams], NGRAM_LENGTH))  # type: ignore[misc]
+    tree = merge_trees(trees)
+    budget = shape.budget or int(tree.sizes.max())
+    return prune_tree(tree, np.full(len(roots), budget, np.int32)) if (tree.sizes - 1 > budget).any() else tree
+
+
+class _Chain:
+    """An n-gram index frozen at one place."""
+
+    def __init__(self, chain: list[tuple[int, float]]):
+        self._chain = chain
+
+    def draft(self, length: int) -> list[tuple[int, float]]:
+        return self._chain[:length]
+
+
+def follow(tree: TokenTree, tokens: list[int], outcome: Outcome) -> None:
+    """Decode a known answer with the trees at its places; adds to the outcome."""
+    place = 0
+    while place < len(tokens) - 1:
+        size = int(tree.sizes[place])
+        children = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(
+                zip(tree.parents[place, :size].tolist(), tree.tokens[place, :size].tolist(), strict=True)
+            )
+        }
+        node = accepted = 0
+        while place + accepted + 1 < len(tokens):
+            found = children.get((node, tokens[place + accepted + 1]))
+            if found is None:
+                break
+            node, accepted = found, accepted + 1
+        outcome.steps += 1
+        outcome.accepted += accepted
+        outcome.rows += size
+        place += accepted + 1
+
+
+def step_times(session: Session, rows: list[int], rounds: int = 12) -> dict[int, float]:
+    """Median seconds of a target forward of each number of rows behind 256 cached tokens, taken in turns.
+
+    A number of rows that differs from the forward's before costs extra: the second of two counts.
+    """
+    cached = min(256, session.runtime.limits.max_len // 2)
+    for _ in session.teacher_force([1] * cached, cached - 1):
+        pass
+    samples: dict[int, list[float]] = {count: [] for count in rows}
+    for _ in range(rounds):
+        for count in rows:
+            ids, wanted = np.ones(count, np.int32), np.arange(count, dtype=np.int32)
+            session.forward(ids, cached, wanted)
+            samples[count].append(_seconds(partial(session.forward, ids, cached, wanted)))
+    return {count: float(np.median(values)) for count, values in samples.items()}
+
+
+def drafting_time(session: Session, rounds: int = 20) -> float:
+    """Median seconds of one drafter call for one sequence."""
+    ((_, hidden),) = session.teacher_force([1], 0)
+    assert hidden is not None
+    root = np.ones(1, np.int32)
+    return float(np.median([_seconds(partial(session.runtime.engine.draft, hidden, root)) for _ in range(rounds)]))
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def measure(session: Session, prompts: list[str], args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+    """Every shape's acceptance, rows and projected speed on one bundle."""
+    replays = record(session, prompts, args.max_tokens, {"temperature": args.temperature}, args.batch)
+    rows = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64]
+    times = step_times(session, [count for count in rows if count <= session.runtime.limits.max_tree])
+    drafting = drafting_time(session)
+    results = []
+    for shape in track(list(shapes(replays[0].drafts, args.budgets)), f"replaying on {name}", console=console):
+        outcome = Outcome()
+        for replay in replays:
+            follow(build_trees(shape, replay), replay.tokens, outcome)
+        if outcome.rows_per_step > max(times):
+            continue
+        target_s = float(np.interp(outcome.rows_per_step, list(times), list(times.values())))
+        step_s = target_s + (drafting if shape.width or shape.budget else 0.0)
+        results.append(
+            {
+                "bundle": name,
+                "shape": shape.name,
+                **vars(shape),
+                "acceptance_length": outcome.acceptance_length,
+                "rows_per_step": outcome.rows_per_step,
+                "projected_speedup": outcome.acceptance_length * times[1] / step_s,
+            }
+        )
+    return results
+
+
+def show(results: list[dict[str, Any]]) -> None:
+    """Print the grid, fastest shape first."""
+    table = Table(
+        "Tree shapes, fastest first", ["shape", "bundle", "acceptance length", "rows/step", "projected speed-up"]
+    )
+    for row in sorted(results, key=lambda row: -row["projected_speedup"]):
+        figures = [number(row[key], 2) for key in ("acceptance_length", "rows_per_step", "projected_speedup")]
+        table.rows.append([row["shape"], row["bundle"], *figures])
+    table.show(console)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Replay the grid on each bundle, print it and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--bundle", type=Path, nargs="+", required=True, help="bundles with drafter")
+    add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
+    add("--num-prompts", type=int)
+    add("--max-tokens", type=int, default=128)
+    add("--temperature", type=float, default=0.0)
+    add("--budgets", type=int, nargs="+", default=[2, 4, 6, 8, 12, 16, 24, 32])
+    add("--batch", type=int, default=8, help="sequences that the drafter drafts for at once")
+    add("--output", type=Path, default=Path("artifacts/reports/grid.json"))
+    args = parser.parse_args(argv)
+    users = [prompt.turns[0] for prompt in load_prompts(args.dataset)[: args.num_prompts]]
+    results = []
+    for bundle in args.bundle:
+        session, tokenizer = Session.load(bundle), ChatTokenizer(bundle)
+        if not session.runtime.has_drafter:
+            parser.error(f"--bundle: {bundle} has no drafter")
+        results += measure(session, [tokenizer.chat(user) for user in users], args, bundle.name)
+        session.runtime.engine.close()
+        write_json(args.output, {"temperature": args.temperature, "prompts": len(users), "shapes": results})
+    show(results)
+    console.print(f"written to {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

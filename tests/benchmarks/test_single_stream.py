@@ -1,0 +1,104 @@
+"""Single-stream and concurrent races on the toy engine, and their figures."""
+
+import argparse
+import asyncio
+import json
+import sys
+
+import pytest
+
+from benchmarks import compare_triton, single_stream
+from benchmarks.client import Generation
+from benchmarks.inprocess import Session
+from benchmarks.llama_cpp import LlamaCpp
+from benchmarks.metrics import Timeline
+from benchmarks.workload import ChatTokenizer
+from redraft.budget import BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.protocol import SequenceStats
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.toy_engine import ToyEngine, toy_codec
+
+FAKE_LLAMA = """
+class Llama:
+    def __init__(self, *args, **options): pass
+    def reset(self): pass
+    def generate(self, prompt, **options):
+        yield from range(3, 100)
+"""
+
+
+def session(plan=None):
+    engine = ToyEngine()
+    limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
+    return Session(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plan), plan)
+
+
+@pytest.fixture
+def llama(tmp_path, monkeypatch):
+    (tmp_path / "llama_cpp.py").write_text(FAKE_LLAMA)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = LlamaCpp(sys.executable, tmp_path / "model.gguf")
+    yield process
+    process.close()
+
+
+def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
+    dataset = tmp_path / "prompts.jsonl"
+    rows = [{"category": kind, "turns": [text]} for kind, text in (("a", "hello"), ("a", "abab"), ("b", "to be"))]
+    dataset.write_text("\n".join(map(json.dumps, rows)))
+    args = argparse.Namespace(
+        dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], streams=[2], repeats=2
+    )
+    plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    sessions = {single_stream.AR: session(), single_stream.SPEC: session(plan)}
+    report = single_stream.measure(sessions, args, ChatTokenizer(tokenizer_folder), llama)
+    single_stream.show(report)
+    cold = report["single"]["0"]
+    assert cold["identical_answers"] == cold["prompts"] == 3
+    spec, ar = cold["contenders"]["speculative"], cold["contenders"]["auto-regressive"]
+    assert spec["acceptance_length"] > 1.2
+    assert spec["rows_per_step"] == pytest.approx(9, abs=1.5)
+    assert spec["rows_per_step_unpacked"] >= spec["rows_per_step"]
+    assert spec["drafting_share"] > 0
+    assert ar["acceptance_length"] == 1
+    assert ar["rows_per_step"] == 1
+    assert ar["drafting_share"] == 0
+    assert cold["contenders"]["llama.cpp"]["tokens"] == 60
+    assert "llama.cpp" not in report["single"]["1"]["contenders"]
+    assert set(cold["categories"]) == {"a", "b"}
+    (level,) = report["concurrent"]["1"]
+    assert level["streams"] == 2
+    assert level["speedup"] > 0
+    assert "conditional acceptance by depth" in capsys.readouterr().out
+
+
+def test_conditional_acceptance():
+    first = SequenceStats(steps=8, offered_by_depth=[8, 8], accepted_by_depth=[4, 3])
+    second = SequenceStats(steps=2, offered_by_depth=[2], accepted_by_depth=[1])
+    assert single_stream.conditional_acceptance([first, second, SequenceStats()]) == [0.5, 0.6]
+    assert single_stream.conditional_acceptance([SequenceStats()]) == []
+
+
+def test_llama_cpp_that_does_not_start(tmp_path):
+    with pytest.raises(RuntimeError, match=r"llama\.cpp"):
+        LlamaCpp(sys.executable, tmp_path / "no.gguf")
+
+
+def test_triton_overhead_is_the_extra_time():
+    def runs(seconds):
+        return [[Timeline("0", "", sent=0.0, chunk_times=[0.1], finished=seconds, output_tokens=10, text="x")]] * 3
+
+    figures = compare_triton.report({compare_triton.TRITON: runs(1.1), compare_triton.WORKER: runs(1.0)})
+    assert figures["overhead"] == pytest.approx(0.1)
+    assert figures["Triton"]["tokens_per_s"] == pytest.approx(10 / 1.1)
+    assert figures["same_texts"]
+
+
+def test_triton_and_worker_take_turns(fake_backend, tokenizer_folder):
+    backends = {compare_triton.TRITON: fake_backend(), compare_triton.WORKER: fake_backend()}
+    generations = [Generation("a", 4), Generation("b", 4)]
+    runs = asyncio.run(compare_triton.race(backends, generations, ChatTokenizer(tokenizer_folder), 3))
+    assert [len(backend.seen) for backend in backends.values()] == [7, 7]
+    assert compare_triton.report(runs)["same_texts"]
