@@ -22,7 +22,7 @@ from benchmarks.metrics import Timeline
 from benchmarks.results import write_json
 from benchmarks.runner import run_one
 from benchmarks.tables import Table, number
-from benchmarks.workload import ChatTokenizer, load_prompts
+from benchmarks.workload import ChatTokenizer, load_prompts, spread
 
 console = Console()
 TRITON, WORKER = "Triton", "bare worker"
@@ -64,7 +64,7 @@ def report(runs: dict[str, list[list[Timeline]]]) -> dict[str, Any]:
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Connect to both, race, report."""
     tokenizer = ChatTokenizer(args.tokenizer)
-    prompts = load_prompts(args.dataset)[: args.num_prompts]
+    prompts = spread(load_prompts(args.dataset), args.num_prompts)
     sampling = {"temperature": args.temperature, "seed": 0}
     generations = [Generation(tokenizer.chat(prompt.turns[0]), args.max_tokens, sampling) for prompt in prompts]
     backends: dict[str, Backend] = {TRITON: TritonBackend(args.url), WORKER: WorkerBackend(str(args.worker))}

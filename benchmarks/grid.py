@@ -26,7 +26,7 @@ from rich.progress import track
 from benchmarks.inprocess import Session, request
 from benchmarks.results import write_json
 from benchmarks.tables import Table, number
-from benchmarks.workload import ChatTokenizer, load_prompts
+from benchmarks.workload import ChatTokenizer, load_prompts, spread
 from redraft.decoding.construction import CONSTRUCTIONS, beams_of
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.packing import pack_beams
@@ -242,15 +242,14 @@ def measure(session: Session, prompts: list[str], args: argparse.Namespace, name
     return results
 
 
-def show(results: list[dict[str, Any]]) -> None:
-    """Print the grid, fastest shape first."""
-    table = Table(
-        "Tree shapes, fastest first", ["shape", "bundle", "acceptance length", "rows/step", "projected speed-up"]
-    )
-    for row in sorted(results, key=lambda row: -row["projected_speedup"]):
+def table(results: list[dict[str, Any]], most: int | None = None) -> Table:
+    """The grid, fastest shape first, or only the `most` fastest."""
+    columns = ["shape", "bundle", "accepted", "rows/step", "speed-up"]
+    grid = Table("Tree shapes by projected speed-up", columns)
+    for row in sorted(results, key=lambda row: -row["projected_speedup"])[:most]:
         figures = [number(row[key], 2) for key in ("acceptance_length", "rows_per_step", "projected_speedup")]
-        table.rows.append([row["shape"], row["bundle"], *figures])
-    table.show(console)
+        grid.rows.append([row["shape"], row["bundle"], *figures])
+    return grid
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -259,14 +258,14 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--bundle", type=Path, nargs="+", required=True, help="bundles with drafter")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
-    add("--num-prompts", type=int)
+    add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
     add("--temperature", type=float, default=0.0)
     add("--budgets", type=int, nargs="+", default=[2, 4, 6, 8, 12, 16, 24, 32])
     add("--batch", type=int, default=8, help="sequences that the drafter drafts for at once")
     add("--output", type=Path, default=Path("artifacts/reports/grid.json"))
     args = parser.parse_args(argv)
-    users = [prompt.turns[0] for prompt in load_prompts(args.dataset)[: args.num_prompts]]
+    users = [prompt.turns[0] for prompt in spread(load_prompts(args.dataset), args.num_prompts)]
     results = []
     for bundle in args.bundle:
         session, tokenizer = Session.load(bundle), ChatTokenizer(bundle)
@@ -275,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
         results += measure(session, [tokenizer.chat(user) for user in users], args, bundle.name)
         session.runtime.engine.close()
         write_json(args.output, {"temperature": args.temperature, "prompts": len(users), "shapes": results})
-    show(results)
+    table(results, 20).show(console)
     console.print(f"written to {args.output}")
     return 0
 

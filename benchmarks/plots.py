@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -64,27 +64,39 @@ def _value(distribution: dict[str, float] | None, key: str) -> float:
 
 
 def grouped_bars(
-    axis: Axes, groups: Sequence[str], series: dict[str, Sequence[float]], unit: str, title: str, digits: int = 0
+    axis: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float]], unit: str, title: str, digits: int = 0
 ) -> None:
     """Bars per group and series, each with its value written above."""
     width = 0.8 / len(series)
     for index, (color, (label, values)) in enumerate(zip(COLORS, series.items(), strict=False)):
         places = [place + (index - (len(series) - 1) / 2) * width for place in range(len(groups))]
         bars = axis.bar(places, values, width * 0.92, color=color, label=label)
-        axis.bar_label(bars, fmt=f"%.{digits}f", fontsize=7, padding=1)
+        texts = ["" if math.isnan(value) else f"{value:.{digits}f}" for value in values]
+        axis.bar_label(bars, texts, fontsize=7, padding=1)
     axis.set_xticks(range(len(groups)), list(groups))
+    axis.set_ylim(top=1.15 * axis.get_ylim()[1])
     axis.set_ylabel(unit)
     axis.set_title(title, loc="left")
 
 
 def lines(
-    axis: Axes, x: Sequence[float | str], series: dict[str, Sequence[float]], labels: tuple[str, str, str]
+    axis: Axes, series: Mapping[str, Sequence[float] | Mapping[str, float]], labels: tuple[str, str, str]
 ) -> None:
-    """A line per series over evenly spaced x; labels are the title, the x and the y axis."""
-    for color, (label, values) in zip(COLORS, series.items(), strict=False):
-        axis.plot(range(len(x)), values, "o-", color=color, label=label)
-    axis.set_xticks(range(len(x)), [str(value) for value in x])
+    """A line per series: values by name of the place, or values at 1, 2, 3, ...; places are evenly spaced.
+
+    Labels are the title, the x and the y axis.
+    """
+    named = {
+        label: values if isinstance(values, Mapping) else {str(place): value for place, value in enumerate(values, 1)}
+        for label, values in series.items()
+    }
+    places = list(dict.fromkeys(place for values in named.values() for place in values))
+    for color, (label, values) in zip(COLORS[1:], named.items(), strict=False):
+        axis.plot([places.index(place) for place in values], list(values.values()), "o-", color=color, label=label)
+    axis.set_xticks(range(len(places)), places)
     axis.set_title(labels[0], loc="left")
     axis.set_xlabel(labels[1])
     axis.set_ylabel(labels[2])
     axis.set_ylim(bottom=0)
+    if named:
+        axis.legend(frameon=False, fontsize=8)

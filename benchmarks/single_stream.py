@@ -23,7 +23,7 @@ from benchmarks.inprocess import Answer, Clock, Session, request
 from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.results import write_json
 from benchmarks.tables import Table, number
-from benchmarks.workload import ChatTokenizer, Prompt, load_prompts
+from benchmarks.workload import ChatTokenizer, Prompt, load_prompts, spread
 from redraft.protocol import GenerateRequest, SequenceStats
 
 console = Console()
@@ -167,7 +167,7 @@ def race_concurrent(sessions: dict[str, Session], requests: list[GenerateRequest
 def measure(sessions: dict[str, Session], args: argparse.Namespace, tokenizer: ChatTokenizer,
             llama: LlamaCpp | None = None) -> dict[str, Any]:  # fmt: skip
     """Everything the command line asks for; what was measured before Ctrl-C."""
-    prompts = load_prompts(args.dataset)[: args.num_prompts]
+    prompts = spread(load_prompts(args.dataset), args.num_prompts)
     texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
     report: dict[str, Any] = {"max_tokens": args.max_tokens, "repeats": args.repeats, "single": {}, "concurrent": {}}
 
@@ -197,44 +197,41 @@ def measure(sessions: dict[str, Session], args: argparse.Namespace, tokenizer: C
     return report
 
 
-def show(report: dict[str, Any]) -> None:
-    """Print the report's tables."""
+def tables(report: dict[str, Any]) -> list[Table]:
+    """The report as tables: the race and its kinds of prompts per temperature, then several streams at once."""
+    found = []
+    columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "unpacked", "drafting", "host"]
     for temperature, single in report["single"].items():
-        table = Table(
-            f"One stream, temperature {temperature}, {report['max_tokens']} tokens",
-            [
-                "",
-                "tokens/s",
-                "decoding only",
-                "speed-up",
-                "acceptance length",
-                "rows/step (unpacked)",
-                "drafting",
-                "host",
-            ],
-        )
+        title = f"One stream, temperature {temperature}, {report['max_tokens']} tokens, {single['prompts']} prompts"
+        found.append(Table(f"{title}, {single['identical_answers']} answers identical", columns))
         for name, entry in single["contenders"].items():
             cells = [number(entry["tokens_per_s"]), number(entry["decode_tokens_per_s"]), f"{entry['speedup']:.2f}x"]
             if "steps" in entry:
-                rows = f"{number(entry['rows_per_step'])} ({number(entry['rows_per_step_unpacked'])})"
-                shares = [f"{entry[key]:.1%}" for key in ("drafting_share", "host_overhead")]
-                cells += [number(entry["acceptance_length"], 2), rows, *shares]
-            table.rows.append([name, *cells, *[""] * (len(table.columns) - 1 - len(cells))])
-        table.show(console)
-        depths = single["contenders"][SPEC]["conditional_acceptance"]
-        console.print("conditional acceptance by depth: " + " ".join(f"{value:.2f}" for value in depths))
-        console.print(f"identical answers: {single['identical_answers']} of {single['prompts']}")
-        kinds = Table("By kind of prompt", ["kind", "speed-up", "acceptance length"])
+                keys = ("acceptance_length", "rows_per_step", "rows_per_step_unpacked")
+                cells += [number(entry[key], 2) for key in keys]
+                cells += [f"{entry[key]:.1%}" for key in ("drafting_share", "host_overhead")]
+            found[-1].rows.append([name, *cells, *[""] * (len(columns) - 1 - len(cells))])
+        found.append(Table(f"By kind of prompt, temperature {temperature}", ["kind", "speed-up", "accepted"]))
         for category, entry in single["categories"].items():
-            kinds.rows.append([category, number(entry["speedup"], 2), number(entry["acceptance_length"], 2)])
-        kinds.show(console)
+            found[-1].rows.append([category, number(entry["speedup"], 2), number(entry["acceptance_length"], 2)])
     for temperature, levels in report["concurrent"].items():
         if levels:
-            table = Table(f"Streams at once, temperature {temperature}", ["streams", AR, SPEC, "speed-up"])
+            title = f"Tokens/s of several streams at once, temperature {temperature}"
+            found.append(Table(title, ["streams", AR, SPEC, "speed-up", "accepted"]))
             for level in levels:
-                speeds = [number(level["tokens_per_s"][name]) for name in (AR, SPEC)]
-                table.rows.append([str(level["streams"]), *speeds, f"{level['speedup']:.2f}x"])
-            table.show(console)
+                figures = [number(level["tokens_per_s"][name]) for name in (AR, SPEC)]
+                figures += [f"{level['speedup']:.2f}x", number(level["acceptance_length"], 2)]
+                found[-1].rows.append([str(level["streams"]), *figures])
+    return found
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the report."""
+    for table in tables(report):
+        table.show(console)
+    for temperature, single in report["single"].items():
+        depths = " ".join(f"{value:.2f}" for value in single["contenders"][SPEC]["conditional_acceptance"])
+        console.print(f"conditional acceptance by depth, temperature {temperature}: {depths}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -244,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--auto-regressive", type=Path, required=True, help="bundle without drafter")
     add("--speculative", type=Path, required=True, help="bundle with drafter")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
-    add("--num-prompts", type=int)
+    add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
     add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     add("--streams", type=int, nargs="*", default=[2, 4, 8, 16], help="numbers of streams at once")

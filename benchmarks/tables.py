@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -23,11 +24,18 @@ class Table:
         """Print title and table on the terminal."""
         table = RichTable()
         for index, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
+            table.add_column(column, justify="right" if index else "left", no_wrap=index > 0)
         for row in self.rows:
             table.add_row(*row)
         console.print(f"\n[bold]{self.title}", soft_wrap=True)
         console.print(table)
+
+    def html(self) -> str:
+        """The table as HTML, title included."""
+        rows = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self.rows]
+        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
+        body = "".join(f"<tr>{row}</tr>\n" for row in rows)
+        return f"<table>\n<caption>{escape(self.title)}</caption>\n<tr>{head}</tr>\n{body}</table>"
 
     def markdown(self) -> str:
         """The table as GitHub Markdown, title left out."""

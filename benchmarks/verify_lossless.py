@@ -24,7 +24,7 @@ from rich.progress import track
 from benchmarks.inprocess import Answer, Session, request
 from benchmarks.results import write_json
 from benchmarks.tables import Table
-from benchmarks.workload import ChatTokenizer, Prompt, load_prompts
+from benchmarks.workload import ChatTokenizer, Prompt, load_prompts, spread
 from redraft.budget import BudgetTable
 from redraft.decoding.sampling import Sampler, position_uniform
 from redraft.protocol import GenerateRequest
@@ -127,10 +127,11 @@ def _token(answer: Answer, place: int, end_ids: frozenset[int]) -> int:
 
 def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
     """All settings over all prompts; the report."""
-    prompts = load_prompts(args.dataset)[: args.num_prompts]
+    prompts = spread(load_prompts(args.dataset), args.num_prompts)
     tokenizer = ChatTokenizer(args.auto_regressive)
     texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
-    report: dict[str, Any] = {"prompts": len(prompts), "max_tokens": args.max_tokens, "settings": [], "rates": []}
+    report: dict[str, Any] = {"prompts": len(prompts), "max_tokens": args.max_tokens, "margin": args.margin}
+    report |= {"settings": [], "rates": []}
     divergences: list[Divergence] = []
     for setting in track(SETTINGS, "verifying", console=console):
         requests = [request(text, args.max_tokens, **SETTINGS[setting]) for text in texts]
@@ -160,27 +161,26 @@ def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def show(report: dict[str, Any], args: argparse.Namespace) -> None:
-    """Print the report's tables and every divergence."""
-    table = Table(
-        f"Speculative against auto-regressive output, {report['prompts']} prompts x {report['max_tokens']} tokens",
-        ["setting", "at once", "tokens", "acceptance length", f"near-ties (< {args.near_tie:g})", "failures"],
-    )
+def tables(report: dict[str, Any]) -> list[Table]:
+    """The report as tables: settings, rates where they were taken, and every divergence."""
+    title = f"Speculative against auto-regressive output, {report['prompts']} prompts x {report['max_tokens']} tokens"
+    found = [Table(title, ["setting", "at once", "tokens", "accepted", "near-ties", "failures"])]
     for row in report["settings"]:
         cells = [f"{row['acceptance_length']:.2f}", str(row["near_ties"]), str(row["failures"])]
-        table.rows.append([row["setting"], str(row["concurrency"]), f"{row['tokens']:,}", *cells])
-    table.show(console)
+        found[0].rows.append([row["setting"], str(row["concurrency"]), f"{row['tokens']:,}", *cells])
     if report["rates"]:
-        rates = Table(
-            f"Greedy tokens more than {args.margin:g} below the fp32 best logit", ["output", "tokens", "rate"]
-        )
+        found.append(Table(f"Greedy tokens more than {report['margin']:g} below the reference's best logit",
+                           ["output", "tokens", "rate"]))  # fmt: skip
         for row in report["rates"]:
             share = row["beyond_margin"] / max(row["tokens"], 1)
-            rates.rows.append([row["output"], f"{row['tokens']:,}", f"{share:.3%}"])
-        rates.show(console)
-    for item in report["divergences"]:
-        console.print(f"prompt {item['question_id']}, {item['setting']}, token {item['position']}: "
-                      f"{item['got']} instead of {item['expected']}, margin {item['margin']:.2g}")  # fmt: skip
+            found[-1].rows.append([row["output"], f"{row['tokens']:,}", f"{share:.3%}"])
+    if report["divergences"]:
+        columns = ["setting", "prompt", "at once", "place", "expected", "got", "margin"]
+        found.append(Table("Divergences", columns))
+        for item in report["divergences"]:
+            cells = [str(item[key]) for key in ("question_id", "concurrency", "position", "expected", "got")]
+            found[-1].rows.append([item["setting"], *cells, f"{item['margin']:.2g}"])
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -191,7 +191,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--speculative", type=Path, required=True, help="bundle with drafter, of the same precision")
     add("--reference", type=Path, required=True, help="fp32 bundle for margins")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
-    add("--num-prompts", type=int)
+    add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
     add("--concurrency", type=int, nargs="+", default=[1, 4], help="speculative sequences at once")
     add("--tree-budget", type=int, help="draft this much whatever runs (default: as the bundle is tuned)")
@@ -210,7 +210,8 @@ def main(argv: list[str] | None = None) -> int:
     reference = auto_regressive if same else Session.load(args.reference)
     report = verify(Verifier(auto_regressive, speculative, reference), args)
     write_json(args.output, report)
-    show(report, args)
+    for table in tables(report):
+        table.show(console)
     failures = sum(row["failures"] for row in report["settings"])
     console.print(f"{failures} failures; written to {args.output}")
     return int(failures > 0)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+
+from redraft.chat import render_chat
 
 ARRIVALS = ("constant", "poisson")
 
@@ -62,29 +61,9 @@ class ChatTokenizer:
             raise FileNotFoundError(f"{self.folder}: no tokenizer.json; expected a model folder or an engine bundle")
         self._tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
-    @cached_property
-    def _config(self) -> dict[str, Any]:
-        path = self.folder / "tokenizer_config.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-    @cached_property
-    def _template(self) -> Any:
-        path = self.folder / "chat_template.jinja"
-        source = path.read_text(encoding="utf-8") if path.is_file() else self._config.get("chat_template")
-        if not isinstance(source, str):
-            raise FileNotFoundError(
-                f"{self.folder}: no chat_template.jinja and no chat_template in tokenizer_config.json"
-            )
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise_template_error
-        return environment.from_string(source)
-
     def chat(self, user: str) -> str:
         """One user turn as the text that the model continues with its answer."""
-        tokens = {
-            name: self._config[name] for name in ("bos_token", "eos_token") if isinstance(self._config.get(name), str)
-        }
-        return self._template.render(messages=[{"role": "user", "content": user}], add_generation_prompt=True, **tokens)
+        return render_chat(self.folder, user)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text that already holds its special tokens."""
@@ -93,10 +72,6 @@ class ChatTokenizer:
     def decode(self, token_ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self._tokenizer.decode(token_ids)
-
-
-def _raise_template_error(message: str) -> None:
-    raise TemplateError(message)
 
 
 def arrival_times(
@@ -123,6 +98,13 @@ def arrival_times(
         return np.arange(count) / rate
     gaps = np.random.default_rng(seed).gamma(burstiness, 1.0, count - 1)
     return np.concatenate([[0.0], np.cumsum(gaps)]) * ((count - 1) / rate / gaps.sum())
+
+
+def spread(prompts: list[Prompt], count: int | None) -> list[Prompt]:
+    """`count` prompts evenly spaced over a file that is sorted by kind; all of them for None or more than there are."""
+    if count is None or count >= len(prompts):
+        return prompts
+    return [prompts[index * len(prompts) // count] for index in range(count)]
 
 
 def pick_prompts(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:

@@ -61,7 +61,7 @@ def test_following_a_tree_by_hand():
     assert outcome.acceptance_length == 3
 
 
-def test_grid_of_a_bundle(session, capsys):
+def test_grid_of_a_bundle(session):
     args = argparse.Namespace(max_tokens=40, temperature=0.0, batch=4, budgets=[2, 8])
     results = grid.measure(session, PROMPTS, args, "toy")
     by_shape = {row["shape"]: row for row in results}
@@ -70,5 +70,6 @@ def test_grid_of_a_bundle(session, capsys):
     assert by_shape["n-grams"]["rows_per_step"] <= 6
     assert "beams 4 x 3 + n-grams" in by_shape
     assert all(np.isfinite(row["projected_speedup"]) for row in results)
-    grid.show(results)
-    assert "fastest first" in capsys.readouterr().out
+    table = grid.table(results)
+    assert len(table.rows) == len(results)
+    assert table.rows[0][-1] >= table.rows[-1][-1]

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from benchmarks.workload import ChatTokenizer, arrival_times, load_prompts, pick_prompts
+from benchmarks.workload import ChatTokenizer, arrival_times, load_prompts, pick_prompts, spread
 
 SHIPPED = Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl"
 KINDS = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
@@ -132,3 +132,10 @@ def test_infinite_rate_sends_everything_at_once():
 def test_arrival_arguments_are_checked(arguments, message):
     with pytest.raises(ValueError, match=message):
         arrival_times(*arguments)
+
+
+def test_spreading_over_a_sorted_file():
+    prompts = load_prompts(SHIPPED)
+    assert {prompt.category for prompt in spread(prompts, 8)} == KINDS
+    assert len(set(spread(prompts, 30))) == 30
+    assert spread(prompts, None) == spread(prompts, 500) == prompts
