@@ -72,13 +72,17 @@ def main(
     drafter: Annotated[
         Path | None, typer.Option(help="Trained drafter's folder. Without it: --no-drafter must be given.")
     ] = None,
-    no_drafter: Annotated[bool, typer.Option("--no-drafter", help="An auto-regressive bundle without drafter.")] = False,
+    no_drafter: Annotated[
+        bool, typer.Option("--no-drafter", help="An auto-regressive bundle without drafter.")
+    ] = False,
     backend: Annotated[Backend, typer.Option(help="What executes the networks.")] = Backend.openvino,
     precision: Annotated[
         Precision | None, typer.Option(help="Stored weights; default bf16 (tensorrt_rtx: fp16).", show_default=False)
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
-    max_len: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence; default: 2048 or the target's.")] = None,
+    max_len: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a sequence; default: 2048 or the target's.")
+    ] = None,
     max_tree: Annotated[int, typer.Option(min=1, help="Rows of a draft tree, root included.")] = 32,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt rows in one step.")] = 128,
     construction: Annotated[Construction, typer.Option(help="How draft trees are made.")] = Construction.best_first,
@@ -87,9 +91,12 @@ def main(
     candidates: Annotated[int, typer.Option(min=1, help="Children of an expanded node.")] = 8,
     tree_budget: Annotated[int, typer.Option(min=1, help="Drafted nodes a step until the bundle is tuned.")] = 16,
     ngram: Annotated[
-        bool | None, typer.Option("--ngram/--no-ngram", help="Merge an n-gram branch; default: where there is a drafter.")
+        bool | None,
+        typer.Option("--ngram/--no-ngram", help="Merge an n-gram branch; default: where there is a drafter."),
     ] = None,
-    verification: Annotated[Verification, typer.Option(help="Which drafted tokens are kept.")] = Verification.sampled_walk,
+    verification: Annotated[
+        Verification, typer.Option(help="Which drafted tokens are kept.")
+    ] = Verification.sampled_walk,
 ) -> None:
     """Export a target and its drafter, and compile them into an engine bundle.
 
@@ -149,7 +156,9 @@ def check(config: BundleConfig, target: Target) -> None:
     """Refuse limits and plans that cannot work. Raises BundleError or ValueError."""
     limits, drafting = config.limits, config.drafting
     if limits.max_len > target.config.max_position:
-        raise BundleError(f"--max-len {limits.max_len}: the target's context has {target.config.max_position} positions")
+        raise BundleError(
+            f"--max-len {limits.max_len}: the target's context has {target.config.max_position} positions"
+        )
     if drafting is None:
         return
     check_pairing(drafting.construction or "chain", drafting.verification, merged=drafting.ngram)
@@ -184,13 +193,18 @@ def load_drafter(folder: Path, target: Target, fingerprint: str, config: BundleC
         raw = json.loads((folder / "config.json").read_text())
         if raw.get("target_fingerprint") not in (None, fingerprint):
             raise BundleError(
-                f"{folder} was trained for another target (fingerprint {raw['target_fingerprint']}, this one is {fingerprint})"
+                f"{folder} was trained for another target: fingerprint {raw['target_fingerprint']}, "
+                f"this one's is {fingerprint}"
             )
         assert config.drafting is not None
         drafter = RecurrentDrafter.load(folder, target)
         return RecurrentDrafting(
             drafter, config.drafting.beam_width, config.drafting.beam_length, config.drafting.candidates
         ).eval()
+
+
+DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "int8", "int8": "int8"}
+"""How the drafter's weights are stored beside a target's: drafts decide speed, never output."""
 
 
 def write_openvino(config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path) -> dict:
@@ -205,7 +219,7 @@ def write_openvino(config: BundleConfig, target: Target, drafter: RecurrentDraft
     if drafter:
         with step("export and compile the drafter"):
             network = export_drafter(drafter, target.config.hidden_size)
-            save(fuse(lower(network, config.precision)), folder / "drafter.onnx")
+            save(fuse(lower(network, DRAFTER_PRECISION[config.precision])), folder / "drafter.onnx")
     return {"openvino": version("openvino")}
 
 

@@ -50,7 +50,7 @@ class _PluginTarget(nn.Module):
         self.target, self.aliased_outputs, self.hidden_output = target, aliased_outputs, hidden_output
         self.register_buffer("rope_table", rope_table(target.config, cache.rows))
 
-    def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):  # noqa: ANN201
+    def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
         config = self.target.config
         attrs = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads, "head_size": config.head_size}
         k_out, v_out = [], []
@@ -70,7 +70,7 @@ class _PluginTarget(nn.Module):
             v_out.extend(updated[1:])
             return out
 
-        return _outputs(self.target, self.target(input_ids, attend), logit_rows, self.hidden_output) + [*k_out, *v_out]
+        return [*_outputs(self.target, self.target(input_ids, attend), logit_rows, self.hidden_output), *k_out, *v_out]
 
 
 class _NativeTarget(nn.Module):
@@ -83,7 +83,7 @@ class _NativeTarget(nn.Module):
         self.register_buffer("rope_cos", cos.contiguous())
         self.register_buffer("rope_sin", sin.contiguous())
 
-    def forward(  # noqa: ANN201
+    def forward(
         self,
         input_ids: Tensor,
         positions: Tensor,
@@ -115,7 +115,7 @@ class _NativeTarget(nn.Module):
             return out.transpose(1, 2).flatten(2)
 
         hidden = self.target(input_ids, attend).flatten(0, 1)
-        return _outputs(self.target, hidden, logit_rows, self.hidden_output) + [*k_out, *v_out]
+        return [*_outputs(self.target, hidden, logit_rows, self.hidden_output), *k_out, *v_out]
 
 
 def _outputs(target: Target, hidden: Tensor, logit_rows: Tensor, hidden_output: bool) -> list[Tensor]:
@@ -159,7 +159,7 @@ def export_target_plugin(
     examples = [torch.zeros([sizes[a] for a in names], dtype=torch.int32) for names in axes.values()]
     examples[5] = torch.zeros(sizes["T"], cache.mask_words, dtype=torch.int32)
     caches = [_empty_caches(target, cache, cache.slots, cache_dtype) for _ in "kv"]
-    shapes = [{i: name for i, name in enumerate(names)} for names in axes.values()]
+    shapes = [dict(enumerate(names)) for names in axes.values()]
     fixed: list[dict[int, str]] = [{}] * config.num_layers
     return _export(
         _PluginTarget(target, cache, aliased_outputs, hidden_output),

@@ -139,7 +139,9 @@ def verify_files(path: Path, files: dict[str, FileEntry], rebuild: str) -> None:
         if not file.is_file():
             raise BundleError(f"{file} is missing; {rebuild}")
         if file.stat().st_size != entry.size:
-            raise BundleError(f"{file} has {file.stat().st_size} bytes, expected {entry.size}: truncated or changed; {rebuild}")
+            raise BundleError(
+                f"{file} has {file.stat().st_size} bytes, expected {entry.size}: truncated or changed; {rebuild}"
+            )
     with ThreadPoolExecutor() as pool:
         digests = pool.map(lambda name: file_sha256(path / name), files)
         for (name, entry), digest in zip(files.items(), digests, strict=True):

@@ -7,7 +7,7 @@ import openvino as ov
 
 from plugins import kernels
 from plugins.library import extension_path
-from redraft.bundle import Bundle, BundleError, BundleConfig
+from redraft.bundle import Bundle, BundleConfig, BundleError
 from redraft.engines.interface import DraftCandidates, TargetBatch
 from redraft.engines.rows import RowBuffers
 
@@ -35,10 +35,11 @@ class OpenVINOEngine:
         if (bundle.path / "drafter.onnx").exists():
             drafter = core.compile_model(bundle.path / "drafter.onnx", "CPU", COMPILE_OPTIONS)
             self._drafter = drafter.create_infer_request()
-        self._rows = RowBuffers(config.limits)
+        self._rows = RowBuffers(config.limits, config.target.vocab_size)
+        self._logits = np.zeros((1, 1), np.float32)
         self._bound: dict[str, tuple[int, ...]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
-        self._has_hidden = config.drafting is not None
+        self._has_hidden = self._drafter is not None
         self.caches = _allocate_caches(config)
         for name, cache in self.caches.items():
             self._target.set_tensor(name, _shared(cache))
@@ -46,14 +47,19 @@ class OpenVINOEngine:
 
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
-        rows, logit_rows = len(batch.input_ids), len(batch.logit_rows)
-        for name, array in self._rows.fill(batch).items():
+        inputs = self._rows.fill(batch)
+        for name, array in inputs.items():
             if self._bound.get(name) != array.shape:
                 self._target.set_tensor(name, self._view(name, array))
                 self._bound[name] = array.shape
+        # With one thread OpenVINO loses an operator's error and leaves the last outputs: then this mark stays.
+        self._logits[:1, :1] = np.nan
         self._target.infer()
-        logits = self._target.get_tensor("logits").data[:logit_rows]
-        return logits, self._target.get_tensor("hidden").data[:rows] if self._has_hidden else None
+        self._logits = self._target.get_tensor("logits").data
+        if len(self._logits) != len(inputs["logit_rows"]) or np.isnan(self._logits[0, 0]):
+            raise RuntimeError("the target's network failed, or its logits are not numbers")
+        hidden = self._target.get_tensor("hidden").data if self._has_hidden else None
+        return self._logits[: len(batch.logit_rows)], hidden
 
     def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
         """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter."""
@@ -98,16 +104,19 @@ class OpenVINOEngine:
         )
         for name, cache in self.caches.items():
             if not (cache[slot, :, 0] == _as_stored(SENTINEL, cache.dtype)).all():
-                raise BundleError(f"{bundle.path}: the engine does not update {name} in place with this OpenVINO version")
+                raise BundleError(
+                    f"{bundle.path}: the engine does not update {name} in place with this OpenVINO version"
+                )
             cache[slot, :, :2] = 0
 
 
 def _allocate_caches(config: BundleConfig) -> dict[str, np.ndarray]:
-    """Zeros [slots, kv_heads, rows, head_size] by input name: float32 in fp32 bundles, else the uint16 bits of bf16."""
+    """Zeros [slots, kv_heads, rows, head_size] by input name, in memory that is already there: float32 in fp32
+    bundles, else the uint16 bits of bf16."""
     target, limits = config.target, config.limits
     shape = (limits.slots, target.num_kv_heads, limits.max_len + limits.max_tree, target.head_size)
     dtype = np.float32 if config.precision == "fp32" else np.uint16
-    return {f"{kind}_cache.{layer}": np.zeros(shape, dtype) for layer in range(target.num_layers) for kind in "kv"}
+    return {f"{kind}_cache.{layer}": np.full(shape, 0, dtype) for layer in range(target.num_layers) for kind in "kv"}
 
 
 def _shared(cache: np.ndarray) -> ov.Tensor:

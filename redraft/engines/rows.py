@@ -15,8 +15,9 @@ class RowBuffers:
     occur, so that only the arrays with a row dimension change shape from step to step.
     """
 
-    def __init__(self, limits: LimitsInfo):
-        self._limits = limits
+    def __init__(self, limits: LimitsInfo, vocab_size: int):
+        self._limits, self._vocab_size = limits, vocab_size
+        self._cache_rows = limits.max_len + limits.max_tree
         self.mask_words = -(-limits.max_tree // 32)
         self._most_rows = limits.slots * (limits.max_tree + limits.prefill_chunk)
         self._input_ids = np.zeros(self._most_rows, np.int32)
@@ -64,14 +65,32 @@ class RowBuffers:
         }
 
     def _check(self, batch: TargetBatch, rows: int, sequences: int, commits: int, logits: int) -> None:
-        if not 1 <= sequences <= self._limits.slots:
-            raise ValueError(f"a batch of {sequences} sequences: expected 1 to {self._limits.slots}")
-        for what, count in (("rows", rows), ("logit rows", logits)):
-            if count > self._most_rows:
-                raise ValueError(f"a batch of {count} {what}: expected at most {self._most_rows}")
-        if rows < 1 or batch.row_offsets[-1] != rows:
-            raise ValueError(f"row_offsets ends at {batch.row_offsets[-1]}: expected the number of rows, {rows}, at least 1")
-        if commits > len(self._commit_src):
-            raise ValueError(f"a batch with {commits} commit rows: expected at most {len(self._commit_src)}")
-        if batch.tree_mask.shape != (rows, self.mask_words):
-            raise ValueError(f"tree_mask has shape {batch.tree_mask.shape}: expected {(rows, self.mask_words)}")
+        _expect(1 <= sequences <= self._limits.slots, "number of sequences", sequences, f"1 to {self._limits.slots}")
+        _expect(1 <= rows <= self._most_rows, "number of rows", rows, f"1 to {self._most_rows}")
+        _expect(logits <= self._most_rows, "number of logit rows", logits, f"at most {self._most_rows}")
+        _expect(commits <= len(self._commit_src), "number of commit rows", commits, f"at most {len(self._commit_src)}")
+        shape = (rows, self.mask_words)
+        _expect(batch.tree_mask.shape == shape, "shape of tree_mask", batch.tree_mask.shape, shape)
+        _expect(
+            batch.row_offsets[-1] == rows, "end of row_offsets", batch.row_offsets[-1], f"{rows}, the number of rows"
+        )
+        _expect(batch.commit_offsets[-1] == commits, "end of commit_offsets", batch.commit_offsets[-1], commits)
+        _expect_below("input_ids", batch.input_ids, self._vocab_size)
+        _expect_below("positions", batch.positions, self._cache_rows)
+        _expect_below("slots", batch.slots, self._limits.slots)
+        _expect_below("logit_rows", batch.logit_rows, rows)
+        ends = batch.cache_lengths + np.diff(batch.row_offsets)
+        _expect_below("cache_lengths with rows", ends - 1, self._cache_rows)
+        _expect_below(
+            "cache_lengths after commits", batch.cache_lengths - np.diff(batch.commit_offsets), self._cache_rows
+        )
+
+
+def _expect(holds: bool, what: str, found: object, expected: object) -> None:
+    if not holds:
+        raise ValueError(f"{what} is {found}: expected {expected}")
+
+
+def _expect_below(what: str, values: np.ndarray, bound: int) -> None:
+    if len(values) and values.view(np.uint32).max() >= bound:
+        raise ValueError(f"{what} is {values[values.view(np.uint32) >= bound][0]}: expected 0 to {bound - 1}")

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+
+from model_defs.target import Target
+from redraft.bundle import Bundle
+from tests.engines.tiny import tiny_bundle, tiny_target
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    return tiny_target()
+
+
+@pytest.fixture(scope="session")
+def fp32_bundle(target, tmp_path_factory) -> Bundle:
+    return tiny_bundle(tmp_path_factory.mktemp("fp32"), target)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from model_defs.recurrent import RecurrentDrafting
+from redraft.bundle import BundleError
+from redraft.engines import load_engine
+from redraft.engines.openvino import OpenVINOEngine
+from tests.engines.tiny import (
+    VOCAB,
+    Rows,
+    chain,
+    expected,
+    make_batch,
+    random_tree,
+    tiny_bundle,
+    tiny_drafter,
+    tiny_target,
+)
+
+
+@pytest.fixture(scope="module")
+def engine(fp32_bundle):
+    engine = load_engine(fp32_bundle)
+    yield engine
+    engine.close()
+
+
+def prefill(engine, slot: int, context: list[int]) -> None:
+    if context:
+        engine.execute(make_batch([chain(slot, [], context, causal=True)]))
+
+
+def tokens(rng: np.random.Generator, count: int) -> list[int]:
+    return rng.integers(0, VOCAB, count).tolist()
+
+
+@pytest.mark.parametrize("sequences", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_mixed_batches_agree_with_the_module(engine, target, sequences, seed):
+    rng = np.random.default_rng(seed)
+    batch = []
+    for slot in rng.permutation(9)[:sequences].tolist():
+        context = tokens(rng, int(rng.integers(1, 30)))
+        prefill(engine, slot, context)
+        kind = rng.integers(3)
+        if kind == 0:
+            batch.append(chain(slot, context, tokens(rng, int(rng.integers(1, 6)))))
+        elif kind == 1:
+            batch.append(random_tree(rng, slot, context, int(rng.integers(1, 39))))
+        else:
+            batch.append(chain(slot, context, tokens(rng, 16), causal=True))
+    logits, hidden = engine.execute(make_batch(batch))
+    want_logits, want_hidden = expected(target, batch)
+    np.testing.assert_allclose(logits, want_logits, atol=1e-4, rtol=1e-5)
+    np.testing.assert_allclose(hidden, want_hidden, atol=1e-4, rtol=1e-5)
+
+
+def test_committed_paths_continue_as_the_module_says(engine, target):
+    rng = np.random.default_rng(7)
+    context = tokens(rng, 10)
+    prefill(engine, 2, context)
+    tree = random_tree(rng, 2, context, 12)
+    engine.execute(make_batch([tree]))
+    path = tree.ancestors(11)[::-1]
+    accepted = context + [tree.tokens[row] for row in path]
+    following = dataclasses.replace(random_tree(rng, 2, accepted, 5), commit=path)
+    logits, _ = engine.execute(make_batch([following]))
+    np.testing.assert_allclose(logits, expected(target, [following])[0], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_a_tree_row_has_the_bits_of_the_token_decoded_alone(target, tmp_path, precision):
+    engine = load_engine(tiny_bundle(tmp_path, target, precision=precision, drafts=False))
+    rng = np.random.default_rng(3)
+    context = tokens(rng, 21)
+    prefill(engine, 0, context)
+    tree = random_tree(rng, 0, context, 15)
+    others = [random_tree(rng, slot, [], 4) for slot in (1, 5)]
+    in_tree = engine.execute(make_batch([others[0], tree, others[1]]))[0][4:19].copy()
+    path = tree.ancestors(14)[::-1]
+    prefill(engine, 3, context)
+    for i, row in enumerate(path):
+        done = context + [tree.tokens[r] for r in path[:i]]
+        alone, hidden = engine.execute(make_batch([chain(3, done, [tree.tokens[row]])]))
+        assert hidden is None
+        np.testing.assert_array_equal(alone[0], in_tree[row])
+
+
+def test_the_drafter_agrees_with_its_module(engine, target):
+    rng = np.random.default_rng(5)
+    hidden = rng.standard_normal((3, target.config.hidden_size), dtype=np.float32)
+    roots = np.array([5, 0, 110], np.int32)
+    drafted = engine.draft(hidden, roots)
+    module = RecurrentDrafting(tiny_drafter_as_stored(target), 3, 2, 4)
+    candidates, log_probs, parents = module(torch.from_numpy(hidden), torch.from_numpy(roots))
+    np.testing.assert_array_equal(drafted.parents[:, 1], parents[:, 1])
+    present = np.isfinite(log_probs.numpy())
+    np.testing.assert_array_equal(drafted.candidates[present], candidates.numpy()[present])
+    np.testing.assert_allclose(drafted.log_probs, log_probs, atol=1e-4)
+    assert (drafted.candidates.dtype, drafted.log_probs.dtype, drafted.parents.dtype) == (
+        np.int32,
+        np.float32,
+        np.int32,
+    )
+
+
+def tiny_drafter_as_stored(target):
+    drafter = tiny_drafter(target)
+    for weight in drafter.parameters():
+        weight.copy_(weight.to(torch.bfloat16))
+    return drafter
+
+
+def test_the_cache_is_updated_in_place(engine, target):
+    for name, cache in engine.caches.items():
+        assert engine._target.get_tensor(name).data.ctypes.data == cache.ctypes.data
+    before = {name: cache.copy() for name, cache in engine.caches.items()}
+    engine.execute(make_batch([chain(4, [1] * 20, [7, 8])]))
+    for name, cache in engine.caches.items():
+        changed = np.argwhere((cache != before[name]).any(axis=(1, 3))).tolist()
+        assert changed == [[4, 20], [4, 21]]
+
+
+def test_an_engine_that_copies_the_cache_is_refused(fp32_bundle, monkeypatch):
+    import redraft.engines.openvino as backend
+
+    monkeypatch.setattr(backend, "_shared", lambda cache: backend.ov.Tensor(cache.copy(), shared_memory=False))
+    with pytest.raises(BundleError, match=r"does not update [kv]_cache\.\d in place"):
+        OpenVINOEngine(fp32_bundle)
+
+
+def test_memory_does_not_grow_with_steps(engine):
+    rng = np.random.default_rng(9)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            engine.execute(make_batch([random_tree(rng, 0, [1] * 20, int(rng.integers(1, 39)))]))
+            engine.draft(np.zeros((2, 96), np.float32), np.zeros(2, np.int32))
+
+    steps(200)
+    before = psutil.Process().memory_info().rss
+    steps(600)
+    assert psutil.Process().memory_info().rss - before < 2_000_000
+
+
+def test_rows_without_logits(engine):
+    batch = dataclasses.replace(make_batch([chain(0, [], [1, 2, 3], causal=True)]), logit_rows=np.zeros(0, np.int32))
+    logits, hidden = engine.execute(batch)
+    assert logits.shape == (0, VOCAB)
+    assert hidden.shape == (3, 96)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"row_offsets": [0, 2]}, "end of row_offsets is 2: expected 1, the number of rows"),
+        ({"tree_mask": [[0, 0, 0]]}, r"shape of tree_mask is \(1, 3\): expected \(1, 2\)"),
+        ({"input_ids": [111]}, "input_ids is 111: expected 0 to 110"),
+        ({"slots": [9]}, "slots is 9: expected 0 to 8"),
+        ({"cache_lengths": [120]}, "cache_lengths with rows is 120: expected 0 to 119"),
+        ({"positions": [-1]}, "positions is -1: expected 0 to 119"),
+        ({"logit_rows": [1]}, "logit_rows is 1: expected 0 to 0"),
+        ({"commit_src": [1, 2], "commit_offsets": [0, 2]}, "cache_lengths after commits is -1"),
+    ],
+)
+def test_a_batch_outside_of_the_limits_is_refused(engine, change, message):
+    arrays = {name: np.array(values, np.int32) for name, values in change.items()}
+    with pytest.raises(ValueError, match=message):
+        engine.execute(dataclasses.replace(make_batch([Rows(0, [1], [2], [-1])]), **arrays))
+
+
+def test_an_operator_that_fails_is_noticed(engine):
+    batch = make_batch([chain(0, [1] * 5, [2])])
+    descending = {"commit_src": np.array([3, 1], np.int32), "commit_offsets": np.array([0, 2], np.int32)}
+    engine.execute(batch)
+    with pytest.raises(RuntimeError, match="the target's network failed"):
+        engine.execute(dataclasses.replace(batch, **descending))
+
+
+def test_the_number_of_threads_changes_no_bit(fp32_bundle, engine):
+    batch = make_batch([random_tree(np.random.default_rng(1), 0, [], 30)])
+    one = load_engine(fp32_bundle, threads=1).execute(batch)[0].copy()
+    two = load_engine(fp32_bundle, threads=2).execute(batch)[0]
+    np.testing.assert_array_equal(one, two)
+
+
+def test_sizes_of_the_fixture_are_odd():
+    assert tiny_target().config.vocab_size % 16
