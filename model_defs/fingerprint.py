@@ -10,16 +10,13 @@ import torch
 
 from model_defs.target import Target
 
-SAMPLED_ROWS = 64
+SAMPLED_ROWS = 1024
 
 
 def target_fingerprint(target: Target) -> str:
     """16 hexadecimal digits of a target's shape and of some of its weights, as bf16: the same in every precision."""
     digest = hashlib.sha256(json.dumps(asdict(target.config), sort_keys=True).encode())
-    for weight in (
-        target.norm.weight,
-        target.embedding.weight[:SAMPLED_ROWS],
-        target.layers[-1].down.weight[:SAMPLED_ROWS],
-    ):
-        digest.update(weight.detach().to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
+    for weight in (target.norm.weight, target.embedding.weight, target.layers[-1].down.weight):
+        sample = weight[:SAMPLED_ROWS].detach().to(torch.bfloat16).cpu().contiguous()
+        digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]

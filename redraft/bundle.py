@@ -112,7 +112,8 @@ class Bundle:
         rebuild = f"rebuild it with: {command}"
         if raw.get("format_version") != FORMAT_VERSION:
             raise BundleError(
-                f"{path} has bundle format {raw.get('format_version')}, this version reads format {FORMAT_VERSION}; {rebuild}"
+                f"{path} has bundle format {raw.get('format_version')}, this version reads format "
+                f"{FORMAT_VERSION}; {rebuild}"
             )
         try:
             manifest = Manifest.model_validate(raw)
