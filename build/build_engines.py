@@ -246,11 +246,11 @@ def write_tensorrt_rtx(config: BundleConfig, target: Target, drafter: RecurrentD
         network = export_target_native(target.to(dtype), cache_shape(config), hidden_output=drafter is not None)
         save(network, folder / "target.onnx")
     with step("build the target's engine"):
-        (folder / "target.engine").write_bytes(compile_target(folder / "target.onnx", config.limits))
+        compile_target(folder / "target.onnx", folder / "target.engine", config.limits)
     if drafter:
         with step("export the drafter and build its engine"):
             save(export_drafter(drafter.to(dtype), target.config.hidden_size), folder / "drafter.onnx")
-            (folder / "drafter.engine").write_bytes(compile_drafter(folder / "drafter.onnx", config.limits))
+            compile_drafter(folder / "drafter.onnx", folder / "drafter.engine", config.limits)
     return {"tensorrt_rtx": version("tensorrt-rtx-cu13")}
 
 

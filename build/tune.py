@@ -74,7 +74,7 @@ class Acceptance:
 def read_prompts(path: Path, folder: Path) -> list[str]:
     """Prompts of a JSON-lines file (`turns`, first turn, or `prompt`), with the bundle's chat template applied."""
     users = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.open(encoding="utf-8"), 1):
         if not line.strip():
             continue
         item = json.loads(line)
