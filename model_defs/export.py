@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -45,6 +46,8 @@ class CacheShape:
 class _PluginTarget(nn.Module):
     """The target over ragged rows; attention is one plugin node per layer."""
 
+    rope_table: Tensor
+
     def __init__(self, target: Target, cache: CacheShape, aliased_outputs: bool, hidden_output: bool):
         super().__init__()
         self.target, self.aliased_outputs, self.hidden_output = target, aliased_outputs, hidden_output
@@ -52,8 +55,13 @@ class _PluginTarget(nn.Module):
 
     def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
         config = self.target.config
-        attrs = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads, "head_size": config.head_size}
-        k_out, v_out = [], []
+        attrs: dict[str, Any] = {
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_size": config.head_size,
+        }
+        k_out: list[Tensor] = []
+        v_out: list[Tensor] = []
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             out_shape = (qkv.shape[0], config.num_heads * config.head_size)
@@ -76,6 +84,9 @@ class _PluginTarget(nn.Module):
 class _NativeTarget(nn.Module):
     """The target over padded rows [slots, rows]; attention is RotaryEmbedding, TensorScatter and Attention."""
 
+    rope_cos: Tensor
+    rope_sin: Tensor
+
     def __init__(self, target: Target, cache: CacheShape, hidden_output: bool):
         super().__init__()
         self.target, self.hidden_output = target, hidden_output
@@ -94,10 +105,11 @@ class _NativeTarget(nn.Module):
         v: list[Tensor],
     ):
         config = self.target.config
-        k_out, v_out = [], []
+        k_out: list[Tensor] = []
+        v_out: list[Tensor] = []
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            query, key, value = (x.transpose(1, 2) for x in split_qkv(qkv, config))
+            query, key, value = (x.transpose(1, 2) for x in split_qkv(qkv.unflatten(0, input_ids.shape), config))
             query, key = (
                 torch.onnx.ops.rotary_embedding(x, self.rope_cos, self.rope_sin, positions) for x in (query, key)
             )
@@ -112,9 +124,9 @@ class _NativeTarget(nn.Module):
                     )
                 )
             out = torch.onnx.ops.attention(query, k_out[-1], v_out[-1], mask, scale=config.head_size**-0.5)[0]
-            return out.transpose(1, 2).flatten(2)
+            return out.transpose(1, 2).flatten(0, 1).flatten(1)
 
-        hidden = self.target(input_ids, attend).flatten(0, 1)
+        hidden = self.target(input_ids.flatten(), attend)
         return [*_outputs(self.target, hidden, logit_rows, self.hidden_output), *k_out, *v_out]
 
 
@@ -237,4 +249,5 @@ def _export(module: nn.Module, args: tuple, shapes: tuple, inputs: Sequence[str]
             output_names=outputs,
             verbose=False,
         )
+    assert program is not None
     return program.model

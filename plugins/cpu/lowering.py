@@ -92,7 +92,7 @@ class _Editor:
                 raise ValueError(f"{old.name} has shape {old.shape}: expected at most one variable dimension")
             shape = [d if isinstance(d, int) else -1 for d in old.shape]
             new = self.node(before, "Reshape", [new, self.constant(f"{old.name}.shape", np.array(shape, np.int64))])[0]
-        name, new.shape, new.dtype = old.name, old.shape, old.dtype
+        name, new.shape, new.type = old.name, old.shape, old.type
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name, new.name = f"{name}.unfused", name
 
@@ -103,17 +103,18 @@ def _lower_projection(editor: _Editor, node: ir.Node) -> None:
     if weight is None:
         return
     in_features, out_features = _shape(weight)[:: 1 if transposed else -1]
-    last, optional = node, {}
+    last = node
+    optional: dict[str, ir.Value] = {}
     if len(node.inputs) > 2:
-        optional["bias"] = node.inputs[2]
+        optional["bias"] = _input(node, 2)
     elif (add := _only_user(last, "Add")) and _shape(bias := _other_input(add, last)) == (out_features,):
         last, optional["bias"] = add, bias
 
-    x, norm_eps = _prologue(node.inputs[0], optional)
+    x, norm_eps = _prologue(_input(node, 0), optional)
     x = editor.reshape(node, x, [-1, in_features])
     attributes = {"in_features": in_features, "dtype": editor.precision, "norm_eps": norm_eps}
     if (softmax := _only_user(last, "LogSoftmax")) and (topk := _only_user(softmax, "TopK")):
-        k = int(_constant(topk.inputs[1]).item())  # type: ignore[union-attr]
+        k = int(_constant(_input(topk, 1)).item())  # type: ignore[union-attr]
         optional = editor.packed_weight(weight, transposed) | optional
         attributes |= {"out_features": out_features, "k": k}
         values, indices = _projection(editor, topk, "LinearTopK", x, optional, attributes)
@@ -146,18 +147,18 @@ def _prologue(x: ir.Value, optional: dict[str, ir.Value]) -> tuple[ir.Value, flo
     """Moves a choice of rows and a norm in front of a projection into its inputs; returns x and the norm's epsilon."""
     gather = x.producer()
     if gather and gather.op_type == "Gather" and gather.attributes.get_int("axis", 0) == 0:
-        data, rows = gather.inputs
+        data, rows = _input(gather, 0), _input(gather, 1)
         if _constant(data) is None and _rank(data) == 2 and _rank(rows) == 1 and rows.dtype == ir.DataType.INT32:
             x, optional["rows"] = data, rows
     norm = x.producer()
     if norm and norm.op_type == "RMSNormalization":
-        x, optional["norm"] = norm.inputs
-        return x, norm.attributes.get_float("epsilon", 1e-5)
+        optional["norm"] = _input(norm, 1)
+        return _input(norm, 0), norm.attributes.get_float("epsilon", 1e-5)
     return x, 0.0
 
 
 def _lower_embedding(editor: _Editor, node: ir.Node) -> None:
-    table, ids = node.inputs
+    table, ids = _input(node, 0), _input(node, 1)
     if _constant(table) is None or _rank(table) != 2 or table.dtype != ir.DataType.FLOAT:
         return
     if node.attributes.get_int("axis", 0) != 0:
@@ -174,17 +175,17 @@ def _lower_embedding(editor: _Editor, node: ir.Node) -> None:
 
 def _lower_norm(editor: _Editor, node: ir.Node) -> None:
     attributes = {"eps": node.attributes.get_float("epsilon", 1e-5)}
-    (out,) = editor.node(node, "RMSNorm", list(node.inputs), attributes, DOMAIN)
+    (out,) = editor.node(node, "RMSNorm", [_input(node, 0), _input(node, 1)], attributes, DOMAIN)
     out.shape = node.outputs[0].shape
     editor.replace(node, node.outputs[0], out)
 
 
 def _weight(node: ir.Node) -> tuple[ir.Value | None, bool]:
     """A multiplication's constant matrix, and whether it lies as [in, out] rather than [out, in]."""
-    value, transposed = node.inputs[1], node.attributes.get_int("transB", 0) == 0
+    value, transposed = _input(node, 1), node.attributes.get_int("transB", 0) == 0
     producer = value.producer()
     if producer and producer.op_type == "Transpose":
-        value, transposed = producer.inputs[0], not transposed
+        value, transposed = _input(producer, 0), not transposed
     scaled = any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta"))
     usable = _constant(value) is not None and _rank(value) == 2 and not node.attributes.get_int("transA", 0)
     return (value if usable and not scaled else None), transposed
@@ -206,14 +207,20 @@ def _swiglu(node: ir.Node) -> ir.Node | None:
 
 def _only_user(node: ir.Node, op_type: str) -> ir.Node | None:
     """The node that takes `node`'s one output, if it is the only one and of this type."""
-    uses = node.outputs[0].uses()
+    uses = list(node.outputs[0].uses())
     if len(uses) != 1 or node.outputs[0].is_graph_output() or uses[0].node.op_type != op_type:
         return None
     return uses[0].node
 
 
 def _other_input(node: ir.Node, producer: ir.Node) -> ir.Value:
-    return next(value for value in node.inputs if value is not producer.outputs[0])
+    return next(value for value in node.inputs if value is not None and value is not producer.outputs[0])
+
+
+def _input(node: ir.Node, index: int) -> ir.Value:
+    value = node.inputs[index]
+    assert value is not None
+    return value
 
 
 def _constant(value: ir.Value) -> np.ndarray | None:

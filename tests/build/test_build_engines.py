@@ -1,0 +1,190 @@
+"""The build script on a tiny target: what it refuses, what it writes, and what its networks are made of."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import build_engines
+import inspect_bundle
+from model_defs.export import CacheShape, export_target_native, export_target_plugin
+from model_defs.fingerprint import target_fingerprint
+from plugins.cpu.lowering import lower
+from redraft.bundle import Bundle
+from tests.engines.tiny import tiny_drafter, tiny_target
+
+CACHE = CacheShape(4, 40, 8)
+app = typer.Typer()
+app.command()(build_engines.main)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A Qwen2 checkpoint of the tiny target's shape."""
+    folder = tmp_path_factory.mktemp("model")
+    target, config = tiny_target(), tiny_target().config
+    weights = {"model.embed_tokens.weight": target.embedding.weight, "model.norm.weight": target.norm.weight}
+    weights["lm_head.weight"] = target.lm_head.weight
+    for i, layer in enumerate(target.layers):
+        name, qkv = f"model.layers.{i}", [96, 32, 32]
+        for kind in ("weight", "bias"):
+            for p, part in zip("qkv", getattr(layer.qkv, kind).split(qkv), strict=True):
+                weights[f"{name}.self_attn.{p}_proj.{kind}"] = part
+        weights[f"{name}.self_attn.o_proj.weight"] = layer.attention_out.weight
+        for p, part in zip(("gate", "up"), layer.gate_up.weight.chunk(2), strict=True):
+            weights[f"{name}.mlp.{p}_proj.weight"] = part
+        weights[f"{name}.mlp.down_proj.weight"] = layer.down.weight
+        weights[f"{name}.input_layernorm.weight"] = layer.attention_norm.weight
+        weights[f"{name}.post_attention_layernorm.weight"] = layer.mlp_norm.weight
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
+    raw = {
+        "model_type": "qwen2",
+        "vocab_size": config.vocab_size,
+        "hidden_size": 96,
+        "intermediate_size": 200,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 128,
+        "eos_token_id": 0,
+    }
+    (folder / "config.json").write_text(json.dumps(raw))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_a_bundle_with_drafter(model, tmp_path, capsys):
+    tiny_drafter(tiny_target()).save(tmp_path / "drafter")
+    np.save(tmp_path / "drafter" / "bigrams.npy", np.zeros(3, np.int32))
+    options = ["--model", model, "--drafter", tmp_path / "drafter", "--output", tmp_path / "b", "--max-len", 64]
+    done = run(*options, "--slots", 3, "--construction", "beam", "--beam-width", 2, "--candidates", 2)
+    assert done.exit_code == 0, done.output
+    bundle = Bundle.load(tmp_path / "b")
+    assert bundle.config.drafting is not None
+    assert (bundle.config.limits.slots, bundle.config.drafting.construction, bundle.config.drafting.ngram) == (
+        3,
+        "beam",
+        True,
+    )
+    assert bundle.manifest.command.startswith("python build/build_engines.py")
+    assert {"target.onnx", "drafter.onnx", "bigrams.npy", "tokenizer.json"} < set(bundle.manifest.files)
+    inspect_bundle.main(tmp_path / "b")
+    printed = capsys.readouterr().out
+    assert "2 TreeAttention" in printed
+    assert "beam width 2" in printed
+
+
+def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
+    assert run("--model", model, "--no-drafter", "--output", tmp_path / "b", "--max-len", 64).exit_code == 0
+    assert [output.name for output in ir.load(tmp_path / "b" / "target.onnx").graph.outputs] == ["logits"]
+    assert Bundle.load(tmp_path / "b").config.drafting is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give either --drafter FOLDER or --no-drafter"),
+        (["--no-drafter", "--precision", "fp16"], "--precision fp16: openvino takes fp32, bf16, int8"),
+        (["--no-drafter", "--max-len", "500"], "--max-len 500: the target's context has 128 positions"),
+        (["--drafter", "DRAFTER", "--tree-budget", "40"], "--tree-budget 40: expected less than --max-tree 32"),
+        (["--drafter", "DRAFTER", "--beam-width", "9"], "--candidates 8: expected at least --beam-width 9"),
+        (["--drafter", "nowhere"], "nowhere"),
+        (["--no-drafter", "--model", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_work_is_refused(model, tmp_path, options, message):
+    tiny_drafter(tiny_target()).save(tmp_path / "drafter")
+    options = [str(tmp_path / "drafter") if option == "DRAFTER" else option for option in options]
+    if "--max-len" not in options:
+        options = ["--max-len", "64", *options]
+    done = run("--model", model, "--output", tmp_path / "b", *options)
+    assert done.exit_code == 1
+    assert message in done.output
+    assert not list(tmp_path.glob("*b*partial")) + list(tmp_path.glob("b"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 64}, "hidden size 64"),
+        ({"vocab_size": 500}, "vocabulary 500"),
+        ({"target_fingerprint": "feed"}, "was trained for another target: fingerprint feed"),
+    ],
+)
+def test_a_drafter_of_another_target_is_refused(model, tmp_path, change, message):
+    tiny_drafter(tiny_target()).save(tmp_path / "drafter", change)
+    done = run("--model", model, "--drafter", tmp_path / "drafter", "--output", tmp_path / "b", "--max-len", 64)
+    assert done.exit_code == 1
+    assert message in done.output
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_fingerprint_is_of_the_weights_not_the_precision():
+    target = tiny_target()
+    before = target_fingerprint(target)
+    assert target_fingerprint(tiny_target().to(torch.bfloat16)) == before
+    target.embedding.weight[3, 3] += 1
+    assert target_fingerprint(target) != before
+
+
+def test_tensorrts_plugin_form_differs_in_dtypes_and_in_the_caches_aliasing_alone():
+    cpu = export_target_plugin(tiny_target(), CACHE)
+    tensorrt = export_target_plugin(
+        tiny_target().to(torch.bfloat16), CACHE, cache_dtype=torch.bfloat16, aliased_outputs=True
+    )
+    assert [describe(node) for node in cpu.graph] == [describe(node) for node in tensorrt.graph]
+    assert [value.name for value in cpu.graph.inputs] == [value.name for value in tensorrt.graph.inputs]
+    assert [o.name for o in tensorrt.graph.outputs[2:]] == [f"{k}_cache.{i}.updated" for k in "kv" for i in range(2)]
+    assert {value.dtype for value in cpu.graph.inputs} == {ir.DataType.INT32, ir.DataType.FLOAT}
+    assert {value.dtype for value in tensorrt.graph.inputs} == {ir.DataType.INT32, ir.DataType.BFLOAT16}
+    for node in tensorrt.graph:
+        if node.op_type == "TreeAttention":
+            assert [output.shape for output in node.outputs[1:]] == [value.shape for value in node.inputs[-2:]]
+
+
+def describe(node: ir.Node) -> tuple:
+    """A node without its dtypes, and without outputs beyond the first."""
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    shapes = [str(value.shape) for value in node.inputs if value is not None]
+    return node.domain, node.op_type, attributes, shapes, str(node.outputs[0].shape)
+
+
+def test_the_native_form_has_standard_operators_alone():
+    network = export_target_native(tiny_target(), CACHE)
+    counts = Counter(node.op_type for node in network.graph)
+    assert {node.domain for node in network.graph} == {""}
+    assert (counts["RotaryEmbedding"], counts["TensorScatter"], counts["Attention"]) == (4, 4, 2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_lowering_fuses_everything_around_a_multiplication(precision):
+    network = export_target_plugin(tiny_target(), CACHE)
+    before = [str(node) for node in network.graph]
+    lowered = lower(network, precision)
+    assert [str(node) for node in network.graph] == before
+    counts = Counter(node.op_type for node in lowered.graph)
+    assert counts == {"Embedding": 1, "Linear": 9, "TreeAttention": 2, "RMSNorm": 1}
+    scale = "scale," if precision == "int8" else ""
+    inputs = [node.attributes["inputs"].value for node in lowered.graph if node.op_type == "Linear"]
+    residual = f"{scale}residual"
+    layer = [f"{scale}bias,norm", residual, f"{scale}norm", residual]
+    assert inputs == [*layer, *layer, f"{scale}norm,rows"]
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="dtype 'fp8'"):
+        lower(export_target_plugin(tiny_target(), CACHE), "fp8")

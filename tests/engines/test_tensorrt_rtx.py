@@ -1,0 +1,125 @@
+"""Native-form networks: ONNX Runtime runs the file, and TensorRT for RTX builds engines from that very file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from build_engines import save, write_tensorrt_rtx
+from model_defs.export import CacheShape, export_target_native
+from model_defs.recurrent import RecurrentDrafter, RecurrentDrafting
+from model_defs.target import Target
+from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
+from redraft.engines.tensorrt_rtx import network_sha256
+from tests.engines.tiny import DRAFTING, VOCAB, Rows, chain, expected, random_tree, tiny_drafter, tiny_target
+
+SMOLLM2 = TargetInfo(
+    num_layers=30,
+    hidden_size=576,
+    num_heads=9,
+    num_kv_heads=3,
+    head_size=64,
+    vocab_size=49152,
+    eos_token_ids=(2,),
+    max_position=8192,
+)
+
+
+def native_inputs(sequences: list[Rows], cache: dict[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
+    """Every slot's rows, padded to the longest; the mask hides what a row must not see."""
+    count, cache_rows = max(len(s.tokens) for s in sequences), cache["k_cache.0"].shape[2]
+    ids = np.zeros((len(sequences), count), np.int32)
+    positions = np.zeros((len(sequences), count), np.int64)
+    mask = np.full((len(sequences), 1, count, cache_rows), -3e4, dtype)
+    for b, s in enumerate(sequences):
+        mask[b, :, :, : len(s.context)] = 0
+        for row, token in enumerate(s.tokens):
+            ids[b, row], positions[b, row] = token, len(s.path(row)) - 1
+            mask[b, 0, row, [len(s.context) + j for j in s.ancestors(row)]] = 0
+        mask[b, 0, len(s.tokens) :, len(s.context)] = 0
+    wanted = [b * count + row for b, s in enumerate(sequences) for row in range(len(s.tokens))]
+    lengths = np.array([len(s.context) for s in sequences], np.int64)
+    rows = {"input_ids": ids, "positions": positions, "write_indices": lengths, "mask": mask}
+    return {**rows, "logit_rows": np.array(wanted, np.int32), **cache}
+
+
+class NativeRunner:
+    """ONNX Runtime over the network's file; keeps the caches that it returns."""
+
+    def __init__(self, network: Path, info: TargetInfo, cache: CacheShape, dtype: type):
+        self.session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
+        self.dtype, shape = dtype, (cache.slots, info.num_kv_heads, cache.rows, info.head_size)
+        self.cache = {
+            f"{kind}_cache.{layer}": np.zeros(shape, dtype) for kind in "kv" for layer in range(info.num_layers)
+        }
+
+    def run(self, sequences: list[Rows]) -> np.ndarray:
+        outputs = self.session.run(None, native_inputs(sequences, self.cache, self.dtype))
+        named = dict(zip([output.name for output in self.session.get_outputs()], outputs, strict=True))
+        self.cache = {name: named[f"{name}.updated"] for name in self.cache}
+        return named["logits"]
+
+
+def test_the_native_form_agrees_with_the_module(tmp_path):
+    target, cache, rng = tiny_target(), CacheShape(3, 40, 12), np.random.default_rng(0)
+    save(export_target_native(target, cache), tmp_path / "target.onnx")
+    info = TargetInfo(**{name: getattr(target.config, name) for name in TargetInfo.model_fields})
+    runner = NativeRunner(tmp_path / "target.onnx", info, cache, np.float32)
+    contexts = [rng.integers(0, VOCAB, n).tolist() for n in (9, 1, 17)]
+    runner.run([chain(slot, [], context) for slot, context in enumerate(contexts)])
+    step = [random_tree(rng, 0, contexts[0], 12), chain(1, contexts[1], [5, 6]), random_tree(rng, 2, contexts[2], 7)]
+    np.testing.assert_allclose(runner.run(step), expected(target, step)[0], atol=1e-4, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def built(smollm2, tmp_path_factory) -> tuple[Path, Target, RecurrentDrafting]:
+    """fp16 networks and engines of the real target with 2 slots of 2048 positions, and of a drafter."""
+    pytest.importorskip("tensorrt_rtx")
+    folder, target = tmp_path_factory.mktemp("rtx"), Target.from_folder(smollm2)
+    config = BundleConfig(
+        name="rtx",
+        backend="tensorrt_rtx",
+        precision="fp16",
+        target=SMOLLM2,
+        limits=LimitsInfo(slots=2, max_len=2048, max_tree=32, prefill_chunk=128),
+        drafting=DRAFTING,
+    )
+    template = tiny_drafter(tiny_target())
+    drafter = RecurrentDrafter(replace(template.config, hidden_size=576, vocab_size=49152), target, template.hot_ids)
+    drafting = RecurrentDrafting(drafter.eval().requires_grad_(False), 3, 2, 4)
+    write_tensorrt_rtx(config, target, drafting, folder)
+    return folder, target.float(), drafting
+
+
+def test_engines_are_built_from_the_file_that_onnx_runtime_verifies(built):
+    folder, target, _ = built
+    report = json.loads((folder / "target.engine.json").read_text())
+    assert report["network_sha256"] == network_sha256(folder / "target.onnx")
+    assert (report["layers"]["ATTENTION_INPUT"], report["layers"]["KV_CACHE_UPDATE"]) == (30, 60)
+    assert report["engine_bytes"] == (folder / "target.engine").stat().st_size >= 0.9 * report["weight_bytes"]
+
+    runner = NativeRunner(folder / "target.onnx", SMOLLM2, CacheShape(2, 2048, 32), np.float16)
+    contexts = [[1, 4093, 198], [504, 3575, 282, 4649, 314]]
+    runner.run([chain(slot, [], context) for slot, context in enumerate(contexts)])
+    step = [Rows(0, contexts[0], [42, 7, 99], [-1, 0, 0]), chain(1, contexts[1], [260])]
+    logits, (want, _) = runner.run(step).astype(np.float32), expected(target, step)
+    np.testing.assert_allclose(logits, want, atol=0.15)
+    np.testing.assert_array_equal(logits.argmax(-1), want.argmax(-1))
+
+
+def test_the_drafters_engine_is_built_from_a_verified_file(built):
+    folder, _, drafting = built
+    report = json.loads((folder / "drafter.engine.json").read_text())
+    assert report["network_sha256"] == network_sha256(folder / "drafter.onnx")
+    assert report["engine_bytes"] >= 0.9 * report["weight_bytes"]
+    hidden, tokens = torch.randn(2, 576), torch.tensor([5, 77], dtype=torch.int32)
+    session = onnxruntime.InferenceSession(folder / "drafter.onnx", providers=["CPUExecutionProvider"])
+    _, log_probs, _ = session.run(None, {"hidden": hidden.half().numpy(), "tokens": tokens.numpy()})
+    want = drafting.float()(hidden.half().float(), tokens)[1].numpy()
+    np.testing.assert_allclose(log_probs.astype(np.float32)[:, 0, 0], want[:, 0, 0], atol=0.05)
