@@ -42,6 +42,11 @@ class Labels(StrEnum):
     hard = "hard"
 
 
+class InitialState(StrEnum):
+    embedding = "embedding"
+    zero = "zero"
+
+
 class TeacherData:
     """Shards of a teacher-data folder as windows of consecutive positions."""
 
@@ -244,8 +249,8 @@ def main(
     exit_dim: Annotated[int, typer.Option(help="Width of the residual blocks.")] = 1024,
     blocks: Annotated[int, typer.Option(help="Residual blocks.")] = 3,
     initial_state: Annotated[
-        str, typer.Option(help="s_1: `embedding` (paper) or `zero` (Apple's release).")
-    ] = "embedding",
+        InitialState, typer.Option(help="s_1: `embedding` (paper) or `zero` (Apple's release).")
+    ] = InitialState.embedding,
     unroll: Annotated[int, typer.Option(help="Drafting steps T in the loss.")] = 5,
     window: Annotated[int, typer.Option(help="Consecutive positions per training window.")] = 32,
     batch: Annotated[int, typer.Option(help="Windows per step.")] = 32,
@@ -274,7 +279,7 @@ def main(
             target.config.vocab_size,
             exit_dim,
             blocks,
-            initial_state,
+            initial_state.value,
             "target",
             hot_vocabulary or None,  # type: ignore[arg-type]
         )
@@ -306,7 +311,7 @@ def main(
             rate = (step - first) * window * batch / (time.monotonic() - begun)
             progress.update(task, completed=step, description=f"{step}/{steps} {rate:.0f} positions/s")
             if step % every == 0 or step == steps:
-                record = {
+                record: dict[str, object] = {
                     "step": step,
                     "positions": step * window * batch,
                     "loss": round(running / every, 4),

@@ -74,17 +74,21 @@ class TargetConfig:
     def load(cls, folder: Path) -> TargetConfig:
         """Read `config.json` (and `generation_config.json`'s end tokens) of a model folder.
 
-        Raises UnsupportedModelError, or FileNotFoundError when there is no `config.json`.
+        Raises UnsupportedModelError, FileNotFoundError when there is no `config.json`, or ValueError
+        when it is not JSON or lacks a field.
         """
-        raw = json.loads((folder / "config.json").read_text())
+        raw = _read_json(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists():
-            raw = {**raw, "eos_token_id": json.loads(generation.read_text()).get("eos_token_id", raw.get("eos_token_id"))}
-        return cls.from_hf(raw)
+            raw |= {key: value for key, value in _read_json(generation).items() if key == "eos_token_id"}
+        try:
+            return cls.from_hf(raw)
+        except KeyError as missing:
+            raise ValueError(f"{folder / 'config.json'}: field {missing} is missing") from None
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> TargetConfig:
-        """Translate a Hugging Face configuration. Raises UnsupportedModelError."""
+        """Translate a Hugging Face configuration. Raises UnsupportedModelError, or KeyError (a missing field)."""
         family = raw.get("model_type")
         if family not in _FAMILIES:
             raise UnsupportedModelError(f"model_type {family!r}")
@@ -93,8 +97,9 @@ class TargetConfig:
         for flag in ("attention_bias", "mlp_bias"):
             if raw.get(flag):
                 raise UnsupportedModelError(f"{flag} true")
-        if raw.get("quantization_config", {}).get("quant_method") not in (None, "gguf"):
-            raise UnsupportedModelError(f"pre-quantized weights ({raw['quantization_config']['quant_method']})")
+        quantization = (raw.get("quantization_config") or {}).get("quant_method")
+        if quantization not in (None, "gguf"):
+            raise UnsupportedModelError(f"pre-quantized weights ({quantization})")
         max_position = raw["max_position_embeddings"]
         window = raw.get("sliding_window")
         sliding = raw.get("use_sliding_window", False) if family == "qwen2" else window is not None
@@ -117,6 +122,13 @@ class TargetConfig:
             qkv_bias=family == "qwen2",
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
 
 
 def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:

@@ -71,20 +71,30 @@ class Target(nn.Module):
         return self.norm(x)
 
     @classmethod
-    def from_folder(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Target:
-        """Load a Hugging Face folder's safetensors. Raises UnsupportedModelError, KeyError (the name
-        of a missing weight) or ValueError (a weight's shape)."""
-        config = TargetConfig.load(folder)
+    def check_weights(cls, hf: dict[str, Tensor], config: TargetConfig) -> tuple[Target, dict[str, Tensor]]:
+        """A target without storage (device "meta") and the weights it needs, under its own names.
+
+        `hf` holds Hugging Face names; meta tensors do for a check of names and shapes.
+        Raises ValueError naming a missing weight, or one of another shape.
+        """
         with torch.device("meta"):
             target = cls(config)
-        weights = fuse_hf_weights(_read_safetensors(folder), config)
-        expected = {name: tensor.shape for name, tensor in target.state_dict().items()}
-        for name, shape in expected.items():
-            if name not in weights:
-                raise KeyError(f"{folder}: no weight for {name}")
-            if weights[name].shape != shape:
-                raise ValueError(f"{folder}: {name} has shape {tuple(weights[name].shape)}, expected {tuple(shape)}")
-        target.load_state_dict({name: weights[name].to(dtype) for name in expected}, assign=True)
+        try:
+            weights = fuse_hf_weights(hf, config)
+        except KeyError as missing:
+            raise ValueError(f"weight {missing} is missing") from None
+        for name, expected in target.state_dict().items():
+            if weights[name].shape != expected.shape:
+                raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, expected {tuple(expected.shape)}")
+        return target, weights
+
+    @classmethod
+    def from_folder(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Target:
+        """Load a Hugging Face folder's safetensors. Raises UnsupportedModelError, FileNotFoundError or
+        ValueError (a missing weight, or one of another shape)."""
+        config = TargetConfig.load(folder)
+        target, weights = cls.check_weights(_read_safetensors(folder), config)
+        target.load_state_dict({name: weight.to(dtype) for name, weight in weights.items()}, assign=True)
         if config.tie_embeddings:
             target.lm_head.weight = target.embedding.weight
         return target.eval().requires_grad_(False)
@@ -94,7 +104,7 @@ def _read_safetensors(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{folder}: no .safetensors file")
-    weights = {}
+    weights: dict[str, Tensor] = {}
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             weights |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118

@@ -1,0 +1,103 @@
+# redraft: `make help` lists the targets.
+PYTHON      ?= python3.11
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+MODEL     ?= artifacts/models/SmolLM2-135M-Instruct
+DRAFTER   ?= drafters/SmolLM2-135M-Instruct
+ENGINES   ?= artifacts/engines
+NAME      ?= $(notdir $(MODEL))
+BACKEND   ?= openvino
+PRECISION ?= bf16
+SHAPE     ?= --beam-width 3 --beam-length 4
+BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)
+BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)
+
+DATA      ?= prompts.jsonl
+TEACHER   ?= artifacts/data/$(NAME)
+TOKENS    ?= 5000000
+POSITIONS ?= 5000000
+PROMPTS   ?= benchmarks/prompts.jsonl
+RATES     ?= 0.5 1 2
+RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
+
+PY      := .venv/bin/python
+SETUP   := .venv/.setup
+BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
+SOURCES := $(wildcard build/build_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model distill train engines tune serve stop loadtest bench quickstart test verify lint clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "Variables: MODEL DRAFTER PRECISION (fp32 bf16 int8) BACKEND (openvino torch tensorrt_rtx) SHAPE BUNDLE"
+	@echo "BASELINE PROMPTS RATES RESULTS; for distill and train DATA TEACHER TOKENS POSITIONS. See README.md."
+
+setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
+$(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt
+	$(PYTHON) -m venv .venv
+	@if command -v nvidia-smi >/dev/null; then \
+	  .venv/bin/pip install -r requirements-gpu.txt; \
+	elif curl -fsIL -m 10 $(TORCH_INDEX)/torch/ >/dev/null 2>&1; then \
+	  .venv/bin/pip install torch==2.13.0 --index-url $(TORCH_INDEX); \
+	fi
+	.venv/bin/pip install -q --progress-bar on -r requirements.txt
+	.venv/bin/pip install -q --no-deps -e .
+	$(PYTHON) -m venv .venv/triton
+	.venv/triton/bin/pip install -q --progress-bar on -r requirements-triton.txt
+	.venv/triton/bin/pip install -q --progress-bar on --no-deps nvidia-pytriton==0.7.0
+	@touch $@
+
+model: $(MODEL)/source.json ## fetch the default target, SmolLM2-135M-Instruct
+$(MODEL)/source.json: | $(SETUP)
+	$(PY) build/fetch_model.py
+
+distill: | $(SETUP) ## write teacher data from DATA (JSON lines) into TEACHER
+	$(PY) build/distill.py --model $(MODEL) --prompts $(DATA) --output $(TEACHER) --tokens $(TOKENS)
+
+train: | $(SETUP) ## train a drafter on TEACHER into artifacts/drafters
+	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) --output artifacts/drafters/$(NAME) --positions $(POSITIONS)
+
+engines: $(BUNDLE)/manifest.json $(BASELINE)/manifest.json ## build the bundles BUNDLE and, without drafter, BASELINE
+$(BUNDLE)/manifest.json: $(SOURCES) $(DRAFTER)/config.json | $(MODEL)/source.json
+	$(BUILD) --precision $(PRECISION) --drafter $(DRAFTER) $(SHAPE) --output $(BUNDLE)
+$(BASELINE)/manifest.json: $(SOURCES) | $(MODEL)/source.json
+	$(BUILD) --precision $(PRECISION) --no-drafter --output $(BASELINE)
+
+tune: $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
+$(BUNDLE)/budget.json: $(BUNDLE)/manifest.json
+	$(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
+
+serve: $(BUNDLE)/budget.json ## start Triton on 127.0.0.1; returns when a real request has succeeded
+	$(PY) -m redraft.cli serve --bundle $(BUNDLE)
+
+stop: | $(SETUP) ## stop it
+	$(PY) -m redraft.cli stop
+
+loadtest: | $(SETUP) ## load-test the running server at RATES
+	$(PY) -m benchmarks.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
+
+bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## step times and single-stream speed-ups on PROMPTS
+	$(PY) -m benchmarks.step_times --bundle $(BASELINE)
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS)
+
+quickstart: $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
+	$(PY) -m benchmarks.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
+
+test: $(MODEL)/source.json ## the test suite
+	$(PY) -m pytest
+
+verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
+	$(MAKE) engines PRECISION=fp32
+	$(PY) -m benchmarks.verify_lossless --auto-regressive $(ENGINES)/$(NAME)-ar-fp32 \
+	  --speculative $(ENGINES)/$(NAME)-redrafter-fp32 --reference $(ENGINES)/$(NAME)-ar-fp32 --dataset $(PROMPTS)
+
+lint: | $(SETUP) ## ruff, format check, mypy
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+clean: ## remove what was built (not .venv, not downloads)
+	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run

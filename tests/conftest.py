@@ -1,0 +1,38 @@
+"""Fixtures that several rooms' tests share: the real model, fetched once, and bundles built from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ARTIFACTS = ROOT / "artifacts"
+
+
+def run_script(*arguments: str | Path) -> None:
+    """Run one of the repository's scripts with this interpreter, from the root; a failure shows its output."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The default target's folder, fetched when it is not there."""
+    folder = ARTIFACTS / "models" / "SmolLM2-135M-Instruct"
+    if not (folder / "source.json").exists():
+        run_script("build/fetch_model.py")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_bundle(smollm2: Path) -> Path:
+    """The default target with its shipped drafter, bf16, as `make engines` builds it."""
+    folder = ARTIFACTS / "engines" / "SmolLM2-135M-Instruct-redrafter-bf16"
+    manifest = folder / "manifest.json"
+    done = subprocess.run(["make", manifest.relative_to(ROOT)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
