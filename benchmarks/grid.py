@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.inprocess import Session, request
+from benchmarks.inprocess import Session, load_session, request
 from benchmarks.results import write_json
 from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer, load_prompts, spread
@@ -268,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
     users = [prompt.turns[0] for prompt in spread(load_prompts(args.dataset), args.num_prompts)]
     results = []
     for bundle in args.bundle:
-        session, tokenizer = Session.load(bundle), ChatTokenizer(bundle)
+        session, tokenizer = load_session(parser, bundle), ChatTokenizer(bundle)
         if not session.runtime.has_drafter:
             parser.error(f"--bundle: {bundle} has no drafter")
         results += measure(session, [tokenizer.chat(user) for user in users], args, bundle.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -162,6 +163,14 @@ class Session:
                 logit_rows=wanted,
             )
         )
+
+
+def load_session(parser: argparse.ArgumentParser, bundle: Path, threads: int | None = None) -> Session:
+    """`Session.load` for a command: a bundle that cannot be loaded ends it with the reason."""
+    try:
+        return Session.load(bundle, threads)
+    except (RuntimeError, ValueError, OSError) as error:
+        parser.error(str(error))
 
 
 def request(text: str, max_tokens: int, bad_words: Sequence[str] = (), **sampling: float | int) -> GenerateRequest:

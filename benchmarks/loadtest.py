@@ -27,6 +27,9 @@ from benchmarks.tables import run_table, speedup_table
 from benchmarks.workload import ARRIVALS, ChatTokenizer, Prompt, arrival_times, load_prompts, pick_prompts
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
+SETTING = (
+    "num_prompts", "max_tokens", "temperature", "top_p", "top_k", "seed", "arrival", "burstiness", "max_concurrency",
+)  # fmt: skip
 TABLE2 = {"request_rate": [0.1, 0.5, 1.0], "temperature": 1.0}
 TABLE2_PLAN = {"construction": "beam", "beam_width": 6, "beam_length": 5}
 console = Console()
@@ -139,25 +142,9 @@ async def run_rate(
         timelines = await open_loop(backend, requests, times.tolist(), tokenizer, args.max_concurrency, advance)
     summary = summarize(timelines, slo)
     summary |= acceptance_between(before, await backend.counters())
-    setting = {
-        "server": args.worker or f"{args.url}/{args.model}",
-        "plan": bundle_plan(args.tokenizer),
-        "dataset": args.dataset.name,
-        **{
-            key: getattr(args, key)
-            for key in (
-                "num_prompts",
-                "max_tokens",
-                "temperature",
-                "top_p",
-                "top_k",
-                "seed",
-                "arrival",
-                "burstiness",
-                "max_concurrency",
-            )
-        },
-    }
+    server = args.worker or f"{args.url}/{args.model}"
+    setting = {"server": server, "plan": bundle_plan(args.tokenizer), "dataset": args.dataset.name}
+    setting |= {name: getattr(args, name) for name in SETTING}
     run = Run(args.label, rate, setting, summary, interrupted=len(timelines) < len(requests))
     save_run(args.result_dir, run, timelines)
     return run

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.inprocess import Answer, Clock, Session, request
+from benchmarks.inprocess import Answer, Clock, Session, load_session, request
 from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.results import write_json
 from benchmarks.tables import Table, number
@@ -253,10 +253,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.llama_cpp and not args.llama_model:
         parser.error("--llama-cpp needs --llama-model")
-    sessions = {
-        AR: Session.load(args.auto_regressive, args.threads),
-        SPEC: Session.load(args.speculative, args.threads),
-    }
+    bundles = {AR: args.auto_regressive, SPEC: args.speculative}
+    sessions = {name: load_session(parser, bundle, args.threads) for name, bundle in bundles.items()}
     llama = LlamaCpp(args.llama_cpp, args.llama_model, args.threads) if args.llama_cpp else None
     try:
         report = measure(sessions, args, ChatTokenizer(args.auto_regressive), llama)

@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.inprocess import Answer, Session, request
+from benchmarks.inprocess import Answer, Session, load_session, request
 from benchmarks.results import write_json
 from benchmarks.tables import Table
 from benchmarks.workload import ChatTokenizer, Prompt, load_prompts, spread
@@ -135,7 +135,7 @@ def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
     divergences: list[Divergence] = []
     for setting in track(SETTINGS, "verifying", console=console):
         requests = [request(text, args.max_tokens, **SETTINGS[setting]) for text in texts]
-        expected = verifier.auto_regressive.run(requests)
+        expected = verifier.auto_regressive.run(requests, max(args.concurrency))
         rated = {"auto-regressive": expected}
         for concurrency in args.concurrency:
             got = rated[f"speculative, {concurrency} at once"] = verifier.speculative.run(requests, concurrency)
@@ -193,21 +193,21 @@ def main(argv: list[str] | None = None) -> int:
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
-    add("--concurrency", type=int, nargs="+", default=[1, 4], help="speculative sequences at once")
+    add("--concurrency", type=int, nargs="+", default=[1, 8], help="speculative sequences at once")
     add("--tree-budget", type=int, help="draft this much whatever runs (default: as the bundle is tuned)")
     add("--near-tie", type=float, default=1e-3)
     add("--rate", action="store_true", help="compare rates of tokens beyond --margin")
     add("--margin", type=float, default=0.5)
     add("--output", type=Path, default=Path("artifacts/reports/lossless.json"))
     args = parser.parse_args(argv)
-    auto_regressive, speculative = Session.load(args.auto_regressive), Session.load(args.speculative)
+    auto_regressive, speculative = (load_session(parser, path) for path in (args.auto_regressive, args.speculative))
     if speculative.plan is None:
         parser.error(f"--speculative: {args.speculative} has no drafter")
     if args.tree_budget is not None:
         budget = BudgetTable.constant(args.tree_budget)
         speculative.use_plan(dataclasses.replace(speculative.plan, budget=budget))
     same = args.reference == args.auto_regressive
-    reference = auto_regressive if same else Session.load(args.reference)
+    reference = auto_regressive if same else load_session(parser, args.reference)
     report = verify(Verifier(auto_regressive, speculative, reference), args)
     write_json(args.output, report)
     for table in tables(report):
