@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import plots
 from benchmarks.client import Backend, Generation, GenerationError, TritonBackend, WorkerBackend
 from benchmarks.metrics import METRICS, Timeline, acceptance, parse_slo, summarize
-from benchmarks.results import Run, load_runs, rate_name, save_run
+from benchmarks.results import Run, clear_runs, load_runs, rate_name, save_run
 from benchmarks.runner import open_loop, run_one
 from benchmarks.tables import run_table, speedup_table
 from benchmarks.workload import ARRIVALS, ChatTokenizer, Prompt, arrival_times, load_prompts, pick_prompts
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     add("--goodput", "--slo", nargs="+", default=[], metavar="METRIC:MS", help="limits on ttft, tpot, e2el")
     add("--table2", action="store_true", help="ReDrafter's Table 2: rates 0.1 0.5 1, temperature 1, beam 6 x 5")
     add("--label", default="run", help="name of this run in tables and plots")
-    add("--result-dir", type=Path, default=Path("artifacts/loadtest/run"))
+    add("--result-dir", type=Path, default=Path("artifacts/loadtest/run"), help="earlier runs in it are replaced")
     add("--baseline", type=Path, help="result folder of an auto-regressive run to compare with")
     return p
 
@@ -166,6 +166,7 @@ async def measure(args: argparse.Namespace, slo: dict[str, float]) -> list[Run]:
             await run_one(backend, generation, timeline, tokenizer)
             if timeline.error is not None:
                 raise GenerationError(f"the warm-up request failed: {timeline.error}")
+        clear_runs(args.result_dir)
         for rate in args.request_rate:
             requests = build_requests(args, prompts, tokenizer, args.num_prompts, args.seed)
             runs.append(await run_rate(args, rate, backend, requests, tokenizer, slo))

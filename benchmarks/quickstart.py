@@ -51,7 +51,7 @@ def main() -> None:
     load_test(arguments.baseline, "auto-regressive", baseline, *settings, [])
     load_test(arguments.bundle, "speculative", speculative, *settings, ["--baseline", baseline])
     console.rule("report")
-    run("benchmarks.report", "--load", baseline, speculative, "--output", RUN_DIR / "report")
+    run("benchmarks.report", "--load", baseline, speculative, "--output", RUN_DIR / "report.html")
 
 
 if __name__ == "__main__":

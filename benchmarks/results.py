@@ -46,6 +46,12 @@ def save_run(folder: Path, run: Run, timelines: list[Timeline]) -> Path:
     return path
 
 
+def clear_runs(folder: Path) -> None:
+    """Remove the runs of an earlier load test, so that a folder never mixes two."""
+    for path in folder.glob("rate-*.json"):
+        path.unlink()
+
+
 def load_runs(folder: Path) -> list[Run]:
     """The runs of a result folder by ascending rate. Raises FileNotFoundError when it holds none."""
     paths = sorted(folder.glob("rate-*.json"))

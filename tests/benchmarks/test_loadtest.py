@@ -49,6 +49,12 @@ def test_writes_every_rate_and_the_table(backend, command, tmp_path, capsys):
     assert "TTFT p99, ms" in output
 
 
+def test_a_folder_never_mixes_two_load_tests(backend, command, tmp_path):
+    command("--request-rate", 100, 200)
+    command("--request-rate", 300)
+    assert [run.request_rate for run in load_runs(tmp_path / "out")] == [300]
+
+
 def test_requests_are_seeded_and_templated(backend, command):
     command("--temperature", 1, "--top-p", 0.9, "--seed", 7, "--warmup", 1, "--request-rate", "inf")
     measured = backend.seen[1:]
