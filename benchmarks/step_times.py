@@ -1,0 +1,122 @@
+"""Measure how long a bundle's networks take: one step over a number of rows, contexts and sequences, and drafting."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from redraft.bundle import Bundle, BundleError
+from redraft.engines import load_engine
+from redraft.engines.interface import Engine, TargetBatch
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (64, 1900)
+BATCHES = (2, 4, 8)
+CONTEXT = 256
+out = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Milliseconds of one kind of step: `rows` of each of `sequences` over `context` cached tokens; rows 0 is one
+    call of the drafter."""
+
+    sequences: int
+    rows: int
+    context: int
+    median_ms: float
+    best_ms: float
+
+
+def main(
+    bundle: Annotated[Path, typer.Argument(help="The bundle to measure.")],
+    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Executions of every kind of step.")] = 60,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all cores.")] = None,
+) -> None:
+    """Measure step times of a bundle on this machine; keep it quiet meanwhile."""
+    try:
+        loaded = Bundle.load(bundle)
+        engine = load_engine(loaded, threads)
+    except BundleError as error:
+        out.print(f"[red]step_times:[/red] {error}")
+        raise typer.Exit(1) from None
+    times = measure(engine, loaded, repeats)
+    out.print(report(times, loaded))
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps([asdict(entry) for entry in times], indent=2) + "\n")
+
+
+def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
+    """Time all kinds of steps that the bundle's limits allow, taking turns so that disturbances hit all alike."""
+    limits = bundle.config.limits
+    steps = [(1, rows, CONTEXT) for rows in ROWS] + [(1, 1, context) for context in CONTEXTS]
+    steps += [(sequences, 1, CONTEXT) for sequences in BATCHES]
+    steps = [s for s in steps if s[0] <= limits.slots and s[2] + s[1] <= limits.max_len + limits.max_tree]
+    words = -(-limits.max_tree // 32)
+    calls: dict[tuple[int, int, int], Callable[[], object]] = {}
+    for step in steps:
+        batch = causal_batch(*step, words)
+        calls[step] = lambda batch=batch: engine.execute(batch)  # type: ignore[misc]
+    if bundle.config.drafting and bundle.config.drafting.drafter:
+        for sequences in (1, *BATCHES):
+            hidden = np.random.default_rng(0).standard_normal((sequences, bundle.config.target.hidden_size))
+            inputs = hidden.astype(np.float32), np.ones(sequences, np.int32)
+            calls[sequences, 0, 0] = lambda inputs=inputs: engine.draft(*inputs)  # type: ignore[misc]
+    samples: dict[tuple[int, int, int], list[float]] = {step: [] for step in calls}
+    rounds = 10
+    for _ in track(range(rounds), "measuring", console=Console(stderr=True), transient=True):
+        for step, call in calls.items():
+            call()
+            for _ in range(-(-repeats // rounds)):
+                start = time.perf_counter()
+                call()
+                samples[step].append((time.perf_counter() - start) * 1e3)
+    return [StepTime(*step, float(np.median(ms)), min(ms)) for step, ms in samples.items()]
+
+
+def causal_batch(sequences: int, rows: int, context: int, words: int) -> TargetBatch:
+    """`rows` new tokens of each sequence over `context` cached ones, every row with logits."""
+    count = sequences * rows
+    return TargetBatch(
+        input_ids=np.arange(count, dtype=np.int32),
+        positions=np.tile(np.arange(context, context + rows, dtype=np.int32), sequences),
+        row_offsets=np.arange(0, count + 1, rows, dtype=np.int32),
+        slots=np.arange(sequences, dtype=np.int32),
+        cache_lengths=np.full(sequences, context, np.int32),
+        tree_mask=np.zeros((count, words), np.int32),
+        commit_src=np.zeros(0, np.int32),
+        commit_offsets=np.zeros(sequences + 1, np.int32),
+        logit_rows=np.arange(count, dtype=np.int32),
+    )
+
+
+def report(times: list[StepTime], bundle: Bundle) -> Table:
+    """The figures, each also as a multiple of one row over the usual context."""
+    base = next(entry.median_ms for entry in times if (entry.sequences, entry.rows, entry.context) == (1, 1, CONTEXT))
+    table = Table(title=f"{bundle.config.name}: {bundle.config.backend}, {bundle.config.precision}")
+    for name in ("step", "median ms", "best ms", "of one row"):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    for entry in times:
+        what = (
+            f"{entry.sequences} x {entry.rows} rows, context {entry.context}"
+            if entry.rows
+            else f"draft for {entry.sequences}"
+        )
+        table.add_row(what, f"{entry.median_ms:.2f}", f"{entry.best_ms:.2f}", f"{entry.median_ms / base:.2f}")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,61 @@
+"""Exported programs of the target and the drafter, for the `torch` backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from model_defs.attention import rope_table
+from model_defs.export import CacheShape
+from model_defs.target import Target
+from plugins.tree_attention.torch_op import tree_attention
+
+
+class _TorchTarget(nn.Module):
+    """The target over ragged rows; attention is the torch operator, which updates the caches in place."""
+
+    rope_table: Tensor
+
+    def __init__(self, target: Target, cache: CacheShape, hidden_output: bool):
+        super().__init__()
+        self.target, self.hidden_output = target, hidden_output
+        self.register_buffer("rope_table", rope_table(target.config, cache.rows))
+
+    def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
+        config = self.target.config
+        sizes = (config.num_heads, config.num_kv_heads, config.head_size)
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            return tree_attention(qkv, *rows, self.rope_table, k[layer], v[layer], *sizes)
+
+        hidden = self.target(input_ids, attend)
+        logits = self.target.lm_head(hidden[logit_rows])
+        return (logits, hidden) if self.hidden_output else (logits,)
+
+
+def export_target_torch(target: Target, cache: CacheShape, *, hidden_output: bool = True) -> ExportedProgram:
+    """The target's program in the module's dtype: arguments input_ids, [positions, row_offsets, slots, cache_lengths,
+    tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see `export_target_plugin` for shapes."""
+    config, dtype = target.config, target.norm.weight.dtype
+    rows, sequences, bounds, commits = 5, 3, 4, 2
+    t, b, b1, c, r = (Dim(name, min=1) for name in ("T", "B", "B1", "C", "R"))
+    cache_shape = (cache.slots, config.num_kv_heads, cache.rows, config.head_size)
+    caches = [[torch.empty(cache_shape, dtype=dtype) for _ in range(config.num_layers)] for _ in "kv"]
+    row_inputs = [(rows,), (bounds,), (sequences,), (sequences,), (rows, cache.mask_words), (commits,), (bounds,)]
+    arguments = (_ints(rows), [_ints(*shape) for shape in row_inputs], _ints(6), *caches)
+    fixed: list[dict] = [{}] * config.num_layers
+    shapes = ({0: t}, [{0: t}, {0: b1}, {0: b}, {0: b}, {0: t}, {0: c}, {0: b1}], {0: r}, fixed, fixed)
+    return torch.export.export(_TorchTarget(target, cache, hidden_output).eval(), arguments, dynamic_shapes=shapes)
+
+
+def export_drafter_torch(drafter: nn.Module, hidden_size: int) -> ExportedProgram:
+    """The drafter's program: arguments hidden [B, H] in the module's dtype and tokens int32 [B]."""
+    batch = Dim("B", min=1)
+    dtype = next(drafter.parameters()).dtype
+    arguments = (torch.zeros(3, hidden_size, dtype=dtype), torch.ones(3, dtype=torch.int32))
+    return torch.export.export(drafter.eval(), arguments, dynamic_shapes=({0: batch}, {0: batch}))
+
+
+def _ints(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32)

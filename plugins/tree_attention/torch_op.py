@@ -1,0 +1,78 @@
+"""`TreeAttention` as a torch operator, `torch.ops.redraft.tree_attention`, for exported programs on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BITS = 32
+
+
+@torch.library.custom_op("redraft::tree_attention", mutates_args=("k_cache", "v_cache"))
+def tree_attention(
+    qkv: Tensor,
+    positions: Tensor,
+    row_offsets: Tensor,
+    slots: Tensor,
+    cache_lengths: Tensor,
+    tree_mask: Tensor,
+    commit_src: Tensor,
+    commit_offsets: Tensor,
+    rope_table: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+) -> Tensor:
+    """See README.md; returns [T, num_heads * head_size] in the dtype of `qkv`, computed sequence by sequence."""
+    out = torch.zeros(len(qkv), num_heads * head_size, dtype=qkv.dtype, device=qkv.device)
+    q, k, v = qkv.unflatten(-1, (-1, head_size)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    table = rope_table[positions][:, None]
+    q, k = _rope(q, table), _rope(k, table)
+    offsets, places, lengths, commits = (x.tolist() for x in (row_offsets, slots, cache_lengths, commit_offsets))
+    for b, (slot, length) in enumerate(zip(places, lengths, strict=True)):
+        rows, count = slice(offsets[b], offsets[b + 1]), offsets[b + 1] - offsets[b]
+        if not count:
+            continue
+        committed = commit_src[commits[b] : commits[b + 1]]
+        start, end = length - len(committed), length + count
+        for cache, new in ((k_cache[slot], k), (v_cache[slot], v)):
+            cache[:, start:length] = cache[:, start + committed]
+            cache[:, length:end] = new[rows].transpose(0, 1).to(cache.dtype)
+        seen = torch.ones(count, end, dtype=torch.bool, device=qkv.device)
+        seen[:, length:] = visible_rows(tree_mask[rows])
+        attended = F.scaled_dot_product_attention(
+            q[rows].transpose(0, 1)[None],
+            k_cache[slot, None, :, :end].to(q.dtype),
+            v_cache[slot, None, :, :end].to(q.dtype),
+            attn_mask=seen,
+            enable_gqa=True,
+        )
+        out[rows] = attended[0].transpose(0, 1).flatten(1)
+    return out
+
+
+@tree_attention.register_fake
+def _(qkv: Tensor, *arguments: Any) -> Tensor:
+    num_heads, _, head_size = arguments[-3:]
+    return qkv.new_empty(qkv.shape[0], num_heads * head_size)
+
+
+def visible_rows(tree_mask: Tensor) -> Tensor:
+    """bool [n, n] of a sequence's rows from their mask words int32 [n, words]: a row without any bit is causal."""
+    count = len(tree_mask)
+    bits = (tree_mask[:, :, None] >> torch.arange(BITS, device=tree_mask.device)) & 1
+    marked = F.pad(bits.flatten(1).bool(), (0, max(0, count - bits[0].numel())))[:, :count]
+    everything = torch.ones_like(marked)
+    causal = (tree_mask == 0).all(1, keepdim=True)
+    return torch.where(causal, everything.tril(), marked | everything.tril() & everything.triu())
+
+
+def _rope(x: Tensor, table: Tensor) -> Tensor:
+    cos, sin = table.to(x.dtype).chunk(2, -1)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

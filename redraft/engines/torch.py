@@ -1,0 +1,65 @@
+"""The `torch` backend: exported programs, on CUDA where there is a device, else on the CPU. The reference in tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
+from redraft.bundle import Bundle
+from redraft.engines.interface import DraftCandidates, TargetBatch
+from redraft.engines.rows import RowBuffers
+
+CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class TorchEngine:
+    """A bundle's programs, and caches in the bundle's precision."""
+
+    def __init__(self, bundle: Bundle, threads: int | None = None):
+        if threads is not None:
+            torch.set_num_threads(threads)
+        config = bundle.config
+        target, limits = config.target, config.limits
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._target = self._load(bundle, "target")
+        self._drafter = self._load(bundle, "drafter")
+        self._rows = RowBuffers(limits, target.vocab_size)
+        shape = (limits.slots, target.num_kv_heads, limits.max_len + limits.max_tree, target.head_size)
+        dtype = CACHE_DTYPES[config.precision]
+        self.caches = [
+            [torch.zeros(shape, dtype=dtype, device=self._device) for _ in range(target.num_layers)] for _ in "kv"
+        ]
+
+    @torch.inference_mode()
+    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
+        rows = {name: self._tensor(array) for name, array in self._rows.fill(batch).items()}
+        input_ids, logit_rows = rows.pop("input_ids"), rows.pop("logit_rows")
+        assert self._target is not None
+        outputs = [self._array(x) for x in self._target(input_ids, list(rows.values()), logit_rows, *self.caches)]
+        return outputs[0][: len(batch.logit_rows)], outputs[1] if len(outputs) > 1 else None
+
+    @torch.inference_mode()
+    def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
+        """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter."""
+        if self._drafter is None:
+            raise RuntimeError("this bundle has no drafter")
+        outputs = self._drafter(self._tensor(hidden), self._tensor(tokens))
+        return DraftCandidates(*(output.cpu().numpy() for output in outputs))
+
+    def close(self) -> None:
+        """Free the programs and the cache."""
+        self._target = self._drafter = None
+        self.caches = []
+
+    def _load(self, bundle: Bundle, name: str) -> torch.nn.Module | None:
+        path = bundle.path / f"{name}.pt2"
+        return torch.export.load(path).module().to(self._device) if path.exists() else None
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    @staticmethod
+    def _array(tensor: torch.Tensor) -> np.ndarray:
+        return tensor.float().cpu().numpy()
