@@ -166,7 +166,7 @@ class Template:
     assistant: list[int]
 
     @classmethod
-    def of(cls, tokenizer) -> Template:  # noqa: ANN001
+    def of(cls, tokenizer) -> Template:
         mark = "\u241f"
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True

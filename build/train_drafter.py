@@ -112,7 +112,7 @@ class HeadLoss(torch.autograd.Function):
     the same pass, so that only one block of logits exists at a time."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, rows: Tensor, mass: Tensor) -> Tensor:  # noqa: ANN001
+    def forward(ctx, x: Tensor, weight: Tensor, rows: Tensor, mass: Tensor) -> Tensor:
         """x [N, H], weight [K, H], rows int64 [N, M] of the head and their label mass [N, M]."""
         gradient, total = torch.empty_like(x), x.new_zeros((), dtype=torch.float32)
         for part in (slice(i, i + LOGIT_ROWS) for i in range(0, len(x), LOGIT_ROWS)):
@@ -124,7 +124,7 @@ class HeadLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN001
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * grad.to(gradient.dtype), None, None, None
 

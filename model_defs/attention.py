@@ -68,7 +68,7 @@ class DenseCache:
         return out.unflatten(2, (group, rows)).permute(0, 3, 1, 2, 4).flatten(2)
 
 
-def causal_attend(config: TargetConfig, rows: int, device: torch.device | str = "cpu"):  # noqa: ANN201
+def causal_attend(config: TargetConfig, rows: int, device: torch.device | str = "cpu"):
     """An `attend` without cache, for whole sequences [B, rows] from position 0."""
     table = rope_table(config, rows).to(device)
 

@@ -94,7 +94,8 @@ def write_model(target: Target, folder: Path) -> None:
     config = {
         "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "rms_norm_eps": 1e-5, "max_position_embeddings": c.max_position, "tie_word_embeddings": True, "eos_token_id": END,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": c.max_position, "tie_word_embeddings": True,
+        "eos_token_id": END,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
 
@@ -109,11 +110,11 @@ def test_training_learns_and_resumes(target, tmp_path: Path):
         distill.write_shard(data / f"shard-{shard:05d}.safetensors", docs, {})
 
     def train(positions: int) -> list[dict]:
-        subprocess.run(
-            [sys.executable, ROOT / "build/train_drafter.py", "--model", tmp_path, "--data", data, "--output", tmp_path / "out"]
-            + f"--positions {positions} --hot-vocabulary 64 --exit-dim 32 --blocks 1 --unroll 3 --window 8 --batch 4 --held-out 1 --every 50".split(),
-            check=True, capture_output=True,
-        )  # fmt: skip
+        folders = ["--model", tmp_path, "--data", data, "--output", tmp_path / "out"]
+        shape = "--hot-vocabulary 64 --exit-dim 32 --blocks 1 --unroll 3 --window 8 --batch 4".split()
+        run = f"--positions {positions} --held-out 1 --every 50".split()
+        command = [sys.executable, ROOT / "build/train_drafter.py", *folders, *shape, *run]
+        subprocess.run(command, check=True, capture_output=True)
         return [json.loads(line) for line in (tmp_path / "out/log.jsonl").open()]
 
     first = train(3200)
