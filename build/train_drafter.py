@@ -154,12 +154,12 @@ class Trainer:
 
     def steps(self, tokens: Tensor, hidden: Tensor) -> Iterator[Tensor]:
         """Features [W, length, H] of the drafting steps 1..T along the text."""
-        h = hidden[:, : self.length]
+        context = self.drafter.context(hidden[:, : self.length])
         state = self.drafter.first_state(tokens[:, 1 : 1 + self.length])
         for depth in range(self.unroll):
             if depth:
                 state = self.drafter.next_state(state, tokens[:, 1 + depth : 1 + depth + self.length])
-            yield self.drafter.features(state, h)
+            yield self.drafter.features(state, context)
 
     def loss(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """Mean over positions of the depth-weighted distillation loss."""

@@ -50,7 +50,9 @@ class ResidualBlock(nn.Module):
 
 class RecurrentDrafter(nn.Module):
     """p(next token | path) from the target's last hidden state h and the path's embeddings:
-    s_t = f(U s_{t-1} + W e_t + b), logits = head(blocks(input([s_t, h])))."""
+    s_t = f(U s_{t-1} + W e_t + b), logits = head(blocks(input([s_t, h]))).
+
+    The input layer's part of h is the same for all paths from a root: see `context`."""
 
     hot_ids: Tensor
     embedding: Tensor
@@ -94,9 +96,13 @@ class RecurrentDrafter(nn.Module):
         """s_t [..., H] from s_{t-1} [..., H] and tokens int [...]."""
         return F.silu(self.rnn_u(state) + self.rnn_w(self.embed(tokens)))
 
-    def features(self, state: Tensor, hidden: Tensor) -> Tensor:
+    def context(self, hidden: Tensor) -> Tensor:
+        """[..., exit_dim], the input layer's output for h [..., H] and a state of zeros."""
+        return F.linear(hidden, self.input.weight[:, self.config.hidden_size :], self.input.bias)
+
+    def features(self, state: Tensor, context: Tensor) -> Tensor:
         """What the head takes: [..., H] (head "target") or [..., exit_dim] (head "own")."""
-        x = self.input(torch.cat([state, hidden], dim=-1))
+        x = F.linear(state, self.input.weight[:, : self.config.hidden_size]) + context
         for block in self.blocks:
             x = block(x)
         return self.output(x) if self.config.head == "target" else x
@@ -107,7 +113,7 @@ class RecurrentDrafter(nn.Module):
 
     def logits(self, state: Tensor, hidden: Tensor) -> Tensor:
         """[..., K] over the head's rows; `hot_ids` maps them to the target's ids."""
-        return F.linear(self.features(state, hidden), self.head_weight.to(state.dtype))
+        return F.linear(self.features(state, self.context(hidden)), self.head_weight.to(state.dtype))
 
     def save(self, folder: Path, card: dict[str, Any] | None = None) -> None:
         """Write `config.json` and `drafter.safetensors` (bfloat16)."""
@@ -194,15 +200,16 @@ class RecurrentDrafting(nn.Module):
         candidates i32 [B, L, W, K] (target ids), log_probs f32 [B, L, W, K] (cumulative; -inf where
         absent) and parents i32 [B, L, W] (flat candidate w * K + k of the level before)."""
         drafter, width, k = self.drafter, self.beam_width, self.candidates
-        batch, size = hidden.shape
-        state = drafter.first_state(tokens)[:, None]
-        total = torch.zeros_like(state[:, :, 0])
+        batch = len(tokens)
+        state, context = drafter.first_state(tokens), drafter.context(hidden)
+        contexts = [context, *[context[:, None].expand(-1, width, -1).flatten(0, 1)] * (self.beam_length - 1)]
+        total = torch.zeros_like(state[:, :1])
+        sequence = torch.arange(batch)[:, None]
         parents = torch.zeros_like(tokens, dtype=torch.long)[:, None].expand(batch, width)
         levels = []
         for level in range(self.beam_length):
             nodes = 1 if level == 0 else width
-            h = hidden[:, None].expand(batch, nodes, size)
-            features = drafter.features(state, h).flatten(0, 1)
+            features = drafter.features(state, contexts[level])
             scores = F.log_softmax(F.linear(features, drafter.head_weight.to(features.dtype)), dim=-1)
             values, rows = scores.topk(k, dim=-1)
             ids = F.embedding(rows, drafter.hot_ids[:, None]).squeeze(-1).view(batch, nodes, k)
@@ -211,8 +218,8 @@ class RecurrentDrafting(nn.Module):
             levels.append((F.pad(ids, padding), F.pad(sums, padding, value=float("-inf")), parents))
             if level + 1 < self.beam_length:
                 total, parents = sums.flatten(1).topk(width, dim=-1)
-                chosen = ids.flatten(1).gather(1, parents)
-                origin = (parents // k)[..., None].expand(batch, width, size)
-                state = drafter.next_state(state.gather(1, origin), chosen)
+                chosen = ids.flatten(1).gather(1, parents).flatten()
+                origin = torch.div(parents, k, rounding_mode="trunc") + nodes * sequence
+                state = drafter.next_state(F.embedding(origin.flatten().to(torch.int32), state), chosen)
         ids, sums, links = (torch.stack(part, dim=1) for part in zip(*levels, strict=True))
         return ids.to(torch.int32), sums, links.to(torch.int32)

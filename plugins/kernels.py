@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from plugins.library import kernels_path
-from plugins.linear.pack import DTYPES, PackedWeight
+from plugins.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
 
 
 def _fields(**types: Any) -> Any:
@@ -158,7 +158,7 @@ def linear(
     """float32 [T, K] to float32 [T or len(rows), out_features]."""
     projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
     out = np.empty((projection.rows, out_features), np.float32) if out is None else out
-    args = _Linear(projection, int(activation == "swiglu"), _address(residual), _address(out))
+    args = _Linear(projection, ACTIVATIONS.index(activation), _address(residual), _address(out))
     _run(library().redraft_linear, byref(args))
     return out
 

@@ -7,7 +7,7 @@
 namespace redraft {
 
 enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2 };
-enum class Activation : int { none = 0, swiglu = 1 };
+enum class Activation : int { none = 0, swiglu = 1, silu = 2, silu_last = 3 };
 
 constexpr int64_t kPanel = 32;  // weight rows that are stored and multiplied together
 

@@ -1,5 +1,5 @@
 """Rewrites a plugin-form network for the CPU engine: multiplications with constant weights become
-`redraft.cpu` operators with packed weights, together with the norm, bias, SwiGLU and residual around them."""
+`redraft.cpu` operators with packed weights, together with the norm, bias, SwiGLU or SiLU and residual around them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def lower(model: ir.Model, precision: str) -> ir.Model:
     lowered.opset_imports[DOMAIN] = 1
     editor = _Editor(lowered.graph, precision)
     for node in list(lowered.graph):
-        if node.op_type in ("MatMul", "Gemm"):
+        if node.op_type == "Slice":
+            _fold_slice(editor, node)
+        elif node.op_type in ("MatMul", "Gemm"):
             _lower_projection(editor, node)
         elif node.op_type == "Gather":
             _lower_embedding(editor, node)
@@ -42,21 +44,21 @@ class _Editor:
 
     def __init__(self, graph: ir.Graph, precision: str):
         self.graph, self.precision = graph, precision
-        self.packed: dict[tuple[str, bool, str], dict[str, ir.Value]] = {}
+        self.packed: dict[tuple[str, bool, bool], dict[str, ir.Value]] = {}
 
     def constant(self, name: str, array: np.ndarray) -> ir.Value:
         if name not in self.graph.initializers:
             self.graph.register_initializer(ir.val(name, const_value=ir.tensor(array, name=name)))
         return self.graph.initializers[name]
 
-    def packed_weight(self, weight: ir.Value, transposed: bool, activation: str = "none") -> dict[str, ir.Value]:
+    def packed_weight(self, weight: ir.Value, transposed: bool, gated: bool = False) -> dict[str, ir.Value]:
         """The packed weight as "weight" and, for int8, its "scale"."""
-        key = (str(weight.name), transposed, activation)
+        key = (str(weight.name), transposed, gated)
         if key not in self.packed:
             matrix = _constant(weight)
             assert matrix is not None
-            packed = pack(matrix.T if transposed else matrix, self.precision, activation)
-            name = f"{weight.name}.{self.precision}{'' if activation == 'none' else '.' + activation}"
+            packed = pack(matrix.T if transposed else matrix, self.precision, "swiglu" if gated else "none")
+            name = f"{weight.name}.{self.precision}{'.swiglu' if gated else ''}"
             self.packed[key] = {"weight": self.constant(name, packed.data)}
             if packed.scale is not None:
                 self.packed[key]["scale"] = self.constant(f"{name}.scale", packed.scale)
@@ -126,11 +128,15 @@ def _lower_projection(editor: _Editor, node: ir.Node) -> None:
     activation = "none"
     if gated := _swiglu(last):
         last, activation, out_features = gated, "swiglu", out_features // 2
-    elif (add := _only_user(last, "Add")) and _rank(add.outputs[0]) == 2:
+    elif activated := _silu(last.outputs[0]):
+        last, activation = activated, "silu"
+    if (add := _only_user(last, "Add")) and _rank(add.outputs[0]) == 2 and activation != "swiglu":
         other = _other_input(add, last)
         if _constant(other) is None and other.shape == last.outputs[0].shape:
             last, optional["residual"] = add, other
-    optional = editor.packed_weight(weight, transposed, activation) | optional
+            if activation == "none" and (activated := _silu(add.outputs[0])):
+                last, activation = activated, "silu_last"
+    optional = editor.packed_weight(weight, transposed, gated is not None) | optional
     attributes |= {"out_features": out_features, "activation": activation}
     (out,) = _projection(editor, last, "Linear", x, optional, attributes)
     editor.replace(last, last.outputs[0], out)
@@ -173,6 +179,18 @@ def _lower_embedding(editor: _Editor, node: ir.Node) -> None:
     editor.replace(node, node.outputs[0], out)
 
 
+def _fold_slice(editor: _Editor, node: ir.Node) -> None:
+    """A part of a constant becomes a constant."""
+    data, *ranges = (_constant(value) for value in node.inputs if value is not None)
+    if data is None or len(ranges) != 4 or any(array is None for array in ranges):
+        return
+    cut = [slice(None)] * data.ndim
+    for start, end, axis, step in np.stack(ranges, axis=1).tolist():  # type: ignore[arg-type]
+        cut[axis] = slice(start, end, step)
+    part = editor.constant(f"{_input(node, 0).name}.{node.outputs[0].name}", np.ascontiguousarray(data[tuple(cut)]))
+    node.outputs[0].replace_all_uses_with(part)
+
+
 def _lower_norm(editor: _Editor, node: ir.Node) -> None:
     attributes = {"eps": node.attributes.get_float("epsilon", 1e-5)}
     (out,) = editor.node(node, "RMSNorm", [_input(node, 0), _input(node, 1)], attributes, DOMAIN)
@@ -197,12 +215,17 @@ def _swiglu(node: ir.Node) -> ir.Node | None:
     if not split or len(split.outputs) != 2 or _shape(split.outputs[0])[-1] != _shape(split.outputs[1])[-1]:
         return None
     gate, up = split.outputs
-    for sigmoid in (use.node for use in gate.uses() if use.node.op_type == "Sigmoid"):
-        silu = _only_user(sigmoid, "Mul")
-        gated = _only_user(silu, "Mul") if silu and gate in silu.inputs else None
-        if gated and up in gated.inputs:
-            return gated
-    return None
+    silu = _silu(gate)
+    gated = _only_user(silu, "Mul") if silu else None
+    return gated if gated and up in gated.inputs else None
+
+
+def _silu(x: ir.Value) -> ir.Node | None:
+    """The last node of x * sigmoid(x), if nothing else takes x."""
+    users = [use.node for use in x.uses()]
+    sigmoid = next((node for node in users if node.op_type == "Sigmoid"), None)
+    product = _only_user(sigmoid, "Mul") if sigmoid and not x.is_graph_output() else None
+    return product if product and set(users) == {sigmoid, product} else None
 
 
 def _only_user(node: ir.Node, op_type: str) -> ir.Node | None:

@@ -19,7 +19,9 @@ static inline f32x16 scaled(const Projection& p, const float* sums, int64_t from
 
 static inline void write_linear(const LinearArgs& a, int64_t r, int64_t column, f32x16 v, int64_t n) {
     const int64_t at = r * a.p.out_features + column;
+    if (a.activation == Activation::silu) v = silu(v);
     if (a.residual) v = add(load_first(a.residual + at, n), v);
+    if (a.activation == Activation::silu_last) v = silu(v);
     store_first(a.out + at, v, n);
 }
 

@@ -34,8 +34,11 @@ class Linear : public ProjectionOp {
   private:
     Activation activation() const {
         if (activation_ == "none") return Activation::none;
-        OPENVINO_ASSERT(activation_ == "swiglu", "attribute activation is '", activation_, "': expected none or swiglu");
-        return Activation::swiglu;
+        if (activation_ == "swiglu") return Activation::swiglu;
+        if (activation_ == "silu") return Activation::silu;
+        OPENVINO_ASSERT(activation_ == "silu_last", "attribute activation is '", activation_,
+                        "': expected none, swiglu, silu or silu_last");
+        return Activation::silu_last;
     }
     std::string activation_ = "none";
 };

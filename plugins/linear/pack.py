@@ -8,6 +8,7 @@ import numpy as np
 
 PANEL = 32
 DTYPES = ("fp32", "bf16", "int8")
+ACTIVATIONS = ("none", "swiglu", "silu", "silu_last")
 
 
 class PackedWeight(NamedTuple):
@@ -25,8 +26,8 @@ def pack(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeig
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
-    if activation not in ("none", "swiglu"):
-        raise ValueError(f"activation {activation!r}: expected none or swiglu")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}")
     if weight.ndim != 2 or (activation == "swiglu" and len(weight) % 2):
         raise ValueError(f"weight of shape {weight.shape}: expected two dimensions, the first even with swiglu")
     values, scale = np.ascontiguousarray(weight, dtype=np.float32), None
@@ -35,7 +36,7 @@ def pack(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeig
     elif dtype == "int8":
         scale = np.maximum(np.abs(values).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
         values = np.rint(values / scale[:, None]).clip(-127, 127).astype(np.int8)
-    halves = [values] if activation == "none" else np.split(values, 2)
+    halves = np.split(values, 2) if activation == "swiglu" else [values]
     columns = PANEL // len(halves)
     panels = np.concatenate([_rows(half, columns) for half in halves], axis=1)  # [panels, 32, K]
     if dtype != "fp32":

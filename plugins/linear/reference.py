@@ -32,8 +32,16 @@ def linear(
         y = y + bias
     if activation == "swiglu":
         gate, up = np.split(y, 2, axis=-1)
-        y = gate / (1 + np.exp(-gate)) * up
-    return y if residual is None else y + residual
+        y = silu(gate) * up
+    elif activation == "silu":
+        y = silu(y)
+    if residual is not None:
+        y = y + residual
+    return silu(y) if activation == "silu_last" else y
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
 
 
 def stored(weight: np.ndarray, dtype: str) -> np.ndarray:

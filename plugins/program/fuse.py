@@ -11,28 +11,38 @@ OPERATORS = ("TreeAttention", "Linear", "LinearTopK", "Embedding", "RMSNorm")
 
 
 def fuse(model: ir.Model) -> ir.Model:
-    """A copy of a lowered network in which every run of two or more of our operators is one Program."""
+    """A copy of a lowered network in which every run of two or more of our operators is one Program.
+
+    All programs share one constant, so that a weight that several of them use is stored once.
+    """
     fused = model.clone()
-    run: list[ir.Node] = []
-    for node in [*fused.graph, None]:
-        if node is not None and node.domain in ("redraft", "redraft.cpu") and node.op_type in OPERATORS:
-            run.append(node)
-            continue
-        if len(run) > 1:
-            _join(fused.graph, run)
-        run = []
+    runs: list[list[ir.Node]] = [[]]
+    for node in fused.graph:
+        if node.domain in ("redraft", "redraft.cpu") and node.op_type in OPERATORS:
+            runs[-1].append(node)
+        else:
+            runs.append([])
+    runs = [run for run in runs if len(run) > 1]
+    if runs:
+        sources = dict.fromkeys(value for run in runs for node in run for value in _arguments(node))
+        constants = [value for value in sources if ir.convenience.get_const_tensor(value) is not None]
+        stored, declarations = _store(constants)
+        fused.graph.register_initializer(stored)
+        for run in runs:
+            _join(fused.graph, run, stored, declarations)
+        for value in constants:
+            if value.is_initializer() and not value.uses() and not value.is_graph_output():
+                del fused.graph.initializers[str(value.name)]
     return fused
 
 
-def _join(graph: ir.Graph, run: list[ir.Node]) -> None:
+def _join(graph: ir.Graph, run: list[ir.Node], stored: ir.Value, declarations: dict[ir.Value, str]) -> None:
     made = {output for node in run for output in node.outputs}
     sources = list(dict.fromkeys(value for node in run for value in _arguments(node) if value not in made))
-    constants = [value for value in sources if ir.convenience.get_const_tensor(value) is not None]
-    inputs = [value for value in sources if value not in constants]
+    constants = [value for value in sources if value in declarations]
+    inputs = [*(value for value in sources if value not in declarations), stored]
     results = [output for node in run for output in node.outputs if _used_outside(output, run)]
-    lines, stored = _store(constants)
-    inputs.append(ir.val(f"{run[0].outputs[0].name}.constants", const_value=ir.tensor(stored)))
-    graph.register_initializer(inputs[-1])
+    lines = [declarations[value] for value in constants]
     number = {value: i for i, value in enumerate([*inputs, *constants])}
     for node in run:
         arguments = " ".join(str(number[value]) for value in _arguments(node))
@@ -50,21 +60,18 @@ def _join(graph: ir.Graph, run: list[ir.Node]) -> None:
         old.name = None
     for node in reversed(run):
         graph.remove(node, safe=True)
-    for value in constants:
-        if value.is_initializer() and not value.uses() and not value.is_graph_output():
-            del graph.initializers[str(value.name)]
 
 
-def _store(constants: list[ir.Value]) -> tuple[list[str], np.ndarray]:
-    """The program's lines that declare constants, and their bytes one behind the other."""
+def _store(constants: list[ir.Value]) -> tuple[ir.Value, dict[ir.Value, str]]:
+    """The constants' bytes one behind the other, and the line of a program that declares each."""
     arrays = [tensor.numpy() for value in constants if (tensor := ir.convenience.get_const_tensor(value))]
     offsets = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)])
     stored = np.zeros(int(offsets[-1]), np.uint8)
-    lines = []
-    for array, offset in zip(arrays, offsets.tolist(), strict=False):
+    lines = {}
+    for value, array, offset in zip(constants, arrays, offsets[:-1].tolist(), strict=True):
         stored[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        lines.append(f"constant\t{CONSTANT_TYPES[array.dtype.name]}\t{offset}\t{' '.join(map(str, array.shape))}")
-    return lines, stored
+        lines[value] = f"constant\t{CONSTANT_TYPES[array.dtype.name]}\t{offset}\t{' '.join(map(str, array.shape))}"
+    return ir.val("program.constants", const_value=ir.tensor(stored)), lines
 
 
 def _arguments(node: ir.Node) -> list[ir.Value]:

@@ -16,7 +16,7 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndar
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("activation", ["none", "swiglu"])
+@pytest.mark.parametrize("activation", ["none", "swiglu", "silu", "silu_last"])
 @pytest.mark.parametrize(("rows", "k", "n"), SIZES)
 def test_linear_equals_reference(isa, rng, dtype, activation, rows, k, n):
     weight_rows = 2 * n if activation == "swiglu" else n
@@ -42,12 +42,14 @@ def test_norm_in_front_and_chosen_rows(isa, rng):
 def test_a_row_does_not_depend_on_the_others(isa, rng, dtype):
     x, norm = normal(rng, 70, 111), normal(rng, 111)
     weight = normal(rng, 2 * 90, 111)
-    for activation, n in (("none", 180), ("swiglu", 90)):
-        packed = pack(weight, dtype, activation)
-        all_rows = kernels.linear(x, packed, n, dtype, norm=norm, activation=activation)
+    for activation, n in (("none", 180), ("swiglu", 90), ("silu", 180), ("silu_last", 180)):
+        packed, residual = pack(weight, dtype, activation), normal(rng, 70, n)
+        options = {"norm": norm, "activation": activation}
+        all_rows = kernels.linear(x, packed, n, dtype, residual=residual, **options)
         for first, count in ((0, 1), (13, 1), (1, 2), (5, 8), (3, 16), (20, 33)):
-            part = kernels.linear(x[first : first + count], packed, n, dtype, norm=norm, activation=activation)
-            np.testing.assert_array_equal(part, all_rows[first : first + count])
+            rows = slice(first, first + count)
+            part = kernels.linear(x[rows], packed, n, dtype, residual=residual[rows], **options)
+            np.testing.assert_array_equal(part, all_rows[rows])
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
