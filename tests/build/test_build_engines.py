@@ -63,6 +63,12 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def plugin_form() -> ir.Model:
+    """The tiny target's network."""
+    return export_target_plugin(tiny_target(), CACHE)
+
+
 def run(*arguments: object):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
@@ -141,8 +147,8 @@ def test_the_fingerprint_is_of_the_weights_not_the_precision():
     assert target_fingerprint(target) != before
 
 
-def test_tensorrts_plugin_form_differs_in_dtypes_and_in_the_caches_aliasing_alone():
-    cpu = export_target_plugin(tiny_target(), CACHE)
+def test_tensorrts_plugin_form_differs_in_dtypes_and_in_the_caches_aliasing_alone(plugin_form):
+    cpu = plugin_form
     tensorrt = export_target_plugin(
         tiny_target().to(torch.bfloat16), CACHE, cache_dtype=torch.bfloat16, aliased_outputs=True
     )
@@ -171,11 +177,10 @@ def test_the_native_form_has_standard_operators_alone():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-def test_lowering_fuses_everything_around_a_multiplication(precision):
-    network = export_target_plugin(tiny_target(), CACHE)
-    before = [str(node) for node in network.graph]
-    lowered = lower(network, precision)
-    assert [str(node) for node in network.graph] == before
+def test_lowering_fuses_everything_around_a_multiplication(plugin_form, precision):
+    before = [str(node) for node in plugin_form.graph]
+    lowered = lower(plugin_form, precision)
+    assert [str(node) for node in plugin_form.graph] == before
     counts = Counter(node.op_type for node in lowered.graph)
     assert counts == {"Embedding": 1, "Linear": 9, "TreeAttention": 2, "RMSNorm": 1}
     scale = "scale," if precision == "int8" else ""
@@ -185,6 +190,6 @@ def test_lowering_fuses_everything_around_a_multiplication(precision):
     assert inputs == [*layer, *layer, f"{scale}norm,rows"]
 
 
-def test_an_unknown_precision_is_refused():
+def test_an_unknown_precision_is_refused(plugin_form):
     with pytest.raises(ValueError, match="dtype 'fp8'"):
-        lower(export_target_plugin(tiny_target(), CACHE), "fp8")
+        lower(plugin_form, "fp8")

@@ -1,0 +1,36 @@
+"""The default target in an fp32 engine, against its module."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from build_engines import build, target_info
+from model_defs.target import Target
+from redraft.bundle import Bundle, BundleConfig, LimitsInfo
+from redraft.engines import load_engine
+from tests.engines.tiny import chain, expected, make_batch, random_tree
+
+
+def test_the_real_target_in_fp32(smollm2, tmp_path):
+    target = Target.from_folder(smollm2)
+    config = BundleConfig(
+        name="smollm2",
+        backend="openvino",
+        precision="fp32",
+        target=target_info(target),
+        limits=LimitsInfo(slots=3, max_len=2048, max_tree=64, prefill_chunk=64),
+        drafting=None,
+    )
+    build(config, target, smollm2, None, tmp_path / "bundle")
+    engine = load_engine(Bundle.load(tmp_path / "bundle"))
+    rng = np.random.default_rng(0)
+    contexts = [rng.integers(3, 49152, count).tolist() for count in (20, 7, 0)]
+    for slot in (0, 1):
+        engine.execute(make_batch([chain(slot, [], contexts[slot], causal=True)]))
+    step = [
+        random_tree(rng, 0, contexts[0], 6),
+        chain(1, contexts[1], [504, 3575]),
+        chain(2, [], rng.integers(3, 49152, 4).tolist(), causal=True),
+    ]
+    logits, _ = engine.execute(make_batch(step))
+    np.testing.assert_allclose(logits, expected(target, step)[0], atol=1e-4, rtol=1e-5)
