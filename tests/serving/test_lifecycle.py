@@ -133,14 +133,14 @@ def test_the_command_line(tmp_path, fake_bundle):
 
 
 def test_ctrl_c_while_starting_leaves_nothing(tmp_path, fake_bundle):
-    wanted = settings(fake_bundle)
-    script = (
-        "import sys; from pathlib import Path; from redraft.serving import launcher; "
-        "from redraft.serving.rundir import Settings; "
-        f"launcher.serve(Settings.model_validate_json({wanted.model_dump_json()!r}), Path({str(tmp_path)!r}), print)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
-    wait_until(lambda: (state := RunDir(tmp_path).read_state()) is not None and state.triton_pid > 0)
-    process.send_signal(signal.SIGINT)
-    process.wait(20)
+    """The signal comes when tritonserver runs and the launcher still waits for it."""
+    wanted, run_dir = settings(fake_bundle), RunDir(tmp_path)
+
+    def interrupt(activity: str) -> None:
+        if "Triton" in activity:
+            wait_until(lambda: (state := run_dir.read_state()) is not None and state.triton_pid > 0)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        launcher.serve(wanted, tmp_path, interrupt)
     assert_nothing_is_left(tmp_path)
