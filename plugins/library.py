@@ -17,6 +17,7 @@ FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 INSTRUCTION_SETS = {"avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}
+SHARED = ["-shared", "-Wl,-soname,libredraft_kernels.so"]  # found beside the extension, wherever the folder moves
 GENERIC_SOURCES = ("pool", "check", "dispatch", "c_api")
 
 
@@ -45,7 +46,7 @@ def extension_path() -> Path:
 
 
 def _digest(salt: str) -> str:
-    digest = hashlib.sha256(f"{FLAGS}{INSTRUCTION_SETS}{salt}".encode())
+    digest = hashlib.sha256(f"{FLAGS}{INSTRUCTION_SETS}{SHARED}{salt}".encode())
     for path in sorted([*PLUGINS.glob("*/*.h"), *PLUGINS.glob("*/*.cpp")]):
         digest.update(f"{path.relative_to(PLUGINS)}\n".encode() + path.read_bytes())
     return digest.hexdigest()
@@ -83,7 +84,7 @@ def _build_kernels(folder: Path) -> None:
     ] + [["-c", f"{name}.cpp"] for name in GENERIC_SOURCES]
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         list(workers.map(lambda job: _compile([*job[0], "-o", str(job[1])]), zip(commands, objects, strict=True)))
-    _compile(["-shared", *map(str, objects), "-o", str(folder / "libredraft_kernels.so"), "-pthread"])
+    _compile([*SHARED, *map(str, objects), "-o", str(folder / "libredraft_kernels.so"), "-pthread"])
     for path in objects:
         path.unlink()
 
