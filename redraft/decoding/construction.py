@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -84,24 +85,19 @@ def best_first(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> Token
     flat_scores = drafts.log_probs.reshape(batch, length * level_size)
     chosen = np.sort(np.argsort(-flat_scores, axis=1, kind="stable")[:, :budget], axis=1)
     sequence = np.arange(batch)[:, None]
-    chosen_scores = flat_scores[sequence, chosen]
-    present = np.isfinite(chosen_scores)
-    place = np.zeros((batch, length * level_size), dtype=np.int32)
-    place[sequence, chosen] = np.cumsum(present, axis=1, dtype=np.int32)
-
-    level, within = np.divmod(chosen, level_size)
-    parent_flat = (level - 1) * level_size + drafts.parents[sequence, level, within // per_node]
-    parent = np.where(level == 0, 0, place[sequence, parent_flat])
-
-    sizes = 1 + present.sum(axis=1, dtype=np.int32)
-    shape = (batch, int(sizes.max()))
-    tokens, parents = np.zeros(shape, dtype=np.int32), np.full(shape, -1, dtype=np.int32)
-    scores = np.full(shape, -np.inf, dtype=np.float32)
-    row, column = np.nonzero(present)
-    flat = chosen[row, column]
-    node = place[row, flat]
-    tokens[:, 0], scores[:, 0] = roots, 0.0
-    tokens[row, node] = drafts.candidates.reshape(batch, -1)[row, flat]
-    parents[row, node] = parent[row, column]
-    scores[row, node] = chosen_scores[row, column]
-    return TokenTree(tokens, parents, sizes, scores)
+    tokens = drafts.candidates.reshape(batch, length * level_size)[sequence, chosen].tolist()
+    scores = flat_scores[sequence, chosen].tolist()
+    parents, flats = drafts.parents.tolist(), chosen.tolist()
+    trees = []
+    for place, root in enumerate(roots.tolist()):
+        nodes: list[tuple[int, int, float]] = [(root, -1, 0.0)]
+        node_of: dict[int, int] = {}
+        for flat, token, score in zip(flats[place], tokens[place], scores[place], strict=True):
+            if not math.isfinite(score):
+                continue
+            level, within = divmod(flat, level_size)
+            above = (level - 1) * level_size + parents[place][level][within // per_node]
+            node_of[flat] = len(nodes)
+            nodes.append((token, node_of.get(above, 0) if level else 0, score))
+        trees.append(nodes)
+    return TokenTree.from_nodes(trees)

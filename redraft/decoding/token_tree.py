@@ -60,41 +60,45 @@ class TokenTree:
         return np.arange(self.tokens.shape[1]) < self.sizes[:, None]
 
     @cached_property
-    def ancestor_mask(self) -> np.ndarray:
-        """bool [B, N, N]: whether column's node lies on the path from the root to row's node, both included."""
-        batch, width = self.tokens.shape
-        mask = np.zeros((batch, width, width), dtype=bool)
-        sequence, node = np.nonzero(self.valid)
-        ancestor = node
-        while len(node):
-            mask[sequence, node, ancestor] = True
-            ancestor = self.parents[sequence, ancestor]
-            below_root = ancestor >= 0
-            sequence, node, ancestor = sequence[below_root], node[below_root], ancestor[below_root]
-        return mask
+    def ancestors(self) -> list[list[int]]:
+        """Per tree and node, the path from the root to it, both included, as a set of bits: bit j is node j."""
+        paths = []
+        for size, parents in zip(self.sizes.tolist(), self.parents.tolist(), strict=True):
+            path = [1]
+            for node in range(1, size):
+                path.append(path[parents[node]] | 1 << node)
+            paths.append(path)
+        return paths
 
     @cached_property
     def depth(self) -> np.ndarray:
         """int32 [B, N], 0 at the root; -1 past a tree's end."""
-        return self.ancestor_mask.sum(axis=2, dtype=np.int32) - 1
+        width = self.tokens.shape[1]
+        depths = [[path.bit_count() - 1 for path in paths] + [-1] * (width - len(paths)) for paths in self.ancestors]
+        return np.array(depths, dtype=np.int32).reshape(self.tokens.shape)
 
     def mask_words(self, words: int) -> np.ndarray:
-        """int32 [B, N, words], the ancestor mask packed: bit j of word w is node 32 w + j.
+        """int32 [B, N, words], the ancestors: bit j of word w is node 32 w + j.
 
         Raises ValueError if the trees have more nodes than `words` holds.
         """
         batch, width = self.tokens.shape
         if width > words * MASK_BITS:
             raise ValueError(f"{width} tree nodes do not fit {words} mask words of {MASK_BITS} bits")
-        packed = np.zeros((batch, width, words * MASK_BITS // 8), dtype=np.uint8)
-        octets = np.packbits(self.ancestor_mask, axis=2, bitorder="little")
-        packed[:, :, : octets.shape[2]] = octets
-        return packed.view("<i4")
+        size = words * MASK_BITS // 8
+        octets = b"".join(
+            b"".join(path.to_bytes(size, "little") for path in paths) + bytes(size * (width - len(paths)))
+            for paths in self.ancestors
+        )
+        return np.frombuffer(octets, dtype="<i4").reshape(batch, width, words)
 
     def unpacked_rows(self) -> np.ndarray:
         """int32 [B], rows that the target would execute if each root-to-leaf path had rows of its own."""
-        leaf = self.ancestor_mask.sum(axis=1) == 1
-        return 1 + (leaf * self.depth).sum(axis=1, dtype=np.int32)
+        rows = []
+        for paths, parents in zip(self.ancestors, self.parents.tolist(), strict=True):
+            inner = set(parents)
+            rows.append(1 + sum(path.bit_count() - 1 for node, path in enumerate(paths) if node not in inner))
+        return np.array(rows, dtype=np.int32)
 
 
 def merge_trees(trees: Sequence[TokenTree]) -> TokenTree:
