@@ -1,11 +1,14 @@
 # redraft: `make help` lists the targets.
 PYTHON      ?= python3.11
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH       ?= torch==2.13.0+cpu
 
-MODEL     ?= artifacts/models/SmolLM2-135M-Instruct
-DRAFTER   ?= drafters/SmolLM2-135M-Instruct
-ENGINES   ?= artifacts/engines
+DEFAULT   := SmolLM2-135M-Instruct
+SOURCE    ?= default
+MODEL     ?= artifacts/models/$(patsubst %.gguf,%,$(notdir $(patsubst default,$(DEFAULT),$(SOURCE:/=))))
 NAME      ?= $(notdir $(MODEL))
+DRAFTER   ?= $(firstword $(wildcard drafters/$(NAME)) artifacts/drafters/$(NAME))
+ENGINES   ?= artifacts/engines
 BACKEND   ?= openvino
 PRECISION ?= bf16
 SHAPE     ?= --beam-width 3 --beam-length 4
@@ -32,32 +35,43 @@ SOURCES := $(wildcard build/build_engines.py model_defs/*.py plugins/*/*.py plug
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: MODEL DRAFTER PRECISION (fp32 bf16 int8) BACKEND (openvino torch tensorrt_rtx) SHAPE BUNDLE"
-	@echo "BASELINE PROMPTS RATES RESULTS; for distill and train DATA TEACHER TOKENS POSITIONS. See README.md."
+	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8) BACKEND (openvino torch tensorrt_rtx) SHAPE BUNDLE"
+	@echo "BASELINE PROMPTS RATES RESULTS; for distill and train DATA TEACHER TOKENS POSITIONS;"
+	@echo "for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
 $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt
-	$(PYTHON) -m venv .venv
-	@if command -v nvidia-smi >/dev/null; then \
+	@command -v g++ >/dev/null || { echo "setup: g++ is missing (Debian: apt-get install g++)"; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+	  { echo "setup: needs Python 3.11 with venv (Debian: apt-get install python3.11-venv), or PYTHON=path"; exit 1; }
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	  echo "setup: NVIDIA GPU found, torch with CUDA"; \
 	  .venv/bin/pip install -r requirements-gpu.txt; \
-	elif curl -fsIL -m 10 $(TORCH_INDEX)/torch/ >/dev/null 2>&1; then \
-	  .venv/bin/pip install torch==2.13.0 --index-url $(TORCH_INDEX); \
+	else \
+	  echo "setup: torch for the CPU"; \
+	  .venv/bin/pip install -q --no-deps $(TORCH) 2>/dev/null || \
+	  .venv/bin/pip install --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH) || \
+	  { echo "setup: no $(TORCH) at $(TORCH_INDEX). Set TORCH_INDEX to a mirror, or" \
+	    "TORCH=torch==2.13.0 for the default build (gigabytes of CUDA)."; exit 1; }; \
 	fi
-	.venv/bin/pip install -q --progress-bar on -r requirements.txt
+	@echo "setup: the other packages, about 2 minutes"
+	.venv/bin/pip install --progress-bar on -r requirements.txt
 	.venv/bin/pip install -q --no-deps -e .
 	$(PYTHON) -m venv .venv/triton
 	.venv/triton/bin/pip install -q --progress-bar on -r requirements-triton.txt
 	.venv/triton/bin/pip install -q --progress-bar on --no-deps nvidia-pytriton==0.7.0
 	@touch $@
 
-model: $(MODEL)/source.json ## fetch the default target, SmolLM2-135M-Instruct
+model: $(MODEL)/source.json ## fetch the target SOURCE (folder, .gguf or hub id; default: SmolLM2-135M-Instruct) into MODEL
 $(MODEL)/source.json: | $(SETUP)
-	$(PY) build/fetch_model.py
+	$(if $(filter-out $(DEFAULT),$(if $(filter default,$(SOURCE)),$(NAME))),$(error $(MODEL) is not there: \
+	  make model SOURCE=<folder, .gguf or hub id> fetches it))
+	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL))
 
-distill: | $(SETUP) ## write teacher data from DATA (JSON lines) into TEACHER
+distill: | $(MODEL)/source.json ## write teacher data from DATA (JSON lines) into TEACHER
 	$(PY) build/distill.py --model $(MODEL) --prompts $(DATA) --output $(TEACHER) --tokens $(TOKENS)
 
-train: | $(SETUP) ## train a drafter on TEACHER into artifacts/drafters
+train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) --output artifacts/drafters/$(NAME) --positions $(POSITIONS)
 
 engines: $(BUNDLE)/manifest.json $(BASELINE)/manifest.json ## build the bundles BUNDLE and, without drafter, BASELINE
@@ -65,6 +79,9 @@ $(BUNDLE)/manifest.json: $(SOURCES) $(DRAFTER)/config.json | $(MODEL)/source.jso
 	$(BUILD) --precision $(PRECISION) --drafter $(DRAFTER) $(SHAPE) --output $(BUNDLE)
 $(BASELINE)/manifest.json: $(SOURCES) | $(MODEL)/source.json
 	$(BUILD) --precision $(PRECISION) --no-drafter --output $(BASELINE)
+
+$(DRAFTER)/config.json:
+	$(error no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER)
 
 tune: $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
 $(BUNDLE)/budget.json: $(BUNDLE)/manifest.json
@@ -80,7 +97,7 @@ loadtest: | $(SETUP) ## load-test the running server at RATES
 	$(PY) -m benchmarks.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
 
 bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## step times and single-stream speed-ups on PROMPTS
-	$(PY) -m benchmarks.step_times --bundle $(BASELINE)
+	$(PY) -m benchmarks.step_times $(BASELINE)
 	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS)
 
 quickstart: $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report

@@ -10,6 +10,7 @@ from collections import namedtuple
 import gguf
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -163,6 +164,23 @@ def test_pytorch_weights_and_a_template_of_ones_own(checkpoint, reference, tmp_p
     folder = fetch(source, tmp_path, template=tmp_path / "template.jinja")
     assert (folder / "chat_template.jinja").read_text() == "own {{ messages }}"
     assert_same_model(folder, reference)
+
+
+def test_a_sentencepiece_tokenizer_gets_its_fast_form(checkpoint, tmp_path):
+    source = tmp_path / "old"
+    shutil.copytree(checkpoint, source)
+    (source / "tokenizer.json").unlink()
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the target writes, the drafter guesses"] * 9),
+        model_prefix=str(source / "tokenizer"),
+        vocab_size=len(TOKENS) + 20,
+        model_type="bpe",
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    tokenizer = Tokenizer.from_file(str(fetch(source, tmp_path) / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode("the drafter guesses").ids) == "the drafter guesses"
 
 
 def test_gguf_with_llama3_rope(gguf_file, reference, tmp_path):
