@@ -111,8 +111,8 @@ def test_training_learns_and_resumes(target, tmp_path: Path):
 
     def train(positions: int) -> list[dict]:
         folders = ["--model", tmp_path, "--data", data, "--output", tmp_path / "out"]
-        shape = "--hot-vocabulary 64 --exit-dim 32 --blocks 1 --unroll 3 --window 8 --batch 4".split()
-        run = f"--positions {positions} --held-out 1 --every 50".split()
+        shape = ["--hot-vocabulary", "64", "--exit-dim", "32", "--blocks", "1", "--unroll", "3", "--window", "8"]
+        run = f"--batch 4 --positions {positions} --held-out 1 --every 50".split()
         command = [sys.executable, ROOT / "build/train_drafter.py", *folders, *shape, *run]
         subprocess.run(command, check=True, capture_output=True)
         return [json.loads(line) for line in (tmp_path / "out/log.jsonl").open()]
