@@ -26,7 +26,7 @@ from model_defs.fingerprint import target_fingerprint
 from model_defs.recurrent import RecurrentDrafter, RecurrentDrafting
 from model_defs.target import Target
 from plugins.cpu.lowering import lower
-from plugins.program.fuse import fuse
+from plugins.program.fuse import detach_constants, fuse
 from redraft.bundle import BundleConfig, BundleError, DraftingInfo, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.verification import check_pairing
@@ -215,11 +215,11 @@ def write_openvino(config: BundleConfig, target: Target, drafter: RecurrentDraft
             target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=drafter is not None
         )
     with step(f"compile the target ({config.precision})"):
-        save(fuse(lower(network, config.precision)), folder / "target.onnx")
+        save_cpu_network(lower(network, config.precision), folder / "target.onnx")
     if drafter:
         with step("export and compile the drafter"):
             network = export_drafter(drafter, target.config.hidden_size)
-            save(fuse(lower(network, DRAFTER_PRECISION[config.precision])), folder / "drafter.onnx")
+            save_cpu_network(lower(network, DRAFTER_PRECISION[config.precision]), folder / "drafter.onnx")
     return {"openvino": version("openvino")}
 
 
@@ -264,6 +264,15 @@ WRITERS = {
 def cache_shape(config: BundleConfig) -> CacheShape:
     """The cache that a bundle's limits ask for."""
     return CacheShape(config.limits.slots, config.limits.max_len, config.limits.max_tree)
+
+
+def save_cpu_network(network: ir.Model, path: Path) -> None:
+    """Write a lowered network, and the weights of its programs as `NAME.weights`."""
+    fused = fuse(network)
+    weights = detach_constants(fused)
+    if weights is not None:
+        weights.tofile(path.with_suffix(".weights"))
+    save(fused, path)
 
 
 def save(network: ir.Model, path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-ALIGNMENT = 64
+from plugins.program import ALIGNMENT, CONSTANTS
+
 CONSTANT_TYPES = {"uint8": "u8", "int32": "i32", "float32": "f32"}
 OPERATORS = ("TreeAttention", "Linear", "LinearTopK", "Embedding", "RMSNorm")
 
@@ -34,6 +35,21 @@ def fuse(model: ir.Model) -> ir.Model:
             if value.is_initializer() and not value.uses() and not value.is_graph_output():
                 del fused.graph.initializers[str(value.name)]
     return fused
+
+
+def detach_constants(model: ir.Model) -> np.ndarray | None:
+    """Make the programs' constant an input of the network and return it, or None where there is no program.
+
+    OpenVINO copies constants twice at load; an input stays where the engine puts it.
+    """
+    value = model.graph.initializers.pop(CONSTANTS, None)
+    if value is None:
+        return None
+    stored = ir.convenience.get_const_tensor(value)
+    assert stored is not None
+    value.shape, value.type, value.const_value = stored.shape, ir.TensorType(stored.dtype), None  # type: ignore[assignment]
+    model.graph.inputs.append(value)
+    return stored.numpy()
 
 
 def _join(graph: ir.Graph, run: list[ir.Node], stored: ir.Value, declarations: dict[ir.Value, str]) -> None:
@@ -71,7 +87,7 @@ def _store(constants: list[ir.Value]) -> tuple[ir.Value, dict[ir.Value, str]]:
     for value, array, offset in zip(constants, arrays, offsets[:-1].tolist(), strict=True):
         stored[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         lines[value] = f"constant\t{CONSTANT_TYPES[array.dtype.name]}\t{offset}\t{' '.join(map(str, array.shape))}"
-    return ir.val("program.constants", const_value=ir.tensor(stored)), lines
+    return ir.val(CONSTANTS, const_value=ir.tensor(stored)), lines
 
 
 def _arguments(node: ir.Node) -> list[ir.Value]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import openvino as ov
 
 from plugins import kernels
 from plugins.library import extension_path
+from plugins.program import ALIGNMENT, CONSTANTS
 from redraft.bundle import Bundle, BundleConfig, BundleError
 from redraft.engines.interface import DraftCandidates, TargetBatch
 from redraft.engines.rows import RowBuffers
@@ -30,11 +33,10 @@ class OpenVINOEngine:
             kernels.set_threads(threads)
         core = ov.Core()
         core.add_extension(str(extension_path()))
-        self._target = core.compile_model(bundle.path / "target.onnx", "CPU", COMPILE_OPTIONS).create_infer_request()
-        self._drafter = None
-        if (bundle.path / "drafter.onnx").exists():
-            drafter = core.compile_model(bundle.path / "drafter.onnx", "CPU", COMPILE_OPTIONS)
-            self._drafter = drafter.create_infer_request()
+        self._weights: list[np.ndarray] = []
+        self._target = self._compile(core, bundle.path / "target.onnx")
+        has_drafter = (bundle.path / "drafter.onnx").exists()
+        self._drafter = self._compile(core, bundle.path / "drafter.onnx") if has_drafter else None
         self._rows = RowBuffers(config.limits, config.target.vocab_size)
         self._logits = np.zeros((1, 1), np.float32)
         self._bound: dict[str, tuple[int, ...]] = {}
@@ -57,6 +59,7 @@ class OpenVINOEngine:
         self._target.infer()
         self._logits = self._target.get_tensor("logits").data
         if len(self._logits) != len(inputs["logit_rows"]) or np.isnan(self._logits[0, 0]):
+            self._rows.check(batch)
             raise RuntimeError("the target's network failed, or its logits are not numbers")
         hidden = self._target.get_tensor("hidden").data if self._has_hidden else None
         return self._logits[: len(batch.logit_rows)], hidden
@@ -65,8 +68,9 @@ class OpenVINOEngine:
         """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter."""
         if self._drafter is None:
             raise RuntimeError("this bundle has no drafter")
-        self._drafter.set_tensor("hidden", ov.Tensor(np.ascontiguousarray(hidden, np.float32), shared_memory=True))
-        self._drafter.set_tensor("tokens", ov.Tensor(np.ascontiguousarray(tokens, np.int32), shared_memory=True))
+        inputs = {"hidden": np.ascontiguousarray(hidden, np.float32), "tokens": np.ascontiguousarray(tokens, np.int32)}
+        for name, array in inputs.items():
+            self._drafter.set_tensor(name, ov.Tensor(array, shared_memory=True))
         self._drafter.infer()
         outputs = (self._drafter.get_tensor(name).data for name in ("candidates", "log_probs", "parents"))
         return DraftCandidates(*outputs)
@@ -75,7 +79,17 @@ class OpenVINOEngine:
         """Free the networks and the cache."""
         self._views.clear()
         self._target = self._drafter = None
+        self._weights.clear()
         self.caches = {}
+
+    def _compile(self, core: ov.Core, network: Path) -> ov.InferRequest:
+        """A request of a network. Its weights are bound to it and stay ours: OpenVINO does not keep them alive."""
+        request = core.compile_model(network, "CPU", COMPILE_OPTIONS).create_infer_request()
+        weights = network.with_suffix(".weights")
+        if weights.exists():
+            self._weights.append(_read_aligned(weights))
+            request.set_tensor(CONSTANTS, ov.Tensor(self._weights[-1], shared_memory=True))
+        return request
 
     def _view(self, name: str, array: np.ndarray) -> ov.Tensor:
         """A tensor over a row buffer's first rows, made once for every number of rows."""
@@ -108,6 +122,19 @@ class OpenVINOEngine:
                     f"{bundle.path}: the engine does not update {name} in place with this OpenVINO version"
                 )
             cache[slot, :, :2] = 0
+
+
+def _read_aligned(path: Path) -> np.ndarray:
+    """A file's bytes as uint8, aligned for the kernels, in memory that numpy lets the system map as huge pages."""
+    size = path.stat().st_size
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    aligned = buffer[start : start + size]
+    with path.open("rb", buffering=0) as file:
+        read = 0
+        while read < size and (count := file.readinto(aligned[read:].data)):
+            read += count
+    return aligned
 
 
 def _allocate_caches(config: BundleConfig) -> dict[str, np.ndarray]:

@@ -33,23 +33,14 @@ class RowBuffers:
     def fill(self, batch: TargetBatch) -> dict[str, np.ndarray]:
         """The network's row inputs by name: views of the buffers with at least one row and one logit row.
 
-        Raises ValueError for a batch outside of the limits.
+        Raises ValueError for a batch whose arrays do not fit; what they hold, `check` looks at.
         """
-        rows, sequences = len(batch.input_ids), len(batch.slots)
-        commits, logits = len(batch.commit_src), len(batch.logit_rows)
-        self._check(batch, rows, sequences, commits, logits)
-        self._input_ids[:rows] = batch.input_ids
-        self._positions[:rows] = batch.positions
-        self._tree_mask[:rows] = batch.tree_mask
-        self._logit_rows[:logits] = batch.logit_rows
-        self._row_offsets[: sequences + 1] = batch.row_offsets
-        self._row_offsets[sequences + 1 :] = rows
-        self._commit_offsets[: sequences + 1] = batch.commit_offsets
-        self._commit_offsets[sequences + 1 :] = commits
-        self._slots[:sequences] = batch.slots
-        self._cache_lengths[:sequences] = batch.cache_lengths
-        self._cache_lengths[sequences:] = 0
-        self._commit_src[:commits] = batch.commit_src
+        rows, logits = len(batch.input_ids), len(batch.logit_rows)
+        try:
+            self._copy(batch, rows, logits)
+        except ValueError:
+            self.check(batch)
+            raise
         if not logits:
             self._logit_rows[0] = 0
         return {
@@ -64,7 +55,25 @@ class RowBuffers:
             "logit_rows": self._logit_rows[: max(logits, 1)],
         }
 
-    def _check(self, batch: TargetBatch, rows: int, sequences: int, commits: int, logits: int) -> None:
+    def _copy(self, batch: TargetBatch, rows: int, logits: int) -> None:
+        sequences, commits = len(batch.slots), len(batch.commit_src)
+        self._input_ids[:rows] = batch.input_ids
+        self._positions[:rows] = batch.positions
+        self._tree_mask[:rows] = batch.tree_mask
+        self._logit_rows[:logits] = batch.logit_rows
+        self._row_offsets[: sequences + 1] = batch.row_offsets
+        self._row_offsets[sequences + 1 :] = rows
+        self._commit_offsets[: sequences + 1] = batch.commit_offsets
+        self._commit_offsets[sequences + 1 :] = commits
+        self._slots[:sequences] = batch.slots
+        self._cache_lengths[:sequences] = batch.cache_lengths
+        self._cache_lengths[sequences:] = 0
+        self._commit_src[:commits] = batch.commit_src
+
+    def check(self, batch: TargetBatch) -> None:
+        """Raise ValueError for the first value that is outside of the limits; the operators check again."""
+        rows, sequences = len(batch.input_ids), len(batch.slots)
+        commits, logits = len(batch.commit_src), len(batch.logit_rows)
         _expect(1 <= sequences <= self._limits.slots, "number of sequences", sequences, f"1 to {self._limits.slots}")
         _expect(1 <= rows <= self._most_rows, "number of rows", rows, f"1 to {self._most_rows}")
         _expect(logits <= self._most_rows, "number of logit rows", logits, f"at most {self._most_rows}")
