@@ -200,7 +200,7 @@ class RecurrentDrafting(nn.Module):
         candidates i32 [B, L, W, K] (target ids), log_probs f32 [B, L, W, K] (cumulative; -inf where
         absent) and parents i32 [B, L, W] (flat candidate w * K + k of the level before)."""
         drafter, width, k = self.drafter, self.beam_width, self.candidates
-        batch = len(tokens)
+        batch = tokens.shape[0]
         state, context = drafter.first_state(tokens), drafter.context(hidden)
         contexts = [context, *[context[:, None].expand(-1, width, -1).flatten(0, 1)] * (self.beam_length - 1)]
         total = torch.zeros_like(state[:, :1])

@@ -32,9 +32,7 @@ class DraftingPlan:
 class DraftSource:
     """Makes the draft trees of a step according to a plan."""
 
-    def __init__(
-        self, plan: DraftingPlan | None, engine: Engine, max_tree: int, bigrams: np.ndarray | None = None
-    ):
+    def __init__(self, plan: DraftingPlan | None, engine: Engine, max_tree: int, bigrams: np.ndarray | None = None):
         """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`. No plan: no drafts."""
         self._plan = plan
         self._engine = engine

@@ -154,9 +154,7 @@ def prune_tree(tree: TokenTree, budgets: np.ndarray, max_depths: np.ndarray | No
     return TokenTree.from_nodes(pruned)
 
 
-def _best_nodes(
-    tree: TokenTree, sequence: int, size: int, budget: int, max_depth: int
-) -> list[tuple[int, int, float]]:
+def _best_nodes(tree: TokenTree, sequence: int, size: int, budget: int, max_depth: int) -> list[tuple[int, int, float]]:
     tokens, parents = tree.tokens[sequence, :size].tolist(), tree.parents[sequence, :size].tolist()
     scores = tree.scores[sequence, :size].tolist() if tree.scores is not None else [0.0] * size
     depths = [0] * size
