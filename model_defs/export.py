@@ -170,13 +170,14 @@ def export_target_plugin(
     }
     examples = [torch.zeros([sizes[a] for a in names], dtype=torch.int32) for names in axes.values()]
     examples[5] = torch.zeros(sizes["T"], cache.mask_words, dtype=torch.int32)
-    caches = [_empty_caches(target, cache, cache.slots, cache_dtype) for _ in "kv"]
+    caches = [_empty_caches(target, cache, 7, cache_dtype) for _ in "kv"]
     shapes = [dict(enumerate(names)) for names in axes.values()]
-    fixed: list[dict[int, str]] = [{}] * config.num_layers
+    # OpenVINO allocates every input whose size it knows: left open, the cache exists once.
+    open_slots: list[dict[int, str]] = [{0: "slots"}] * config.num_layers
     return _export(
         _PluginTarget(target, cache, aliased_outputs, hidden_output),
         (examples[0], examples[1:8], examples[8], *caches),
-        (shapes[0], shapes[1:8], shapes[8], fixed, fixed),
+        (shapes[0], shapes[1:8], shapes[8], open_slots, open_slots),
         [*axes, *_cache_names(config.num_layers)],
         _output_names(config.num_layers, hidden_output, aliased_outputs),
     )

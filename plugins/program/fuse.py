@@ -40,14 +40,15 @@ def fuse(model: ir.Model) -> ir.Model:
 def detach_constants(model: ir.Model) -> np.ndarray | None:
     """Make the programs' constant an input of the network and return it, or None where there is no program.
 
-    OpenVINO copies constants twice at load; an input stays where the engine puts it.
+    OpenVINO copies constants at load; an input stays where the engine puts it. Its size is left open, since OpenVINO
+    allocates every input whose size it knows.
     """
     value = model.graph.initializers.pop(CONSTANTS, None)
     if value is None:
         return None
     stored = ir.convenience.get_const_tensor(value)
     assert stored is not None
-    value.shape, value.type, value.const_value = stored.shape, ir.TensorType(stored.dtype), None  # type: ignore[assignment]
+    value.shape, value.type, value.const_value = ir.Shape(["bytes"]), ir.TensorType(stored.dtype), None
     model.graph.inputs.append(value)
     return stored.numpy()
 

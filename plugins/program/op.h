@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 
@@ -65,6 +66,8 @@ class Steps {
     }
 
     void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
+        OPENVINO_ASSERT(inputs.back().get_byte_size() >= constants_end_, "the program's constants end at byte ",
+                        constants_end_, ": the last input has ", inputs.back().get_byte_size());
         std::vector<ov::Tensor> buffers, constants;
         for (const Constant& c : constants_)
             constants.emplace_back(c.type, c.shape, static_cast<char*>(const_cast<void*>(inputs.back().data())) + c.offset);
@@ -112,10 +115,7 @@ class Steps {
         Constant constant{ov::element::Type(fields.at(1)), {}, std::stoull(fields.at(2))};
         std::istringstream dimensions(fields.at(3));
         for (std::size_t size; dimensions >> size;) constant.shape.push_back(size);
-        const ov::PartialShape& stored = parameters_[input_count_ - 1]->get_partial_shape();
-        const std::size_t end = constant.offset + ov::shape_size(constant.shape) * constant.type.size();
-        OPENVINO_ASSERT(stored.is_static() && end <= ov::shape_size(stored.to_shape()),
-                        "the program's constants end at byte ", end, ": the last input has shape ", stored);
+        constants_end_ = std::max(constants_end_, constant.offset + ov::shape_size(constant.shape) * constant.type.size());
         add_parameter(constant.type, constant.shape, -1);
         constants_.push_back(std::move(constant));
     }
@@ -194,7 +194,7 @@ class Steps {
         }
     }
 
-    std::size_t input_count_ = 0;
+    std::size_t input_count_ = 0, constants_end_ = 0;
     ov::ParameterVector parameters_;
     std::vector<Constant> constants_;
     std::vector<Value> values_;
