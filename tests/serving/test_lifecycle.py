@@ -132,15 +132,14 @@ def test_the_command_line(tmp_path, fake_bundle):
     assert (stop.wait(20), stop.communicate()[0]) == (0, "nothing was running\n")
 
 
-def test_ctrl_c_while_starting_leaves_nothing(tmp_path, fake_bundle):
-    """The signal comes when tritonserver runs and the launcher still waits for it."""
-    wanted, run_dir = settings(fake_bundle), RunDir(tmp_path)
+def test_ctrl_c_while_starting_leaves_nothing(tmp_path, fake_bundle, monkeypatch):
+    """The signal comes while the launcher waits, when tritonserver runs."""
 
-    def interrupt(activity: str) -> None:
-        if "Triton" in activity:
-            wait_until(lambda: (state := run_dir.read_state()) is not None and state.triton_pid > 0)
-            signal.raise_signal(signal.SIGINT)
+    def interrupted(run_dir: RunDir, *_) -> None:
+        wait_until(lambda: (state := run_dir.read_state()) is not None and state.triton_pid > 0)
+        signal.raise_signal(signal.SIGINT)
 
+    monkeypatch.setattr(launcher, "_follow", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        launcher.serve(wanted, tmp_path, interrupt)
+        launcher.serve(settings(fake_bundle), tmp_path, lambda activity: None)
     assert_nothing_is_left(tmp_path)
