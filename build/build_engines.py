@@ -75,6 +75,9 @@ def main(
     no_drafter: Annotated[
         bool, typer.Option("--no-drafter", help="An auto-regressive bundle without drafter.")
     ] = False,
+    hidden_states: Annotated[
+        bool, typer.Option("--hidden-states", help="Output hidden states without a drafter too, as distill.py needs.")
+    ] = False,
     backend: Annotated[Backend, typer.Option(help="What executes the networks.")] = Backend.openvino,
     precision: Annotated[
         Precision | None, typer.Option(help="Stored weights; default bf16 (tensorrt_rtx: fp16).", show_default=False)
@@ -137,7 +140,7 @@ def main(
             drafting=plan,
         )
         check(config, target)
-        build(config, target, model, drafter, output)
+        build(config, target, model, drafter, output, hidden_states or drafter is not None)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
         out.print(f"[red]build_engines:[/red] {error.args[0] if isinstance(error, KeyError) else error}")
         raise typer.Exit(1) from None
@@ -168,14 +171,16 @@ def check(config: BundleConfig, target: Target) -> None:
         raise BundleError(f"--candidates {drafting.candidates}: expected at least --beam-width {drafting.beam_width}")
 
 
-def build(config: BundleConfig, target: Target, model: Path, drafter_folder: Path | None, output: Path) -> None:
+def build(
+    config: BundleConfig, target: Target, model: Path, drafter_folder: Path | None, output: Path, hidden: bool
+) -> None:
     """Write the bundle. Raises BundleError or ValueError."""
     fingerprint = target_fingerprint(target)
     drafter = None if drafter_folder is None else load_drafter(drafter_folder, target, fingerprint, config)
     parameters = sum(weight.numel() for module in (target, drafter) if module for weight in module.parameters())
     needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend == "tensorrt_rtx" else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
-        versions = WRITERS[Backend(config.backend)](config, target, drafter, folder)
+        versions = WRITERS[Backend(config.backend)](config, target, drafter, folder, hidden)
         with step("write the manifest"):
             copy_tokenizer(model, folder)
             if drafter_folder and (drafter_folder / BIGRAMS).is_file():
@@ -207,12 +212,14 @@ DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "int8", "int8": "int8"}
 """How the drafter's weights are stored beside a target's: drafts decide speed, never output."""
 
 
-def write_openvino(config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path) -> dict:
+def write_openvino(
+    config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path, hidden: bool
+) -> dict:
     """Plugin-form networks, lowered to the CPU operators."""
     cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     with step("export the target"):
         network = export_target_plugin(
-            target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=drafter is not None
+            target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=hidden
         )
     with step(f"compile the target ({config.precision})"):
         save_cpu_network(lower(network, config.precision), folder / "target.onnx")
@@ -223,13 +230,15 @@ def write_openvino(config: BundleConfig, target: Target, drafter: RecurrentDraft
     return {"openvino": version("openvino")}
 
 
-def write_torch(config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path) -> dict:
+def write_torch(
+    config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path, hidden: bool
+) -> dict:
     """Exported programs."""
     from model_defs.export_torch import export_drafter_torch, export_target_torch
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
     with step("export the target"):
-        program = export_target_torch(target.to(dtype), cache_shape(config), hidden_output=drafter is not None)
+        program = export_target_torch(target.to(dtype), cache_shape(config), hidden_output=hidden)
         torch.export.save(program, folder / "target.pt2")
     if drafter:
         with step("export the drafter"):
@@ -237,13 +246,15 @@ def write_torch(config: BundleConfig, target: Target, drafter: RecurrentDrafting
     return {}
 
 
-def write_tensorrt_rtx(config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path) -> dict:
+def write_tensorrt_rtx(
+    config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path, hidden: bool
+) -> dict:
     """Native-form networks and the engines that TensorRT for RTX builds from them."""
     from redraft.engines.tensorrt_rtx import compile_drafter, compile_target
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
     with step("export the target"):
-        network = export_target_native(target.to(dtype), cache_shape(config), hidden_output=drafter is not None)
+        network = export_target_native(target.to(dtype), cache_shape(config), hidden_output=hidden)
         save(network, folder / "target.onnx")
     with step("build the target's engine"):
         compile_target(folder / "target.onnx", folder / "target.engine", config.limits)

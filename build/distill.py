@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -38,11 +39,15 @@ from transformers import AutoTokenizer
 
 from model_defs.attention import DenseCache, causal_attend
 from model_defs.target import Target
+from redraft.bundle import Bundle
+from redraft.engines import load_engine
+from redraft.engines.interface import TargetBatch
 
 MAX_USER_TOKENS = 96
 PROMPT_TEMPERATURE = 0.8
 LOOP_TOKENS = 48
 LOOP_PERIODS = 16
+LOOP_CHECK = 8
 TEMPERATURES = ((0.0, 0.6), (0.7, 0.25), (1.0, 0.15))
 
 
@@ -64,7 +69,9 @@ class Document:
     drawn: int = 0
 
     def loops(self) -> bool:
-        """Whether the last LOOP_TOKENS tokens repeat with a short period."""
+        """Whether the last LOOP_TOKENS tokens repeat with a short period (looked at every LOOP_CHECK tokens)."""
+        if len(self.tokens) % LOOP_CHECK:
+            return False
         tail = self.tokens[-LOOP_TOKENS:]
         return len(tail) == LOOP_TOKENS and any(tail[p:] == tail[:-p] for p in range(1, LOOP_PERIODS + 1))
 
@@ -100,43 +107,99 @@ def _draw_temperature(rng: random.Random) -> float:
     return rng.choices(temperatures, shares)[0]
 
 
+class Forward(Protocol):
+    """The target over `slots` sequences of at most `length` tokens, in a cache of its own."""
+
+    slots: int
+    length: int
+
+    def __call__(
+        self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append equally many tokens to every slot of `lengths` cached rows: hidden bfloat16 [slots, n, H] and the
+        logits [wanted, V] that follow the last token of the `wanted` slots."""
+        ...
+
+
+class TorchForward:
+    """Through the torch module."""
+
+    def __init__(self, target: Target, slots: int, length: int):
+        self.target, self.slots, self.length = target, slots, length
+        self.cache = DenseCache(target.config, slots, length, target.embedding.weight)
+
+    def __call__(
+        self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device = self.target.embedding.weight.device
+        self.cache.starts.copy_(torch.tensor(lengths))
+        hidden = self.target(torch.tensor(tokens, device=device), self.cache.attend)
+        return hidden.to(torch.bfloat16).cpu(), self.target.lm_head(hidden[wanted, -1])
+
+
+class EngineForward:
+    """Through an engine bundle with hidden states: what will be served writes its own teacher data."""
+
+    def __init__(self, path: Path, threads: int):
+        bundle = Bundle.load(path)
+        self.engine = load_engine(bundle, threads or None)
+        self.slots, self.length = bundle.config.limits.slots, bundle.config.limits.max_len
+        self.mask_words = -(-bundle.config.limits.max_tree // 32)
+
+    def __call__(
+        self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, starts = np.array(tokens, np.int32), np.array(lengths, np.int32)
+        slots, n = ids.shape
+        batch = TargetBatch(
+            input_ids=ids.ravel(),
+            positions=(starts[:, None] + np.arange(n, dtype=np.int32)).ravel(),
+            row_offsets=np.arange(0, slots * n + 1, n, dtype=np.int32),
+            slots=np.arange(slots, dtype=np.int32),
+            cache_lengths=starts,
+            tree_mask=np.zeros((slots * n, self.mask_words), np.int32),
+            commit_src=np.zeros(0, np.int32),
+            commit_offsets=np.zeros(slots + 1, np.int32),
+            logit_rows=np.array(wanted, np.int32) * n + n - 1,
+        )
+        logits, hidden = self.engine.execute(batch)
+        if hidden is None:
+            raise typer.BadParameter("the bundle gives no hidden states: build it with --hidden-states")
+        states = torch.from_numpy(hidden[: slots * n]).to(torch.bfloat16)
+        return states.view(slots, n, -1), torch.from_numpy(logits)
+
+
 class Generator:
     """Continuous batching over a preallocated cache: one token of every slot per forward.
 
     All documents share the rows of `prefix` (the chat template's opening), computed once.
     """
 
-    def __init__(self, target: Target, prefix: list[int], slots: int, length: int, seed: int):
-        self.target, self.prefix, self.slots = target, prefix, slots
-        device = target.embedding.weight.device
-        self.cache = DenseCache(target.config, slots, length, target.embedding.weight)
-        opening = torch.tensor(prefix, device=device).expand(slots, -1)
-        self.prefix_hidden = target(opening, self.cache.attend)[0].to(torch.bfloat16).cpu()
-        self.random = torch.Generator(device=device).manual_seed(seed)
+    def __init__(self, forward: Forward, ends: set[int], prefix: list[int], seed: int):
+        self.forward, self.ends, self.prefix = forward, ends, prefix
+        slots = forward.slots
+        self.prefix_hidden = forward([prefix] * slots, [0] * slots, [])[0][0]
+        self.random = torch.Generator().manual_seed(seed)
         self.rng = random.Random(seed)
-        self.device = device
 
     def run(self, documents: Iterator[Document], max_new_tokens: int, assistant: list[int]) -> Iterator[Document]:
         """Yield documents as they end: at an end token, `max_new_tokens`, a loop, or a full cache."""
-        ends = set(self.target.config.eos_token_ids)
-        limit = self.cache.k.shape[3]
-        running = [self._start(next(documents)) for _ in range(self.slots)]
-        self.cache.starts.fill_(len(self.prefix))
+        running = [self._start(next(documents)) for _ in range(self.forward.slots)]
         while True:
-            inputs = torch.tensor([doc.tokens[-1] for doc in running], device=self.device)[:, None]
-            hidden = self.target(inputs, self.cache.attend)[:, 0]
-            self.cache.starts += 1
-            temperatures = torch.tensor([doc.temperature for doc in running], device=self.device)
-            drawn = draw(self.target.lm_head(hidden), temperatures, self.random).tolist()
-            stored = hidden.to(torch.bfloat16).cpu()
+            # The last token of a document is not in the cache yet.
+            lengths = [len(doc.tokens) - 1 for doc in running]
+            wanted = [slot for slot, doc in enumerate(running) if not doc.pending]
+            hidden, logits = self.forward([doc.tokens[-1:] for doc in running], lengths, wanted)
+            temperatures = torch.tensor([running[slot].temperature for slot in wanted])
+            drawn = dict(zip(wanted, draw(logits, temperatures, self.random).tolist(), strict=True))
             for slot, doc in enumerate(running):
-                doc.hidden.append(stored[slot])
+                doc.hidden.append(hidden[slot, 0])
                 if doc.pending:
                     doc.tokens.append(doc.pending.popleft())
                     continue
                 token = drawn[slot]
                 doc.drawn += 1
-                finished = token in ends
+                finished = token in self.ends
                 if doc.writes_prompt and (finished or doc.drawn >= MAX_USER_TOKENS):
                     doc.writes_prompt, doc.drawn = False, 0
                     doc.temperature = _draw_temperature(self.rng)
@@ -145,12 +208,11 @@ class Generator:
                     doc.answer_start = len(doc.tokens) - 1 + len(assistant)
                     continue
                 doc.tokens.append(token)
-                full = len(doc.tokens) >= limit
+                full = len(doc.tokens) >= self.forward.length
                 if finished or full or doc.drawn >= max_new_tokens or doc.loops():
-                    doc.hidden.append(stored[slot])
+                    doc.hidden.append(hidden[slot, 0])
                     yield doc
                     running[slot] = self._start(next(documents))
-                    self.cache.starts[slot] = len(self.prefix)
 
     def _start(self, doc: Document) -> Document:
         doc.tokens = [*self.prefix, doc.pending.popleft()]
@@ -194,14 +256,6 @@ def documents(
         pending = deque([template.prefix[-1], *user, *template.assistant])
         start = len(template.prefix) - 1 + len(pending)
         yield Document(pending, _draw_temperature(rng), answer_start=start)
-
-
-def generate(
-    target: Target, docs: Iterator[Document], template: Template, slots: int, max_new: int, seed: int
-) -> Iterator[Document]:
-    length = len(template.prefix) + MAX_USER_TOKENS + len(template.assistant) + 2 * max_new
-    generator = Generator(target, template.prefix[:-1], slots, length, seed)
-    return generator.run(docs, max_new, template.assistant)
 
 
 def prefill(
@@ -254,6 +308,10 @@ def main(
     prompts: Annotated[Path, typer.Option(help="JSONL with `source`, `prompt` and (for prefill) `response`.")],
     output: Annotated[Path, typer.Option(help="Folder for the shards; existing ones are kept and continued.")],
     tokens: Annotated[int, typer.Option(help="Stop when the folder holds this many tokens.")] = 5_000_000,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Generate with this engine bundle, built with --hidden-states (the fast way on a CPU)."),
+    ] = None,
     source: Annotated[
         Source, typer.Option(help="`generate` answers, or `prefill` the prompts' own responses.")
     ] = Source.generate,
@@ -263,7 +321,7 @@ def main(
     self_written: Annotated[
         float, typer.Option(help="Share of conversations whose prompt the target writes itself.")
     ] = 0.5,
-    slots: Annotated[int, typer.Option(help="Sequences generated (or prefilled) side by side.")] = 64,
+    slots: Annotated[int, typer.Option(help="Sequences side by side (with a bundle: its slots).")] = 64,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
     shard_documents: Annotated[int, typer.Option(help="Documents per shard.")] = 128,
     seed: Annotated[int, typer.Option(help="Seed; shard k continues with seed + k.")] = 0,
@@ -284,8 +342,11 @@ def main(
     rows = read_prompts(prompts, parse_shares(shares), seed)
     rng = random.Random(seed)
     if source is Source.generate:
+        length = len(template.prefix) + MAX_USER_TOKENS + len(template.assistant) + 2 * max_new_tokens
+        forward = EngineForward(bundle, threads) if bundle else TorchForward(target, slots, length)
         drawn = documents(rows, tokenizer, template, self_written, MAX_USER_TOKENS + max_new_tokens, rng)
-        stream = generate(target, drawn, template, slots, max_new_tokens, seed)
+        generator = Generator(forward, set(target.config.eos_token_ids), template.prefix[:-1], seed)
+        stream = generator.run(drawn, max_new_tokens, template.assistant)
     else:
         stream = prefill(target, rows, tokenizer, template, slots, MAX_USER_TOKENS + 2 * max_new_tokens)
     meta = {"model": str(model.name), "source": source.value, "shares": shares, "self_written": str(self_written)}

@@ -41,7 +41,7 @@ class OpenVINOEngine:
         self._logits = np.zeros((1, 1), np.float32)
         self._bound: dict[str, tuple[int, ...]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
-        self._has_hidden = self._drafter is not None
+        self._has_hidden = any("hidden" in output.names for output in self._target.model_outputs)
         self.caches = _allocate_caches(config)
         for name, cache in self.caches.items():
             self._target.set_tensor(name, _shared(cache))

@@ -40,7 +40,7 @@ def generate(target: Target, count: int, prompts: list[list[int]], slots: int = 
         distill.Document(distill.deque(prompts[i % len(prompts)]), 0.0, answer_start=3 + len(prompts[i % len(prompts)]))
         for i in range(10_000)
     )
-    stream = distill.Generator(target, prefix, slots, 64, seed=0).run(docs, 20, [END, 5])
+    stream = distill.Generator(distill.TorchForward(target, slots, 64), {END}, prefix, seed=0).run(docs, 20, [END, 5])
     return [next(stream) for _ in range(count)]
 
 
