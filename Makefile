@@ -68,8 +68,10 @@ $(MODEL)/source.json: | $(SETUP)
 	  make model SOURCE=<folder, .gguf or hub id> fetches it))
 	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL))
 
-distill: | $(MODEL)/source.json ## write teacher data from DATA (JSON lines) into TEACHER
-	$(PY) build/distill.py --model $(MODEL) --prompts $(DATA) --output $(TEACHER) --tokens $(TOKENS)
+distill: | $(TEACHER)-engine/manifest.json ## write teacher data from DATA (JSON lines) into TEACHER
+	$(PY) build/distill.py --model $(MODEL) --bundle $(TEACHER)-engine --prompts $(DATA) --output $(TEACHER) --tokens $(TOKENS)
+$(TEACHER)-engine/manifest.json: | $(MODEL)/source.json
+	$(BUILD) --no-drafter --hidden-states --slots 64 --max-len 704 --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) --output artifacts/drafters/$(NAME) --positions $(POSITIONS)

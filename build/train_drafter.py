@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -28,12 +28,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model_defs.fingerprint import target_fingerprint
 from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
 
 LOGIT_ROWS = 256
 SOFT_LABELS = 32
 DEPTH_DECAY = 0.85
+DEPTH_SHARES = (1.0, 0.5, 0.5, 0.25)
+"""Share of a batch's windows that is drafted to each depth; the last holds for all that are deeper."""
 EVALUATION_WINDOWS = 128
 
 
@@ -145,34 +148,38 @@ class Trainer:
             rows = self.row_of[F.pad(tokens[:, 2:], (0, 1))][..., None]
             return rows.clamp(min=0), (rows >= 0).float()
         parts = []
-        for h in hidden[:, 1:].split(max(1, LOGIT_ROWS // hidden.shape[1])):
+        for h in hidden[:, 1:].flatten(0, 1).split(LOGIT_ROWS):
             logits = F.linear(h, self.weight)
             values, rows = logits.topk(SOFT_LABELS, dim=-1)
             parts.append((rows, (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()))
-        rows, mass = (torch.cat(part) for part in zip(*parts, strict=True))
+        shape = (*hidden[:, 1:].shape[:2], SOFT_LABELS)
+        rows, mass = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
         return rows, mass
 
-    def steps(self, tokens: Tensor, hidden: Tensor) -> Iterator[Tensor]:
-        """Features [W, length, H] of the drafting steps 1..T along the text."""
+    def steps(self, tokens: Tensor, hidden: Tensor, windows: Sequence[int]) -> Iterator[Tensor]:
+        """Features [windows[d], length, H] of the drafting steps d = 0..T-1 along the text; `windows` do not grow."""
         context = self.drafter.context(hidden[:, : self.length])
         state = self.drafter.first_state(tokens[:, 1 : 1 + self.length])
-        for depth in range(self.unroll):
+        for depth, kept in enumerate(windows):
             if depth:
-                state = self.drafter.next_state(state, tokens[:, 1 + depth : 1 + depth + self.length])
-            yield self.drafter.features(state, context)
+                here = slice(1 + depth, 1 + depth + self.length)
+                state = self.drafter.next_state(state[:kept], tokens[:kept, here])
+            yield self.drafter.features(state, context[:kept])
 
     def loss(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Mean over positions of the depth-weighted distillation loss."""
+        """Mean over positions of the depth-weighted distillation loss; deep steps are estimated on fewer windows."""
         with torch.no_grad():
             rows, mass = self.teacher(tokens, hidden)
         total = torch.zeros((), device=hidden.device)
+        shares = [DEPTH_SHARES[min(depth, len(DEPTH_SHARES) - 1)] for depth in range(self.unroll)]
+        windows = [max(1, round(share * len(tokens))) for share in shares]
         with torch.autocast(hidden.device.type, dtype=torch.bfloat16):
-            features = list(self.steps(tokens, hidden))
-        for depth, x in enumerate(features):
+            features = list(self.steps(tokens, hidden, windows))
+        for depth, (x, kept) in enumerate(zip(features, windows, strict=True)):
             here = slice(depth, depth + self.length)
-            scaled = mass[:, here].flatten(0, 1) * (DEPTH_DECAY**depth / (len(tokens) * self.length))
+            scaled = mass[:kept, here].flatten(0, 1) * (DEPTH_DECAY**depth / (kept * self.length))
             total = total + HeadLoss.apply(
-                x.flatten(0, 1).to(torch.bfloat16), self.weight, rows[:, here].flatten(0, 1), scaled
+                x.flatten(0, 1).to(torch.bfloat16), self.weight, rows[:kept, here].flatten(0, 1), scaled
             )
         return total
 
@@ -186,10 +193,10 @@ class Trainer:
             spread = torch.linspace(0, len(tokens) - 1, min(len(tokens), EVALUATION_WINDOWS)).long()
             for part in spread.split(16):
                 t, h = tokens[part].to(device), hidden[part].to(device)
-                truth = F.linear(h, head).argmax(-1)
+                truth = F.linear(h.flatten(0, 1), head).argmax(-1).view(t.shape)
                 alive = torch.ones(len(part), self.length, dtype=torch.bool, device=device)
                 with torch.autocast(device.type, dtype=torch.bfloat16):
-                    steps = list(self.steps(t, h))
+                    steps = list(self.steps(t, h, [len(part)] * self.unroll))
                 for depth, x in enumerate(steps):
                     if depth:
                         alive = alive & (t[:, 1 + depth :][:, : self.length] == truth[:, depth:][:, : self.length])
@@ -253,10 +260,10 @@ def main(
     ] = InitialState.embedding,
     unroll: Annotated[int, typer.Option(help="Drafting steps T in the loss.")] = 5,
     window: Annotated[int, typer.Option(help="Consecutive positions per training window.")] = 32,
-    batch: Annotated[int, typer.Option(help="Windows per step.")] = 32,
-    peak_rate: Annotated[float, typer.Option(help="Peak learning rate (Adam).")] = 1e-3,
+    batch: Annotated[int, typer.Option(help="Windows per step.")] = 16,
+    peak_rate: Annotated[float, typer.Option(help="Peak learning rate (Adam).")] = 1.5e-3,
     held_out: Annotated[int, typer.Option(help="Shards kept for evaluation.")] = 4,
-    every: Annotated[int, typer.Option(help="Steps between evaluation and checkpoint.")] = 400,
+    every: Annotated[int, typer.Option(help="Steps between evaluation and checkpoint.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the data order and the weights.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
@@ -285,7 +292,8 @@ def main(
         )
         drafter = RecurrentDrafter(config, target, ids).to(device)
     trainer = Trainer(target, drafter, labels, unroll, window)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    card = {"target_fingerprint": target_fingerprint(target)}
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     steps, step, log = positions // (window * batch), 0, output / "log.jsonl"
     if checkpoint.exists():
         step = _restore(checkpoint, drafter, optimizer)
@@ -294,7 +302,7 @@ def main(
         tokens, hidden = teacher.windows(teacher.training[0], window, unroll)
         initialize_by_ridge(trainer, tokens.to(device), hidden.to(device))
     batches = teacher.batches(batch, window, unroll, seed, step)
-    begun, first, running = time.monotonic(), step, 0.0
+    begun, first, losses = time.monotonic(), step, list[float]()
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("training", total=steps, completed=step)
@@ -307,24 +315,25 @@ def main(
             loss.backward()
             torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
             optimizer.step()
-            step, running = step + 1, running + loss.item()
+            step += 1
+            losses.append(loss.item())
             rate = (step - first) * window * batch / (time.monotonic() - begun)
             progress.update(task, completed=step, description=f"{step}/{steps} {rate:.0f} positions/s")
             if step % every == 0 or step == steps:
                 record: dict[str, object] = {
                     "step": step,
                     "positions": step * window * batch,
-                    "loss": round(running / every, 4),
+                    "loss": round(sum(losses) / len(losses), 4),
                     "rate": round(rate),
                 }
                 record |= trainer.evaluate(teacher.evaluation, device)
                 record["minutes_left"] = round((steps - step) * window * batch / rate / 60, 1)
-                running = 0.0
+                losses.clear()
                 with log.open("a") as file:
                     print(json.dumps(record), file=file)
                 print(json.dumps(record), flush=True)
                 _save(checkpoint, drafter, optimizer, step)
-                drafter.save(output)
+                drafter.save(output, card)
 
 
 def _save(path: Path, drafter: RecurrentDrafter, optimizer: torch.optim.Optimizer, step: int) -> None:
