@@ -22,7 +22,8 @@ from benchmarks.metrics import Timeline
 from benchmarks.results import write_json
 from benchmarks.runner import run_one
 from benchmarks.tables import Table, number
-from benchmarks.workload import ChatTokenizer, load_prompts, spread
+from benchmarks.workload import ChatTokenizer
+from redraft.prompts import load_prompts, spread
 
 console = Console()
 TRITON, WORKER = "Triton", "bare worker"

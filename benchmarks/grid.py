@@ -26,12 +26,13 @@ from rich.progress import track
 from benchmarks.inprocess import Session, load_session, request
 from benchmarks.results import write_json
 from benchmarks.tables import Table, number
-from benchmarks.workload import ChatTokenizer, load_prompts, spread
+from benchmarks.workload import ChatTokenizer
 from redraft.decoding.construction import CONSTRUCTIONS, beams_of
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.engines.interface import DraftCandidates
+from redraft.prompts import load_prompts, spread
 
 NGRAM_LENGTH = 5
 console = Console()

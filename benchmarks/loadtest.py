@@ -2,8 +2,9 @@
 
     python -m benchmarks.loadtest --tokenizer artifacts/engines/NAME --request-rate 0.5 1 2 --result-dir out/spec
 
-Writes one JSON file per rate and plots into the result folder and prints a table; with --baseline, compares with an
-earlier run's folder. Ctrl-C writes what there is.
+Writes one JSON file per rate and plots into the result folder and prints a table. With --baseline, compares with the
+results in that folder: an earlier run's, or, with --baseline-url, those of a second server that takes turns with the
+first, rate by rate, so that a busy moment of the machine hits both. Ctrl-C writes what there is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import json
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from benchmarks.metrics import METRICS, Timeline, acceptance, parse_slo, summari
 from benchmarks.results import Run, clear_runs, load_runs, rate_name, save_run
 from benchmarks.runner import open_loop, run_one
 from benchmarks.tables import run_table, speedup_table
-from benchmarks.workload import ARRIVALS, ChatTokenizer, Prompt, arrival_times, load_prompts, pick_prompts
+from benchmarks.workload import ARRIVALS, ChatTokenizer, arrival_times, pick_prompts
+from redraft.prompts import Prompt, load_prompts
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 SETTING = (
@@ -32,6 +35,7 @@ SETTING = (
 )  # fmt: skip
 TABLE2 = {"request_rate": [0.1, 0.5, 1.0], "temperature": 1.0}
 TABLE2_PLAN = {"construction": "beam", "beam_width": 6, "beam_length": 5}
+BASELINE = "auto-regressive"
 console = Console()
 
 
@@ -70,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
     add("--label", default="run", help="name of this run in tables and plots")
     add("--result-dir", type=Path, default=Path("artifacts/loadtest/run"), help="earlier runs in it are replaced")
     add("--baseline", type=Path, help="result folder of an auto-regressive run to compare with")
+    add("--baseline-url", help="gRPC address of an auto-regressive server: measure it too, into --baseline")
+    add("--baseline-metrics-url", default="", help="its metrics page")
     return p
 
 
@@ -80,6 +86,8 @@ def check(args: argparse.Namespace) -> dict[str, float]:
         drafting = bundle_plan(args.tokenizer).get("drafting")
         if drafting and any(drafting.get(key) != value for key, value in TABLE2_PLAN.items()):
             raise ValueError(f"--table2 needs a bundle with {TABLE2_PLAN} or without drafter, got {drafting}")
+    if args.baseline_url and not args.baseline:
+        raise ValueError("--baseline-url needs --baseline: the folder for that server's results")
     for name in ("num_prompts", "max_tokens"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(args, name)}")
@@ -143,7 +151,7 @@ async def run_rate(
     summary = summarize(timelines, slo)
     summary |= acceptance_between(before, await backend.counters())
     server = args.worker or f"{args.url}/{args.model}"
-    setting = {"server": server, "plan": bundle_plan(args.tokenizer), "dataset": args.dataset.name}
+    setting = {"server": server, "plan": args.plan, "dataset": args.dataset.name}
     setting |= {name: getattr(args, name) for name in SETTING}
     run = Run(args.label, rate, setting, summary, interrupted=len(timelines) < len(requests))
     save_run(args.result_dir, run, timelines)
@@ -156,25 +164,43 @@ def acceptance_between(before: dict[str, float], after: dict[str, float]) -> dic
     return acceptance(*changes)
 
 
+def contenders(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """The servers to measure, each as the flags of a run of its own: the one asked for last."""
+    args.plan = bundle_plan(args.tokenizer)
+    if not args.baseline_url:
+        return [args]
+    server = {"url": args.baseline_url, "metrics_url": args.baseline_metrics_url, "worker": None, "plan": {}}
+    return [argparse.Namespace(**{**vars(args), **server, "label": BASELINE, "result_dir": args.baseline}), args]
+
+
 async def measure(args: argparse.Namespace, slo: dict[str, float]) -> list[Run]:
-    """Warm up, then every rate in turn. Raises GenerationError when no warm-up request succeeds."""
+    """Warm up, then every rate in turn, at each contender. The runs of the server asked for.
+
+    Raises GenerationError when a warm-up request fails.
+    """
     tokenizer, prompts = ChatTokenizer(args.tokenizer), load_prompts(args.dataset)
-    backend = await connect(args)
     runs: list[Run] = []
-    try:
-        for generation, timeline in build_requests(args, prompts, tokenizer, max(args.warmup, 1), args.seed + 1):
-            await run_one(backend, generation, timeline, tokenizer)
-            if timeline.error is not None:
-                raise GenerationError(f"the warm-up request failed: {timeline.error}")
-        clear_runs(args.result_dir)
+    async with AsyncExitStack() as stack:
+        servers = []
+        for contender in contenders(args):
+            backend = await connect(contender)
+            stack.push_async_callback(backend.close)
+            servers.append((contender, backend))
+            for generation, timeline in build_requests(args, prompts, tokenizer, max(args.warmup, 1), args.seed + 1):
+                await run_one(backend, generation, timeline, tokenizer)
+                if timeline.error is not None:
+                    raise GenerationError(f"{contender.label}: the warm-up request failed: {timeline.error}")
+        for contender, _ in servers:
+            clear_runs(contender.result_dir)
         for rate in args.request_rate:
-            requests = build_requests(args, prompts, tokenizer, args.num_prompts, args.seed)
-            runs.append(await run_rate(args, rate, backend, requests, tokenizer, slo))
-            if runs[-1].interrupted:
-                console.print("[yellow]interrupted: what had ended is written")
-                break
-    finally:
-        await backend.close()
+            for contender, backend in servers:
+                requests = build_requests(args, prompts, tokenizer, args.num_prompts, args.seed)
+                run = await run_rate(contender, rate, backend, requests, tokenizer, slo)
+                if contender is args:
+                    runs.append(run)
+                if run.interrupted:
+                    console.print("[yellow]interrupted: what had ended is written")
+                    return runs
     return runs
 
 
@@ -184,6 +210,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         slo = check(args)
         runs = asyncio.run(measure(args, slo))
+        if not runs:
+            return 130
         run_table(runs, args.percentile_metrics).show(console)
         plots.load_test([runs], args.result_dir)
         if args.baseline:

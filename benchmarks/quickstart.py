@@ -1,4 +1,4 @@
-"""Serve two bundles in turn, load-test both at the same rates, compare them and write a report.
+"""Serve two bundles, load-test them in turn at the same rates, compare them and write a report.
 
     python -m benchmarks.quickstart --baseline AR_BUNDLE --bundle SPEC_BUNDLE
 
@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 RUN_DIR = Path("artifacts/quickstart")
+PORT, BASELINE_PORT = 8000, 8010
 console = Console()
 
 
@@ -25,18 +28,25 @@ def run(*arguments: str | Path) -> None:
         raise SystemExit(done.returncode)
 
 
-def load_test(bundle: Path, label: str, results: Path, rates: list[str], prompts: int, extra: list[str | Path]) -> None:
-    """One served load test; the server is stopped at its end."""
-    console.rule(f"{label}: serve {bundle}")
+@contextmanager
+def served(bundle: Path, first_port: int) -> Iterator[None]:
+    """A Triton server of the bundle on three ports (HTTP, gRPC, metrics); stopped at the end."""
+    console.rule(f"serve {bundle}")
+    run_dir = RUN_DIR / f"run-{first_port}"
+    ports = zip(("--http-port", "--grpc-port", "--metrics-port"), range(first_port, first_port + 3), strict=True)
     try:
-        run("redraft.cli", "serve", "--bundle", bundle, "--run-dir", RUN_DIR / "run")
-        console.rule(f"{label}: load test at {', '.join(rates)} requests/s")
         run(
-            "benchmarks.loadtest", "--tokenizer", bundle, "--label", label, "--result-dir", results,
-            "--num-prompts", str(prompts), "--max-tokens", "64", "--request-rate", *rates, *extra,
-        )  # fmt: skip
+            "redraft.cli",
+            "serve",
+            "--bundle",
+            bundle,
+            "--run-dir",
+            run_dir,
+            *(str(word) for pair in ports for word in pair),
+        )
+        yield
     finally:
-        run("redraft.cli", "stop", "--run-dir", RUN_DIR / "run")
+        run("redraft.cli", "stop", "--run-dir", run_dir)
 
 
 def main() -> None:
@@ -47,9 +57,15 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=16, help="requests per rate")
     arguments = parser.parse_args()
     baseline, speculative = RUN_DIR / "auto-regressive", RUN_DIR / "speculative"
-    settings = (arguments.request_rate, arguments.num_prompts)
-    load_test(arguments.baseline, "auto-regressive", baseline, *settings, [])
-    load_test(arguments.bundle, "speculative", speculative, *settings, ["--baseline", baseline])
+    with served(arguments.baseline, BASELINE_PORT), served(arguments.bundle, PORT):
+        console.rule(f"load test at {', '.join(arguments.request_rate)} requests/s, the servers in turn")
+        run(
+            "benchmarks.loadtest", "--tokenizer", arguments.bundle, "--label", "speculative",
+            "--url", f"127.0.0.1:{PORT + 1}", "--metrics-url", f"http://127.0.0.1:{PORT + 2}/metrics",
+            "--baseline-url", f"127.0.0.1:{BASELINE_PORT + 1}", "--baseline", baseline, "--result-dir", speculative,
+            "--num-prompts", str(arguments.num_prompts), "--max-tokens", "64",
+            "--request-rate", *arguments.request_rate,
+        )  # fmt: skip
     console.rule("report")
     run("benchmarks.report", "--load", baseline, speculative, "--output", RUN_DIR / "report.html")
 

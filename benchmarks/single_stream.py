@@ -23,7 +23,8 @@ from benchmarks.inprocess import Answer, Clock, Session, load_session, request
 from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.results import write_json
 from benchmarks.tables import Table, number
-from benchmarks.workload import ChatTokenizer, Prompt, load_prompts, spread
+from benchmarks.workload import ChatTokenizer
+from redraft.prompts import Prompt, load_prompts, spread
 from redraft.protocol import GenerateRequest, SequenceStats
 
 console = Console()

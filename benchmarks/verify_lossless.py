@@ -24,9 +24,10 @@ from rich.progress import track
 from benchmarks.inprocess import Answer, Session, load_session, request
 from benchmarks.results import write_json
 from benchmarks.tables import Table
-from benchmarks.workload import ChatTokenizer, Prompt, load_prompts, spread
+from benchmarks.workload import ChatTokenizer
 from redraft.budget import BudgetTable
 from redraft.decoding.sampling import Sampler, position_uniform
+from redraft.prompts import Prompt, load_prompts, spread
 from redraft.protocol import GenerateRequest
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -1,55 +1,17 @@
-"""What a load test sends: prompts from a file, the chat template, and the times at which requests arrive."""
+"""What a load test sends: the chat template around prompts, and the times at which requests arrive."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from redraft.chat import render_chat
+from redraft.prompts import Prompt
 
 ARRIVALS = ("constant", "poisson")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One conversation's user turns, at least one."""
-
-    question_id: str
-    category: str
-    turns: tuple[str, ...]
-
-
-def load_prompts(path: str | Path) -> list[Prompt]:
-    """Prompts of a JSON-lines file: `turns` with `question_id` and `category` (MT-bench, Spec-Bench), or `prompt`.
-
-    Raises ValueError naming the file, the line and what is wrong with it.
-    """
-    prompts = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    prompts.append(_parse(json.loads(line), number))
-                except (json.JSONDecodeError, ValueError) as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from None
-    if not prompts:
-        raise ValueError(f"{path}: holds no prompts")
-    return prompts
-
-
-def _parse(row: Any, number: int) -> Prompt:
-    if not isinstance(row, dict):
-        raise ValueError(f"expected an object, got {row!r:.60}")
-    turns = row.get("turns", [row["prompt"]] if "prompt" in row else None)
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise ValueError(f"expected 'turns' (a list of texts) or 'prompt' (a text), got {turns!r:.60}")
-    return Prompt(str(row.get("question_id", number)), str(row.get("category", "all")), tuple(turns))
 
 
 class ChatTokenizer:
@@ -98,13 +60,6 @@ def arrival_times(
         return np.arange(count) / rate
     gaps = np.random.default_rng(seed).gamma(burstiness, 1.0, count - 1)
     return np.concatenate([[0.0], np.cumsum(gaps)]) * ((count - 1) / rate / gaps.sum())
-
-
-def spread(prompts: list[Prompt], count: int | None) -> list[Prompt]:
-    """`count` prompts evenly spaced over a file that is sorted by kind; all of them for None or more than there are."""
-    if count is None or count >= len(prompts):
-        return prompts
-    return [prompts[index * len(prompts) // count] for index in range(count)]
 
 
 def pick_prompts(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:

@@ -13,7 +13,6 @@ How many nodes to draft depends on what a step costs, which depends on how many 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import defaultdict
@@ -33,6 +32,7 @@ from redraft.chat import render_chat
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan
+from redraft.prompts import load_prompts, spread
 from redraft.protocol import GenerateRequest
 from redraft.runtime import Runtime
 from redraft.scheduler import Scheduler
@@ -69,20 +69,6 @@ class Acceptance:
     def length(self, budget: int) -> float:
         """Acceptance length (bonus token included) with trees of `budget` nodes."""
         return 1 + sum(rank <= budget for rank in self.ranks) / max(self.steps, 1)
-
-
-def read_prompts(path: Path, folder: Path) -> list[str]:
-    """Prompts of a JSON-lines file (`turns`, first turn, or `prompt`), with the bundle's chat template applied."""
-    users = []
-    for number, line in enumerate(path.open(encoding="utf-8"), 1):
-        if not line.strip():
-            continue
-        item = json.loads(line)
-        user = item["turns"][0] if item.get("turns") else item.get("prompt")
-        if not isinstance(user, str):
-            raise ValueError(f"{path}, line {number}: expected `turns` or `prompt`")
-        users.append(user)
-    return [render_chat(folder, user) for user in users]
 
 
 def measure_acceptance(runtime: Runtime, shape: tuple[str | None, bool], prompts: list[str], tokens: int,
@@ -234,18 +220,18 @@ def main(
     console = Console(stderr=True)
     try:
         runtime = Runtime.load(bundle, threads)
-        texts = read_prompts(prompts, bundle)
+        chosen = spread(load_prompts(prompts), num_prompts)
     except (ValueError, OSError, RuntimeError) as error:
         console.print(f"tune: {error}")
         raise typer.Exit(2) from None
     if not runtime.drafts:
         console.print(f"{bundle.name} has no drafter: nothing to tune")
         raise typer.Exit()
-    spread = texts[:: max(len(texts) // num_prompts, 1)][:num_prompts]
+    texts = [render_chat(bundle, prompt.turns[0]) for prompt in chosen]
     with Progress(TextColumn("tune: {task.description}"), BarColumn(), TimeRemainingColumn(), console=console,
                   disable=not sys.stderr.isatty()) as progress:  # fmt: skip
         task = progress.add_task("loading", total=None)
-        table = tune(runtime, spread, tokens, lambda text: progress.update(task, description=text))
+        table = tune(runtime, texts, tokens, lambda text: progress.update(task, description=text))
     runtime.engine.close()
     partial = bundle / f".{FILE_NAME}.partial"
     partial.write_text(table.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -77,6 +77,26 @@ def test_compares_with_a_baseline(backend, command, tmp_path, capsys):
     assert "ms/token (speed-up over auto-regressive)" in capsys.readouterr().out
 
 
+def test_two_servers_take_turns_at_every_rate(fake_backend, command, tmp_path, capsys, monkeypatch):
+    servers = {"ar:1": fake_backend(delay=0), "spec:2": fake_backend(delay=0)}
+    turns = []
+    for url, server in servers.items():
+        monkeypatch.setattr(server, "stream", lambda g, url=url, stream=server.stream: turns.append(url) or stream(g))
+
+    async def connect(args):
+        return servers[args.url]
+
+    monkeypatch.setattr(loadtest, "connect", connect)
+    assert command("--url", "spec:2", "--baseline-url", "ar:1", "--warmup", 1, "--request-rate", 100, "inf") == 2
+    flags = ["--url", "spec:2", "--baseline-url", "ar:1", "--baseline", tmp_path / "ar", "--warmup", 1]
+    assert command(*flags, "--request-rate", 100, "inf") == 0
+    assert turns == ["ar:1", "spec:2"] + 2 * (6 * ["ar:1"] + 6 * ["spec:2"])
+    assert [run.label for run in load_runs(tmp_path / "ar")] == 2 * ["auto-regressive"]
+    assert [run.label for run in load_runs(tmp_path / "out")] == 2 * ["run"]
+    assert "speed-up over auto-regressive" in capsys.readouterr().out
+    assert all(server.closed for server in servers.values())
+
+
 def test_failures_are_counted_and_reported(backend, command, tmp_path, capsys):
     backend.fail_every = 4
     assert command("--request-rate", "inf", "--warmup", 1) == 1

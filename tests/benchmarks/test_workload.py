@@ -1,7 +1,6 @@
-"""Prompt files, chat templates and arrival processes."""
+"""Chat templates and arrival processes."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,45 +9,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from benchmarks.workload import ChatTokenizer, arrival_times, load_prompts, pick_prompts, spread
+from benchmarks.workload import ChatTokenizer, arrival_times, pick_prompts
+from redraft.prompts import load_prompts
 
 SHIPPED = Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl"
-KINDS = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
-
-
-def test_shipped_prompts_cover_every_kind():
-    prompts = load_prompts(SHIPPED)
-    assert len(prompts) >= 80
-    counts = Counter(prompt.category for prompt in prompts)
-    assert set(counts) == KINDS
-    assert min(counts.values()) >= 10
-    assert len({prompt.question_id for prompt in prompts}) == len(prompts)
-    assert len({prompt.turns[0] for prompt in prompts}) == len(prompts)
-    assert {len(prompt.turns) for prompt in prompts} == {1, 2}
-
-
-def test_prompt_formats(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"question_id": 81, "category": "qa", "turns": ["a", "b"], "reference": []}, {"prompt": "c"}]
-    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    first, second = load_prompts(file)
-    assert (first.question_id, first.category, first.turns) == ("81", "qa", ("a", "b"))
-    assert (second.question_id, second.category, second.turns) == ("2", "all", ("c",))
-
-
-@pytest.mark.parametrize("line", ["{", "[1]", '{"turns": []}', '{"turns": "text"}', '{"prompt": " "}', '{"other": 1}'])
-def test_wrong_prompt_lines_are_named(tmp_path, line):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "good"}\n' + line)
-    with pytest.raises(ValueError, match="line 2"):
-        load_prompts(file)
-
-
-def test_empty_prompt_file(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n")
-    with pytest.raises(ValueError, match="holds no prompts"):
-        load_prompts(file)
 
 
 def test_each_prompt_is_used_before_any_repeats():
@@ -132,10 +96,3 @@ def test_infinite_rate_sends_everything_at_once():
 def test_arrival_arguments_are_checked(arguments, message):
     with pytest.raises(ValueError, match=message):
         arrival_times(*arguments)
-
-
-def test_spreading_over_a_sorted_file():
-    prompts = load_prompts(SHIPPED)
-    assert {prompt.category for prompt in spread(prompts, 8)} == KINDS
-    assert len(set(spread(prompts, 30))) == 30
-    assert spread(prompts, None) == spread(prompts, 500) == prompts

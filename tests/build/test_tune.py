@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -63,13 +62,3 @@ def test_small_trees_are_predicted_from_the_large_one(runtime):
             runtime.scheduler.step()
         totals = runtime.scheduler.totals
         assert predicted.length(budget) == pytest.approx(1 + totals.accepted / totals.sequence_steps, rel=0.2)
-
-
-def test_prompts_are_read_with_the_chat_template(tmp_path):
-    (tmp_path / "chat_template.jinja").write_text("<{{ messages[0].content }}>")
-    path = tmp_path / "p.jsonl"
-    path.write_text("\n".join(json.dumps(item) for item in ({"turns": ["a", "b"]}, {"prompt": "c"})))
-    assert tune.read_prompts(path, tmp_path) == ["<a>", "<c>"]
-    path.write_text('{"x": 1}')
-    with pytest.raises(ValueError, match="line 1: expected `turns` or `prompt`"):
-        tune.read_prompts(path, tmp_path)
