@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from redraft.budget import BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS
+from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.ngram import NgramIndex, ngram_chains
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.decoding.verification import check_pairing
-from redraft.engines.interface import Engine
+from redraft.engines.interface import DraftSampling, DrawingEngine, Engine
+from redraft.protocol import MIN_TEMPERATURE, SamplingConfig
 from redraft.sequence import Sequence
 
 
 @dataclass(frozen=True)
 class DraftingPlan:
-    """What to draft and how to verify it. `construction` None: no neural drafter, the n-gram branch alone."""
+    """What to draft and how to verify it. `construction` None: no neural drafter, the n-gram branch alone.
+
+    A random construction draws `levels` tokens on each level (as its shape counts them) from the drafter's `support`
+    tokens per node. Raises ValueError (PairingError) for a plan that makes no sense.
+    """
 
     construction: str | None
     verification: str = "sampled_walk"
     ngram: bool = False
     ngram_length: int = 5
     budget: BudgetTable | None = None
+    levels: tuple[int, ...] = ()
+    support: int = 0
 
     def __post_init__(self) -> None:
         check_pairing(self.construction or "chain", self.verification, merged=self.ngram)
+        if self.shape and (self.support < 1 or not self.levels or min(self.levels) < 1):
+            raise ValueError(
+                f"{self.construction!r} needs levels of 1 draw or more and a support of 1 token or more, got levels "
+                f"{self.levels} and support {self.support}"
+            )
+
+    @cached_property
+    def shape(self) -> DrawShape | None:
+        """What is fixed of a random construction's draws; None for the others."""
+        random = RANDOM_CONSTRUCTIONS.get(self.construction or "")
+        return random.shape(self.levels) if random else None
 
 
 class DraftSource:
@@ -65,8 +86,11 @@ class DraftSource:
 
     def _trees(self, sequences: list[Sequence], roots: np.ndarray, budgets: np.ndarray) -> TokenTree:
         assert self._plan is not None
+        deepest = np.array([sequence.remaining - 1 for sequence in sequences], dtype=np.int32)
         trees = []
-        if self._plan.construction is not None:
+        if self._plan.shape is not None:
+            trees.append(self._random_trees(self._plan.shape, sequences, roots, budgets, deepest))
+        elif self._plan.construction is not None:
             hidden = np.stack([sequence.hidden for sequence in sequences if sequence.hidden is not None])
             candidates = self._engine.draft(hidden, roots)
             trees.append(CONSTRUCTIONS[self._plan.construction].build(candidates, roots, int(budgets.max())))
@@ -74,10 +98,34 @@ class DraftSource:
             indices = [sequence.ngram for sequence in sequences if sequence.ngram is not None]
             trees.append(ngram_chains(roots, indices, self._plan.ngram_length))
         tree = merge_trees(trees)
-        deepest = np.array([sequence.remaining - 1 for sequence in sequences], dtype=np.int32)
         if (tree.sizes - 1 > budgets).any() or (tree.depth.max(axis=1) > deepest).any():
             tree = prune_tree(tree, budgets, deepest)
         return tree
+
+    def _random_trees(
+        self, shape: DrawShape, sequences: list[Sequence], roots: np.ndarray, budgets: np.ndarray, deepest: np.ndarray
+    ) -> TokenTree:
+        assert self._plan is not None
+        assert isinstance(self._engine, DrawingEngine)
+        hidden = np.stack([sequence.hidden for sequence in sequences if sequence.hidden is not None])
+        rows, support = sum(shape.noise_rows), self._plan.support
+        temperature, top_k, top_p = zip(*(_filters(sequence.request.sampling) for sequence in sequences), strict=True)
+        samplers = [sequence.sampler for sequence in sequences]
+        sampling = DraftSampling(
+            noise=np.stack([gumbel_noise(sampler.seed, sampler.position, rows, support) for sampler in samplers]),
+            temperature=np.array(temperature, dtype=np.float32),
+            top_k=np.array(top_k, dtype=np.int32),
+            top_p=np.array(top_p, dtype=np.float32),
+        )
+        return pack_draws(self._engine.draw(hidden, roots, sampling), roots, shape.kept(budgets, deepest))
+
+
+def _filters(config: SamplingConfig) -> tuple[float, int, float]:
+    """Temperature, top-k and top-p to draft with: the request's; a greedy one draws the most probable tokens."""
+    if config.greedy:
+        return MIN_TEMPERATURE, 0, 1.0
+    temperature = 1.0 if config.temperature is None else config.temperature
+    return temperature, config.top_k or 0, 1.0 if config.top_p is None else config.top_p
 
 
 def _spread(tree: TokenTree, places: np.ndarray, roots: np.ndarray) -> TokenTree:
@@ -87,4 +135,7 @@ def _spread(tree: TokenTree, places: np.ndarray, roots: np.ndarray) -> TokenTree
     sizes = np.ones(len(roots), dtype=np.int32)
     tokens[:, 0] = roots
     tokens[places], parents[places], sizes[places] = tree.tokens, tree.parents, tree.sizes
-    return TokenTree(tokens, parents, sizes)
+    if tree.draws is None:
+        return TokenTree(tokens, parents, sizes)
+    drawn = dict(zip(places.tolist(), tree.draws, strict=True))
+    return TokenTree(tokens, parents, sizes, draws=[drawn.get(place, {}) for place in range(len(roots))])

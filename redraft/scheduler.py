@@ -12,7 +12,7 @@ import numpy as np
 from redraft.decoding.token_tree import MASK_BITS, TokenTree
 from redraft.decoding.verification import VERIFIERS, Verdict
 from redraft.drafting import DraftingPlan, DraftSource
-from redraft.engines.interface import Engine, TargetBatch
+from redraft.engines.interface import DraftSampling, DrawingEngine, Engine, TargetBatch
 from redraft.protocol import WorkerStatus
 from redraft.sequence import Output, Sequence
 
@@ -60,7 +60,12 @@ class Scheduler:
         bigrams: np.ndarray | None = None,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
     ):
-        """`observe` is shown every step's tree, place in it and verdict of each sequence."""
+        """`observe` is shown every step's tree, place in it and verdict of each sequence.
+
+        Raises ValueError where the plan draws at random and the engine's drafter does not.
+        """
+        if plan and plan.shape and not isinstance(engine, DrawingEngine):
+            raise ValueError(f"{plan.construction!r} needs a drafter that draws at random, and this engine's does not")
         self.limits = limits
         self.totals = Totals()
         self._engine = _TimedEngine(engine)
@@ -257,6 +262,13 @@ class _TimedEngine:
     def draft(self, hidden: np.ndarray, tokens: np.ndarray):
         started = time.perf_counter()
         result = self._engine.draft(hidden, tokens)
+        self.seconds += time.perf_counter() - started
+        return result
+
+    def draw(self, hidden: np.ndarray, tokens: np.ndarray, sampling: DraftSampling):
+        assert isinstance(self._engine, DrawingEngine)
+        started = time.perf_counter()
+        result = self._engine.draw(hidden, tokens, sampling)
         self.seconds += time.perf_counter() - started
         return result
 

@@ -20,6 +20,7 @@ class Draws(Enum):
     TOP = "the most probable tokens (top-k, beams, merged trees)"
     WITHOUT_REPLACEMENT = "random draws without replacement"
     INDEPENDENT = "independent random draws, repeats kept"
+    SINGLE = "one random draw after each token"
 
 
 @dataclass(frozen=True)

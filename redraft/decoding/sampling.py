@@ -86,6 +86,10 @@ class Sampler:
         index = _inverse_cdf(weights, position_uniform(self.seed, self.position))
         return index if ids is None else int(ids[index])
 
+    def draw(self, weights: np.ndarray) -> int:
+        """A token from weights float64 [V], by the random number that `choose` takes at this position."""
+        return _inverse_cdf(weights, position_uniform(self.seed, self.position))
+
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """float64 [V], the distribution that `choose` draws from; for verifiers that compare distributions."""
         logits = self.process(logits)

@@ -12,11 +12,24 @@ MASK_BITS = 32
 
 
 @dataclass
+class NodeDraws:
+    """What was drawn below one node, in draw order, and the draft distribution p that it was drawn from."""
+
+    children: list[int]
+    """The drawn nodes; a token that was drawn again stands again."""
+    places: list[int]
+    """Of each draw, its place in `ids`."""
+    ids: np.ndarray
+    """int32 [M], the tokens that could be drawn."""
+    draft_log_probs: np.ndarray
+    """float32 [M], their log-probabilities before any draw."""
+
+
+@dataclass
 class TokenTree:
     """B draft trees of up to N nodes. Node 0 is the root: the last token that is certain. Parents come before children.
 
-    `draws` and `draft_log_probs` are filled only by constructions whose verifier needs them: per sequence, the ordered
-    draws of each expanded node (with repeats) as node indices, and the drafter's log-probabilities there.
+    `draws`, per sequence the draws below each expanded node, is there only for trees of random draws.
     """
 
     tokens: np.ndarray
@@ -27,8 +40,7 @@ class TokenTree:
     """int32 [B], nodes of each tree, root included."""
     scores: np.ndarray | None = None
     """float32 [B, N], estimated log-probability that a node is accepted; 0 at the root, -inf past the end."""
-    draws: list[dict[int, list[int]]] | None = None
-    draft_log_probs: list[dict[int, np.ndarray]] | None = None
+    draws: list[dict[int, NodeDraws]] | None = None
 
     @classmethod
     def root_only(cls, roots: np.ndarray) -> TokenTree:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from redraft.decoding.construction import CONSTRUCTIONS, Draws
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.sampling import Sampler, log_probability
 from redraft.decoding.token_tree import TokenTree
 
@@ -51,11 +52,13 @@ def check_pairing(construction: str, verification: str, merged: bool = False) ->
 
     `merged`: an n-gram branch or a re-sampled tree is merged in.
     """
-    if construction not in CONSTRUCTIONS:
-        raise PairingError(f"unknown construction {construction!r}: expected one of {', '.join(CONSTRUCTIONS)}")
+    kinds = {name: known.draws for name, known in CONSTRUCTIONS.items()}
+    kinds |= {name: known.draws for name, known in RANDOM_CONSTRUCTIONS.items()}
+    if construction not in kinds:
+        raise PairingError(f"unknown construction {construction!r}: expected one of {', '.join(kinds)}")
     if verification not in VERIFIERS:
         raise PairingError(f"unknown verification {verification!r}: expected one of {', '.join(VERIFIERS)}")
-    verifier, draws = VERIFIERS[verification], CONSTRUCTIONS[construction].draws
+    verifier, draws = VERIFIERS[verification], kinds[construction]
     if draws in verifier.refused:
         raise PairingError(f"{verification!r} does not go with {construction!r}: {verifier.refused[draws]}")
     if merged and not verifier.merges:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -42,6 +42,35 @@ class DraftCandidates:
     parents: np.ndarray  # int32 [B, L, W]
 
 
+@dataclass
+class DraftSampling:
+    """How a random drafter is to draw for B sequences: its noise, and each request's own filters.
+
+    The drafter turns the logits of M tokens per expanded node (the hot vocabulary, or the most probable) into the
+    distribution p: divided by the temperature, top-k, then top-p, renormalized. `noise` is standard Gumbel, its rows
+    level by level as the construction's shape says (see `redraft.decoding.random_trees.DrawShape`).
+    """
+
+    noise: np.ndarray  # float32 [B, R, M]
+    temperature: np.ndarray  # float32 [B], above 0
+    top_k: np.ndarray  # int32 [B], 0: all
+    top_p: np.ndarray  # float32 [B], 1: all
+
+
+@dataclass
+class DraftDraws:
+    """What a random drafter draws for B sequences: D draws, level by level, in draw order within a level.
+
+    Node 0 is the root and draw d is node d + 1; the first E nodes, all but the last level's, are expanded. Draw d took
+    entry m of node e, where e, m = divmod(draws[b, d], M); -1: nothing was left to draw. Repeats are draws of their
+    own. `log_probs` is p as drawn from: -inf where a token cannot be drawn.
+    """
+
+    ids: np.ndarray  # int32 [B, E, M], target vocabulary ids, distinct within a node
+    log_probs: np.ndarray  # float32 [B, E, M]
+    draws: np.ndarray  # int32 [B, D]
+
+
 class Engine(Protocol):
     """A loaded bundle's networks on one device. Not thread-safe."""
 
@@ -58,4 +87,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the networks and the cache."""
+        ...
+
+
+@runtime_checkable
+class DrawingEngine(Protocol):
+    """An engine whose drafter network draws at random."""
+
+    def draw(self, hidden: np.ndarray, tokens: np.ndarray, sampling: DraftSampling) -> DraftDraws:
+        """Draw for the whole batch from hidden float32 [B, H] and the root tokens int32 [B], in one call."""
         ...

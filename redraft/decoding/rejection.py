@@ -1,0 +1,170 @@
+"""Rejection-type verification: keeps a draw with a probability such that tokens follow the target's distribution q.
+
+A rule tries the draws of one node in draw order: `rule(q, drawn, accept)` asks `accept(chance)` for each and gives the
+place of the draw that was accepted, or -1, with the weights of what to draw instead. Nothing else is random in it, so
+its law can be enumerated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count, repeat
+
+import numpy as np
+
+from redraft.decoding.construction import Draws
+from redraft.decoding.draws import log_softmax
+from redraft.decoding.sampling import Sampler, log_probability, position_uniform
+from redraft.decoding.token_tree import NodeDraws, TokenTree
+from redraft.decoding.verification import Verdict, Verifier, register_verifier
+
+Accept = Callable[[float], bool]
+Rule = Callable[[np.ndarray, NodeDraws, Accept], tuple[int, np.ndarray]]
+
+_BISECTIONS = 50
+
+
+def recursive_rejection(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tuple[int, np.ndarray]:
+    """Draws without replacement: RSD, algorithm 1 and the loop of algorithm 6. q float64 [V], weights float64 [V].
+
+    A rejected token leaves the draft distribution, which is renormalized (the paper prints its index instead).
+    """
+    return _rounds(q, drawn, _without_replacement(drawn), accept)
+
+
+def multi_round(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tuple[int, np.ndarray]:
+    """Independent draws, repeats included: SpecInfer's multi-round rejection (RSD, section 2). Of a single draw, this
+    is speculative sampling. q float64 [V], weights float64 [V]."""
+    return _rounds(q, drawn, repeat(np.exp(log_softmax(drawn.draft_log_probs))), accept)
+
+
+def k_seq(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tuple[int, np.ndarray]:
+    """Independent draws, repeats included: SpecTr's K-SEQ (RSD, section 2). q float64 [V], weights float64 [V].
+
+    Its gamma is the smallest, and accepts the most, for which the residual is a distribution.
+    """
+    p, inside = np.exp(log_softmax(drawn.draft_log_probs)), q[drawn.ids]
+    gamma = k_seq_gamma(p, inside, len(drawn.places))
+    for place, entry in enumerate(drawn.places):
+        if accept(_chance(inside[entry], gamma * p[entry])):
+            return place, q
+    overlap = np.minimum(p, inside / gamma)
+    beta = float(overlap.sum())
+    tried = (1 - (1 - beta) ** len(drawn.places)) / beta if beta > 0 else 0.0
+    return -1, _with_inside(q, drawn.ids, np.maximum(inside - tried * overlap, 0.0))
+
+
+def k_seq_gamma(p: np.ndarray, q: np.ndarray, draws: int) -> float:
+    """The least gamma in [1, draws] with 1 - (1 - beta)^draws <= gamma beta, where beta = sum min(p, q / gamma).
+
+    p and q float64 [M]. What the right side exceeds the left by grows with gamma: bisection, ending where it holds.
+    """
+    low, high = 1.0, float(draws)
+    for _ in range(_BISECTIONS if draws > 1 else 0):
+        gamma = (low + high) / 2
+        beta = np.minimum(p, q / gamma).sum()
+        low, high = (low, gamma) if 1 - (1 - beta) ** draws <= gamma * beta else (gamma, high)
+    return high
+
+
+def _rounds(
+    q: np.ndarray, drawn: NodeDraws, distributions: Iterable[np.ndarray], accept: Accept
+) -> tuple[int, np.ndarray]:
+    """Rejection round by round; `distributions` float64 [M] are what each draw came from, given those before it.
+
+    The residual is kept unnormalized: outside of p's support it never changes.
+    """
+    residual, mass = q[drawn.ids], 1.0
+    outside = max(1.0 - float(residual.sum()), 0.0)
+    for place, (entry, p) in enumerate(zip(drawn.places, distributions, strict=False)):
+        share = mass * p
+        if accept(_chance(residual[entry], share[entry])):
+            return place, q
+        left = np.maximum(residual - share, 0.0)
+        if (total := float(left.sum()) + outside) > 0:
+            residual, mass = left, total
+    return -1, _with_inside(q, drawn.ids, residual)
+
+
+def _without_replacement(drawn: NodeDraws) -> Iterator[np.ndarray]:
+    scores = drawn.draft_log_probs.astype(np.float64)
+    for entry in drawn.places:
+        yield np.exp(log_softmax(scores))
+        scores[entry] = -np.inf
+
+
+def _chance(target: float, draft: float) -> float:
+    """min(1, target / draft), 0 where the target has nothing (the draft's probability may have underflowed)."""
+    return 0.0 if target <= 0 else 1.0 if target >= draft else float(target / draft)
+
+
+def _with_inside(q: np.ndarray, ids: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """q with other weights at `ids`; q itself where nothing is left, which only rounding reaches."""
+    weights = q.copy()
+    weights[ids] = inside
+    return weights if weights.any() else q
+
+
+def _coin(sampler: Sampler) -> Accept:
+    """Accepts with the chance asked, by random numbers of the current output position that nothing else uses."""
+    tries = count(1)
+    return lambda chance: position_uniform(sampler.seed, sampler.position, next(tries)) < chance
+
+
+def verify(
+    rule: Rule, tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, with_log_probs: bool
+) -> Verdict:
+    """Walk down from the root: at each node the rule accepts one of its draws, or the bonus token is drawn.
+
+    The target's distribution is the sampler's, filters and processors applied to the node's own path. Acceptance and
+    bonus take random numbers of their own from each output position. It stops after an end token.
+    """
+    draws = tree.draws[sequence] if tree.draws is not None else {}
+    verdict = Verdict(path=[], tokens=[])
+    node: int | None = 0
+    while node is not None:
+        verdict.path.append(node)
+        node_logits, drawn = logits[node], draws.get(node)
+        child = None
+        if drawn is None:
+            token = sampler.choose(node_logits)
+        else:
+            place, weights = rule(sampler.probabilities(node_logits), drawn, _coin(sampler))
+            if place >= 0:
+                child, token = drawn.children[place], int(drawn.ids[drawn.places[place]])
+            else:
+                token = sampler.draw(weights)
+        sampler.accept(token)
+        verdict.tokens.append(token)
+        if with_log_probs:
+            verdict.log_probs.append(log_probability(node_logits, token))
+        node = None if token in sampler.end_ids else child
+    return verdict
+
+
+_CHOSEN = "it weighs draws by their draft probability, and these tokens were chosen, not drawn"
+_SEVERAL = "it verifies one draw after each token"
+_REPEATED = "it takes every rejected token out of the draft distribution, and these draws repeat"
+_DEPENDENT = "it takes the draws for independent, and these come without replacement"
+
+REJECTION = register_verifier(
+    Verifier(
+        "rejection",
+        partial(verify, multi_round),
+        {Draws.TOP: _CHOSEN, Draws.WITHOUT_REPLACEMENT: _SEVERAL, Draws.INDEPENDENT: _SEVERAL},
+    )
+)
+RECURSIVE_REJECTION = register_verifier(
+    Verifier(
+        "recursive_rejection",
+        partial(verify, recursive_rejection),
+        {Draws.TOP: _CHOSEN, Draws.INDEPENDENT: _REPEATED},
+    )
+)
+MULTI_ROUND = register_verifier(
+    Verifier("multi_round", partial(verify, multi_round), {Draws.TOP: _CHOSEN, Draws.WITHOUT_REPLACEMENT: _DEPENDENT})
+)
+K_SEQ = register_verifier(
+    Verifier("k_seq", partial(verify, k_seq), {Draws.TOP: _CHOSEN, Draws.WITHOUT_REPLACEMENT: _DEPENDENT})
+)
