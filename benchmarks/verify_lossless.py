@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.inprocess import Answer, Session, load_session, request
 from benchmarks.results import write_json
 from benchmarks.tables import Table
 from benchmarks.workload import ChatTokenizer
 from redraft.budget import BudgetTable
+from redraft.bundle import MANIFEST, file_sha256
 from redraft.decoding.sampling import Sampler, position_uniform
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.protocol import GenerateRequest
@@ -41,6 +44,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "bad_words": ["the", " is"], "min_length": 32,
     },
 }  # fmt: skip
+CHUNK = 16
+"""Prompts that go through all outputs of a setting before the next."""
 console = Console()
 
 
@@ -126,39 +131,76 @@ def _token(answer: Answer, place: int, end_ids: frozenset[int]) -> int:
     return answer.token_ids[place] if place < len(answer.token_ids) else min(end_ids, default=0)
 
 
-def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
-    """All settings over all prompts; the report."""
-    prompts = spread(load_prompts(args.dataset), args.num_prompts)
+def verify_setting(
+    verifier: Verifier, setting: str, prompts: list[Prompt], args: argparse.Namespace, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """One setting over all prompts: a row for each concurrency, the divergences, and the rates where asked for."""
     tokenizer = ChatTokenizer(args.auto_regressive)
-    texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
-    report: dict[str, Any] = {"prompts": len(prompts), "max_tokens": args.max_tokens, "margin": args.margin}
-    report |= {"settings": [], "rates": []}
+    counted = {"tokens": 0, "steps": 0, "accepted": 0}
+    rows: dict[int, dict[str, Any]] = {n: {"setting": setting, "concurrency": n, **counted} for n in args.concurrency}
     divergences: list[Divergence] = []
-    for setting in track(SETTINGS, "verifying", console=console):
+    rates: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(prompts), CHUNK):
+        chunk = prompts[start : start + CHUNK]
+        texts = [tokenizer.chat(prompt.turns[0]) for prompt in chunk]
         requests = [request(text, args.max_tokens, **SETTINGS[setting]) for text in texts]
-        expected = verifier.auto_regressive.run(requests, max(args.concurrency))
-        rated = {"auto-regressive": expected}
-        for concurrency in args.concurrency:
-            got = rated[f"speculative, {concurrency} at once"] = verifier.speculative.run(requests, concurrency)
-            differences = verifier.compare(prompts, requests, expected, got)
-            found = [Divergence(setting, concurrency, *difference) for difference in differences]
-            divergences += found
-            steps = sum(answer.stats.steps for answer in got)
-            report["settings"].append(
-                {
-                    "setting": setting,
-                    "concurrency": concurrency,
-                    "tokens": sum(len(answer.token_ids) for answer in expected),
-                    "acceptance_length": 1 + sum(answer.stats.accepted for answer in got) / max(steps, 1),
-                    "near_ties": sum(item.margin < args.near_tie for item in found),
-                    "failures": sum(not item.margin < args.near_tie for item in found),
-                }
-            )
+        expected = verifier.auto_regressive.run(requests, CHUNK)
+        outputs = {"auto-regressive": expected}
+        for concurrency, row in rows.items():
+            got = outputs[f"speculative, {concurrency} at once"] = verifier.speculative.run(requests, concurrency)
+            differences = verifier.compare(chunk, requests, expected, got)
+            divergences += [Divergence(setting, concurrency, *difference) for difference in differences]
+            row["tokens"] += sum(len(answer.token_ids) for answer in expected)
+            row["steps"] += sum(answer.stats.steps for answer in got)
+            row["accepted"] += sum(answer.stats.accepted for answer in got)
         if args.rate and setting == "greedy":
-            for name, answers in rated.items():
+            for name, answers in outputs.items():
                 far, total = verifier.far_tokens(texts, answers, args.margin)
-                report["rates"].append({"output": name, "beyond_margin": far, "tokens": total})
-    report["divergences"] = [asdict(item) for item in divergences]
+                rate = rates.setdefault(name, {"output": name, "beyond_margin": 0, "tokens": 0})
+                rate["beyond_margin"] += far
+                rate["tokens"] += total
+        progress(len(chunk))
+    for concurrency, row in rows.items():
+        ties = [item.margin < args.near_tie for item in divergences if item.concurrency == concurrency]
+        row |= {"near_ties": sum(ties), "failures": len(ties) - sum(ties)}
+        row["acceptance_length"] = 1 + row.pop("accepted") / max(row.pop("steps"), 1)
+    return {
+        "settings": list(rows.values()),
+        "divergences": [asdict(item) for item in divergences],
+        "rates": list(rates.values()),
+    }
+
+
+def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What a report depends on: the flags and the bundles' contents."""
+    flags = {name: str(value) for name, value in vars(args).items() if name != "output"}
+    bundles = (args.auto_regressive, args.speculative, args.reference)
+    return flags | {"manifests": [file_sha256(bundle / MANIFEST) for bundle in bundles]}
+
+
+def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
+    """All settings over all prompts; the report, written to `args.output` after each setting. A report there that was
+    cut short is gone on with where its inputs are the same."""
+    prompts = spread(load_prompts(args.dataset), args.num_prompts)
+    report: dict[str, Any] = {"prompts": len(prompts), "max_tokens": args.max_tokens, "margin": args.margin}
+    report |= {"inputs": inputs_of(args), "settings": [], "rates": [], "divergences": []}
+    earlier = json.loads(args.output.read_bytes()) if args.output.exists() else {}
+    done = {row["setting"] for row in earlier.get("settings", [])}
+    if earlier.get("inputs") == report["inputs"] and done != set(SETTINGS):
+        report = earlier
+        console.print(f"going on after {', '.join(done)}")
+    else:
+        done = set()
+    left = [setting for setting in SETTINGS if setting not in done]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("verifying", total=len(left) * len(prompts))
+        for setting in left:
+            progress.update(task, description=setting)
+            found = verify_setting(verifier, setting, prompts, args, lambda n: progress.advance(task, n))
+            for name, rows in found.items():
+                report[name] += rows
+            write_json(args.output, report)
     return report
 
 

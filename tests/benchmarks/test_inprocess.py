@@ -61,6 +61,8 @@ def verify(tokenizer_folder, tmp_path):
         dataset = tmp_path / "prompts.jsonl"
         dataset.write_text("\n".join(json.dumps({"prompt": text}) for text in ("hello", "to be or not", "abab")))
         fixed = {"dataset": dataset, "num_prompts": 3, "auto_regressive": tokenizer_folder, "max_tokens": 24}
+        (tokenizer_folder / "manifest.json").write_text("{}")
+        fixed |= {"speculative": tokenizer_folder, "reference": tokenizer_folder, "output": tmp_path / "report.json"}
         fixed |= {"concurrency": [1, 3], "near_tie": 1e-3, "rate": True, "margin": 0.5}
         args = argparse.Namespace(**{**fixed, **options})
         verifier = verify_lossless.Verifier(auto_regressive, speculative, auto_regressive)
@@ -93,6 +95,25 @@ def test_a_tiny_margin_is_a_near_tie(verify):
     report = verify(session(), session(8, seed=1), near_tie=1e9)
     assert sum(row["failures"] for row in report["settings"]) == 0
     assert sum(row["near_ties"] for row in report["settings"]) > 0
+
+
+def test_a_verification_goes_on_where_it_was_cut_short(verify, monkeypatch, capsys):
+    whole, one = verify(session(), session(8)), verify_lossless.verify_setting
+    calls = []
+
+    def cut(verifier, setting, *rest):
+        calls.append(setting)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return one(verifier, setting, *rest)
+
+    monkeypatch.setattr(verify_lossless, "verify_setting", cut)
+    with pytest.raises(KeyboardInterrupt):
+        verify(session(), session(8))
+    assert verify(session(), session(8)) == whole
+    assert calls == [*list(verify_lossless.SETTINGS)[:3], *list(verify_lossless.SETTINGS)[2:]]
+    verify(session(), session(8), max_tokens=23)
+    assert calls[-6:] == list(verify_lossless.SETTINGS)
 
 
 def test_first_difference():
