@@ -21,7 +21,13 @@ import typer
 from rich.console import Console
 
 from model_defs.config import UnsupportedModelError
-from model_defs.export import CacheShape, export_drafter, export_target_native, export_target_plugin
+from model_defs.export import (
+    CacheShape,
+    export_drafter_native,
+    export_drafter_plugin,
+    export_target_native,
+    export_target_plugin,
+)
 from model_defs.fingerprint import target_fingerprint
 from model_defs.recurrent import RecurrentDrafter, RecurrentDrafting
 from model_defs.target import Target
@@ -218,15 +224,13 @@ def write_openvino(
     """Plugin-form networks, lowered to the CPU operators."""
     cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     with step("export the target"):
-        network = export_target_plugin(
-            target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=hidden
-        )
+        network = export_target_plugin(target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=hidden)
     with step(f"compile the target ({config.precision})"):
         save_cpu_network(lower(network, config.precision), folder / "target.onnx")
     if drafter:
         with step("export and compile the drafter"):
-            network = export_drafter(drafter, target.config.hidden_size)
-            save_cpu_network(lower(network, DRAFTER_PRECISION[config.precision]), folder / "drafter.onnx")
+            network = lower(export_drafter_plugin(drafter), DRAFTER_PRECISION[config.precision])
+            save_cpu_network(network, folder / "drafter.onnx")
     return {"openvino": version("openvino")}
 
 
@@ -260,7 +264,7 @@ def write_tensorrt_rtx(
         compile_target(folder / "target.onnx", folder / "target.engine", config.limits)
     if drafter:
         with step("export the drafter and build its engine"):
-            save(export_drafter(drafter.to(dtype), target.config.hidden_size), folder / "drafter.onnx")
+            save(export_drafter_native(drafter.to(dtype)), folder / "drafter.onnx")
             compile_drafter(folder / "drafter.onnx", folder / "drafter.engine", config.limits)
     return {"tensorrt_rtx": version("tensorrt-rtx-cu13")}
 

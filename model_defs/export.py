@@ -1,8 +1,8 @@
 """Networks: ONNX graphs of the target and the drafter, from the torch modules that train and test them.
 
-Two forms of one definition. The *plugin form* takes ragged rows and holds `redraft::TreeAttention`
-nodes. The *native form* takes padded rows [slots, rows] and holds standard operators of opset 24 only.
-Both keep the KV cache outside of the network: `k_cache.{layer}` and `v_cache.{layer}` are inputs.
+Two forms of one definition. The *plugin form* takes ragged rows and holds `redraft::TreeAttention` (the target) and
+`redraft::BeamStep` nodes (the drafter). The *native form* takes padded rows [slots, rows] and holds standard operators
+of opset 24 only. Both keep the KV cache outside of the network: `k_cache.{layer}` and `v_cache.{layer}` are inputs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.attention import rope_table, split_qkv
+from model_defs.recurrent import RecurrentDrafting
 from model_defs.target import Target
 
 OPSET = 24
@@ -212,12 +213,49 @@ def export_target_native(target: Target, cache: CacheShape, *, hidden_output: bo
     )
 
 
-def export_drafter(drafter: nn.Module, hidden_size: int) -> ir.Model:
-    """The drafter's network, the same in both forms: inputs hidden [B, H] and tokens int32 [B]; outputs
-    candidates int32, log_probs float32 [B, L, W, K] and parents int32 [B, L, W]."""
-    dtype = next(drafter.parameters()).dtype
+class _PluginDrafter(nn.Module):
+    """The drafting loop; a level of its beam search is one plugin node."""
+
+    def __init__(self, drafting: RecurrentDrafting):
+        super().__init__()
+        self.drafting = drafting
+
+    def forward(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        batch = tokens.shape[0]
+
+        def beam_step(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
+            level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
+            candidates, nodes, ints = (*level, values.shape[1]), (batch * width,), torch.int32
+            return torch.onnx.ops.symbolic_multi_out(
+                "redraft::BeamStep",
+                (values, ids, *draft),
+                attrs={"width": width},
+                dtypes=(ints, values.dtype, ints, ints, ints, ints),
+                shapes=(candidates, candidates, level, (batch, width), nodes, nodes),
+                version=1,
+            )
+
+        return self.drafting(hidden, tokens, beam_step)
+
+
+def export_drafter_plugin(drafting: RecurrentDrafting) -> ir.Model:
+    """The drafter's network in plugin form; activations and weights in the module's dtype.
+
+    Inputs: hidden [B, H] and tokens int32 [B]. Outputs: candidates int32 and log_probs [B, L, W, K], parents int32
+    [B, L, W].
+    """
+    return _export_drafter(_PluginDrafter(drafting), drafting)
+
+
+def export_drafter_native(drafting: RecurrentDrafting) -> ir.Model:
+    """The same in native form."""
+    return _export_drafter(drafting, drafting)
+
+
+def _export_drafter(module: nn.Module, drafting: RecurrentDrafting) -> ir.Model:
+    hidden_size, dtype = drafting.drafter.config.hidden_size, drafting.drafter.rnn_w.weight.dtype
     return _export(
-        drafter,
+        module,
         (torch.zeros(3, hidden_size, dtype=dtype), torch.ones(3, dtype=torch.int32)),
         ({0: "B"}, {0: "B"}),
         ["hidden", "tokens"],

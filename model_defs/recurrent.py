@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from model_defs.target import Target
+from plugins.beam_step.reference import beam_step
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ class RecurrentDrafter(nn.Module):
     def first_state(self, tokens: Tensor) -> Tensor:
         """s_1 [..., H] of the root tokens int [...]."""
         e = self.embed(tokens)
-        return e if self.config.initial_state == "embedding" else self.next_state(torch.zeros_like(e), tokens)
+        if self.config.initial_state == "embedding":
+            return e
+        return F.silu(F.linear(e, self.rnn_w.weight, self.rnn_u.bias))
 
     def next_state(self, state: Tensor, tokens: Tensor) -> Tensor:
         """s_t [..., H] from s_{t-1} [..., H] and tokens int [...]."""
@@ -114,6 +118,13 @@ class RecurrentDrafter(nn.Module):
     def logits(self, state: Tensor, hidden: Tensor) -> Tensor:
         """[..., K] over the head's rows; `hot_ids` maps them to the target's ids."""
         return F.linear(self.features(state, self.context(hidden)), self.head_weight.to(state.dtype))
+
+    def likeliest(self, state: Tensor, context: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [..., count], descending, and target ids int32 of the likeliest next tokens."""
+        features = self.features(state, context)
+        scores = F.log_softmax(F.linear(features, self.head_weight.to(features.dtype)), dim=-1)
+        values, rows = scores.topk(count, dim=-1)
+        return values, self.hot_ids[rows].to(torch.int32)
 
     def save(self, folder: Path, card: dict[str, Any] | None = None) -> None:
         """Write `config.json` and `drafter.safetensors` (bfloat16)."""
@@ -180,6 +191,10 @@ def from_apple(raw: dict[str, Any], weights: dict[str, Tensor]) -> tuple[Recurre
     return config, out
 
 
+BeamStep = Callable[..., tuple[Tensor, ...]]
+"""A level of a beam search: see plugins/beam_step."""
+
+
 class RecurrentDrafting(nn.Module):
     """The whole drafting loop as one network: beam search unrolled over `beam_length` levels.
 
@@ -195,31 +210,18 @@ class RecurrentDrafting(nn.Module):
         self.drafter = drafter
         self.beam_width, self.beam_length, self.candidates = beam_width, beam_length, candidates
 
-    def forward(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, hidden: Tensor, tokens: Tensor, beam_step: BeamStep = beam_step) -> tuple[Tensor, Tensor, Tensor]:
         """hidden f32 [B, H] (whose logits gave the root), tokens i32 [B] (the root) to
         candidates i32 [B, L, W, K] (target ids), log_probs f32 [B, L, W, K] (cumulative; -inf where
         absent) and parents i32 [B, L, W] (flat candidate w * K + k of the level before)."""
-        drafter, width, k = self.drafter, self.beam_width, self.candidates
-        batch = tokens.shape[0]
+        drafter, draft = self.drafter, list[Tensor]()
         state, context = drafter.first_state(tokens), drafter.context(hidden)
-        contexts = [context, *[context[:, None].expand(-1, width, -1).flatten(0, 1)] * (self.beam_length - 1)]
-        total = torch.zeros_like(state[:, :1])
-        sequence = torch.arange(batch)[:, None]
-        parents = torch.zeros_like(tokens, dtype=torch.long)[:, None].expand(batch, width)
-        levels = []
         for level in range(self.beam_length):
-            nodes = 1 if level == 0 else width
-            features = drafter.features(state, contexts[level])
-            scores = F.log_softmax(F.linear(features, drafter.head_weight.to(features.dtype)), dim=-1)
-            values, rows = scores.topk(k, dim=-1)
-            ids = F.embedding(rows, drafter.hot_ids[:, None]).squeeze(-1).view(batch, nodes, k)
-            sums = total[..., None] + values.view(batch, nodes, k)
-            padding = (0, 0, 0, width - nodes)
-            levels.append((F.pad(ids, padding), F.pad(sums, padding, value=float("-inf")), parents))
+            values, ids = drafter.likeliest(state, context, self.candidates)
+            *draft, tokens, origins = beam_step(values, ids, self.beam_width, *draft)
+            if level == 0:
+                context = F.embedding(origins, context)  # from a row for each sequence to one for each node
             if level + 1 < self.beam_length:
-                total, parents = sums.flatten(1).topk(width, dim=-1)
-                chosen = ids.flatten(1).gather(1, parents).flatten()
-                origin = torch.div(parents, k, rounding_mode="trunc") + nodes * sequence
-                state = drafter.next_state(F.embedding(origin.flatten().to(torch.int32), state), chosen)
-        ids, sums, links = (torch.stack(part, dim=1) for part in zip(*levels, strict=True))
-        return ids.to(torch.int32), sums, links.to(torch.int32)
+                state = drafter.next_state(F.embedding(origins, state), tokens)
+        candidates, log_probs, parents, _ = draft
+        return candidates, log_probs, parents

@@ -35,7 +35,9 @@ class _Projection(ctypes.Structure):
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = _fields(p=_Projection, activation=c_int, residual=c_void_p, out=c_void_p)
+    _fields_ = _fields(
+        p=_Projection, activation=c_int, residual=c_void_p, residual_rows=c_int64, residual_ids=c_void_p, out=c_void_p
+    )
 
 
 class _LinearTopK(ctypes.Structure):
@@ -57,6 +59,28 @@ class _Embedding(ctypes.Structure):
 
 class _RMSNorm(ctypes.Structure):
     _fields_ = _fields(x=c_void_p, rows=c_int64, features=c_int64, weight=c_void_p, eps=c_float, out=c_void_p)
+
+
+class _BeamStep(ctypes.Structure):
+    _fields_ = _fields(
+        values=c_void_p,
+        ids=c_void_p,
+        rows=c_int64,
+        k=c_int64,
+        sequences=c_int64,
+        levels=c_int64,
+        width=c_int64,
+        candidates=c_void_p,
+        log_probs=c_void_p,
+        parents=c_void_p,
+        chosen=c_void_p,
+        next_candidates=c_void_p,
+        next_log_probs=c_void_p,
+        next_parents=c_void_p,
+        next_chosen=c_void_p,
+        tokens=c_void_p,
+        origins=c_void_p,
+    )
 
 
 class _TreeAttention(ctypes.Structure):
@@ -115,11 +139,12 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(kernels_path()))
     for name, structure in (
         *[("linear", _Linear), ("linear_topk", _LinearTopK), ("embedding", _Embedding)],
-        *[("rms_norm", _RMSNorm), ("tree_attention", _TreeAttention)],
+        *[("rms_norm", _RMSNorm), ("beam_step", _BeamStep), ("tree_attention", _TreeAttention)],
     ):
         function = getattr(lib, f"redraft_{name}")
         function.argtypes, function.restype = [POINTER(structure)], ctypes.c_char_p
-    lib.redraft_set_threads.restype = lib.redraft_select_isa.restype = lib.redraft_isa.restype = ctypes.c_char_p
+    for name in ("set_threads", "select_isa", "isa", "take_failure"):
+        getattr(lib, f"redraft_{name}").restype = ctypes.c_char_p
     return lib
 
 
@@ -141,6 +166,12 @@ def isa() -> str:
     return library().redraft_isa().decode()
 
 
+def take_failure() -> str | None:
+    """The last error of an operator inside an OpenVINO network since the call before, which OpenVINO may have lost."""
+    message = library().redraft_take_failure()
+    return message.decode() if message else None
+
+
 def linear(
     x: np.ndarray,
     weight: PackedWeight,
@@ -151,6 +182,7 @@ def linear(
     norm: np.ndarray | None = None,
     norm_eps: float = 1e-5,
     residual: np.ndarray | None = None,
+    residual_rows: np.ndarray | None = None,
     rows: np.ndarray | None = None,
     activation: str = "none",
     out: np.ndarray | None = None,
@@ -158,7 +190,8 @@ def linear(
     """float32 [T, K] to float32 [T or len(rows), out_features]."""
     projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
     out = np.empty((projection.rows, out_features), np.float32) if out is None else out
-    args = _Linear(projection, ACTIVATIONS.index(activation), _address(residual), _address(out))
+    added = _address(residual), 0 if residual is None else len(residual), _address(residual_rows)
+    args = _Linear(projection, ACTIVATIONS.index(activation), *added, _address(out))
     _run(library().redraft_linear, byref(args))
     return out
 
@@ -200,6 +233,21 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     out = np.empty_like(x)
     _run(library().redraft_rms_norm, byref(_RMSNorm(_address(x), *x.shape, _address(weight), eps, _address(out))))
     return out
+
+
+def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarray) -> tuple[np.ndarray, ...]:
+    """values float32 and ids int32 [B * n, K] and, behind the first level, the first four of the step before's results,
+    to candidates, log_probs, parents, chosen, tokens and origins; see beam_step/README.md."""
+    rows, k = values.shape
+    batch, levels = draft[0].shape[:2] if draft else (rows, 0)
+    level, dtypes = (batch, levels + 1, width), (np.int32, np.float32, *[np.int32] * 4)
+    shapes = ((*level, k), (*level, k), level, (batch, width), (batch * width,), (batch * width,))
+    results = tuple(np.empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
+    inputs = [_address(array) for array in (draft or [None] * 4)]
+    sizes = (rows, k, batch, levels, width)
+    args = _BeamStep(_address(values), _address(ids), *sizes, *inputs, *map(_address, results))
+    _run(library().redraft_beam_step, byref(args))
+    return results
 
 
 def tree_attention(

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "check.h"
+#include "failure.h"
 #include "kernels.h"
 #include "pool.h"
 
@@ -30,6 +31,11 @@ extern "C" {
 const char* redraft_set_threads(int count) {
     return guarded([&] { set_thread_count(count); });
 }
+const char* redraft_take_failure() {
+    static thread_local std::string message;
+    message = take_failure();
+    return message.empty() ? nullptr : message.c_str();
+}
 int redraft_threads() { return thread_count(); }
 const char* redraft_select_isa(const char* name) {
     return guarded([&] { select_isa(name); });
@@ -55,6 +61,12 @@ const char* redraft_embedding(const EmbeddingArgs* args) {
 }
 const char* redraft_rms_norm(const RMSNormArgs* args) {
     return guarded([&] { kernels().rms_norm(*args); });
+}
+const char* redraft_beam_step(const BeamStepArgs* args) {
+    return guarded([&] {
+        check(*args);
+        kernels().beam_step(*args);
+    });
 }
 const char* redraft_tree_attention(const TreeAttentionArgs* args) {
     return guarded([&] {

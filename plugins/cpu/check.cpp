@@ -25,7 +25,13 @@ void check(const Projection& p) {
 
 }  // namespace
 
-void check(const LinearArgs& args) { check(args.p); }
+void check(const LinearArgs& args) {
+    check(args.p);
+    if (!args.residual) return;
+    if (!args.residual_ids) expect(args.residual_rows == args.p.rows, "residual rows", args.residual_rows, "a row each");
+    for (int64_t r = 0; args.residual_ids && r < args.p.rows; ++r)
+        expect_below("residual row id", args.residual_ids[r], args.residual_rows);
+}
 
 void check(const LinearTopKArgs& args) {
     check(args.p);
@@ -34,6 +40,14 @@ void check(const LinearTopKArgs& args) {
 
 void check(const EmbeddingArgs& args) {
     for (int64_t r = 0; r < args.rows; ++r) expect_below("token id", args.ids[r], args.out_features);
+}
+
+void check(const BeamStepArgs& a) {
+    const int64_t nodes = a.levels ? a.width : 1;
+    expect(a.width >= 1 && a.width <= nodes * a.k, "width", a.width, "1 to the number of candidates of a level");
+    expect(a.rows == a.sequences * nodes, "rows of values", a.rows, "those of every sequence's nodes");
+    for (int64_t i = 0; a.levels && i < a.sequences * a.width; ++i)
+        expect_below("chosen candidate", a.chosen[i], a.width * a.k);
 }
 
 void check(const TreeAttentionArgs& a) {

@@ -19,6 +19,7 @@ std::vector<ov::Extension::Ptr> all() {
     add<redraft::LinearTopK>(extensions);
     add<redraft::Embedding>(extensions);
     add<redraft::RMSNorm>(extensions);
+    add<redraft::BeamStep>(extensions);
     add<redraft::TreeAttention>(extensions);
     add<redraft::Program>(extensions);
     return extensions;

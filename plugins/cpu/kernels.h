@@ -30,7 +30,9 @@ struct Projection {
 struct LinearArgs {
     Projection p;
     Activation activation;
-    const float* residual;  // [rows, out_features] or null
+    const float* residual;  // [residual_rows, out_features] or null
+    int64_t residual_rows;
+    const int32_t* residual_ids;  // [rows] or null: row r takes residual[residual_ids[r]]
     float* out;             // [rows, out_features]
 };
 
@@ -60,6 +62,27 @@ struct RMSNormArgs {
     const float* weight;
     float eps;
     float* out;
+};
+
+// Tensors of a draft have `levels` levels, 0 at the first step; those of its continuation one more.
+struct BeamStepArgs {
+    const float* values;  // [rows, k]
+    const int32_t* ids;   // [rows, k]
+    int64_t rows;         // sequences * (levels ? width : 1)
+    int64_t k;
+    int64_t sequences;
+    int64_t levels;
+    int64_t width;
+    const int32_t* candidates;  // [sequences, levels, width, k]
+    const float* log_probs;     // [sequences, levels, width, k]
+    const int32_t* parents;     // [sequences, levels, width]
+    const int32_t* chosen;      // [sequences, width]
+    int32_t* next_candidates;
+    float* next_log_probs;
+    int32_t* next_parents;
+    int32_t* next_chosen;
+    int32_t* tokens;   // [sequences * width]
+    int32_t* origins;  // [sequences * width]
 };
 
 struct TreeAttentionArgs {
@@ -94,6 +117,7 @@ struct Kernels {
     void (*linear_topk)(const LinearTopKArgs&);
     void (*embedding)(const EmbeddingArgs&);
     void (*rms_norm)(const RMSNormArgs&);
+    void (*beam_step)(const BeamStepArgs&);
     void (*tree_attention)(const TreeAttentionArgs&);
 };
 

@@ -12,7 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from plugins.linear.pack import pack
 
 DOMAIN = "redraft.cpu"
-OPTIONAL_INPUTS = ("scale", "bias", "norm", "residual", "rows")
+OPTIONAL_INPUTS = ("scale", "bias", "norm", "residual", "rows", "residual_rows", "ids")
 
 
 def lower(model: ir.Model, precision: str) -> ir.Model:
@@ -109,20 +109,26 @@ def _lower_projection(editor: _Editor, node: ir.Node) -> None:
     optional: dict[str, ir.Value] = {}
     if len(node.inputs) > 2:
         optional["bias"] = _input(node, 2)
-    elif (add := _only_user(last, "Add")) and _shape(bias := _other_input(add, last)) == (out_features,):
+    elif (add := _only_user(last.outputs[0], "Add")) and _shape(bias := _other_input(add, last)) == (out_features,):
         last, optional["bias"] = add, bias
 
     x, norm_eps = _prologue(_input(node, 0), optional)
     x = editor.reshape(node, x, [-1, in_features])
     attributes = {"in_features": in_features, "dtype": editor.precision, "norm_eps": norm_eps}
-    if (softmax := _only_user(last, "LogSoftmax")) and (topk := _only_user(softmax, "TopK")):
+    if (softmax := _only_user(last.outputs[0], "LogSoftmax")) and (topk := _only_user(softmax.outputs[0], "TopK")):
         k = int(_constant(_input(topk, 1)).item())  # type: ignore[union-attr]
         optional = editor.packed_weight(weight, transposed) | optional
         attributes |= {"out_features": out_features, "k": k}
+        if renumbered := _renumbered(editor, topk.outputs[1]):
+            result, table = renumbered
+            optional["ids"] = table
         values, indices = _projection(editor, topk, "LinearTopK", x, optional, attributes)
-        (wide,) = editor.node(topk, "Cast", [indices], {"to": ir.DataType.INT64})
         editor.replace(topk, topk.outputs[0], values)
-        editor.replace(topk, topk.outputs[1], wide)
+        if renumbered:
+            editor.replace(topk, result, indices)
+        else:
+            (wide,) = editor.node(topk, "Cast", [indices], {"to": ir.DataType.INT64})
+            editor.replace(topk, topk.outputs[1], wide)
         return
 
     activation = "none"
@@ -130,10 +136,12 @@ def _lower_projection(editor: _Editor, node: ir.Node) -> None:
         last, activation, out_features = gated, "swiglu", out_features // 2
     elif activated := _silu(last.outputs[0]):
         last, activation = activated, "silu"
-    if (add := _only_user(last, "Add")) and _rank(add.outputs[0]) == 2 and activation != "swiglu":
+    if (add := _only_user(last.outputs[0], "Add")) and _rank(add.outputs[0]) == 2 and activation != "swiglu":
         other = _other_input(add, last)
         if _constant(other) is None and other.shape == last.outputs[0].shape:
             last, optional["residual"] = add, other
+            if chosen := _chosen_rows(other):
+                optional["residual"], optional["residual_rows"] = chosen
             if activation == "none" and (activated := _silu(add.outputs[0])):
                 last, activation = activated, "silu_last"
     optional = editor.packed_weight(weight, transposed, gated is not None) | optional
@@ -151,16 +159,36 @@ def _projection(editor: _Editor, before: ir.Node, op: str, x: ir.Value, optional
 
 def _prologue(x: ir.Value, optional: dict[str, ir.Value]) -> tuple[ir.Value, float]:
     """Moves a choice of rows and a norm in front of a projection into its inputs; returns x and the norm's epsilon."""
-    gather = x.producer()
-    if gather and gather.op_type == "Gather" and gather.attributes.get_int("axis", 0) == 0:
-        data, rows = _input(gather, 0), _input(gather, 1)
-        if _constant(data) is None and _rank(data) == 2 and _rank(rows) == 1 and rows.dtype == ir.DataType.INT32:
-            x, optional["rows"] = data, rows
+    if chosen := _chosen_rows(x):
+        x, optional["rows"] = chosen
     norm = x.producer()
     if norm and norm.op_type == "RMSNormalization":
         optional["norm"] = _input(norm, 1)
         return _input(norm, 0), norm.attributes.get_float("epsilon", 1e-5)
     return x, 0.0
+
+
+def _chosen_rows(x: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """The data [rows, features] and row numbers int32 [n] of which x [n, features] is made."""
+    gather = x.producer()
+    if not gather or gather.op_type != "Gather" or gather.attributes.get_int("axis", 0) != 0:
+        return None
+    data, rows = _input(gather, 0), _input(gather, 1)
+    fits = _rank(data) == 2 and _rank(rows) == 1 and rows.dtype == ir.DataType.INT32
+    return (data, rows) if fits and _constant(data) is None else None
+
+
+def _renumbered(editor: _Editor, indices: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """The value table[indices] int32 and its constant, one-dimensional table, if nothing else takes the indices."""
+    unsqueeze = _only_user(indices, "Unsqueeze")
+    gather = _only_user(unsqueeze.outputs[0], "GatherND") if unsqueeze else None
+    cast = _only_user(gather.outputs[0], "Cast") if gather else None
+    if not gather or not cast or cast.attributes["to"].value != ir.DataType.INT32:
+        return None
+    table = _constant(_input(gather, 0))
+    if table is None or table.ndim != 1:
+        return None
+    return cast.outputs[0], editor.constant(f"{_input(gather, 0).name}.int32", table.astype(np.int32))
 
 
 def _lower_embedding(editor: _Editor, node: ir.Node) -> None:
@@ -211,12 +239,12 @@ def _weight(node: ir.Node) -> tuple[ir.Value | None, bool]:
 
 def _swiglu(node: ir.Node) -> ir.Node | None:
     """The last node of silu(gate) * up, where gate and up are the halves of `node`'s output."""
-    split = _only_user(node, "Split")
+    split = _only_user(node.outputs[0], "Split")
     if not split or len(split.outputs) != 2 or _shape(split.outputs[0])[-1] != _shape(split.outputs[1])[-1]:
         return None
     gate, up = split.outputs
     silu = _silu(gate)
-    gated = _only_user(silu, "Mul") if silu else None
+    gated = _only_user(silu.outputs[0], "Mul") if silu else None
     return gated if gated and up in gated.inputs else None
 
 
@@ -224,14 +252,14 @@ def _silu(x: ir.Value) -> ir.Node | None:
     """The last node of x * sigmoid(x), if nothing else takes x."""
     users = [use.node for use in x.uses()]
     sigmoid = next((node for node in users if node.op_type == "Sigmoid"), None)
-    product = _only_user(sigmoid, "Mul") if sigmoid and not x.is_graph_output() else None
+    product = _only_user(sigmoid.outputs[0], "Mul") if sigmoid and not x.is_graph_output() else None
     return product if product and set(users) == {sigmoid, product} else None
 
 
-def _only_user(node: ir.Node, op_type: str) -> ir.Node | None:
-    """The node that takes `node`'s one output, if it is the only one and of this type."""
-    uses = list(node.outputs[0].uses())
-    if len(uses) != 1 or node.outputs[0].is_graph_output() or uses[0].node.op_type != op_type:
+def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
+    """The node that takes `value`, if it is the only one and of this type."""
+    uses = list(value.uses())
+    if len(uses) != 1 or value.is_graph_output() or uses[0].node.op_type != op_type:
         return None
     return uses[0].node
 

@@ -5,10 +5,33 @@
 #include <vector>
 
 #include "check.h"
+#include "failure.h"
 #include "kernels.h"
 #include "openvino/op/op.hpp"
 
 namespace redraft {
+
+// An operator of this folder: evaluated on the host, with rows in its inputs' and outputs' first dimension.
+class Operator : public ov::op::Op {
+  public:
+    using ov::op::Op::Op;
+
+    bool has_evaluate() const override { return true; }
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        try {
+            run(outputs, inputs);
+        } catch (const std::exception& error) {
+            note_failure(error.what());
+            throw;
+        }
+        return true;
+    }
+    // Sets the outputs' shapes and computes them. Throws an exception that names a wrong value.
+    virtual void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const = 0;
+    // The input that has as many rows as this output, or kUnknownRows.
+    virtual int64_t rows_input(std::size_t) const { return 0; }
+    static constexpr int64_t kUnknownRows = -1;
+};
 
 inline DType parse_dtype(const std::string& name) {
     if (name == "fp32") return DType::fp32;

@@ -4,10 +4,10 @@
 
 namespace redraft {
 
-class Embedding : public ov::op::Op {
+class Embedding : public Operator {
   public:
     OPENVINO_OP("Embedding", "redraft.cpu", ov::op::Op);
-    using ov::op::Op::Op;
+    using Operator::Operator;
 
     void validate_and_infer_types() override {
         const DType dtype = parse_dtype(dtype_);
@@ -32,8 +32,7 @@ class Embedding : public ov::op::Op {
         visitor.on_attribute("dtype", dtype_);
         return true;
     }
-    bool has_evaluate() const override { return true; }
-    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+    void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const std::size_t rows = inputs[0].get_shape()[0];
         outputs[0].set_shape({rows, static_cast<std::size_t>(in_features_)});
         const EmbeddingArgs args{inputs[0].data<const int32_t>(),
@@ -46,7 +45,6 @@ class Embedding : public ov::op::Op {
                                  outputs[0].data<float>()};
         check(args);
         kernels().embedding(args);
-        return true;
     }
 
   private:

@@ -22,13 +22,18 @@ class Linear : public ProjectionOp {
         visitor.on_attribute("activation", activation_);
         return ProjectionOp::visit_attributes(visitor);
     }
-    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        LinearArgs args{projection(inputs), activation(), optional_.data<float>(inputs, "residual"), nullptr};
+    void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        const int64_t residual = optional_.find("residual");
+        LinearArgs args{projection(inputs),
+                        activation(),
+                        optional_.data<float>(inputs, "residual"),
+                        residual < 0 ? 0 : static_cast<int64_t>(inputs[residual].get_shape()[0]),
+                        optional_.data<int32_t>(inputs, "residual_rows"),
+                        nullptr};
         outputs[0].set_shape({static_cast<std::size_t>(args.p.rows), static_cast<std::size_t>(out_features_)});
         args.out = outputs[0].data<float>();
         check(args);
         kernels().linear(args);
-        return true;
     }
 
   private:

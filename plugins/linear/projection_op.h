@@ -1,14 +1,15 @@
 #pragma once
 
+#include <algorithm>
+
 #include "../cpu/openvino_op.h"
 
 namespace redraft {
 
 // Attributes and inputs that Linear and LinearTopK share.
-class ProjectionOp : public ov::op::Op {
+class ProjectionOp : public Operator {
   public:
-    ProjectionOp() = default;
-    explicit ProjectionOp(const ov::OutputVector& arguments) : Op(arguments) {}
+    using Operator::Operator;
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
         visitor.on_attribute("in_features", in_features_);
@@ -18,13 +19,11 @@ class ProjectionOp : public ov::op::Op {
         visitor.on_attribute("inputs", inputs_);
         return true;
     }
-    bool has_evaluate() const override { return true; }
-    // The input whose first dimension is the output's.
-    std::size_t rows_input() const { return optional_.find("rows") < 0 ? 0 : optional_.find("rows"); }
+    int64_t rows_input(std::size_t) const override { return std::max<int64_t>(optional_.find("rows"), 0); }
 
   protected:
     static const std::vector<std::string>& optional_names() {
-        static const std::vector<std::string> names{"scale", "bias", "norm", "residual", "rows", "ids"};
+        static const std::vector<std::string> names{"scale", "bias", "norm", "residual", "rows", "residual_rows", "ids"};
         return names;
     }
 
@@ -47,12 +46,12 @@ class ProjectionOp : public ov::op::Op {
             if (optional.find(name) >= 0) expect_elements(this, optional.find(name), elements);
         for (const char* name : {"scale", "bias", "norm", "residual"})
             if (optional.find(name) >= 0) expect_type(this, optional.find(name), ov::element::f32);
-        for (const char* name : {"rows", "ids"})
+        for (const char* name : {"rows", "residual_rows", "ids"})
             if (optional.find(name) >= 0) expect_type(this, optional.find(name), ov::element::i32);
         const ov::PartialShape& x = get_input_partial_shape(0);
         OPENVINO_ASSERT(x.rank().compatible(2) && (x.rank().is_dynamic() || x[1].compatible(in_features_)),
                         get_friendly_name(), ": x has shape ", x, ": expected [rows, ", in_features_, "]");
-        const ov::PartialShape& rows = get_input_partial_shape(rows_input());
+        const ov::PartialShape& rows = get_input_partial_shape(rows_input(0));
         return rows.rank().is_static() ? rows[0] : ov::Dimension::dynamic();
     }
 
@@ -62,7 +61,7 @@ class ProjectionOp : public ov::op::Op {
         return {inputs[0].data<const float>(),
                 x_rows,
                 optional.data<int32_t>(inputs, "rows"),
-                static_cast<int64_t>(inputs[rows_input()].get_shape()[0]),
+                static_cast<int64_t>(inputs[rows_input(0)].get_shape()[0]),
                 inputs[1].data(),
                 optional.data<float>(inputs, "scale"),
                 optional.data<float>(inputs, "bias"),

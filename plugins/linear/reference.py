@@ -16,6 +16,7 @@ def linear(
     norm: np.ndarray | None = None,
     norm_eps: float = 1e-5,
     residual: np.ndarray | None = None,
+    residual_rows: np.ndarray | None = None,
     rows: np.ndarray | None = None,
     activation: str = "none",
 ) -> np.ndarray:
@@ -36,7 +37,7 @@ def linear(
     elif activation == "silu":
         y = silu(y)
     if residual is not None:
-        y = y + residual
+        y = y + (residual if residual_rows is None else residual[residual_rows])
     return silu(y) if activation == "silu_last" else y
 
 

@@ -24,7 +24,7 @@ class LinearTopK : public ProjectionOp {
         visitor.on_attribute("k", k_);
         return ProjectionOp::visit_attributes(visitor);
     }
-    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+    void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         LinearTopKArgs args{projection(inputs), optional_.data<int32_t>(inputs, "ids"), k_, nullptr, nullptr};
         for (ov::Tensor& output : outputs)
             output.set_shape({static_cast<std::size_t>(args.p.rows), static_cast<std::size_t>(k_)});
@@ -32,7 +32,6 @@ class LinearTopK : public ProjectionOp {
         args.indices = outputs[1].data<int32_t>();
         check(args);
         kernels().linear_topk(args);
-        return true;
     }
 
   private:

@@ -4,6 +4,7 @@
 #include <map>
 #include <sstream>
 
+#include "../beam_step/op.h"
 #include "../embedding/op.h"
 #include "../linear/op.h"
 #include "../linear_topk/op.h"
@@ -84,7 +85,7 @@ class Steps {
             results.clear();
             for (std::size_t value : step.arguments) arguments.push_back(tensor(value));
             for (std::size_t value : step.results) results.push_back(tensor(value));
-            step.op->evaluate(results, arguments);
+            step.op->run(results, arguments);
         }
     }
 
@@ -96,12 +97,12 @@ class Steps {
     };
     struct Value {
         ov::Output<ov::Node> output;
-        int64_t rows_of;      // the program's input whose first dimension is this value's; -1: a constant
+        int64_t rows_of;      // the program's input whose first dimension is this value's; -1: a constant, or unknown
         int64_t result = -1;  // number among the program's outputs
         int64_t buffer = -1;
     };
     struct Step {
-        std::shared_ptr<ov::Node> op;
+        std::shared_ptr<Operator> op;
         std::vector<std::size_t> arguments, results;
     };
 
@@ -122,11 +123,12 @@ class Steps {
 
     void define(const ov::Output<ov::Node>& output, int64_t rows_of) { values_.push_back({output, rows_of}); }
 
-    static std::shared_ptr<ov::Node> create(const std::string& name) {
+    static std::shared_ptr<Operator> create(const std::string& name) {
         if (name == "Linear") return std::make_shared<Linear>();
         if (name == "LinearTopK") return std::make_shared<LinearTopK>();
         if (name == "Embedding") return std::make_shared<Embedding>();
         if (name == "RMSNorm") return std::make_shared<RMSNorm>();
+        if (name == "BeamStep") return std::make_shared<BeamStep>();
         OPENVINO_ASSERT(name == "TreeAttention", "the program has a step ", name, ": expected an operator of plugins/");
         return std::make_shared<TreeAttention>();
     }
@@ -155,13 +157,13 @@ class Steps {
         }
         step.op->set_arguments(arguments);
         step.op->validate_and_infer_types();
-        const auto projection = std::dynamic_pointer_cast<ProjectionOp>(step.op);
-        const int64_t rows_of = values_[step.arguments[projection ? projection->rows_input() : 0]].rows_of;
         std::istringstream results(fields[2]);
         int64_t result;
         for (std::size_t i = 0; i < step.op->get_output_size() && results >> result; ++i) {
             step.results.push_back(values_.size());
-            define(step.op->output(i), rows_of);
+            const int64_t rows_input = step.op->rows_input(i);
+            const bool known = rows_input != Operator::kUnknownRows;
+            define(step.op->output(i), known ? values_[step.arguments[rows_input]].rows_of : -1);
             if (result < 0) continue;
             OPENVINO_ASSERT(result == static_cast<int64_t>(outputs_.size()), "the program's outputs are out of order");
             values_.back().result = result;
@@ -203,10 +205,10 @@ class Steps {
     std::vector<ov::element::Type> buffer_types_;
 };
 
-class Program : public ov::op::Op {
+class Program : public Operator {
   public:
     OPENVINO_OP("Program", "redraft.cpu", ov::op::Op);
-    using ov::op::Op::Op;
+    using Operator::Operator;
 
     void validate_and_infer_types() override {
         if (!steps_) steps_ = std::make_shared<const Steps>(text_, input_values());
@@ -224,10 +226,8 @@ class Program : public ov::op::Op {
         visitor.on_attribute("steps", text_);
         return true;
     }
-    bool has_evaluate() const override { return true; }
-    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+    void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         steps_->run(outputs, inputs);
-        return true;
     }
 
   private:

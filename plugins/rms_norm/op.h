@@ -4,10 +4,10 @@
 
 namespace redraft {
 
-class RMSNorm : public ov::op::Op {
+class RMSNorm : public Operator {
   public:
     OPENVINO_OP("RMSNorm", "redraft.cpu", ov::op::Op);
-    using ov::op::Op::Op;
+    using Operator::Operator;
 
     void validate_and_infer_types() override {
         expect_type(this, 0, ov::element::f32);
@@ -24,8 +24,7 @@ class RMSNorm : public ov::op::Op {
         visitor.on_attribute("eps", eps_);
         return true;
     }
-    bool has_evaluate() const override { return true; }
-    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+    void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const ov::Shape& shape = inputs[0].get_shape();
         outputs[0].set_shape(shape);
         OPENVINO_ASSERT(inputs[1].get_size() == shape.back(), "the norm weight has ", inputs[1].get_size(),
@@ -33,7 +32,6 @@ class RMSNorm : public ov::op::Op {
         const int64_t features = static_cast<int64_t>(shape.back());
         kernels().rms_norm({inputs[0].data<const float>(), static_cast<int64_t>(inputs[0].get_size()) / features,
                             features, inputs[1].data<const float>(), eps_, outputs[0].data<float>()});
-        return true;
     }
 
   private:

@@ -4,10 +4,10 @@
 
 namespace redraft {
 
-class TreeAttention : public ov::op::Op {
+class TreeAttention : public Operator {
   public:
     OPENVINO_OP("TreeAttention", "redraft", ov::op::Op);
-    using ov::op::Op::Op;
+    using Operator::Operator;
 
     void validate_and_infer_types() override {
         OPENVINO_ASSERT(get_input_size() == 11, get_friendly_name(), " has ", get_input_size(), " inputs: expected 11");
@@ -33,8 +33,7 @@ class TreeAttention : public ov::op::Op {
         visitor.on_attribute("head_size", head_size_);
         return true;
     }
-    bool has_evaluate() const override { return true; }
-    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+    void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const std::size_t rows = inputs[0].get_shape()[0];
         outputs[0].set_shape({rows, static_cast<std::size_t>(num_heads_ * head_size_)});
         const auto ints = [&](int i) { return inputs[i].data<const int32_t>(); };
@@ -69,7 +68,6 @@ class TreeAttention : public ov::op::Op {
                                      outputs[0].data<float>()};
         check(args);
         kernels().tree_attention(args);
-        return true;
     }
 
   private:

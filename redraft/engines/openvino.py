@@ -38,7 +38,6 @@ class OpenVINOEngine:
         has_drafter = (bundle.path / "drafter.onnx").exists()
         self._drafter = self._compile(core, bundle.path / "drafter.onnx") if has_drafter else None
         self._rows = RowBuffers(config.limits, config.target.vocab_size)
-        self._logits = np.zeros((1, 1), np.float32)
         self._bound: dict[str, tuple[int, ...]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
         self._has_hidden = any("hidden" in output.names for output in self._target.model_outputs)
@@ -54,24 +53,21 @@ class OpenVINOEngine:
             if self._bound.get(name) != array.shape:
                 self._target.set_tensor(name, self._view(name, array))
                 self._bound[name] = array.shape
-        # With one thread OpenVINO loses an operator's error and leaves the last outputs: then this mark stays.
-        self._logits[:1, :1] = np.nan
-        self._target.infer()
-        self._logits = self._target.get_tensor("logits").data
-        if len(self._logits) != len(inputs["logit_rows"]) or np.isnan(self._logits[0, 0]):
+        if failure := _infer(self._target):
             self._rows.check(batch)
-            raise RuntimeError("the target's network failed, or its logits are not numbers")
-        hidden = self._target.get_tensor("hidden").data if self._has_hidden else None
-        return self._logits[: len(batch.logit_rows)], hidden
+            raise RuntimeError(f"the target's network failed: {failure}")
+        logits = self._target.get_tensor("logits").data[: len(batch.logit_rows)]
+        return logits, self._target.get_tensor("hidden").data if self._has_hidden else None
 
     def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
-        """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter."""
+        """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter, or its network fails."""
         if self._drafter is None:
             raise RuntimeError("this bundle has no drafter")
         inputs = {"hidden": np.ascontiguousarray(hidden, np.float32), "tokens": np.ascontiguousarray(tokens, np.int32)}
         for name, array in inputs.items():
             self._drafter.set_tensor(name, ov.Tensor(array, shared_memory=True))
-        self._drafter.infer()
+        if failure := _infer(self._drafter):
+            raise RuntimeError(f"the drafter's network failed: {failure}")
         outputs = (self._drafter.get_tensor(name).data for name in ("candidates", "log_probs", "parents"))
         return DraftCandidates(*outputs)
 
@@ -122,6 +118,13 @@ class OpenVINOEngine:
                     f"{bundle.path}: the engine does not update {name} in place with this OpenVINO version"
                 )
             cache[slot, :, :2] = 0
+
+
+def _infer(request: ov.InferRequest) -> str | None:
+    """Execute a network; an operator's error. With one thread OpenVINO loses it and leaves the outputs as they were."""
+    kernels.take_failure()
+    request.infer()
+    return kernels.take_failure()
 
 
 def _read_aligned(path: Path) -> np.ndarray:

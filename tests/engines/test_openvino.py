@@ -93,21 +93,42 @@ def test_a_tree_row_has_the_bits_of_the_token_decoded_alone(target, tmp_path, pr
 
 
 def test_the_drafter_agrees_with_its_module(engine, target):
-    rng = np.random.default_rng(5)
-    hidden = rng.standard_normal((3, target.config.hidden_size), dtype=np.float32)
-    roots = np.array([5, 0, 110], np.int32)
+    hidden, roots = draft_inputs(target)
     drafted = engine.draft(hidden, roots)
-    module = RecurrentDrafting(tiny_drafter_as_stored(target), 3, 2, 4)
-    candidates, log_probs, parents = module(torch.from_numpy(hidden), torch.from_numpy(roots))
-    np.testing.assert_array_equal(drafted.parents[:, 1], parents[:, 1])
-    present = np.isfinite(log_probs.numpy())
-    np.testing.assert_array_equal(drafted.candidates[present], candidates.numpy()[present])
-    np.testing.assert_allclose(drafted.log_probs, log_probs, atol=1e-4)
-    assert (drafted.candidates.dtype, drafted.log_probs.dtype, drafted.parents.dtype) == (
-        np.int32,
-        np.float32,
-        np.int32,
-    )
+    module = RecurrentDrafting(tiny_drafter_as_stored(target), 3, 4, 5)
+    candidates, log_probs, parents = (x.numpy() for x in module(torch.from_numpy(hidden), torch.from_numpy(roots)))
+    np.testing.assert_array_equal(drafted.parents, parents, strict=True)
+    np.testing.assert_array_equal(drafted.candidates, candidates, strict=True)
+    np.testing.assert_allclose(drafted.log_probs, log_probs, atol=1e-4, strict=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, precision):
+    engine = load_engine(tiny_bundle(tmp_path, target, precision=precision))
+    hidden, roots = draft_inputs(target)
+    together = [array.copy() for array in dataclasses.astuple(engine.draft(hidden, roots))]
+    for rows in ([1], [2, 0], [0, 0, 1, 2, 1]):
+        some = engine.draft(hidden[rows], roots[rows])
+        for array, whole in zip(dataclasses.astuple(some), together, strict=True):
+            np.testing.assert_array_equal(array, whole[rows])
+
+
+def test_a_draft_that_fails_is_noticed(engine, target):
+    """Also where the batch grew: then its outputs lie in memory that holds anything."""
+    hidden, roots = draft_inputs(target)
+    beyond = np.array([5, VOCAB, 110], np.int32)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the drafter's network failed: token id 111: expected 0 to 110"):
+            engine.draft(hidden, beyond)
+        engine.draft(hidden[:1], roots[:1])
+    with pytest.raises(RuntimeError, match="the drafter's network failed: "):
+        engine.draft(hidden[:2], roots)
+    engine.draft(hidden, roots)
+
+
+def draft_inputs(target):
+    hidden = np.random.default_rng(5).standard_normal((3, target.config.hidden_size), dtype=np.float32)
+    return hidden, np.array([5, 0, 110], np.int32)
 
 
 def tiny_drafter_as_stored(target):
@@ -179,7 +200,7 @@ def test_an_operator_that_fails_is_noticed(engine):
     batch = make_batch([chain(0, [1] * 5, [2])])
     descending = {"commit_src": np.array([3, 1], np.int32), "commit_offsets": np.array([0, 2], np.int32)}
     engine.execute(batch)
-    with pytest.raises(RuntimeError, match="the target's network failed"):
+    with pytest.raises(RuntimeError, match="the target's network failed: commit_src 1: expected ascending rows"):
         engine.execute(dataclasses.replace(batch, **descending))
 
 

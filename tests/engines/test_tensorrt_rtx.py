@@ -93,7 +93,7 @@ def built(smollm2, tmp_path_factory) -> tuple[Path, Target, RecurrentDrafting]:
     template = tiny_drafter(tiny_target())
     drafter = RecurrentDrafter(replace(template.config, hidden_size=576, vocab_size=49152), target, template.hot_ids)
     drafting = RecurrentDrafting(drafter.eval().requires_grad_(False), 3, 2, 4)
-    write_tensorrt_rtx(config, target, drafting, folder)
+    write_tensorrt_rtx(config, target, drafting, folder, hidden=True)
     return folder, target.float(), drafting
 
 

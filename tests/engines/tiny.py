@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +23,8 @@ DRAFTING = DraftingInfo(
     drafter="recurrent",
     construction="beam",
     beam_width=3,
-    beam_length=2,
-    candidates=4,
+    beam_length=4,
+    candidates=5,
     tree_budget=8,
     ngram=False,
     verification="sampled_walk",
@@ -54,9 +55,9 @@ def tiny_target() -> Target:
     return target
 
 
-def tiny_drafter(target: Target) -> RecurrentDrafter:
+def tiny_drafter(target: Target, **changes: Any) -> RecurrentDrafter:
     """Random, with a hot vocabulary of 50 rows."""
-    config = RecurrentConfig(target.config.hidden_size, VOCAB, 64, 2, hot_vocabulary=50)
+    config = RecurrentConfig(target.config.hidden_size, VOCAB, 64, 2, **{"hot_vocabulary": 50} | changes)
     torch.manual_seed(1)
     drafter = RecurrentDrafter(config, target, torch.arange(0, 100, 2)).eval().requires_grad_(False)
     for weight in drafter.parameters():
@@ -81,7 +82,7 @@ def tiny_bundle(
         limits=LIMITS,
         drafting=DRAFTING if drafts else None,
     )
-    build(config, target, model, drafter if drafts else None, folder / "bundle")
+    build(config, target, model, drafter if drafts else None, folder / "bundle", hidden=drafts)
     return Bundle.load(folder / "bundle")
 
 

@@ -38,6 +38,13 @@ def test_norm_in_front_and_chosen_rows(isa, rng):
     np.testing.assert_allclose(kernels.rms_norm(x, norm, 1e-5), rms_norm(x, norm, 1e-5), atol=1e-5)
 
 
+def test_chosen_rows_of_a_residual(isa, rng):
+    x, weight, residual = normal(rng, 3, 111), normal(rng, 70, 111, scale=0.1), normal(rng, 2, 70)
+    options = {"residual": residual, "residual_rows": np.array([1, 0, 1], np.int32), "activation": "silu_last"}
+    out = kernels.linear(x, pack(weight, "fp32"), 70, "fp32", **options)
+    np.testing.assert_allclose(out, linear(x, weight, **options), atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_a_row_does_not_depend_on_the_others(isa, rng, dtype):
     x, norm = normal(rng, 70, 111), normal(rng, 111)
@@ -120,6 +127,11 @@ def test_bad_arguments_are_named(rng):
         kernels.linear_topk(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4, "fp32", 5)
     with pytest.raises(ValueError, match="row id 3: expected 0 to 0"):
         kernels.linear(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4, "fp32", rows=np.array([3], np.int32))
+    square, pair = pack(normal(rng, 4, 4), "fp32"), normal(rng, 2, 4)
+    with pytest.raises(ValueError, match="residual rows 1: expected a row each"):
+        kernels.linear(pair, square, 4, "fp32", residual=pair[:1])
+    with pytest.raises(ValueError, match="residual row id 2: expected 0 to 1"):
+        kernels.linear(pair, square, 4, "fp32", residual=pair, residual_rows=np.array([0, 2], np.int32))
     with pytest.raises(ValueError, match="REDRAFT_ISA=sse"):
         kernels.select_isa("sse")
     with pytest.raises(ValueError, match="thread count 0"):

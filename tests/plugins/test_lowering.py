@@ -3,32 +3,45 @@
 from collections import Counter
 
 import onnx_ir as ir
+import pytest
 import torch
 
-from model_defs.export import export_drafter
+from model_defs.export import export_drafter_plugin
 from model_defs.recurrent import RecurrentDrafting
 from plugins.cpu.lowering import lower
 from plugins.program.fuse import fuse
 from tests.engines.tiny import tiny_drafter, tiny_target
 
+LEVELS = 3
 
-def lowered_drafter(levels: int) -> ir.Model:
-    drafter = tiny_drafter(tiny_target())
+
+def lowered_drafter(initial_state: str = "embedding") -> ir.Model:
+    drafter = tiny_drafter(tiny_target(), initial_state=initial_state)
     with torch.no_grad():
-        return lower(export_drafter(RecurrentDrafting(drafter, 3, levels, 4), drafter.config.hidden_size), "int8")
+        return lower(export_drafter_plugin(RecurrentDrafting(drafter, 3, LEVELS, 4)), "int8")
 
 
-def test_a_drafter_level_is_one_program():
-    fused = fuse(lowered_drafter(levels=3))
-    programs = [node for node in fused.graph if node.op_type == "Program"]
-    assert len(programs) == 4, "the root's embedding and context, then a level each"
-    assert len({node.inputs[-1] for node in programs}) == 1, "all share one constant"
-    assert not {"MatMul", "Gemm", "Sigmoid", "Linear", "LinearTopK"} & {node.op_type for node in fused.graph}
+@pytest.mark.parametrize("initial_state", ["embedding", "zero"])
+def test_a_drafter_is_one_program(initial_state):
+    assert [node.op_type for node in fuse(lowered_drafter(initial_state)).graph] == ["Program"]
 
 
-def test_silu_is_part_of_the_projection():
-    linears = [node for node in lowered_drafter(levels=3).graph if node.op_type == "Linear"]
-    activations = Counter((node.attributes["activation"].value, node.attributes["inputs"].value) for node in linears)
-    drafter = tiny_drafter(tiny_target())
-    assert activations["silu_last", "scale,bias,residual,rows"] == 2, "a state for each level behind the first"
-    assert activations["silu", "scale,bias,residual"] == 3 * len(drafter.blocks)
+def test_what_surrounds_a_projection_is_part_of_it():
+    lowered = lowered_drafter()
+    inputs = Counter(
+        (node.op_type, getattr(node.attributes.get("activation"), "value", None), node.attributes["inputs"].value)
+        for node in lowered.graph
+        if node.op_type.startswith("Linear")
+    )
+    blocks = len(tiny_drafter(tiny_target()).blocks)
+    assert inputs == {
+        ("Linear", "none", "scale,bias"): 1,  # the context, once
+        ("Linear", "none", "scale,residual"): 1,  # the root's state with its own context
+        ("Linear", "none", "scale,residual,residual_rows"): LEVELS - 1,
+        ("Linear", "silu", "scale,bias,residual"): LEVELS * blocks,
+        ("Linear", "none", "scale"): LEVELS + LEVELS - 1,  # the output layer, and the part of a token in a state
+        ("Linear", "silu_last", "scale,bias,residual,rows"): LEVELS - 1,
+        ("LinearTopK", None, "scale,ids"): LEVELS,
+    }
+    tables = {node.inputs[-1] for node in lowered.graph if node.op_type == "LinearTopK"}
+    assert len(tables) == 1, "the hot ids are stored once"

@@ -146,6 +146,40 @@ def test_wrong_attributes_are_refused(core, rng):
             compile_nodes(core, [node], *spec)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_two_levels_of_a_beam_search(core, rng, fused):
+    """The embedded token of a chosen node, then its likeliest children; the batch changes from call to call."""
+    table, ids = rng.standard_normal((111, 32)).astype(np.float32), rng.permutation(111).astype(np.int32)
+    constants = {"table": pack(table, "fp32").data, "ids": ids}
+    sizes = {"in_features": 32, "out_features": 111, "dtype": "fp32"}
+    topk = {"norm_eps": 1e-5, "inputs": "ids", "k": 5, **sizes}
+    draft = ["candidates", "log_probs", "parents", "chosen"]
+    last = [f"last_{name}" for name in (*draft, "tokens", "origins")]
+    nodes = [
+        cpu_node("Embedding", ["roots", "table"], ["e0"], **sizes),
+        cpu_node("LinearTopK", ["e0", "table", "ids"], ["values0", "ids0"], **topk),
+        helper.make_node("BeamStep", ["values0", "ids0"], [*draft, "tokens", "origins"], domain="redraft", width=3),
+        cpu_node("Embedding", ["tokens", "table"], ["e1"], **sizes),
+        cpu_node("LinearTopK", ["e1", "table", "ids"], ["values1", "ids1"], **topk),
+        helper.make_node("BeamStep", ["values1", "ids1", *draft], last, domain="redraft", width=3),
+    ]
+    outputs = dict.fromkeys(last, (TensorProto.INT32, None))
+    outputs["last_log_probs"] = (TensorProto.FLOAT, None)
+    model = compile_nodes(core, nodes, {"roots": (TensorProto.INT32, [None])}, outputs, constants, fused)
+    packed = pack(table, "fp32")
+
+    def level(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        e = kernels.embedding(tokens, packed, 32, 111, "fp32")
+        return kernels.linear_topk(e, packed, 111, "fp32", 5, ids=ids)
+
+    for batch in (1, 3, 2):
+        roots = rng.integers(0, 111, batch).astype(np.int32)
+        *first, tokens, _ = kernels.beam_step(*level(roots), 3)
+        expected = kernels.beam_step(*level(tokens), 3, *first)
+        for name, array in zip(last, expected, strict=True):
+            np.testing.assert_array_equal(model([roots])[name], array, strict=True)
+
+
 def test_program_of_layers_equals_separate_nodes(core):
     """Two layers with caches, rows chosen at the end; row counts change from call to call."""
     weights = np.random.default_rng(5).standard_normal((192 + 64, 64)).astype(np.float32) * 0.1

@@ -1,0 +1,12 @@
+// The last error of an operator inside a network. OpenVINO with one thread loses it and leaves the outputs as they were.
+#pragma once
+
+#include <string>
+
+namespace redraft {
+
+void note_failure(const std::string& message);
+// The last message that was noted since the call before; empty: none.
+std::string take_failure();
+
+}  // namespace redraft
