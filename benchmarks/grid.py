@@ -34,7 +34,7 @@ from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.engines.interface import DraftCandidates
 from redraft.prompts import load_prompts, spread
 
-NGRAM_LENGTH = 5
+NGRAM_LENGTH = 8
 console = Console()
 
 

@@ -30,7 +30,7 @@ class DraftingPlan:
     construction: str | None
     verification: str = "sampled_walk"
     ngram: bool = False
-    ngram_length: int = 5
+    ngram_length: int = 8
     budget: BudgetTable | None = None
     levels: tuple[int, ...] = ()
     support: int = 0
