@@ -59,18 +59,25 @@ def reference_draws(
 
 
 class DrawingToyEngine(ToyEngine):
-    """A toy engine whose drafter draws at random, by its own idea (of given `error`) of the target's logits, from the
-    `support` tokens that it finds most probable. Both models' logits after a path are kept: paths are few."""
+    """A toy engine whose drafter draws at random, by its own idea of the target's logits, from the `support` tokens
+    that it finds most probable. Both models' logits after a path are kept: paths are few."""
 
-    def __init__(self, construction: str, levels: tuple[int, ...], support: int, error: float = 2.0, **options):
+    def __init__(self, construction: str, levels: tuple[int, ...], support: int, **options):
         super().__init__(**options)
-        self.construction, self.levels, self.support, self.error = construction, levels, support, error
+        self.construction, self.levels, self.support = construction, levels, support
         self._target_logits: dict[int, np.ndarray] = {}
         self._draft_logits: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
+    def logits_of(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+        """The target's and the drafter's logits float32 [V] after a path."""
+        target = super().logits_after(state)
+        return target, target + np.random.default_rng(state).normal(size=self.vocab_size).astype(np.float32)
+
     def logits_after(self, state: int) -> np.ndarray:
         if state not in self._target_logits:
-            self._target_logits[state] = super().logits_after(state)
+            self._target_logits[state], logits = self.logits_of(state)
+            ids = np.argsort(-logits, kind="stable")[: self.support].astype(np.int32)
+            self._draft_logits[state] = ids, logits[ids]
         return self._target_logits[state]
 
     def draw(self, hidden: np.ndarray, tokens: np.ndarray, sampling: DraftSampling) -> DraftDraws:
@@ -83,9 +90,5 @@ class DrawingToyEngine(ToyEngine):
     def _support(self, state: int, path: list[int]) -> tuple[np.ndarray, np.ndarray]:
         for token in path:
             state = _mix(state, token)
-        if state not in self._draft_logits:
-            wrong = np.random.default_rng(state).normal(size=self.vocab_size) * self.error
-            logits = (self.logits_after(state) + wrong).astype(np.float32)
-            ids = np.argsort(-logits, kind="stable")[: self.support].astype(np.int32)
-            self._draft_logits[state] = ids, logits[ids]
+        self.logits_after(state)
         return self._draft_logits[state]

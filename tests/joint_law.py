@@ -1,0 +1,170 @@
+"""The joint law of several tokens through the real scheduler, against the target's own, enumerated.
+
+Requests of every kind of `KINDS` run mixed in one batch, joining and leaving; the budget table cuts some steps' trees
+and not others. Each request generates five tokens (fewer where an end token comes first): the first from its prompt,
+the others over at least two trees of at most two levels. Everything is seeded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import numpy as np
+
+from redraft.budget import BudgetEntry, BudgetTable
+from redraft.decoding.sampling import Sampler
+from redraft.drafting import DraftingPlan
+from redraft.protocol import GenerateRequest, SamplingConfig
+from redraft.scheduler import Limits, Scheduler
+from redraft.sequence import Sequence
+from tests.toy_drafter import DrawingToyEngine
+from tests.toy_engine import toy_codec
+
+CODEC = toy_codec()
+PROMPT = [1, 2, 1]
+TOKENS = 5
+LIMITS = Limits(slots=24, max_len=16, max_tree=16, prefill_chunk=40, max_queue=10**6)
+THRESHOLD = 4.5
+"""Standard deviations beyond which a law is off: chance alone gets there once in 300000 times."""
+BUSY = 16
+"""Sequences beyond which trees are cut; about this many of the slots are decoding at a time."""
+
+KINDS: dict[str, dict] = {
+    "plain": {"temperature": 1.0},
+    "penalized": {"temperature": 1.2, "repetition_penalty": 1.7, "presence_penalty": 0.6, "frequency_penalty": 0.8},
+    "filtered": {"temperature": 1.5, "top_k": 3, "top_p": 0.9},
+    "ending": {"temperature": 1.0, "min_length": 2},
+}
+END_IDS = {"ending": frozenset({0})}
+
+PAIRS = np.array(
+    [[[0.344, 0.063, 0.126, 0.467], [0.176, 0.753, 0.061, 0.010]],
+     [[0.022, 0.286, 0.353, 0.339], [0.728, 0.094, 0.005, 0.173]],
+     [[0.153, 0.241, 0.314, 0.292], [0.007, 0.009, 0.164, 0.820]]]
+)  # fmt: skip
+"""Target and draft distributions on which all common mistakes show (found by a random search): after each path one of
+the pairs, its tokens permuted."""
+
+
+class AdversarialEngine(DrawingToyEngine):
+    def logits_of(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(state)
+        target, draft = np.log(PAIRS[rng.integers(len(PAIRS))][:, rng.permutation(4)]).astype(np.float32)
+        return target, draft
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pairing, its tree, and how few draws a busy step and the others keep."""
+
+    construction: str
+    levels: tuple[int, ...]
+    verification: str
+    cut: int
+    budget: int = 15
+    ngram: bool = False
+    support: int = 4
+
+
+CASES = {
+    "RSD-C": Case("gumbel_top_k", (3, 2), "recursive_rejection", cut=3),
+    "RSD-C, always cut": Case("gumbel_top_k", (3, 2), "recursive_rejection", cut=2, budget=3),
+    "RSD-C, wider than its support": Case("gumbel_top_k", (4, 3), "recursive_rejection", cut=6, support=3),
+    "RSD-S": Case("stochastic_beam", (3, 3), "recursive_rejection", cut=3),
+    "multi-round": Case("independent", (3, 3), "multi_round", cut=3),
+    "K-SEQ": Case("independent", (3, 3), "k_seq", cut=3),
+    "K-SEQ, always cut": Case("independent", (3, 3), "k_seq", cut=2, budget=2),
+    "speculative sampling": Case("random_chain", (1, 1), "rejection", cut=1),
+    "RSD-S merged with n-grams": Case("stochastic_beam", (3, 3), "sampled_walk", cut=4, ngram=True),
+}
+
+
+def engine_of(case: Case) -> AdversarialEngine:
+    """The toy engine of a case: always the same target."""
+    return AdversarialEngine(
+        case.construction, case.levels, case.support, vocab_size=4, slots=LIMITS.slots, max_len=LIMITS.max_len,
+        max_tree=LIMITS.max_tree, seed=1,
+    )  # fmt: skip
+
+
+def target_law(engine: DrawingToyEngine, kind: str) -> dict[tuple[int, ...], float]:
+    """Probability of every outcome of auto-regressive sampling."""
+    law: Counter[tuple[int, ...]] = Counter()
+
+    def extend(tokens: tuple[int, ...], chance: float) -> None:
+        if len(tokens) == TOKENS or set(tokens) & END_IDS.get(kind, frozenset()):
+            law[tuple(token for token in tokens if token not in END_IDS.get(kind, ()))] += chance
+            return
+        sampler = Sampler(SamplingConfig(**KINDS[kind]), PROMPT, END_IDS.get(kind, ()))
+        for token in tokens:
+            sampler.accept(token)
+        probs = sampler.probabilities(engine.logits_after(engine.path_state([*PROMPT, *tokens])))
+        for token in np.flatnonzero(probs):
+            extend((*tokens, int(token)), chance * probs[token])
+
+    extend((), 1.0)
+    return dict(law)
+
+
+def generate(
+    case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)
+) -> tuple[dict[str, Counter], Scheduler, Counter]:
+    """Outcomes by kind of `requests` requests of each kind; the scheduler; and how many steps kept how many nodes."""
+    table = BudgetTable(
+        entries=[
+            BudgetEntry(running=BUSY, greedy=case.budget, sampled=case.budget),
+            BudgetEntry(running=LIMITS.slots, greedy=case.cut, sampled=case.cut),
+        ]
+    )
+    plan = DraftingPlan(
+        case.construction, case.verification, case.ngram, budget=table, levels=case.levels, support=case.support
+    )
+    sizes: Counter[int] = Counter()
+    scheduler = Scheduler(
+        engine_of(case), LIMITS, plan, observe=lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])
+    )
+    for number, (_, kind) in enumerate(product(range(requests), kinds)):
+        sampling = SamplingConfig(**KINDS[kind], seed=number)
+        request = GenerateRequest(id=str(number), input_ids=PROMPT, max_tokens=TOKENS, sampling=sampling)
+        scheduler.submit(Sequence((kind, number), request, PROMPT, CODEC, END_IDS.get(kind, frozenset())))
+    outcomes: dict[str, Counter] = {kind: Counter() for kind in kinds}
+    while not scheduler.idle:
+        for output in scheduler.step():
+            outcomes[output.key[0]][tuple(output.token_ids)] += 1
+    return outcomes, scheduler, sizes
+
+
+def deviation(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
+    """The largest deviation, in standard normal terms, of the joint laws of all, the last four, and any one or two
+    tokens.
+
+    Raises AssertionError for an outcome that the target never gives.
+    """
+    assert not set(counts) - set(law), f"impossible outcomes {set(counts) - set(law)}"
+    places = range(TOKENS)
+    views = [places, places[1:], *combinations(places, 1), *combinations(places, 2)]
+    return max(_chi_square(_seen(counts, view), _seen(law, view), sum(counts.values())) for view in views)
+
+
+def _seen(outcomes: Mapping[tuple[int, ...], float], view: Iterable[int]) -> dict[tuple[int, ...], float]:
+    seen: dict[tuple[int, ...], float] = defaultdict(float)
+    for outcome, weight in outcomes.items():
+        seen[tuple(outcome[place] for place in view if place < len(outcome))] += weight
+    return seen
+
+
+def _chi_square(counts: dict, law: dict, total: int) -> float:
+    """Chi-square as a standard normal (Wilson and Hilferty); cells expected less than 5 times are one cell."""
+    common = [outcome for outcome, chance in law.items() if chance * total >= 5]
+    expected = [law[outcome] * total for outcome in common]
+    seen = [counts[outcome] for outcome in common]
+    if (rest := total - sum(expected)) >= 5:
+        expected.append(rest)
+        seen.append(total - sum(seen))
+    statistic = sum((count - mean) ** 2 / mean for count, mean in zip(seen, expected, strict=True))
+    freedom = max(len(expected) - 1, 1)
+    spread = 2 / (9 * freedom)
+    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5

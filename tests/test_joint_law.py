@@ -1,0 +1,125 @@
+"""Random constructions through the scheduler: lossless in law; and token for token where that can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from redraft.budget import BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.scheduler import Limits, Scheduler
+from redraft.sequence import Sequence
+from tests.joint_law import CASES, KINDS, THRESHOLD, deviation, engine_of, generate, target_law
+from tests.test_scheduler import SAMPLINGS, alone, make, run
+from tests.toy_drafter import DrawingToyEngine
+from tests.toy_engine import ToyEngine
+
+REQUESTS = 300
+"""Of each kind; `tests.mutants` shows what this finds."""
+PLANS = {
+    "gumbel_top_k": (3, 2, 1),
+    "stochastic_beam": (4, 4, 4),
+    "independent": (3, 3, 3),
+    "random_chain": (1, 1, 1, 1),
+}
+LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_joint_law_is_the_targets(name):
+    case = CASES[name]
+    outcomes, scheduler, sizes = generate(case, REQUESTS)
+    for kind in KINDS:
+        assert sum(outcomes[kind].values()) == REQUESTS
+        assert deviation(outcomes[kind], target_law(engine_of(case), kind)) < THRESHOLD, kind
+    totals = scheduler.totals
+    assert totals.accepted > 0.2 * totals.sequence_steps, "verification has something to verify"
+    assert totals.sequence_steps > 2 * REQUESTS * len(KINDS)
+    assert sum(sizes[size] for size in range(1, case.cut + 1)) > REQUESTS, "trees are cut"
+    assert case.budget < 9 or case.cut == 1 or sum(sizes[size] for size in range(case.cut + 1, 16)) > REQUESTS
+
+
+def engine(construction: str, support: int = 12, **options) -> DrawingToyEngine:
+    return DrawingToyEngine(construction, PLANS[construction], support, slots=3, **options)
+
+
+def plan(construction: str, verification: str, budget: int = 12, **options) -> DraftingPlan:
+    return DraftingPlan(
+        construction,
+        verification,
+        budget=BudgetTable.constant(budget),
+        levels=PLANS[construction],
+        support=12,
+        **options,
+    )
+
+
+def batch() -> list[Sequence]:
+    """One request of each sampling, with words that must not come and prompts of odd lengths."""
+    return [
+        make(
+            name, sampling=sampling, prompt=list(range(1, 5 + 7 * place)), max_tokens=30 + place, bad_words=["ab", "c"]
+        )
+        for place, (name, sampling) in enumerate(SAMPLINGS.items())
+    ]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("construction", PLANS)
+def test_the_sampled_walk_over_random_trees_equals_autoregressive(construction, merged):
+    scheduler = Scheduler(engine(construction), LIMITS, plan(construction, "sampled_walk", ngram=merged))
+    results = run(scheduler, batch(), joins=[0, 0, 1, 4, 4, 9])
+    for sequence in batch():
+        assert results[sequence.key][:4] == alone(sequence, slots=3)
+    assert scheduler.totals.accepted > 0
+
+
+@pytest.mark.parametrize("budget", [4, 12])
+@pytest.mark.parametrize(
+    ("construction", "verification"),
+    [("gumbel_top_k", "recursive_rejection"), ("stochastic_beam", "recursive_rejection"), ("independent", "k_seq"),
+     ("independent", "multi_round"), ("random_chain", "rejection")],
+)  # fmt: skip
+def test_a_request_does_not_depend_on_its_neighbours_and_greedy_ones_are_exact(construction, verification, budget):
+    def outputs(sequences, joins=None):
+        scheduler = Scheduler(engine(construction), LIMITS, plan(construction, verification, budget))
+        return run(scheduler, sequences, joins)
+
+    together = outputs(batch(), [0, 0, 1, 4, 4, 9])
+    for sequence in batch():
+        key = sequence.key
+        assert together[key][:4] == outputs([sequence])[key][:4]
+    for key in ("greedy", "penalties"):
+        sequence = next(sequence for sequence in batch() if sequence.key == key)
+        assert together[key][:4] == alone(sequence, slots=3)
+        assert together[key][4].accepted > 0
+
+
+def test_a_vocabulary_of_two():
+    for construction, verification in (("gumbel_top_k", "recursive_rejection"), ("independent", "k_seq")):
+        toy = DrawingToyEngine(construction, PLANS[construction], 2, vocab_size=2, slots=3)
+        two = DraftingPlan(
+            construction, verification, budget=BudgetTable.constant(9), levels=PLANS[construction], support=2
+        )
+        sequence = make("a", sampling={"temperature": 0.01, "seed": 1}, prompt=[1], end_ids=frozenset())
+        got = run(Scheduler(toy, LIMITS, two), [sequence])["a"]
+        cold = make("a", prompt=[1], end_ids=frozenset())
+        assert got[1] == alone(cold, slots=3, vocab_size=2)[1], "at temperature 0.01 the most probable tokens"
+
+
+def test_plans_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match=r"'gumbel_top_k' needs levels .* got levels \(\) and support 8"):
+        DraftingPlan("gumbel_top_k", "recursive_rejection", support=8)
+    with pytest.raises(ValueError, match=r"got levels \(2, 0\) and support 0"):
+        DraftingPlan("stochastic_beam", "recursive_rejection", levels=(2, 0))
+    with pytest.raises(ValueError, match="'independent' needs a drafter that draws at random"):
+        Scheduler(ToyEngine(slots=3), LIMITS, plan("independent", "k_seq"))
+
+
+def test_deviations_are_standard_normal():
+    law = {(0,): 0.5, (1,): 0.5}
+    assert deviation(Counter({(0,): 520, (1,): 480}), law) == pytest.approx(0.8, abs=0.2)
+    assert deviation(Counter({(0,): 420, (1,): 580}), law) > THRESHOLD
+    with pytest.raises(AssertionError, match="impossible outcomes"):
+        deviation(Counter({(2,): 1}), law)

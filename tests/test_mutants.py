@@ -1,0 +1,13 @@
+"""The joint-law test kills every mutant of the constructions and verifiers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutants import MUTANTS, Mutant, is_killed, law_of, planted
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_mutant_is_killed(mutant: Mutant):
+    with planted(mutant):
+        assert is_killed(law_of(mutant.case, mutant.kind, mutant.requests))
