@@ -22,7 +22,7 @@ from redraft.decoding.verification import Verdict, Verifier, register_verifier
 Accept = Callable[[float], bool]
 Rule = Callable[[np.ndarray, NodeDraws, Accept], tuple[int, np.ndarray]]
 
-_BISECTIONS = 50
+_BISECTIONS = 24
 
 
 def recursive_rejection(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tuple[int, np.ndarray]:
