@@ -63,7 +63,8 @@ class DraftDraws:
 
     Node 0 is the root and draw d is node d + 1; the first E nodes, all but the last level's, are expanded. Draw d took
     entry m of node e, where e, m = divmod(draws[b, d], M); -1: nothing was left to draw. Repeats are draws of their
-    own. `log_probs` is p as drawn from: -inf where a token cannot be drawn.
+    own. `log_probs` is p as drawn from: -inf where a token cannot be drawn, so everywhere at a node that is not there.
+    The arrays stay valid until the next call.
     """
 
     ids: np.ndarray  # int32 [B, E, M], target vocabulary ids, distinct within a node
