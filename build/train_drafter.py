@@ -1,362 +1,211 @@
 #!/usr/bin/env python
-"""Train a recurrent drafter on teacher data (ReDrafter, section 3.5, equation 2).
+"""Train a drafter of any kind on teacher data.
 
-At each position the drafter is unrolled T steps along the teacher's text, and each step is scored
-against the teacher: its distribution over the hot vocabulary (soft labels) or the text itself (hard).
-Only the drafter is trained. The run is cut into checkpoints; started again with the same output folder
-it goes on from the last one.
+At each position the drafter is unrolled T steps along the teacher's text, and each step is scored against the teacher:
+its distribution over the hot vocabulary (soft labels) or the text itself (hard), and, for drafters that predict hidden
+states, the teacher's own. Only the drafter is trained. The run is cut into checkpoints; started again with the same
+output folder it goes on from the last one.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from enum import StrEnum
+import warnings
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-import torch.nn.functional as F
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 
+from model_defs.drafter import Decay, Drafter
+from model_defs.drafters import DRAFTERS, load_drafter
 from model_defs.fingerprint import target_fingerprint
-from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
+from model_defs.training import (
+    Labels,
+    Progress,
+    Trainer,
+    learning_rate,
+    make_optimizer,
+    restore_checkpoint,
+    save_checkpoint,
+)
+from model_defs.windows import TeacherData, most_frequent
 
-LOGIT_ROWS = 256
-SOFT_LABELS = 32
-DEPTH_DECAY = 0.85
-DEPTH_SHARES = (1.0, 0.5, 0.5, 0.25)
-"""Share of a batch's windows that is drafted to each depth; the last holds for all that are deeper."""
-EVALUATION_WINDOWS = 128
+warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bfloat16 under autocast, float32 norms
 
-
-class Labels(StrEnum):
-    soft = "soft"
-    hard = "hard"
-
-
-class InitialState(StrEnum):
-    embedding = "embedding"
-    zero = "zero"
-
-
-class TeacherData:
-    """Shards of a teacher-data folder as windows of consecutive positions."""
-
-    def __init__(self, folders: list[Path], held_out: int):
-        """The first `held_out` shards of the first folder are kept for evaluation."""
-        files = [sorted(folder.glob("shard-*.safetensors")) for folder in folders]
-        missing = [str(folder) for folder, found in zip(folders, files, strict=True) if not found]
-        if missing:
-            raise typer.BadParameter(f"no shard-*.safetensors in {missing}; write some with build/distill.py")
-        self.evaluation = files[0][:held_out]
-        self.training = [file for found in files for file in found if file not in self.evaluation]
-        if not self.training:
-            raise typer.BadParameter(f"{folders[0]} holds only the {held_out} held-out shards")
-
-    def count_tokens(self, vocab_size: int) -> Tensor:
-        """How often the answers hold each token: int64 [V]."""
-        counts = torch.zeros(vocab_size, dtype=torch.long)
-        for file in self.training:
-            with safe_open(file, framework="pt") as shard:
-                tokens, offsets = shard.get_tensor("tokens").long(), shard.get_tensor("offsets")
-                starts = shard.get_tensor("answer_starts")
-            for start, end in zip(starts.tolist(), offsets[1:].tolist(), strict=True):
-                counts += torch.bincount(tokens[start:end], minlength=vocab_size)
-        return counts
-
-    @staticmethod
-    def windows(file: Path, length: int, unroll: int) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [W, length + unroll + 1] and hidden [W, same, H] of a shard's answers. Position i < length
-        is drafted from hidden[i]; windows are cut so that all of a window lies in one document."""
-        with safe_open(file, framework="pt") as shard:
-            data = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
-        span = length + unroll + 1
-        firsts = [
-            first
-            for start, end in zip(data["answer_starts"].tolist(), data["offsets"][1:].tolist(), strict=True)
-            for first in range(max(start - 2, 0), end - span, length)
-        ]
-        index = torch.tensor(firsts, dtype=torch.long)[:, None] + torch.arange(span)
-        return data["tokens"].long()[index], data["hidden"][index]
-
-    def batches(self, size: int, length: int, unroll: int, seed: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Endless shuffled batches of `size` windows; the first `skip` are passed over (resuming)."""
-        generator = torch.Generator().manual_seed(seed)
-        per_load = 4
-        smallest = len(self.windows(self.training[0], length, unroll)[0])
-        if smallest < size:
-            raise typer.BadParameter(
-                f"a shard holds {smallest} windows of {length} positions, fewer than a batch of {size}"
-            )
-        while True:
-            order = torch.randperm(len(self.training), generator=generator).tolist()
-            for i in range(0, len(order), per_load):
-                loaded = [self.windows(self.training[j], length, unroll) for j in order[i : i + per_load]]
-                tokens, hidden = (torch.cat(part) for part in zip(*loaded, strict=True))
-                shuffled = torch.randperm(len(tokens), generator=generator)
-                for rows in shuffled.split(size):
-                    if len(rows) == size and (skip := skip - 1) < 0:
-                        yield tokens[rows], hidden[rows]
+GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary")
+SETTINGS = "; ".join(
+    f"{name}: " + ", ".join(f"{f.name}={f.default}" for f in fields(kind.config_type) if f.name not in GIVEN)
+    for name, kind in DRAFTERS.items()
+)
 
 
-class HeadLoss(torch.autograd.Function):
-    """Cross-entropy of softmax(x W^T) against the teacher's likeliest tokens, with the gradient in x found in
-    the same pass, so that only one block of logits exists at a time."""
+@dataclass(frozen=True)
+class Run:
+    """How long and in which steps a drafter is trained."""
 
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, rows: Tensor, mass: Tensor) -> Tensor:
-        """x [N, H], weight [K, H], rows int64 [N, M] of the head and their label mass [N, M]."""
-        gradient, total = torch.empty_like(x), x.new_zeros((), dtype=torch.float32)
-        for part in (slice(i, i + LOGIT_ROWS) for i in range(0, len(x), LOGIT_ROWS)):
-            p = torch.softmax(F.linear(x[part], weight), dim=-1)
-            total -= (p.gather(1, rows[part]).float().clamp(min=1e-12).log() * mass[part]).sum()
-            p *= mass[part].sum(-1, keepdim=True).to(p.dtype)
-            gradient[part] = p.scatter_add_(1, rows[part], -mass[part].to(p.dtype)) @ weight
-        ctx.save_for_backward(gradient)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad.to(gradient.dtype), None, None, None
+    positions: int
+    window: int
+    batch: int
+    peak_rate: float
+    decay: Decay
+    every: int
+    seed: int
 
 
-class Trainer:
-    def __init__(self, target: Target, drafter: RecurrentDrafter, labels: Labels, unroll: int, length: int):
-        self.target, self.drafter = target, drafter
-        self.labels, self.unroll, self.length = labels, unroll, length
-        device = target.embedding.weight.device
-        self.row_of = torch.full((target.config.vocab_size,), -1, dtype=torch.long, device=device)
-        self.row_of[drafter.hot_ids] = torch.arange(len(drafter.hot_ids), device=device)
-        self.weight = drafter.head_rows.to(torch.bfloat16)
-
-    def teacher(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the teacher says follows each position but the first, as head rows int64 [W, span - 1, M] and their
-        label mass f32. Soft: its M likeliest hot tokens. Hard: the text's own next token (mass 0 where not hot)."""
-        if self.labels is Labels.hard:
-            rows = self.row_of[F.pad(tokens[:, 2:], (0, 1))][..., None]
-            return rows.clamp(min=0), (rows >= 0).float()
-        parts = []
-        for h in hidden[:, 1:].flatten(0, 1).split(LOGIT_ROWS):
-            logits = F.linear(h, self.weight)
-            values, rows = logits.topk(SOFT_LABELS, dim=-1)
-            parts.append((rows, (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()))
-        shape = (*hidden[:, 1:].shape[:2], SOFT_LABELS)
-        rows, mass = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
-        return rows, mass
-
-    def steps(self, tokens: Tensor, hidden: Tensor, windows: Sequence[int]) -> Iterator[Tensor]:
-        """Features [windows[d], length, H] of the drafting steps d = 0..T-1 along the text; `windows` do not grow."""
-        context = self.drafter.context(hidden[:, : self.length])
-        state = self.drafter.first_state(tokens[:, 1 : 1 + self.length])
-        for depth, kept in enumerate(windows):
-            if depth:
-                here = slice(1 + depth, 1 + depth + self.length)
-                state = self.drafter.next_state(state[:kept], tokens[:kept, here])
-            yield self.drafter.features(state, context[:kept])
-
-    def loss(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Mean over positions of the depth-weighted distillation loss; deep steps are estimated on fewer windows."""
-        with torch.no_grad():
-            rows, mass = self.teacher(tokens, hidden)
-        total = torch.zeros((), device=hidden.device)
-        shares = [DEPTH_SHARES[min(depth, len(DEPTH_SHARES) - 1)] for depth in range(self.unroll)]
-        windows = [max(1, round(share * len(tokens))) for share in shares]
-        with torch.autocast(hidden.device.type, dtype=torch.bfloat16):
-            features = list(self.steps(tokens, hidden, windows))
-        for depth, (x, kept) in enumerate(zip(features, windows, strict=True)):
-            here = slice(depth, depth + self.length)
-            scaled = mass[:kept, here].flatten(0, 1) * (DEPTH_DECAY**depth / (kept * self.length))
-            total = total + HeadLoss.apply(
-                x.flatten(0, 1).to(torch.bfloat16), self.weight, rows[:kept, here].flatten(0, 1), scaled
-            )
-        return total
-
-    @torch.no_grad()
-    def evaluate(self, files: list[Path], device: torch.device) -> dict[str, object]:
-        """Greedy acceptance on held-out text: per depth given the depth before, and tokens per step of a chain."""
-        accepted, reached = torch.zeros(self.unroll), torch.zeros(self.unroll)
-        head = self.target.lm_head.weight.to(torch.bfloat16)
-        for file in files:
-            tokens, hidden = TeacherData.windows(file, self.length, self.unroll)
-            spread = torch.linspace(0, len(tokens) - 1, min(len(tokens), EVALUATION_WINDOWS)).long()
-            for part in spread.split(16):
-                t, h = tokens[part].to(device), hidden[part].to(device)
-                truth = F.linear(h.flatten(0, 1), head).argmax(-1).view(t.shape)
-                alive = torch.ones(len(part), self.length, dtype=torch.bool, device=device)
-                with torch.autocast(device.type, dtype=torch.bfloat16):
-                    steps = list(self.steps(t, h, [len(part)] * self.unroll))
-                for depth, x in enumerate(steps):
-                    if depth:
-                        alive = alive & (t[:, 1 + depth :][:, : self.length] == truth[:, depth:][:, : self.length])
-                    drafted = self.drafter.hot_ids[F.linear(x.to(torch.bfloat16), self.weight).argmax(-1)]
-                    reached[depth] += alive.sum().item()
-                    alive = alive & (drafted == truth[:, 1 + depth :][:, : self.length])
-                    accepted[depth] += alive.sum().item()
-        conditional = accepted / reached.clamp(min=1)
-        chain = 1 + conditional.cumprod(0).sum().item()
-        return {
-            "conditional_acceptance": [round(c, 4) for c in conditional.tolist()],
-            "chain_acceptance_length": round(chain, 4),
-        }
+def parse_settings(texts: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if wrong := [text for text, (_, equals, _) in zip(texts, pairs, strict=True) if not equals]:
+        raise ValueError(f"--set {wrong[0]!r} is not of the form name=value")
+    return {name: value for name, _, value in pairs}
 
 
-@torch.no_grad()
-def initialize_by_ridge(trainer: Trainer, tokens: Tensor, hidden: Tensor, strength: float = 10.0) -> None:
-    """Closed-form start: input and output layers map [embedding, h] to the next hidden state."""
-    drafter, size = trainer.drafter, trainer.drafter.config.hidden_size
-    e = drafter.embed(tokens[:, 1:-1]).float().flatten(0, 1)
-    x = torch.cat([e, hidden[:, :-2].float().flatten(0, 1)], dim=-1)
-    y = hidden[:, 1:-1].float().flatten(0, 1)
-    gram = x.T @ x
-    ridge = torch.linalg.solve(gram + strength * gram.diagonal().mean() * 1e-3 * torch.eye(2 * size), x.T @ y)
-    u, s, vt = torch.linalg.svd(ridge.T, full_matrices=False)
-    drafter.input.weight[:size] = s.sqrt()[:, None] * vt
-    drafter.output.weight.zero_()
-    drafter.output.weight[:, :size] = u * s.sqrt()
-    drafter.input.bias.zero_()
+def prepare_drafter(
+    kind: type[Drafter],
+    target: Target,
+    teacher: TeacherData,
+    rows: int,
+    settings: dict[str, str],
+    start: Path | None,
+    resumed: Path | None,
+) -> Drafter:
+    """The drafter of a run that goes on or starts from another drafter, or a new one."""
+    config: Any = kind.configure(target, rows, settings)
+    folder = resumed or start
+    if folder:
+        drafter = load_drafter(folder, target)
+        if type(drafter) is not kind:
+            raise ValueError(f"{folder} holds a drafter {drafter.name!r}, the command trains one {kind.name!r}")
+        if not start and drafter.config != config:
+            raise ValueError(f"{folder} holds a drafter of {drafter.config}, the command asks for {config}")
+        return drafter.train()
+    counts = teacher.count_tokens(target.config.vocab_size)
+    ids = most_frequent(counts, rows)
+    print(f"hot vocabulary: {rows} tokens cover {counts[ids].sum() / counts.sum():.2%} of the answers")
+    return kind(config, target, ids)
 
 
-def hot_ids(counts: Tensor, kept: int) -> Tensor:
-    """The `kept` most frequent tokens, ascending; among equals the lower id, int64 [kept]."""
-    ranked = counts.sort(descending=True, stable=True).indices[:kept]
-    print(f"hot vocabulary: {kept} tokens cover {counts[ranked].sum() / counts.sum():.2%} of the answers")
-    return ranked.sort().values
-
-
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over 2% of the steps, then a cosine to zero."""
-    warm = max(1, steps // 50)
-    if step < warm:
-        return peak * (step + 1) / warm
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: dict[str, str], fresh: bool) -> None:
+    """Train to the end of the run; a log line, a checkpoint and the drafter itself every `run.every` steps."""
+    drafter, device = trainer.drafter, trainer.device
+    optimizer = make_optimizer(drafter, run.peak_rate)
+    checkpoint = output / "checkpoint.safetensors"
+    progress = Progress() if fresh else restore_checkpoint(checkpoint, drafter, optimizer)
+    if progress.step:
+        print(f"resumed at step {progress.step}, {progress.positions} of {run.positions} positions")
+    batches = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, progress.step)
+    begun, losses = Progress(progress.step, progress.positions, progress.seconds), list[float]()
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with ProgressBar(*columns, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("training", total=run.positions, completed=progress.positions)
+        while progress.positions < run.positions:
+            started = time.monotonic()
+            rate = learning_rate(progress.positions / run.positions, run.peak_rate, run.decay)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            windows = next(batches).to(device)
+            loss = trainer.loss(windows)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+            progress.step += 1
+            progress.positions += int(windows.scored(windows.positions.shape[1], 0).sum())
+            progress.seconds += time.monotonic() - started
+            speed = (progress.positions - begun.positions) / (progress.seconds - begun.seconds)
+            bar.update(task, completed=progress.positions, description=f"step {progress.step}, {speed:.0f} positions/s")
+            if progress.step % run.every == 0 or progress.positions >= run.positions:
+                record: dict[str, object] = {
+                    "drafter": drafter.name,
+                    "step": progress.step,
+                    "positions": progress.positions,
+                    "hours": round(progress.seconds / 3600, 4),
+                    "loss": round(sum(losses) / len(losses), 4),
+                    "rate": round(speed),
+                }
+                record |= trainer.evaluate(teacher.held_out(run.window, trainer.unroll))
+                record["minutes_left"] = round((run.positions - progress.positions) / speed / 60, 1)
+                losses.clear()
+                drafter.save(output, card)
+                save_checkpoint(checkpoint, drafter, optimizer, progress)
+                with (output / "log.jsonl").open("a") as file:
+                    print(json.dumps(record), file=file)
+                print(json.dumps(record), flush=True)
 
 
 def main(
     model: Annotated[Path, typer.Option(help="Target folder written by fetch_model.py.")],
     data: Annotated[list[Path], typer.Option(help="Teacher data written by distill.py; may be given several times.")],
     output: Annotated[Path, typer.Option(help="Folder for the drafter, its checkpoint and its log.")],
+    drafter: Annotated[str, typer.Option(help=f"Kind of drafter: {', '.join(DRAFTERS)}.")] = "recurrent",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help=f"A setting of the drafter, name=value; may be given several times. {SETTINGS}."),
+    ] = None,
     start_from: Annotated[Path | None, typer.Option(help="A trained drafter to go on from; its shape is kept.")] = None,
     positions: Annotated[
         int, typer.Option(help="Positions to train on; the learning rate decays over them.")
     ] = 5_000_000,
     labels: Annotated[Labels, typer.Option(help="Teacher distributions, or the text itself.")] = Labels.soft,
+    hidden_weight: Annotated[
+        float | None, typer.Option(help="Weight of the hidden states' squared error; default: the drafter's.")
+    ] = None,
     hot_vocabulary: Annotated[int, typer.Option(help="Head rows: the K most frequent tokens; 0 is all.")] = 12288,
-    exit_dim: Annotated[int, typer.Option(help="Width of the residual blocks.")] = 1024,
-    blocks: Annotated[int, typer.Option(help="Residual blocks.")] = 3,
-    initial_state: Annotated[
-        InitialState, typer.Option(help="s_1: `embedding` (paper) or `zero` (Apple's release).")
-    ] = InitialState.embedding,
     unroll: Annotated[int, typer.Option(help="Drafting steps T in the loss.")] = 5,
-    window: Annotated[int, typer.Option(help="Consecutive positions per training window.")] = 32,
-    batch: Annotated[int, typer.Option(help="Windows per step.")] = 16,
-    peak_rate: Annotated[float, typer.Option(help="Peak learning rate (Adam).")] = 1.5e-3,
+    window: Annotated[
+        int | None, typer.Option(help="Consecutive positions per window; default: the drafter's.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows per step; default: the drafter's.")] = None,
+    peak_rate: Annotated[float | None, typer.Option(help="Peak learning rate (Adam); default: the drafter's.")] = None,
+    decay: Annotated[Decay | None, typer.Option(help="Of the learning rate; default: the drafter's.")] = None,
     held_out: Annotated[int, typer.Option(help="Shards kept for evaluation.")] = 4,
     every: Annotated[int, typer.Option(help="Steps between evaluation and checkpoint.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the data order and the weights.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
-    """Train a recurrent drafter by distillation; resumes when the output folder has a checkpoint."""
+    """Train a drafter by distillation; resumes when the output folder has a checkpoint."""
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if drafter not in DRAFTERS:
+        raise typer.BadParameter(f"unknown drafter {drafter!r}; known are {', '.join(DRAFTERS)}")
+    kind = DRAFTERS[drafter]
+    recipe = kind.recipe
     target = Target.from_folder(model).to(device)
-    teacher = TeacherData(data, held_out)
-    size = target.config.hidden_size
     output.mkdir(parents=True, exist_ok=True)
-    checkpoint = output / "checkpoint.safetensors"
-    if start_from or checkpoint.exists():
-        drafter = RecurrentDrafter.load(output if checkpoint.exists() else start_from, target).train().to(device)  # type: ignore[arg-type]
-    else:
-        ids = hot_ids(teacher.count_tokens(target.config.vocab_size), hot_vocabulary or target.config.vocab_size)
-        config = RecurrentConfig(
-            size,
-            target.config.vocab_size,
-            exit_dim,
-            blocks,
-            initial_state.value,
-            "target",
-            hot_vocabulary or None,  # type: ignore[arg-type]
-        )
-        drafter = RecurrentDrafter(config, target, ids).to(device)
-    trainer = Trainer(target, drafter, labels, unroll, window)
+    resumed = output if (output / "checkpoint.safetensors").exists() else None
+    rows = min(hot_vocabulary or target.config.vocab_size, target.config.vocab_size)
+    run = Run(
+        positions,
+        window or recipe.window,
+        batch or recipe.batch,
+        peak_rate or recipe.peak_rate,
+        decay or recipe.decay,
+        every,
+        seed,
+    )
+    try:
+        teacher = TeacherData(data, held_out, kind.reads_context)
+        teacher.require(run.batch, run.window, unroll)
+        given = parse_settings(settings or [])
+        module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    trainer = Trainer(target, module, labels, unroll, recipe.hidden_weight if hidden_weight is None else hidden_weight)
+    if not resumed and not start_from:
+        module.initialize(target, teacher.sample(run.window, unroll).to(device))
     card = {"target_fingerprint": target_fingerprint(target)}
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
-    steps, step, log = positions // (window * batch), 0, output / "log.jsonl"
-    if checkpoint.exists():
-        step = _restore(checkpoint, drafter, optimizer)
-        print(f"resumed at step {step} of {steps}")
-    elif not start_from:
-        tokens, hidden = teacher.windows(teacher.training[0], window, unroll)
-        initialize_by_ridge(trainer, tokens.to(device), hidden.to(device))
-    batches = teacher.batches(batch, window, unroll, seed, step)
-    begun, first, losses = time.monotonic(), step, list[float]()
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("training", total=steps, completed=step)
-        while step < steps:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps, peak_rate)
-            tokens, hidden = (part.to(device) for part in next(batches))
-            loss = trainer.loss(tokens, hidden)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-            optimizer.step()
-            step += 1
-            losses.append(loss.item())
-            rate = (step - first) * window * batch / (time.monotonic() - begun)
-            progress.update(task, completed=step, description=f"{step}/{steps} {rate:.0f} positions/s")
-            if step % every == 0 or step == steps:
-                record: dict[str, object] = {
-                    "step": step,
-                    "positions": step * window * batch,
-                    "loss": round(sum(losses) / len(losses), 4),
-                    "rate": round(rate),
-                }
-                record |= trainer.evaluate(teacher.evaluation, device)
-                record["minutes_left"] = round((steps - step) * window * batch / rate / 60, 1)
-                losses.clear()
-                with log.open("a") as file:
-                    print(json.dumps(record), file=file)
-                print(json.dumps(record), flush=True)
-                _save(checkpoint, drafter, optimizer, step)
-                drafter.save(output, card)
-
-
-def _save(path: Path, drafter: RecurrentDrafter, optimizer: torch.optim.Optimizer, step: int) -> None:
-    tensors = {f"model.{name}": tensor for name, tensor in drafter.state_dict().items()}
-    for name, parameter in drafter.named_parameters():
-        for key, value in optimizer.state[parameter].items():
-            tensors[f"optimizer.{name}.{key}"] = value
-    partial = path.with_suffix(".partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata={"step": str(step)})
-    partial.replace(path)
-
-
-def _restore(path: Path, drafter: RecurrentDrafter, optimizer: torch.optim.Optimizer) -> int:
-    with safe_open(path, framework="pt") as file:
-        step = int(file.metadata()["step"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    drafter.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
-    for name, parameter in drafter.named_parameters():
-        prefix = f"optimizer.{name}."
-        optimizer.state[parameter] = {
-            key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)
-        }
-    return step
+    train(trainer, teacher, run, output, card, fresh=resumed is None)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from model_defs.drafter import Drafter, Recipe, read_weights, ridge
 from model_defs.target import Target
+from model_defs.windows import Windows
 from plugins.beam_step.reference import beam_step
 
 
@@ -29,8 +29,8 @@ class RecurrentConfig:
 
     hidden_size: int
     vocab_size: int
-    exit_dim: int
-    num_blocks: int
+    exit_dim: int = 1024
+    num_blocks: int = 3
     initial_state: Literal["embedding", "zero"] = "embedding"
     head: Literal["own", "target"] = "target"
     hot_vocabulary: int | None = None
@@ -50,27 +50,20 @@ class ResidualBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
-class RecurrentDrafter(nn.Module):
+class RecurrentDrafter(Drafter):
     """p(next token | path) from the target's last hidden state h and the path's embeddings:
     s_t = f(U s_{t-1} + W e_t + b), logits = head(blocks(input([s_t, h]))).
 
     The input layer's part of h is the same for all paths from a root: see `context`."""
 
-    hot_ids: Tensor
-    embedding: Tensor
-    head_rows: Tensor
+    name = "recurrent"
+    config_type = RecurrentConfig
+    recipe = Recipe(peak_rate=1.5e-3)
+    config: RecurrentConfig
 
     def __init__(self, config: RecurrentConfig, target: Target, hot_ids: Tensor | None = None):
-        """`hot_ids` int [K] ascending target ids of the head's rows; None is the whole vocabulary."""
-        super().__init__()
+        super().__init__(config, target, hot_ids)
         hidden = config.hidden_size
-        rows = config.hot_vocabulary or config.vocab_size
-        if (target.config.hidden_size, target.config.vocab_size) != (hidden, config.vocab_size):
-            raise ValueError(
-                f"the drafter was made for a target of hidden size {hidden} and vocabulary {config.vocab_size}; "
-                f"this one has {target.config.hidden_size} and {target.config.vocab_size}"
-            )
-        self.config = config
         self.rnn_u = nn.Linear(hidden, hidden, bias=config.rnn_bias)
         self.rnn_w = nn.Linear(hidden, hidden, bias=False)
         self.input = nn.Linear(2 * hidden, config.exit_dim)
@@ -78,16 +71,10 @@ class RecurrentDrafter(nn.Module):
         if config.head == "target":
             self.output = nn.Linear(config.exit_dim, hidden, bias=False)
         else:
-            self.own_head = nn.Linear(config.exit_dim, rows, bias=False)
-        ids = torch.arange(rows) if hot_ids is None else hot_ids.long()
-        if ids.shape != (rows,):
-            raise ValueError(f"hot_ids has shape {tuple(ids.shape)}, expected ({rows},)")
-        self.register_buffer("hot_ids", ids, persistent=False)
-        self.register_buffer("embedding", target.embedding.weight.detach(), persistent=False)
-        self.register_buffer("head_rows", target.lm_head.weight.detach()[ids], persistent=False)
+            self.own_head = nn.Linear(config.exit_dim, len(self.hot_ids), bias=False)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.embedding).to(self.rnn_w.weight.dtype)
+        return super().embed(tokens).to(self.rnn_w.weight.dtype)
 
     def first_state(self, tokens: Tensor) -> Tensor:
         """s_1 [..., H] of the root tokens int [...]."""
@@ -126,37 +113,51 @@ class RecurrentDrafter(nn.Module):
         values, rows = scores.topk(count, dim=-1)
         return values, self.hot_ids[rows].to(torch.int32)
 
-    def save(self, folder: Path, card: dict[str, Any] | None = None) -> None:
-        """Write `config.json` and `drafter.safetensors` (bfloat16)."""
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in self.state_dict().items()}
-        if self.config.hot_vocabulary:
-            weights["hot_ids"] = self.hot_ids.to(torch.int32)
-        save_file(weights, folder / "drafter.safetensors")
-        config = {"drafter": "recurrent", **asdict(self.config), **(card or {})}
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        """As Drafter's. Raises ValueError for a head of its own, which training does not reach."""
+        if self.config.head != "target":
+            raise ValueError('only recurrent drafters with head "target" can be trained, this one has "own"')
+        context = self.context(windows.rows(windows.hidden, kept[0], 0).flatten(0, 1)).unflatten(0, (-1, kept[0]))
+        for depth, here in enumerate(kept):
+            tokens = windows.rows(windows.tokens, here, depth + 1).flatten()
+            if depth == 0:
+                state = self.first_state(tokens)
+            else:
+                state = self.next_state(state.unflatten(0, (-1, kept[depth - 1]))[:, :here].flatten(0, 1), tokens)
+            yield self.features(state, context[:, :here].flatten(0, 1))
+
+    @torch.no_grad()
+    def initialize(self, target: Target, windows: Windows) -> None:
+        """Input and output layers map [embedding, h] to the next hidden state, by ridge regression."""
+        size, kept = self.config.hidden_size, windows.positions.shape[1]
+        scored = windows.scored(kept, 0)
+        here, there, tokens = (
+            windows.rows(x, kept, ahead)[scored]
+            for x, ahead in ((windows.hidden, 0), (windows.hidden, 1), (windows.tokens, 1))
+        )
+        weight = ridge(torch.cat([self.embed(tokens).float(), here.float()], dim=-1), there.float())
+        u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+        self.input.weight[:size] = s.sqrt()[:, None] * vt
+        self.input.bias.zero_()
+        self.output.weight.zero_()
+        self.output.weight[:, :size] = u * s.sqrt()
 
     @classmethod
-    def load(cls, folder: Path, target: Target) -> RecurrentDrafter:
+    def load(cls, folder: Path, target: Target) -> Self:
         """Load our own format or Apple's ReDrafter checkpoint.
 
         Raises ValueError when the drafter does not fit the target, KeyError (a weight's name).
         """
         raw = json.loads((folder / "config.json").read_text())
-        own = raw.get("drafter") == "recurrent"
-        file = next(iter(sorted(folder.glob("drafter.safetensors" if own else "*.safetensors"))), None)
-        if file is None:
-            raise FileNotFoundError(f"{folder}: no {'drafter' if own else '*'}.safetensors")
-        with safe_open(file, framework="pt") as tensors:
-            weights = {name: tensors.get_tensor(name).float() for name in tensors.keys()}  # noqa: SIM118
-        if own:
-            config = RecurrentConfig(**{name: raw[name] for name in RecurrentConfig.__dataclass_fields__})
-        elif "num_draft_layers" in raw:
-            config, weights = from_apple(raw, weights)
-        else:
+        if "drafter" in raw:
+            return super().load(folder, target)
+        if "num_draft_layers" not in raw:
             raise ValueError(f"{folder}/config.json describes no recurrent drafter (found keys {sorted(raw)})")
-        hot_ids = weights.pop("hot_ids", None)
-        drafter = cls(config, target, hot_ids)
+        file = next(iter(sorted(folder.glob("*.safetensors"))), None)
+        if file is None:
+            raise FileNotFoundError(f"{folder}: no *.safetensors")
+        config, weights = from_apple(raw, read_weights(file))
+        drafter = cls(config, target)
         drafter.load_state_dict(weights)
         return drafter.eval()
 

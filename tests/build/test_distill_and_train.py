@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 from safetensors import safe_open
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from model_defs.attention import causal_attend
 from model_defs.config import RopeConfig, TargetConfig
@@ -25,10 +26,19 @@ import train_drafter  # noqa: E402
 VOCAB, END = 111, 2
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tensors this small are slower on several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def target() -> Target:
     torch.manual_seed(0)
-    config = TargetConfig(VOCAB, 32, 48, 2, 4, 2, 8, 1e-5, RopeConfig(), 256, True, False, (END,))
+    config = TargetConfig(VOCAB, 32, 48, 2, 4, 2, 8, 1e-5, RopeConfig(), 256, False, False, (END,))
     target = Target(config).eval().requires_grad_(False)
     target.embedding.weight.mul_(3)
     return target
@@ -64,22 +74,10 @@ def test_drawn_tokens_follow_the_softmax():
     assert (torch.bincount(drawn, minlength=4) / 20_000 - expected).abs().max() < 0.015
 
 
-def test_head_loss_is_the_cross_entropy_and_its_gradient():
-    torch.manual_seed(0)
-    x, weight = torch.randn(300, 16, requires_grad=True), 0.3 * torch.randn(50, 16)
-    rows, mass = torch.randint(0, 50, (300, 3)), torch.rand(300, 3)
-    loss = train_drafter.HeadLoss.apply(x, weight, rows, mass)
-    (loss * 2).backward()
-    found, x.grad = x.grad, None
-    expected = -(torch.log_softmax(x @ weight.T, -1).gather(1, rows) * mass).sum()
-    (expected * 2).backward()
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(found, x.grad, atol=1e-4, rtol=1e-4)
-
-
 def write_model(target: Target, folder: Path) -> None:
     c = target.config
     weights = {"model.embed_tokens.weight": target.embedding.weight, "model.norm.weight": target.norm.weight}
+    weights["lm_head.weight"] = target.lm_head.weight
     for i, layer in enumerate(target.layers):
         q, k, v = layer.qkv.weight.split([32, 16, 16])
         gate, up = layer.gate_up.weight.chunk(2)
@@ -94,34 +92,118 @@ def write_model(target: Target, folder: Path) -> None:
     config = {
         "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "rms_norm_eps": 1e-5, "max_position_embeddings": c.max_position, "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": c.max_position, "tie_word_embeddings": False,
         "eos_token_id": END,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_training_learns_and_resumes(target, tmp_path: Path):
-    """Random models answer in short cycles, which a drafter learns fast; a second run goes on from the checkpoint."""
-    write_model(target, tmp_path)
-    data = tmp_path / "data"
-    data.mkdir()
+@pytest.fixture(scope="module")
+def taught(target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and, in `data`, three shards of its answers."""
+    folder = tmp_path_factory.mktemp("taught")
+    write_model(target, folder)
+    (folder / "data").mkdir()
     for shard in range(3):
         docs = generate(target, 24, [[token] for token in range(10 + shard, 100, 3)])
-        distill.write_shard(data / f"shard-{shard:05d}.safetensors", docs, {})
+        distill.write_shard(folder / f"data/shard-{shard:05d}.safetensors", docs, {})
+    return folder
 
-    def train(positions: int) -> list[dict]:
-        folders = ["--model", tmp_path, "--data", data, "--output", tmp_path / "out"]
-        shape = ["--hot-vocabulary", "64", "--exit-dim", "32", "--blocks", "1", "--unroll", "3", "--window", "8"]
-        run = f"--batch 4 --positions {positions} --held-out 1 --every 50".split()
-        command = [sys.executable, ROOT / "build/train_drafter.py", *folders, *shape, *run]
-        subprocess.run(command, check=True, capture_output=True)
-        return [json.loads(line) for line in (tmp_path / "out/log.jsonl").open()]
 
-    first = train(3200)
-    assert [record["step"] for record in first] == [50, 100]
-    again = train(6400)
-    assert [record["step"] for record in again] == [50, 100, 150, 200]
-    assert again[-1]["chain_acceptance_length"] > 1.3
-    with safe_open(tmp_path / "out/drafter.safetensors", framework="pt") as file:
+SHAPES: dict[str, dict] = {
+    "recurrent": {"settings": ["exit_dim=32", "num_blocks=1"], "window": 8},
+    "hidden_state": {"settings": ["info_vocabulary=40", "info_rank=8"], "window": 24},
+    "eagle": {"window": 24},
+    "medusa": {"settings": ["heads=3"], "window": 8},
+    "draft_lm": {"window": 24},
+}
+
+
+def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> list[dict]:
+    where = {"model": taught, "data": [taught / "data"], "output": output, "drafter": drafter}
+    run = {
+        "hot_vocabulary": 64,
+        "unroll": 3,
+        "batch": 4,
+        "positions": positions,
+        "held_out": 1,
+        "every": 25,
+        "threads": 1,
+    }
+    train_drafter.main(**where | run | SHAPES[drafter] | more)
+    return [json.loads(line) for line in (output / "log.jsonl").open()]
+
+
+@pytest.mark.parametrize("drafter", SHAPES)
+def test_training_learns(taught: Path, tmp_path: Path, drafter: str, monkeypatch):
+    """Random models answer in short cycles, which a drafter learns fast, from random weights too."""
+    monkeypatch.setattr(train_drafter.DRAFTERS[drafter], "initialize", lambda *_: None)
+    log = train(taught, tmp_path, drafter, 6400, peak_rate=3e-3)
+    assert log[-1]["positions"] >= 6400 > log[-1]["positions"] - 4 * 24
+    assert log[-1]["loss"] < log[0]["loss"] - 0.01
+    assert log[-1]["chain_acceptance_length"] > 1.5
+    with safe_open(tmp_path / "drafter.safetensors", framework="pt") as file:
         assert file.get_tensor("hot_ids").shape == (64,)
-        assert file.get_tensor("rnn_u.weight").dtype == torch.bfloat16
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.int32, torch.bfloat16}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("drafter", ["recurrent", "hidden_state"])
+def test_a_run_that_was_stopped_goes_on_identically(taught: Path, tmp_path: Path, drafter: str, monkeypatch):
+    """Stopped at a checkpoint and started again: the same batches, rates and weights as a run in one piece."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    log = train(taught, whole, drafter, 2400)
+    save = train_drafter.save_checkpoint
+
+    def save_and_stop(*arguments) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_drafter, "save_checkpoint", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(taught, parts, drafter, 2400)
+    timing = {"hours", "rate", "minutes_left"}
+    for again, expected in zip(train(taught, parts, drafter, 2400), log[1:], strict=True):
+        assert {key: again[key] for key in again.keys() - timing} == {
+            key: expected[key] for key in again.keys() - timing
+        }
+    assert (parts / "drafter.safetensors").read_bytes() == (whole / "drafter.safetensors").read_bytes()
+
+
+def test_a_run_goes_on_from_another_drafter(taught: Path, tmp_path: Path):
+    """Its shape is kept, its weights are the start; another kind is refused."""
+    log = train(taught, tmp_path / "first", "eagle", 2400)
+    more = train(taught, tmp_path / "second", "eagle", 200, start_from=tmp_path / "first", peak_rate=1e-9)
+    assert more[0]["chain_acceptance_length"] == pytest.approx(log[-1]["chain_acceptance_length"], abs=0.02)
+    with pytest.raises(typer.BadParameter, match="holds a drafter 'eagle', the command trains one 'medusa'"):
+        train(taught, tmp_path / "third", "medusa", 200, start_from=tmp_path / "first")
+
+
+def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
+    train(taught, tmp_path, "hidden_state", 100)
+    with pytest.raises(typer.BadParameter, match=r"info_rank=8.*asks for.*info_rank=4"):
+        train(taught, tmp_path, "hidden_state", 200, settings=["info_vocabulary=40", "info_rank=4"])
+    with pytest.raises(typer.BadParameter, match="'info_rank' is not of the form name=value"):
+        train(taught, tmp_path / "new", "hidden_state", 200, settings=["info_rank"])
+    with pytest.raises(typer.BadParameter, match=r"no shard-\*.safetensors in"):
+        train(taught, tmp_path / "new", "eagle", 200, data=[tmp_path])
+    with pytest.raises(typer.BadParameter, match="holds only the 3 held-out shards"):
+        train(taught, tmp_path / "new", "eagle", 200, held_out=3)
+    with pytest.raises(typer.BadParameter, match="windows of 24 positions, fewer than a batch of 500"):
+        train(taught, tmp_path / "new", "eagle", 200, batch=500)
+
+
+def test_the_command_line(taught: Path, tmp_path: Path):
+    app = typer.Typer()
+    app.command()(train_drafter.main)
+    base = ["--model", taught, "--data", taught / "data", "--output", tmp_path, "--positions", 50, "--threads", 1]
+    shape = ["--set", "heads=3", "--set", "num_blocks=2", "--unroll", 3, "--hot-vocabulary", 0, "--batch", 2]
+    arguments = [str(part) for part in (*base, *shape, "--held-out", 1)]
+    done = CliRunner().invoke(app, [*arguments, "--drafter", "medusa"])
+    assert done.exit_code == 0, done.output
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["drafter"], config["heads"], config["num_blocks"]) == ("medusa", 3, 2)
+    assert config["hot_vocabulary"] == VOCAB
+    done = CliRunner().invoke(app, [*arguments, "--drafter", "oracle"])
+    assert done.exit_code == 2
+    assert "known are" in done.output

@@ -1,0 +1,62 @@
+"""A baseline: speculative sampling with a separate draft LM, a small Llama that shares the target's embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from model_defs.drafter import Drafter, Recipe
+from model_defs.target import Attend, DecoderLayer, RMSNorm, Target
+from model_defs.window_attention import WindowAttention
+from model_defs.windows import Windows
+
+
+@dataclass(frozen=True)
+class DraftLMConfig:
+    """Shape of a draft LM: `num_layers` of the target's layers."""
+
+    hidden_size: int
+    vocab_size: int
+    hot_vocabulary: int | None = None
+    num_layers: int = 2
+
+
+class DraftLM(Drafter):
+    """The text alone, without the target's hidden states. Its logits at a token do not depend on where drafting began,
+    so it is trained at depth 0 only."""
+
+    name = "draft_lm"
+    config_type = DraftLMConfig
+    recipe = Recipe(peak_rate=1e-3, window=256, batch=4, depth_shares=(1.0, 0.0))
+    reads_context = True
+    config: DraftLMConfig
+
+    def __init__(self, config: DraftLMConfig, target: Target, hot_ids: Tensor | None = None):
+        super().__init__(config, target, hot_ids)
+        self.lm_config = replace(target.config, num_layers=config.num_layers)
+        self.layers = nn.ModuleList(DecoderLayer(self.lm_config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, target.config.rms_norm_eps)
+
+    def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
+        """int64 [...] tokens to [..., H], what the head takes to predict the next ones."""
+        x = self.embed(tokens)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, attend)
+        return self.norm(x)
+
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        attention = WindowAttention(self.lm_config, windows.documents)
+        features = self(windows.tokens.flatten(), attention.attend_context).unflatten(0, windows.tokens.shape)
+        for depth, here in enumerate(kept):
+            yield windows.rows(features, here, depth + 1).flatten(0, 1)
+
+    @torch.no_grad()
+    def initialize(self, target: Target, windows: Windows) -> None:
+        """The target's first layers, its last layer and its norm."""
+        sources = [*list(target.layers)[: self.config.num_layers - 1], target.layers[-1]]
+        for layer, source in zip(self.layers, sources, strict=True):
+            layer.load_state_dict(source.state_dict())
+        self.norm.load_state_dict(target.norm.state_dict())

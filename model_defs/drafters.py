@@ -1,0 +1,29 @@
+"""The draft models there are. A new one is a module of its own and an entry here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from model_defs.draft_lm import DraftLM
+from model_defs.drafter import Drafter
+from model_defs.eagle import EagleDrafter
+from model_defs.hidden_state import HiddenStateDrafter
+from model_defs.medusa import MedusaDrafter
+from model_defs.recurrent import RecurrentDrafter
+from model_defs.target import Target
+
+DRAFTERS: dict[str, type[Drafter]] = {
+    kind.name: kind for kind in (RecurrentDrafter, HiddenStateDrafter, EagleDrafter, MedusaDrafter, DraftLM)
+}
+
+
+def load_drafter(folder: Path, target: Target) -> Drafter:
+    """The drafter of a folder written by build/train_drafter.py, or Apple's ReDrafter checkpoint.
+
+    Raises ValueError for a kind that is not known or a drafter that does not fit the target, FileNotFoundError,
+    KeyError (a missing field or weight) or RuntimeError (weights of another shape)."""
+    kind = json.loads((folder / "config.json").read_text()).get("drafter", RecurrentDrafter.name)
+    if kind not in DRAFTERS:
+        raise ValueError(f"{folder}/config.json: unknown drafter {kind!r}; known are {', '.join(DRAFTERS)}")
+    return DRAFTERS[kind].load(folder, target)

@@ -1,0 +1,36 @@
+"""A baseline: EAGLE-style drafting, one layer that is auto-regressive on hidden states and tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_defs.context_drafter import ContextDrafter
+from model_defs.drafter import Recipe
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """Shape of an EAGLE-style drafter."""
+
+    hidden_size: int
+    vocab_size: int
+    hot_vocabulary: int | None = None
+
+
+class EagleDrafter(ContextDrafter):
+    """f_{i+1} = layer(fuse(f_i, E(t_i))): a step takes the token drafted before it, so the head runs at each step."""
+
+    name = "eagle"
+    config_type = EagleConfig
+    recipe = Recipe(peak_rate=1e-3, window=256, batch=4, hidden_weight=1.0)
+    config: EagleConfig
+
+    def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
+        return self.fused(predicted, tokens)
+
+    def logits(self, predicted: Tensor) -> Tensor:
+        """[..., K] over the head's rows."""
+        return F.linear(predicted, self.head_rows.to(predicted.dtype))

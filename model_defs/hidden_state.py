@@ -1,0 +1,93 @@
+"""Lyanna's drafter: one transformer layer, auto-regressive on hidden states (Lyanna, sections 4 and 5.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_defs.context_drafter import ContextDrafter, last_layer_inputs, sampled
+from model_defs.drafter import Decay, Recipe, ridge
+from model_defs.target import Attend, Target
+from model_defs.token_info import TokenInfo
+from model_defs.windows import Windows
+
+
+@dataclass(frozen=True)
+class HiddenStateConfig:
+    """Shape of a hidden-state drafter, with the switches of the paper's ablations.
+
+    `token_info`: whether the last token's embedding is added to the logits, for the `info_vocabulary` most frequent
+    tokens, of rank `info_rank`. `first_token`: whether h_1 is fused with the root's embedding. `chain_map`: whether a
+    linear layer stands before each chain step (without it, the paper's h_{i+1} = layer(h_i)).
+    """
+
+    hidden_size: int
+    vocab_size: int
+    hot_vocabulary: int | None = None
+    token_info: bool = True
+    info_vocabulary: int = 8192
+    info_rank: int = 128
+    first_token: bool = True
+    chain_map: bool = True
+
+
+class HiddenStateDrafter(ContextDrafter):
+    """h_1 = layer(fuse(H_t, E(root))), h_{i+1} = layer(map(h_i)); logits l_i = head(h_i) + token info of the token
+    before. The chain does not depend on the draft tokens, so its raw logits are one matrix product."""
+
+    name = "hidden_state"
+    config_type = HiddenStateConfig
+    recipe = Recipe(peak_rate=1e-3, decay=Decay.linear, window=256, batch=4, hidden_weight=1.0)
+    config: HiddenStateConfig
+
+    def __init__(self, config: HiddenStateConfig, target: Target, hot_ids: Tensor | None = None):
+        super().__init__(config, target, hot_ids)
+        size = config.hidden_size
+        if not config.first_token:
+            self.fuse = nn.Linear(size, size, bias=False)
+        if config.chain_map:
+            self.map = nn.Linear(size, size, bias=False)
+        if config.token_info:
+            kept = min(config.info_vocabulary, len(self.hot_ids))
+            self.token_info = TokenInfo(self.embedding, self.hot_ids, kept, config.info_rank)
+
+    def fused(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        return super().fused(hidden, tokens) if self.config.first_token else self.fuse(hidden)
+
+    def chained(self, predicted: Tensor, tokens: Tensor | None = None) -> Tensor:
+        return self.map(predicted) if self.config.chain_map else predicted
+
+    def chain(self, first: Tensor, length: int, attend: Attend) -> Tensor:
+        """The chain h_1, ..., h_length, [length, ..., H], from h_1 [..., H], what `ingest` gave for the last pair."""
+        states = [first]
+        while len(states) < length:
+            states.append(self.step(self.chained(states[-1]), attend))
+        return torch.stack(states)
+
+    def raw_logits(self, states: Tensor) -> Tensor:
+        """[..., K] over the head's rows, for all steps in one pass (section 4.2), without token info."""
+        return F.linear(states, self.head_rows.to(states.dtype))
+
+    @torch.no_grad()
+    def initialize(self, target: Target, windows: Windows) -> None:
+        """Beside the layer: its map to the next input, and token info from what the chain lacks at its second step,
+        both by ridge regression."""
+        super().initialize(target, windows)
+        windows = sampled(windows)
+        kept = windows.positions.shape[1]
+        scored = windows.scored(kept, 1).flatten()
+
+        def rows(x: Tensor) -> Tensor:
+            return windows.rows(x, kept, 2).flatten(0, 1)[scored].float()
+
+        if self.config.chain_map:
+            (first,) = self.unroll(windows, [kept])
+            self.map.weight.copy_(ridge(first[scored], rows(last_layer_inputs(target, windows))))
+        if self.token_info is not None:
+            _, second = self.unroll(windows, [kept, kept])
+            lack = rows(windows.hidden) - second[scored]
+            tokens = rows(windows.tokens).long()
+            self.token_info.factorize(ridge(self.embed(tokens).float(), lack), self.head_rows.float(), tokens)

@@ -1,0 +1,66 @@
+"""A baseline: Medusa-style heads, each of which predicts the token at its own depth from the target's hidden state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from model_defs.drafter import Drafter, Recipe, ridge
+from model_defs.recurrent import ResidualBlock
+from model_defs.target import Target
+from model_defs.windows import Windows
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """Shape of the heads: `heads` of `num_blocks` residual blocks and a linear layer each."""
+
+    hidden_size: int
+    vocab_size: int
+    hot_vocabulary: int | None = None
+    heads: int = 5
+    num_blocks: int = 1
+
+
+class MedusaHead(nn.Module):
+    def __init__(self, config: MedusaConfig):
+        super().__init__()
+        self.blocks = nn.Sequential(*(ResidualBlock(config.hidden_size) for _ in range(config.num_blocks)))
+        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.out(self.blocks(hidden))
+
+
+class MedusaDrafter(Drafter):
+    """Features of depth d: W_d blocks_d(H_t). No head sees a token, not even the root."""
+
+    name = "medusa"
+    config_type = MedusaConfig
+    recipe = Recipe(peak_rate=1e-3)
+    config: MedusaConfig
+
+    def __init__(self, config: MedusaConfig, target: Target, hot_ids: Tensor | None = None):
+        super().__init__(config, target, hot_ids)
+        self.heads = nn.ModuleList(MedusaHead(config) for _ in range(config.heads))
+
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        if len(kept) > len(self.heads):
+            raise ValueError(f"{len(kept)} drafting steps need as many heads, this drafter has {len(self.heads)}")
+        hidden = windows.rows(windows.hidden, kept[0], 0)
+        for head, here in zip(self.heads, kept, strict=False):
+            yield head(hidden[:, :here].flatten(0, 1))
+
+    @torch.no_grad()
+    def initialize(self, target: Target, windows: Windows) -> None:
+        """Each head a ridge regression from H_t to the hidden state that its token is read from."""
+        kept = windows.positions.shape[1]
+        heads = list(cast(Iterable[MedusaHead], self.heads))
+        for depth, head in enumerate(heads[: windows.tokens.shape[1] - kept - 1]):
+            scored = windows.scored(kept, depth)
+            here, there = (windows.rows(windows.hidden, kept, ahead)[scored].float() for ahead in (0, depth + 1))
+            head.out.weight.copy_(ridge(here, there))

@@ -1,0 +1,86 @@
+"""Token-info embedding: what the last token says about the next one (Lyanna, sections 4.1, 5.1 and 6.1).
+
+RMSNorm(E'(t)) of the last token t is added to the logits, for the K most frequent tokens. E' = W_E W_1 W_2 is low-rank
+while it is trained, a table afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_defs.target import RMSNorm
+
+EPS = 1e-6
+
+
+class TokenInfo(nn.Module):
+    """The low-rank form."""
+
+    embedding: Tensor
+    row_of: Tensor
+
+    def __init__(self, embedding: Tensor, hot_ids: Tensor, kept: int, rank: int):
+        """embedding [V, H] is the target's W_E; the first `kept` of `hot_ids` have token info, as rows and columns."""
+        super().__init__()
+        self.kept = kept
+        self.down = nn.Linear(embedding.shape[1], rank, bias=False)
+        self.up = nn.Linear(rank, kept, bias=False)
+        self.norm = RMSNorm(kept, EPS)
+        row_of = torch.full((len(embedding),), kept, dtype=torch.long, device=embedding.device)
+        row_of[hot_ids[:kept]] = torch.arange(kept, device=embedding.device)
+        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("row_of", row_of, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[..., K], what tokens int64 [...] add to the logits of the K tokens; zero for any other token."""
+        rows = self.norm(self.up(self.down(F.embedding(tokens, self.embedding))))
+        return rows * (self.row_of[tokens] < self.kept)[..., None].to(rows.dtype)
+
+    @torch.no_grad()
+    def factorize(self, correction: Tensor, head_rows: Tensor, tokens: Tensor) -> None:
+        """Start from E'(t) = head(correction W_E[t]), as near as the rank allows: correction [H, H], head_rows
+        [>= K, H]; rows are scaled to their mean size over `tokens` int64 [N]."""
+        u, s, vt = torch.linalg.svd(head_rows[: self.kept] @ correction, full_matrices=False)
+        rank = self.down.out_features
+        self.up.weight.copy_(u[:, :rank] * s[:rank].sqrt())
+        self.down.weight.copy_(s[:rank, None].sqrt() * vt[:rank])
+        rows = self.up(self.down(F.embedding(tokens, self.embedding)))
+        self.norm.weight.fill_(rows.square().mean(-1).sqrt().mean())
+
+    @torch.no_grad()
+    def collapse(self, dtype: torch.dtype = torch.bfloat16) -> TokenInfoTable:
+        """The same as a table, in bfloat16, float32 or int8 with a scale for each row."""
+        tokens = self.row_of.argsort()[: self.kept]
+        rows = torch.cat([self(part) for part in tokens.split(1024)])
+        return TokenInfoTable(F.pad(rows, (0, 0, 0, 1)), self.row_of, dtype)
+
+
+class TokenInfoTable(nn.Module):
+    """The collapsed form: a look-up."""
+
+    rows: Tensor
+    scales: Tensor
+    row_of: Tensor
+
+    def __init__(self, rows: Tensor, row_of: Tensor, dtype: torch.dtype):
+        """rows [K + 1, K], the last one zeros; row_of [V] is K for tokens without token info."""
+        super().__init__()
+        scales = torch.ones_like(rows[:, :1])
+        if dtype == torch.int8:
+            scales = rows.abs().amax(-1, keepdim=True).clamp(min=EPS) / 127
+            rows = (rows / scales).round()
+        self.register_buffer("rows", rows.to(dtype))
+        self.register_buffer("scales", scales)
+        self.register_buffer("row_of", row_of.to(torch.int32))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the table, its scales and its index."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """float32 [..., K] as the low-rank form's."""
+        row = F.embedding(tokens, self.row_of[:, None]).squeeze(-1)
+        return F.embedding(row, self.rows).float() * F.embedding(row, self.scales)

@@ -1,0 +1,223 @@
+"""Distillation of drafters: the loss, the judgement on held-out text, the learning rate, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model_defs.drafter import Decay, Drafter
+from model_defs.target import Target
+from model_defs.windows import Windows
+
+LOGIT_ROWS = 256
+SOFT_LABELS = 32
+DEPTH_DECAY = 0.85
+EVALUATED_POSITIONS = 1024
+"""Positions that are evaluated at a time."""
+WARM_UP = 0.02
+
+
+class Labels(StrEnum):
+    soft = "soft"
+    hard = "hard"
+
+
+class HeadLoss(torch.autograd.Function):
+    """Cross-entropy of softmax(x W^T + info) against label masses, with the gradients found in the same pass, so that
+    only one block of logits exists at a time."""
+
+    @staticmethod
+    def forward(
+        ctx, x: Tensor, weight: Tensor, rows: Tensor, mass: Tensor, info: Tensor | None, info_of: Tensor | None
+    ) -> Tensor:
+        """x [N, H], weight [K, H], rows int64 [N, M] of the head and their label mass [N, M]; row info_of int64 [N] of
+        info [U, <= K] is added to the first logits."""
+        gradient, total = torch.empty_like(x), x.new_zeros((), dtype=torch.float32)
+        info_gradient = None if info is None else torch.zeros_like(info, dtype=torch.float32)
+        for part in (slice(i, i + LOGIT_ROWS) for i in range(0, len(x), LOGIT_ROWS)):
+            logits = F.linear(x[part], weight)
+            if info is not None and info_of is not None:
+                logits[:, : info.shape[1]] += info[info_of[part]]
+            p = torch.softmax(logits, dim=-1)
+            total -= (p.gather(1, rows[part]).float().clamp(min=1e-12).log() * mass[part]).sum()
+            p *= mass[part].sum(-1, keepdim=True).to(p.dtype)
+            p.scatter_add_(1, rows[part], -mass[part].to(p.dtype))
+            gradient[part] = p @ weight
+            if info_gradient is not None and info_of is not None:
+                info_gradient.index_add_(0, info_of[part], p[:, : info_gradient.shape[1]].float())
+        ctx.save_for_backward(gradient, info_gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None, Tensor | None, None]:
+        gradient, info_gradient = ctx.saved_tensors
+        if info_gradient is not None:
+            info_gradient = info_gradient * grad
+        return gradient * grad.to(gradient.dtype), None, None, None, info_gradient, None
+
+
+class Trainer:
+    """The loss of a drafter that is unrolled `unroll` steps along the teacher's text, and its acceptance there."""
+
+    def __init__(self, target: Target, drafter: Drafter, labels: Labels, unroll: int, hidden_weight: float):
+        self.drafter, self.labels, self.unroll, self.hidden_weight = drafter, labels, unroll, hidden_weight
+        self.device = target.embedding.weight.device
+        self.row_of = torch.full((target.config.vocab_size,), -1, dtype=torch.long, device=self.device)
+        self.row_of[drafter.hot_ids] = torch.arange(len(drafter.hot_ids), device=self.device)
+        self.target_head = target.lm_head.weight.to(torch.bfloat16)
+        self.weight = drafter.head_rows.to(torch.bfloat16)
+
+    def teacher(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the teacher says follows rows of hidden states [N, H], as head rows int64 [N, M] and their label mass
+        float32. Soft: its M likeliest hot tokens. Hard: the text's own next tokens int64 [N] (mass 0 where not hot)."""
+        if self.labels is Labels.hard:
+            rows = self.row_of[tokens][:, None]
+            return rows.clamp(min=0), (rows >= 0).float()
+        parts = []
+        for h in hidden.split(LOGIT_ROWS):
+            logits = F.linear(h.to(torch.bfloat16), self.weight)
+            values, rows = logits.topk(min(SOFT_LABELS, len(self.weight)), dim=-1)
+            parts.append((rows, (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()))
+        rows, mass = (torch.cat(part) for part in zip(*parts, strict=True))
+        return rows, mass
+
+    def loss(self, windows: Windows) -> Tensor:
+        """Over all depths, each weighted by DEPTH_DECAY: the mean over positions of cross-entropy and, times the hidden
+        weight, squared error of the predicted hidden states. Deep steps are estimated on fewer positions."""
+        kept = self._kept(windows.positions.shape[1])
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            features = list(self.drafter.unroll(windows, kept))
+        scored = [windows.scored(here, depth) for depth, here in enumerate(kept)]
+        x = torch.cat([part[mask.flatten()] for part, mask in zip(features, scored, strict=True)])
+        at = torch.cat([windows.flat(mask.shape[1], depth + 1)[mask] for depth, mask in enumerate(scored)])
+        scales = [torch.full((n,), DEPTH_DECAY**d / max(n, 1)) for d, n in enumerate(int(m.sum()) for m in scored)]
+        scale = torch.cat(scales).to(self.device)
+        tokens, hidden = windows.tokens.flatten(), windows.hidden.flatten(0, 1)
+        labels = self._scaled_labels(at, tokens, hidden, scale)
+        total = HeadLoss.apply(x.to(torch.bfloat16), self.weight, *labels, *(self._info(tokens[at]) or (None, None)))
+        if self.hidden_weight:
+            error = (x.float() - hidden[at].float()).square().mean(-1)
+            total = total + self.hidden_weight * (error * scale).sum()
+        return total
+
+    def _kept(self, positions: int) -> list[int]:
+        shares = self.drafter.recipe.depth_shares
+        here = (shares[min(depth, len(shares) - 1)] for depth in range(self.unroll))
+        return [max(1, round(share * positions)) if share else 0 for share in here]
+
+    @torch.no_grad()
+    def _scaled_labels(self, at: Tensor, tokens: Tensor, hidden: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels of rows `at`, which may repeat, their mass scaled."""
+        distinct, label_of = at.unique(return_inverse=True)
+        rows, mass = self.teacher(tokens[distinct + 1], hidden[distinct])
+        return rows[label_of], mass[label_of] * scale[:, None]
+
+    def _info(self, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Token info of the distinct ones among tokens [N], bfloat16 [U, K], and which of its rows each has."""
+        if self.drafter.token_info is None:
+            return None
+        distinct, info_of = tokens.unique(return_inverse=True)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            return self.drafter.token_info(distinct).to(torch.bfloat16), info_of
+
+    @torch.no_grad()
+    def evaluate(self, held_out: Iterable[Windows]) -> dict[str, object]:
+        """Greedy acceptance on held-out text: per depth given the depth before, and tokens per step of a chain (the
+        bonus token included)."""
+        accepted, reached = torch.zeros(self.unroll), torch.zeros(self.unroll)
+        for windows in held_out:
+            size = max(1, EVALUATED_POSITIONS // windows.positions.shape[1])
+            for first in range(0, len(windows), size):
+                for depth, (before, after) in enumerate(self._accepted(windows[first : first + size].to(self.device))):
+                    reached[depth] += before
+                    accepted[depth] += after
+        conditional = accepted / reached.clamp(min=1)
+        return {
+            "conditional_acceptance": [round(c, 4) for c in conditional.tolist()],
+            "chain_acceptance_length": round(1 + conditional.cumprod(0).sum().item(), 4),
+        }
+
+    def _accepted(self, windows: Windows) -> Iterator[tuple[int, int]]:
+        """Per depth, how many drafts along the text get there and how many of those are right there. A draft gets to a
+        depth where all before it was right and the text goes on as the target would greedily."""
+        most = windows.positions.shape[1]
+        tokens = windows.tokens.flatten()
+        alive = windows.drafted
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            features = list(self.drafter.unroll(windows, [most] * self.unroll))
+        truth = self._argmax(windows.hidden.flatten(0, 1), self.target_head)
+        for depth, x in enumerate(features):
+            at = windows.flat(most, depth + 1)
+            alive = alive & windows.scored(most, depth)
+            if depth:
+                alive = alive & (tokens[at] == truth[at - 1])
+            before, at = alive, at[alive]
+            drafted = self.drafter.hot_ids[self._argmax(x[alive.flatten()], self.weight, tokens[at])]
+            alive = alive.clone()
+            alive[before] = drafted == truth[at]
+            yield int(before.sum()), int(alive.sum())
+
+    def _argmax(self, x: Tensor, weight: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """The likeliest rows of a head for features [N, H], with the token info of `tokens` [N]."""
+        best = []
+        for i in range(0, len(x), LOGIT_ROWS):
+            logits = F.linear(x[i : i + LOGIT_ROWS].to(torch.bfloat16), weight)
+            if tokens is not None and (found := self._info(tokens[i : i + LOGIT_ROWS])):
+                info, info_of = found
+                logits[:, : info.shape[1]] += info[info_of]
+            best.append(logits.argmax(-1))
+        return torch.cat(best) if best else torch.zeros(0, dtype=torch.long, device=x.device)
+
+
+def learning_rate(progress: float, peak: float, decay: Decay) -> float:
+    """Linear warm-up over the first WARM_UP of the run, then a cosine or a line to zero; progress from 0 to 1."""
+    if progress < WARM_UP:
+        return peak * progress / WARM_UP
+    left = max(0.0, (1 - progress) / (1 - WARM_UP))
+    return peak * (left if decay is Decay.linear else 0.5 * (1 - math.cos(math.pi * left)))
+
+
+def make_optimizer(drafter: Drafter, peak_rate: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(drafter.parameters(), lr=peak_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    step: int = 0
+    positions: int = 0
+    seconds: float = 0.0
+
+
+def save_checkpoint(path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    tensors = {f"model.{name}": tensor for name, tensor in drafter.state_dict().items()}
+    for name, parameter in drafter.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{name}.{key}"] = value
+    partial = path.with_suffix(".partial")
+    metadata = {name: str(value) for name, value in asdict(progress).items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
+    partial.replace(path)
+
+
+def restore_checkpoint(path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer) -> Progress:
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    drafter.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
+    for name, parameter in drafter.named_parameters():
+        prefix = f"optimizer.{name}."
+        optimizer.state[parameter] = {
+            key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)
+        }
+    return Progress(int(metadata["step"]), int(metadata["positions"]), float(metadata["seconds"]))

@@ -1,0 +1,190 @@
+"""Teacher data as windows of consecutive positions, what drafters are trained and judged on.
+
+Position t of a document stands for one draft: the target's hidden state H_t is known, token t + 1 is the root, and
+depth d = 0, 1, ... of the draft predicts token t + 2 + d, which the target predicts from H_{t+1+d}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+SHARDS_AT_ONCE = 4
+"""Shards that are in memory, and shuffled together, at a time."""
+EVALUATION_DOCUMENTS = 24
+"""Documents of a held-out shard that a drafter is judged on."""
+NO_DOCUMENT = -1
+
+
+@dataclass(frozen=True)
+class Windows:
+    """W windows of S tokens each: N positions to draft from and, behind them, the `unroll + 1` tokens that the last
+    ones draft. A window may hold (parts of) several documents."""
+
+    tokens: Tensor
+    """int64 [W, S]"""
+    hidden: Tensor
+    """[W, S, H], the target's hidden states after its final norm"""
+    documents: Tensor
+    """int64 [W, S], which document a token belongs to; NO_DOCUMENT behind the end of a shard"""
+    positions: Tensor
+    """int64 [W, P], the window's rows to draft from; their order is free"""
+    drafted: Tensor
+    """bool [W, P], false where a window has fewer than P such rows and `positions` is filled up"""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def to(self, device: torch.device) -> Windows:
+        return self._each(lambda part: part.to(device))
+
+    def __getitem__(self, windows: slice | Tensor) -> Windows:
+        return self._each(lambda part: part[windows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Windows:
+        return Windows(
+            change(self.tokens),
+            change(self.hidden),
+            change(self.documents),
+            change(self.positions),
+            change(self.drafted),
+        )
+
+    def rows(self, x: Tensor, kept: int, ahead: int) -> Tensor:
+        """x [W, S, ...] at the first `kept` positions + `ahead`: [W, kept, ...]."""
+        window = torch.arange(len(self), device=x.device)[:, None]
+        return x[window, self.positions[:, :kept] + ahead]
+
+    def flat(self, kept: int, ahead: int) -> Tensor:
+        """int64 [W, kept]: where the first `kept` positions + `ahead` lie among the W * S rows."""
+        window = torch.arange(len(self), device=self.positions.device)[:, None]
+        return window * self.tokens.shape[1] + self.positions[:, :kept] + ahead
+
+    def scored(self, kept: int, depth: int) -> Tensor:
+        """bool [W, kept]: the first `kept` positions whose draft token of that depth the document holds."""
+        here, there = (self.rows(self.documents, kept, ahead) for ahead in (0, depth + 2))
+        return self.drafted[:, :kept] & (here == there) & (here != NO_DOCUMENT)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a shard is cut into windows: rows of the shard [W, S], documents [W, S], and answers bool [W, N]."""
+
+    file: Path
+    rows: Tensor
+    documents: Tensor
+    answers: Tensor
+
+    def read(self) -> tuple[Tensor, Tensor, Tensor]:
+        with safe_open(self.file, framework="pt") as shard:
+            tokens, hidden = shard.get_tensor("tokens"), shard.get_tensor("hidden")
+        return tokens[self.rows].long(), hidden[self.rows], self.documents
+
+
+class TeacherData:
+    """Shards that build/distill.py wrote."""
+
+    def __init__(self, folders: Sequence[Path], held_out: int, prompts: bool):
+        """The first `held_out` shards of the first folder are kept for evaluation. With `prompts`, windows hold whole
+        documents and only answers are drafted; without, they hold the answers alone.
+
+        Raises ValueError where a folder has no shard, or none is left to train on.
+        """
+        files = [sorted(folder.glob("shard-*.safetensors")) for folder in folders]
+        missing = [str(folder) for folder, found in zip(folders, files, strict=True) if not found]
+        if missing:
+            raise ValueError(f"no shard-*.safetensors in {missing}; write some with build/distill.py")
+        self.prompts = prompts
+        self.evaluation = files[0][:held_out]
+        self.training = [file for found in files for file in found if file not in self.evaluation]
+        if not self.training:
+            raise ValueError(f"{folders[0]} holds only the {held_out} held-out shards")
+
+    def count_tokens(self, vocab_size: int) -> Tensor:
+        """How often the answers hold each token: int64 [V]."""
+        counts = torch.zeros(vocab_size, dtype=torch.long)
+        for file in self.training:
+            _, answers, ends = _documents(file)
+            with safe_open(file, framework="pt") as shard:
+                tokens = shard.get_tensor("tokens").long()
+            for answer, end in zip(answers.tolist(), ends.tolist(), strict=True):
+                counts += torch.bincount(tokens[answer:end], minlength=vocab_size)
+        return counts
+
+    def require(self, size: int, length: int, unroll: int) -> None:
+        """Raises ValueError where a shard holds fewer windows than a batch of `size`."""
+        found = len(self._plan(self.training[0], length, unroll).rows)
+        if found < size:
+            raise ValueError(f"a shard holds {found} windows of {length} positions, fewer than a batch of {size}")
+
+    def sample(self, length: int, unroll: int) -> Windows:
+        """The windows of the first training shard, their positions in order."""
+        return self._windows(self.training[0], length, unroll)
+
+    def held_out(self, length: int, unroll: int) -> Iterator[Windows]:
+        """The windows of the held-out documents, a shard at a time, their positions in order. Which positions are
+        judged does not depend on `length` or `prompts`."""
+        for file in self.evaluation:
+            yield self._windows(file, length, unroll, EVALUATION_DOCUMENTS)
+
+    def _windows(self, file: Path, length: int, unroll: int, documents: int | None = None) -> Windows:
+        plan = self._plan(file, length, unroll, documents)
+        positions = torch.arange(length).expand(len(plan.rows), length)
+        return Windows(*plan.read(), positions, plan.answers)
+
+    def batches(self, size: int, length: int, unroll: int, seed: int, skip: int = 0) -> Iterator[Windows]:
+        """Endless shuffled batches of `size` windows of `length` positions, those in random order; the first `skip`
+        are passed over (resuming)."""
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            order = torch.randperm(len(self.training), generator=generator)
+            for group in order.split(SHARDS_AT_ONCE):
+                plans = [self._plan(self.training[i], length, unroll) for i in group.tolist()]
+                answers = torch.cat([plan.answers for plan in plans])
+                shuffled = torch.randperm(len(answers), generator=generator)
+                places = torch.rand(answers.shape, generator=generator) + ~answers
+                batches = [rows for rows in shuffled.split(size) if len(rows) == size]
+                skip, batches = max(0, skip - len(batches)), batches[skip:]
+                if not batches:
+                    continue
+                tokens, hidden, documents = (
+                    torch.cat(part) for part in zip(*(plan.read() for plan in plans), strict=True)
+                )
+                for rows in batches:
+                    most = int(answers[rows].sum(-1).max())
+                    positions = places[rows].argsort(dim=-1)[:, :most]
+                    drafted = answers[rows].gather(1, positions)
+                    yield Windows(tokens[rows], hidden[rows], documents[rows], positions, drafted)
+
+    def _plan(self, file: Path, length: int, unroll: int, documents: int | None = None) -> _Plan:
+        """Documents back to back, cut every `length` rows; windows without a position to draft from are left out."""
+        starts, answers, ends = (part[:documents] for part in _documents(file))
+        firsts = torch.maximum(answers - 2, starts)
+        begins = starts if self.prompts else firsts
+        rows = torch.cat([torch.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
+        document = torch.repeat_interleave(torch.arange(len(begins)), ends - begins)
+        answer = rows >= firsts[document]
+        count = -(-len(rows) // length)
+        cut = torch.arange(count)[:, None] * length + torch.arange(length + unroll + 1)
+        inside = cut < len(rows)
+        cut = cut.clamp(max=len(rows) - 1)
+        drafted = (answer[cut] & inside)[:, :length]
+        kept = drafted.any(-1)
+        return _Plan(file, rows[cut][kept], document[cut].masked_fill(~inside, NO_DOCUMENT)[kept], drafted[kept])
+
+
+def most_frequent(counts: Tensor, kept: int) -> Tensor:
+    """The `kept` most frequent tokens, most frequent first; among equals the lower id, int64 [kept]."""
+    return counts.sort(descending=True, stable=True).indices[:kept]
+
+
+def _documents(file: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """First row, first answer row and end of each document of a shard, int64."""
+    with safe_open(file, framework="pt") as shard:
+        offsets, answers = shard.get_tensor("offsets").long(), shard.get_tensor("answer_starts").long()
+    return offsets[:-1], answers, offsets[1:]
