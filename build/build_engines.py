@@ -214,8 +214,8 @@ def load_drafter(folder: Path, target: Target, fingerprint: str, config: BundleC
         ).eval()
 
 
-DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "int8", "int8": "int8"}
-"""How the drafter's weights are stored beside a target's: drafts decide speed, never output."""
+DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
+"""How a drafter computes beside a target's precision: drafts decide speed, never output."""
 
 
 def write_openvino(

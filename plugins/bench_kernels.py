@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from plugins import kernels
-from plugins.linear.pack import PackedWeight, pack
+from plugins.linear.pack import DTYPES, PackedWeight, pack
 from plugins.tree_attention.reference import rope_table
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, MLP, VOCABULARY = 30, 576, 9, 3, 64, 1536, 49152
@@ -90,7 +90,7 @@ def _normal(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="bf16", choices=["fp32", "bf16", "int8"])
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--context", type=int, default=256, help="tokens in the cache")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--sequences", type=int, default=1)

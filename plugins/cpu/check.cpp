@@ -19,7 +19,8 @@ void expect_below(const char* what, int64_t value, int64_t bound) {
 void check(const Projection& p) {
     expect(p.in_features > 0, "in_features", p.in_features, "at least 1");
     expect(p.out_features > 0, "out_features", p.out_features, "at least 1");
-    expect(p.dtype != DType::int8 || p.scale, "dtype", static_cast<int>(p.dtype), "a scale input with int8 weights");
+    expect(!has_scale(p.dtype) || p.scale, "dtype", static_cast<int>(p.dtype), "a scale input with int8 weights");
+    expect(p.dtype != DType::w8a8 || p.in_features <= 65536, "in_features", p.in_features, "at most 65536 with w8a8");
     for (int64_t r = 0; p.row_ids && r < p.rows; ++r) expect_below("row id", p.row_ids[r], p.x_rows);
 }
 
@@ -78,9 +79,10 @@ void check(const TreeAttentionArgs& a) {
 
 int64_t packed_bytes(int64_t in_features, int64_t out_features, DType dtype, Activation activation) {
     const int64_t columns = activation == Activation::swiglu ? kPanel / 2 : kPanel;
-    const int64_t panels = (out_features + columns - 1) / columns, pairs = (in_features + 1) / 2;
-    const int64_t row = dtype == DType::fp32 ? in_features * 4 : dtype == DType::bf16 ? pairs * 4 : pairs * 2;
-    return panels * kPanel * row;
+    const int64_t panels = (out_features + columns - 1) / columns;
+    const int64_t group = feature_group(dtype), groups = (in_features + group - 1) / group;
+    const int64_t bytes = dtype == DType::fp32 ? 4 : dtype == DType::bf16 ? 2 : 1;
+    return panels * kPanel * groups * group * bytes;
 }
 
 }  // namespace redraft

@@ -24,7 +24,8 @@ bool supported(const Kernels& k) {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (&k == &avx2::table) return avx2;
-    return &k == &avx512::table ? avx512 : avx512 && __builtin_cpu_supports("avx512bf16");
+    if (&k == &avx512::table) return avx512;
+    return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 
 constexpr const Kernels* kTables[] = {&avx512bf16::table, &avx512::table, &avx2::table};

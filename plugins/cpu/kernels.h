@@ -6,7 +6,10 @@
 
 namespace redraft {
 
-enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2 };
+enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2, w8a8 = 3 };
+// Features of a weight row that lie together.
+constexpr int64_t feature_group(DType dtype) { return dtype == DType::fp32 ? 1 : dtype == DType::w8a8 ? 4 : 2; }
+constexpr bool has_scale(DType dtype) { return dtype == DType::int8 || dtype == DType::w8a8; }
 enum class Activation : int { none = 0, swiglu = 1, silu = 2, silu_last = 3 };
 
 constexpr int64_t kPanel = 32;  // weight rows that are stored and multiplied together
@@ -18,7 +21,7 @@ struct Projection {
     const int32_t* row_ids;  // [rows] or null: row r is x[row_ids[r]]
     int64_t rows;
     const void* weight;    // packed, see linear/README.md
-    const float* scale;    // [weight rows], int8 only
+    const float* scale;    // [weight rows], int8 and w8a8 only
     const float* bias;     // [weight rows] or null
     const float* norm;     // [in_features] or null: RMS norm's weight
     float norm_eps;

@@ -18,8 +18,9 @@ OPTIONAL_INPUTS = ("scale", "bias", "norm", "residual", "rows", "residual_rows",
 def lower(model: ir.Model, precision: str) -> ir.Model:
     """A copy of a plugin-form network whose heavy operators are those of plugins/.
 
-    `precision` fp32, bf16 or int8 is how weights are stored; activations stay float32. Packed weights replace the
-    originals, once each where several operators share one. Raises ValueError for an unknown precision.
+    `precision` fp32, bf16, int8 or w8a8 is how weights are stored and multiplied; activations stay float32. Packed
+    weights replace the originals, once each where several operators share one. Raises ValueError for an unknown
+    precision.
     """
     lowered = model.clone()
     lowered.opset_imports[DOMAIN] = 1
@@ -52,7 +53,7 @@ class _Editor:
         return self.graph.initializers[name]
 
     def packed_weight(self, weight: ir.Value, transposed: bool, gated: bool = False) -> dict[str, ir.Value]:
-        """The packed weight as "weight" and, for int8, its "scale"."""
+        """The packed weight as "weight" and, with int8 weights, its "scale"."""
         key = (str(weight.name), transposed, gated)
         if key not in self.packed:
             matrix = _constant(weight)

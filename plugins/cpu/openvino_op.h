@@ -36,8 +36,9 @@ class Operator : public ov::op::Op {
 inline DType parse_dtype(const std::string& name) {
     if (name == "fp32") return DType::fp32;
     if (name == "bf16") return DType::bf16;
-    OPENVINO_ASSERT(name == "int8", "attribute dtype is '", name, "': expected fp32, bf16 or int8");
-    return DType::int8;
+    if (name == "int8") return DType::int8;
+    OPENVINO_ASSERT(name == "w8a8", "attribute dtype is '", name, "': expected fp32, bf16, int8 or w8a8");
+    return DType::w8a8;
 }
 
 // The tensors behind the fixed inputs, named by the attribute `inputs`: "norm,residual" says that the

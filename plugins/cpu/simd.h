@@ -79,6 +79,31 @@ static inline __m512i widen_int8(const int8_t* from) {
 }
 static inline void widen_int8(const int8_t* from, uint16_t* to) { _mm512_storeu_si512(to, widen_int8(from)); }
 
+// Not __m512i: GCC 12 would keep an array of those in memory where their lanes are multiplied as 32-bit numbers.
+struct i32x16 {
+    __v16si v;
+};
+static inline i32x16 lanes32(__m512i x) { return {reinterpret_cast<__v16si>(x)}; }
+static inline __m512i bits(i32x16 x) { return reinterpret_cast<__m512i>(x.v); }
+static inline i32x16 set1_bits(float x) { return lanes32(_mm512_castps_si512(_mm512_set1_ps(x))); }
+static inline i32x16 to_int(f32x16 x) { return lanes32(_mm512_cvtps_epi32(x.v)); }
+static inline f32x16 to_float(i32x16 x) { return {_mm512_cvtepi32_ps(bits(x))}; }
+static inline f32x16 absolute(f32x16 x) { return {_mm512_abs_ps(x.v)}; }
+static inline i32x16 add(i32x16 a, i32x16 b) { return {a.v + b.v}; }
+static inline void store(int32_t* p, i32x16 x) { _mm512_storeu_si512(p, bits(x)); }
+#if defined(__AVX512VNNI__)
+static inline i32x16 dot_bytes(i32x16 sum, const char* w, const float* x) {
+    return lanes32(_mm512_dpbusd_epi32(bits(sum), _mm512_loadu_si512(w), bits(set1_bits(*x))));
+}
+#else
+static inline i32x16 dot_bytes(i32x16 sum, const char* w, const float* x) {
+    const __m512i bytes = _mm512_loadu_si512(w), even = _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+    const __m512i products = _mm512_add_epi32(_mm512_madd_epi16(even, bits(set1_bits(x[0]))),
+                                              _mm512_madd_epi16(_mm512_srli_epi16(bytes, 8), bits(set1_bits(x[1]))));
+    return add(sum, lanes32(products));
+}
+#endif
+
 // out[c * out_stride + r] = in[r * in_stride + c] for 16 x 16 dwords.
 static inline void transpose16(const uint32_t* in, int64_t in_stride, uint32_t* out, int64_t out_stride) {
     __m512i a[16], b[16];
@@ -203,6 +228,34 @@ static inline void widen_int8(const int8_t* from, uint16_t* to) {
     }
 }
 
+struct i32x16 {
+    __m256i lo, hi;
+};
+static inline i32x16 set1_bits(float x) {
+    const __m256i bits = _mm256_castps_si256(_mm256_set1_ps(x));
+    return {bits, bits};
+}
+static inline i32x16 to_int(f32x16 x) { return {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
+static inline f32x16 to_float(i32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
+static inline f32x16 absolute(f32x16 x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.lo), _mm256_andnot_ps(sign, x.hi)};
+}
+static inline i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+static inline void store(int32_t* p, i32x16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.hi);
+}
+static inline __m256i dot_bytes(__m256i sum, const char* w, const float* x) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+    const __m256i even = _mm256_and_si256(bytes, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(bytes, 8);
+    return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(even, set1_bits(x[0]).lo),
+                                                  _mm256_madd_epi16(odd, set1_bits(x[1]).lo)));
+}
+static inline i32x16 dot_bytes(i32x16 sum, const char* w, const float* x) {
+    return {dot_bytes(sum.lo, w, x), dot_bytes(sum.hi, w + 32, x)};
+}
+
 static inline void transpose8(const uint32_t* in, int64_t in_stride, uint32_t* out, int64_t out_stride) {
     __m256 a[8], b[8];
     for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(in + i * in_stride));
@@ -228,6 +281,24 @@ static inline void transpose16(const uint32_t* in, int64_t in_stride, uint32_t* 
             transpose8(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
 }
 
+#endif
+
+// `dot_bytes(sum, w, x)`: lane i is sum + the products of four unsigned bytes at w + 4 i and four signed numbers,
+// which `store_signed` wrote to x: bytes, or words of the numbers 0 and 2, then 1 and 3. Exact.
+#if defined(__AVX512VNNI__)
+constexpr int64_t kSignedUnit = 1;  // floats' room that four numbers take
+static inline void store_signed(float* to, i32x16 x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(bits(x)));
+}
+#else
+constexpr int64_t kSignedUnit = 2;
+static inline void store_signed(float* to, i32x16 x) {
+    int32_t lanes[16];
+    int16_t words[16];
+    store(lanes, x);
+    for (int i = 0; i < 16; ++i) words[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = static_cast<int16_t>(lanes[i]);
+    __builtin_memcpy(to, words, sizeof(words));
+}
 #endif
 
 // Sum and maximum of the 16 lanes, by halves: i with i + 8, then 4, 2, 1.

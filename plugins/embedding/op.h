@@ -11,7 +11,7 @@ class Embedding : public Operator {
 
     void validate_and_infer_types() override {
         const DType dtype = parse_dtype(dtype_);
-        OPENVINO_ASSERT(get_input_size() == (dtype == DType::int8 ? 3u : 2u), get_friendly_name(), " has ",
+        OPENVINO_ASSERT(get_input_size() == (has_scale(dtype) ? 3u : 2u), get_friendly_name(), " has ",
                         get_input_size(), " inputs: expected ids, packed_weight and, with int8 weights, scale");
         expect_type(this, 0, ov::element::i32);
         expect_type(this, 1, ov::element::u8);

@@ -12,7 +12,7 @@ struct LinearJob {
 // One half panel's results of weight rows [from, from + 16): scale and bias applied.
 static inline f32x16 scaled(const Projection& p, const float* sums, int64_t from, int64_t n) {
     f32x16 v = load(sums);
-    if (p.dtype == DType::int8) v = mul(v, load_first(p.scale + from, n));
+    if (has_scale(p.dtype)) v = mul(v, load_first(p.scale + from, n));
     if (p.bias) v = add(v, load_first(p.bias + from, n));
     return v;
 }

@@ -7,7 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 PANEL = 32
-DTYPES = ("fp32", "bf16", "int8")
+DTYPES = ("fp32", "bf16", "int8", "w8a8")
+GROUP = {"fp32": 1, "bf16": 2, "int8": 2, "w8a8": 4}
+"""Features of a weight row that lie together."""
+W8A8_SIGN = np.uint8(128)
+"""Weights that meet int8 rows are unsigned, 128 greater: so the processors' products want them."""
 ACTIVATIONS = ("none", "swiglu", "silu", "silu_last")
 
 
@@ -15,7 +19,7 @@ class PackedWeight(NamedTuple):
     data: np.ndarray
     """uint8, one-dimensional"""
     scale: np.ndarray | None
-    """int8 only: float32 [weight rows]"""
+    """int8 and w8a8 only: float32 [weight rows]"""
 
 
 def pack(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeight:
@@ -33,17 +37,16 @@ def pack(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeig
     values, scale = np.ascontiguousarray(weight, dtype=np.float32), None
     if dtype == "bf16":
         values = bf16_bits(values)
-    elif dtype == "int8":
+    elif dtype in ("int8", "w8a8"):
         scale = np.maximum(np.abs(values).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
         values = np.rint(values / scale[:, None]).clip(-127, 127).astype(np.int8)
     halves = np.split(values, 2) if activation == "swiglu" else [values]
     columns = PANEL // len(halves)
     panels = np.concatenate([_rows(half, columns) for half in halves], axis=1)  # [panels, 32, K]
-    if dtype != "fp32":
-        panels = np.pad(panels, ((0, 0), (0, 0), (0, panels.shape[2] % 2)))
-        panels = panels.reshape(*panels.shape[:2], -1, 2)
-    packed = np.ascontiguousarray(panels.swapaxes(1, 2))
-    return PackedWeight(packed.reshape(-1).view(np.uint8), scale)
+    panels = np.pad(panels, ((0, 0), (0, 0), (0, -panels.shape[2] % GROUP[dtype])))
+    panels = panels.reshape(*panels.shape[:2], -1, GROUP[dtype])
+    packed = np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1).view(np.uint8)
+    return PackedWeight(packed ^ W8A8_SIGN if dtype == "w8a8" else packed, scale)
 
 
 def bf16_bits(values: np.ndarray) -> np.ndarray:

@@ -11,11 +11,19 @@
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
 
-// One step of a dot product reads 128 bytes of a panel: 32 floats of one feature, or 32 pairs of bf16
-// of two features. An activation unit is what multiplies them: a float, or a pair of bf16 or floats.
+// One step of a dot product reads 128 bytes of a panel: 32 floats of one feature, 32 pairs of bf16 of two
+// features, or 32 times four bytes. An activation unit is what multiplies them: a float, a pair of bf16 or
+// floats, or four bytes or words.
 constexpr int64_t kStepBytes = 128;
 
-struct DotFloat {
+// Sums that begin at zero and are the result.
+struct FloatSum {
+    using Sum = f32x16;
+    static inline f32x16 begin(const float*) { return zero(); }
+    static inline f32x16 end(f32x16 sum, const float*) { return sum; }
+};
+
+struct DotFloat : FloatSum {
     static constexpr int64_t kBytes = kStepBytes;
     static constexpr int64_t kUnit = 1;  // floats per step in a prepared row
     static inline void step(f32x16* acc, const float* x, const char* w) {
@@ -29,7 +37,7 @@ struct DotFloat {
 #if defined(__AVX512BF16__)
 constexpr bool kPairedBf16 = true;
 constexpr int kMaxTile = 12;
-struct DotBf16 {
+struct DotBf16 : FloatSum {
     static constexpr int64_t kBytes = kStepBytes;
     static constexpr int64_t kUnit = 1;
     static inline void step(f32x16* acc, const float* x, const char* w) {
@@ -39,7 +47,7 @@ struct DotBf16 {
     }
 };
 // The same products as DotBf16 with weights widened beforehand.
-struct DotInt8 {
+struct DotInt8 : FloatSum {
     static constexpr int64_t kBytes = kStepBytes / 2;
     static constexpr int64_t kUnit = 1;
     static inline void step(f32x16* acc, const float* x, const char* w) {
@@ -56,7 +64,7 @@ constexpr int kMaxTile = 12;
 #else
 constexpr int kMaxTile = 3;
 #endif
-struct DotBf16 {
+struct DotBf16 : FloatSum {
     static constexpr int64_t kBytes = kStepBytes;
     static constexpr int64_t kUnit = 2;
     static inline void step(f32x16* acc, const float* x, const char* w) {
@@ -68,21 +76,38 @@ struct DotBf16 {
 };
 #endif
 
+// Integers, exact in every instruction set. Behind a prepared row's units are -128 times its sum, which makes up
+// for the weights being 128 greater, and its scale.
+struct DotW8A8 {
+    using Sum = i32x16;
+    static constexpr int64_t kBytes = kStepBytes;
+    static constexpr int64_t kUnit = kSignedUnit;
+    static inline i32x16 begin(const float* tail) { return set1_bits(tail[0]); }
+    static inline f32x16 end(i32x16 sum, const float* tail) { return mul(to_float(sum), set1(tail[1])); }
+    static inline void step(i32x16* acc, const float* x, const char* w) {
+        acc[0] = dot_bytes(acc[0], w, x);
+        acc[1] = dot_bytes(acc[1], w + 64, x);
+    }
+};
+
 // ROWS prepared rows times one panel: out[ROWS][32]. Meanwhile fetches LINES cache lines per step from
 // `prefetch` on.
 template <class Dot, int ROWS, int LINES>
 static void tile(const float* x, int64_t stride, const char* w, int64_t steps, const char* prefetch, float* out) {
-    f32x16 acc[ROWS][2];
-    for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = zero();
+    typename Dot::Sum acc[ROWS][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = Dot::begin(x + r * stride + steps * Dot::kUnit);
     for (int64_t k = 0; k < steps; ++k) {
         if constexpr (LINES > 0) _mm_prefetch(prefetch + k * LINES * 64, _MM_HINT_T1);
         if constexpr (LINES > 1) _mm_prefetch(prefetch + k * LINES * 64 + 64, _MM_HINT_T1);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) Dot::step(acc[r], x + r * stride + k * Dot::kUnit, w + k * Dot::kBytes);
     }
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-        store(out + r * kPanel, acc[r][0]);
-        store(out + r * kPanel + 16, acc[r][1]);
+        const float* tail = x + r * stride + steps * Dot::kUnit;
+        store(out + r * kPanel, Dot::end(acc[r][0], tail));
+        store(out + r * kPanel + 16, Dot::end(acc[r][1], tail));
     }
 }
 
@@ -113,21 +138,24 @@ static inline void all_tiles(const float* x, int64_t stride, int64_t rows, const
     }
 }
 
+constexpr int64_t kTail = 8;  // floats behind a row's units: what DotW8A8 adds, and room to write whole vectors
+
 // A Projection with its rows normalized, rounded and laid out for the tiles.
 struct Prepared {
     Projection p;
     float* x;             // [rows, stride]
     int64_t stride;       // in floats: an odd number of cache lines
     int64_t steps;
+    int64_t tail;         // where a row's units end
     int64_t panel_bytes;  // of stored weights
 
     explicit Prepared(const Projection& projection) : p(projection), x(nullptr) {
-        const bool exact = p.dtype == DType::fp32;
-        const int64_t pairs = (p.in_features + 1) / 2;
-        steps = exact ? p.in_features : pairs;
+        const int64_t group = feature_group(p.dtype);
+        steps = (p.in_features + group - 1) / group;
         panel_bytes = p.dtype == DType::int8 ? steps * kStepBytes / 2 : steps * kStepBytes;
-        const int64_t used = exact ? p.in_features : kPairedBf16 ? pairs : 2 * pairs;
-        stride = ((used + 15) / 16 * 16) | 16;
+        const int64_t unit = p.dtype == DType::w8a8 ? kSignedUnit : group == 2 && !kPairedBf16 ? 2 : 1;
+        tail = steps * unit;
+        stride = ((tail + kTail + 15) / 16 * 16) | 16;
     }
     int64_t x_bytes() const { return p.rows * stride * 4; }
     // A thread's room for `rows` x 32 results and one panel of int8 weights widened to bf16.
@@ -139,9 +167,13 @@ struct Prepared {
         const float* from = p.x + (p.row_ids ? p.row_ids[r] : r) * n;
         float* to = x + r * stride;
         const f32x16 inverse = p.norm ? set1(inverse_rms(from, n, p.norm_eps)) : set1(1.0f);
+        const auto normalized = [&](int64_t i) {
+            const f32x16 v = load_first(from + i, n - i);
+            return p.norm ? mul(mul(v, inverse), load_first(p.norm + i, n - i)) : v;
+        };
+        if (p.dtype == DType::w8a8) return round_row(normalized, to);
         for (int64_t i = 0; i < n; i += 16) {
-            f32x16 v = load_first(from + i, n - i);
-            if (p.norm) v = mul(mul(v, inverse), load_first(p.norm + i, n - i));
+            const f32x16 v = normalized(i);
             if (p.dtype == DType::fp32)
                 store(to + i, v);
             else if (kPairedBf16)
@@ -151,12 +183,33 @@ struct Prepared {
         }
     }
 
+    // Integers: multiples of 1/127 of the row's largest magnitude.
+    template <class F>
+    void round_row(F value, float* to) const {
+        f32x16 largest = set1(1e-30f);
+        for (int64_t i = 0; i < p.in_features; i += 16) largest = max(absolute(value(i)), largest);
+        const float top = maximum(largest);
+        const f32x16 inverse = set1(127.0f / top);
+        i32x16 total = to_int(zero());
+        for (int64_t i = 0; i < p.in_features; i += 16) {
+            const i32x16 rounded = to_int(mul(value(i), inverse));
+            store_signed(to + i / 4 * kSignedUnit, rounded);
+            total = add(total, rounded);
+        }
+        int32_t lanes[16], correction = 0;
+        store(lanes, total);
+        for (int32_t lane : lanes) correction -= 128 * lane;
+        __builtin_memcpy(to + tail, &correction, sizeof(correction));
+        to[tail + 1] = top / 127.0f;
+    }
+
     // out[rows][32] = rows first.. times panel `index`; the panel behind it is fetched meanwhile.
     void multiply(int64_t index, int64_t first, int64_t rows, float* out, [[maybe_unused]] char* widened) const {
         const char* w = panel(index);
         const char* next = w + panel_bytes;
         const float* row = x + first * stride;
         if (p.dtype == DType::fp32) return all_tiles<DotFloat>(row, stride, rows, w, steps, next, out);
+        if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(row, stride, rows, w, steps, next, out);
         if (p.dtype == DType::int8) {
 #if defined(__AVX512BF16__)
             return all_tiles<DotInt8>(row, stride, rows, w, steps, next, out);

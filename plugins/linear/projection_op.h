@@ -38,7 +38,7 @@ class ProjectionOp : public Operator {
         expect_type(this, 0, ov::element::f32);
         expect_type(this, 1, ov::element::u8);
         expect_elements(this, 1, packed_bytes(in_features_, out_features_, dtype, activation));
-        OPENVINO_ASSERT((dtype == DType::int8) == (optional.find("scale") >= 0), get_friendly_name(),
+        OPENVINO_ASSERT(has_scale(dtype) == (optional.find("scale") >= 0), get_friendly_name(),
                         ": int8 weights, and no others, take the input scale");
         const std::pair<const char*, int64_t> vectors[] = {
             {"scale", weight_rows}, {"bias", weight_rows}, {"norm", in_features_}, {"ids", out_features_}};

@@ -67,7 +67,7 @@ static void reduce_chunk(const TopKJob& job, int64_t chunk, int64_t r, float* lo
         const int64_t n = p.out_features - first - i;
         if (n > 0) {
             f32x16 v = load(at);
-            if (p.dtype == DType::int8) v = mul(v, load_first(p.scale + first + i, n));
+            if (has_scale(p.dtype)) v = mul(v, load_first(p.scale + first + i, n));
             if (p.bias) v = add(v, load_first(p.bias + first + i, n));
             store(at, v);
         }

@@ -3,7 +3,7 @@ import pytest
 
 from plugins import kernels
 from plugins.embedding.reference import embedding
-from plugins.linear.pack import bf16_bits, from_bf16_bits, pack
+from plugins.linear.pack import DTYPES, bf16_bits, from_bf16_bits, pack
 from plugins.linear.reference import linear
 from plugins.linear_topk.reference import linear_topk
 from plugins.rms_norm.reference import rms_norm
@@ -15,7 +15,7 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndar
     return (rng.standard_normal(shape) * scale).astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["none", "swiglu", "silu", "silu_last"])
 @pytest.mark.parametrize(("rows", "k", "n"), SIZES)
 def test_linear_equals_reference(isa, rng, dtype, activation, rows, k, n):
@@ -45,7 +45,7 @@ def test_chosen_rows_of_a_residual(isa, rng):
     np.testing.assert_allclose(out, linear(x, weight, **options), atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_others(isa, rng, dtype):
     x, norm = normal(rng, 70, 111), normal(rng, 111)
     weight = normal(rng, 2 * 90, 111)
@@ -59,7 +59,7 @@ def test_a_row_does_not_depend_on_the_others(isa, rng, dtype):
             np.testing.assert_array_equal(part, all_rows[rows])
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_do_not_matter(isa, rng, dtype):
     x, packed = normal(rng, 5, 576), pack(normal(rng, 3000, 576), dtype)
     outs = []
@@ -82,15 +82,16 @@ def test_instruction_sets_agree(rng):
             kernels.select_isa(name)
         except ValueError:
             continue
-        outs[name] = {d: kernels.linear(x, pack(weight, d), 200, d) for d in ("fp32", "bf16", "int8")}
+        outs[name] = {d: kernels.linear(x, pack(weight, d), 200, d) for d in DTYPES}
     kernels.select_isa(None)
     for other in outs.values():
-        np.testing.assert_array_equal(other["fp32"], outs["avx2"]["fp32"])
+        for dtype in ("fp32", "w8a8"):
+            np.testing.assert_array_equal(other[dtype], outs["avx2"][dtype])
         for dtype in ("bf16", "int8"):
             np.testing.assert_allclose(other[dtype], outs["avx2"][dtype], atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "k", "n", "top"), [(1, 576, 8192, 16), (3, 111, 111, 111), (37, 64, 1000, 5)])
 def test_topk_equals_reference(isa, rng, dtype, rows, k, n, top):
     x, weight = from_bf16_bits(bf16_bits(normal(rng, rows, k))), normal(rng, n, k, scale=k**-0.5)
@@ -111,7 +112,7 @@ def test_topk_ties_go_to_the_lower_index(isa):
     np.testing.assert_allclose(values, -np.log(700), atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_embedding_reads_packed_weights(rng, dtype):
     weight, ids = normal(rng, 77, 111), np.array([76, 0, 31, 32, 5, 5], np.int32)
     out = kernels.embedding(ids, pack(weight, dtype), 111, 77, dtype)
@@ -127,6 +128,9 @@ def test_bad_arguments_are_named(rng):
         kernels.linear_topk(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4, "fp32", 5)
     with pytest.raises(ValueError, match="row id 3: expected 0 to 0"):
         kernels.linear(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4, "fp32", rows=np.array([3], np.int32))
+    long = pack(normal(rng, 1, 65540), "w8a8")
+    with pytest.raises(ValueError, match="in_features 65540: expected at most 65536 with w8a8"):
+        kernels.linear(normal(rng, 1, 65540), long, 1, "w8a8")
     square, pair = pack(normal(rng, 4, 4), "fp32"), normal(rng, 2, 4)
     with pytest.raises(ValueError, match="residual rows 1: expected a row each"):
         kernels.linear(pair, square, 4, "fp32", residual=pair[:1])

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 
 from plugins import kernels
 from plugins.library import extension_path
-from plugins.linear.pack import pack
+from plugins.linear.pack import DTYPES, pack
 from plugins.program.fuse import fuse
 from tests.plugins.attention_case import Case, Sequence, make_case
 
@@ -81,7 +81,7 @@ def test_tree_attention_updates_the_callers_caches(core, rng, dtype):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_linear_operators(core, rng, dtype, fused):
     x = rng.standard_normal((5, 64)).astype(np.float32)
     weight, norm = rng.standard_normal((2 * 96, 64)).astype(np.float32), rng.standard_normal(64).astype(np.float32)
@@ -94,7 +94,7 @@ def test_linear_operators(core, rng, dtype, fused):
             constants[f"{name}.scale"] = scale
 
     def node(op: str, x: str, name: str, outputs: list, optional: str = "", **attributes: object) -> onnx.NodeProto:
-        scaled = [f"{name}.scale"] if dtype == "int8" else []
+        scaled = [f"{name}.scale"] if packed[name].scale is not None else []
         names = [*(["scale"] if scaled else []), *optional.split()]
         inputs = [x, name, *scaled, *({"residual": "x"}.get(n, n) for n in optional.split())]
         if op != "Embedding":
@@ -135,7 +135,7 @@ def test_wrong_attributes_are_refused(core, rng):
     packed = pack(rng.standard_normal((96, 64)).astype(np.float32), "bf16").data
     spec = {"x": (TensorProto.FLOAT, [None, 64])}, {"y": (TensorProto.FLOAT, [None, 96])}, {"w": packed}
     for attributes, message in (
-        ({"dtype": "fp16"}, "expected fp32, bf16 or int8"),
+        ({"dtype": "fp16"}, "expected fp32, bf16, int8 or w8a8"),
         ({"dtype": "fp32"}, "elements"),
         ({"dtype": "bf16", "inputs": "norm"}, "says 3"),
         ({"dtype": "bf16", "inputs": "residual,norm"}, "out of order"),
