@@ -20,7 +20,8 @@ void check(const Projection& p) {
     expect(p.in_features > 0, "in_features", p.in_features, "at least 1");
     expect(p.out_features > 0, "out_features", p.out_features, "at least 1");
     expect(!has_scale(p.dtype) || p.scale, "dtype", static_cast<int>(p.dtype), "a scale input with int8 weights");
-    expect(p.dtype != DType::w8a8 || p.in_features <= 65536, "in_features", p.in_features, "at most 65536 with w8a8");
+    expect(p.dtype != DType::w8a8 || p.in_features <= 65536, "in_features", p.in_features,
+           "at most 65536 with w8a8");
     for (int64_t r = 0; p.row_ids && r < p.rows; ++r) expect_below("row id", p.row_ids[r], p.x_rows);
 }
 

@@ -1,4 +1,4 @@
-// The last error of an operator inside a network. OpenVINO with one thread loses it and leaves the outputs as they were.
+// The last error of an operator inside a network. OpenVINO with one thread loses it, and the outputs may hold anything.
 #pragma once
 
 #include <string>

@@ -115,6 +115,7 @@ void participate(Pool& p, int thread) {
             for (;;) {
                 const int64_t item = part.next.fetch_add(1, std::memory_order_relaxed);
                 if (item >= part.end) break;
+                if (!finished && p.phases[phase].enter) p.phases[phase].enter(p.context, thread);
                 p.phases[phase].run(p.context, item, item + 1, thread);
                 ++finished;
             }

@@ -16,6 +16,7 @@ constexpr int kMaxPhases = 4;
 struct Phase {
     void (*run)(const void* context, int64_t begin, int64_t end, int thread);
     int64_t items;
+    void (*enter)(const void* context, int thread) = nullptr;  // what a thread does before its first item
 };
 
 // Runs the phases on the pool's threads and the calling one; returns when all items are done. One job

@@ -25,18 +25,21 @@ static inline void write_linear(const LinearArgs& a, int64_t r, int64_t column, 
     store_first(a.out + r * a.p.out_features + column, v, n);
 }
 
-static void linear_prepare(const void* context, int64_t begin, int64_t end, int) {
+static void linear_prepare(const void* context, int64_t begin, int64_t end, int thread) {
     const LinearJob& job = *static_cast<const LinearJob*>(context);
-    for (int64_t r = begin; r < end; ++r) job.prepared.prepare_row(r);
+    for (int64_t r = begin; r < end; ++r) job.prepared.prepare_row(r, thread);
+}
+
+static void linear_enter(const void* context, int thread) {
+    static_cast<const LinearJob*>(context)->prepared.prepare_own(thread);
 }
 
 static void linear_panel(const void* context, int64_t begin, int64_t end, int thread) {
     const LinearJob& job = *static_cast<const LinearJob*>(context);
     const Projection& p = job.prepared.p;
-    float* sums = static_cast<float*>(thread_scratch(thread));
-    char* widened = reinterpret_cast<char*>(sums + p.rows * kPanel);
+    float* sums = job.prepared.results(thread);
     for (int64_t panel = begin; panel < end; ++panel) {
-        job.prepared.multiply(panel, 0, p.rows, sums, widened);
+        job.prepared.multiply(panel, thread, sums, job.prepared.widened(thread, 1));
         const int64_t columns = job.a.activation == Activation::swiglu ? 16 : kPanel;
         for (int64_t r = 0; r < p.rows; ++r) {
             const float* row = sums + r * kPanel;
@@ -56,10 +59,12 @@ static void linear(const LinearArgs& a) {
     LinearJob job{a, Prepared(a.p)};
     const int64_t columns = a.activation == Activation::swiglu ? 16 : kPanel;
     PoolLock lock;
-    job.prepared.x = static_cast<float*>(lock.shared_scratch(job.prepared.x_bytes()));
-    lock.reserve_thread_scratch(job.prepared.tile_bytes(a.p.rows));
-    const Phase phases[] = {{linear_prepare, a.p.rows}, {linear_panel, (a.p.out_features + columns - 1) / columns}};
-    run_phases(phases, 2, &job);
+    job.prepared.shared = static_cast<float*>(lock.shared_scratch(job.prepared.shared_bytes()));
+    lock.reserve_thread_scratch(job.prepared.scratch_bytes(1));
+    const bool own = job.prepared.own_rows();
+    const int64_t panels = (a.p.out_features + columns - 1) / columns;
+    const Phase phases[] = {{linear_prepare, a.p.rows}, {linear_panel, panels, own ? linear_enter : nullptr}};
+    run_phases(phases + own, 2 - own, &job);
 }
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -21,6 +21,7 @@ struct FloatSum {
     using Sum = f32x16;
     static inline f32x16 begin(const float*) { return zero(); }
     static inline f32x16 end(f32x16 sum, const float*) { return sum; }
+    static constexpr int kPrefetchRows = 1;  // from how many rows on panels are fetched ahead
 };
 
 struct DotFloat : FloatSum {
@@ -82,6 +83,7 @@ struct DotW8A8 {
     using Sum = i32x16;
     static constexpr int64_t kBytes = kStepBytes;
     static constexpr int64_t kUnit = kSignedUnit;
+    static constexpr int kPrefetchRows = 7;  // fewer are so fast that it costs more than the hardware's own fetching
     static inline i32x16 begin(const float* tail) { return set1_bits(tail[0]); }
     static inline f32x16 end(i32x16 sum, const float* tail) { return mul(to_float(sum), set1(tail[1])); }
     static inline void step(i32x16* acc, const float* x, const char* w) {
@@ -118,7 +120,7 @@ static inline void dispatch_tile(int rows, const float* x, int64_t stride, const
     if constexpr (ROWS > 1) dispatch_tile<Dot, LINES, ROWS - 1>(rows, x, stride, w, steps, prefetch, out);
 }
 
-// All prepared rows times one panel: out[rows][out_stride], 32 columns each.
+// All prepared rows times one panel: out[rows][32].
 template <class Dot>
 static inline void all_tiles(const float* x, int64_t stride, int64_t rows, const char* w, int64_t steps,
                              const char* next, float* out) {
@@ -129,7 +131,9 @@ static inline void all_tiles(const float* x, int64_t stride, int64_t rows, const
         float* to = out + first * kPanel;
         const int count = static_cast<int>(end - first);
         constexpr int kLines = Dot::kBytes / 64;  // of a panel, per step
-        if (tiles == 1)
+        if (tiles == 1 && count < Dot::kPrefetchRows)
+            dispatch_tile<Dot, 0>(count, row, stride, w, steps, next, to);
+        else if (tiles == 1)
             dispatch_tile<Dot, kLines>(count, row, stride, w, steps, next, to);
         else if (t < kLines)
             dispatch_tile<Dot, 1>(count, row, stride, w, steps, next + t * steps * 64, to);
@@ -140,16 +144,19 @@ static inline void all_tiles(const float* x, int64_t stride, int64_t rows, const
 
 constexpr int64_t kTail = 8;  // floats behind a row's units: what DotW8A8 adds, and room to write whole vectors
 
+// Up to so many rows are prepared by every thread for itself: it has less to wait for and to fetch from others.
+constexpr int64_t kOwnRows = 4;
+
 // A Projection with its rows normalized, rounded and laid out for the tiles.
 struct Prepared {
     Projection p;
-    float* x;             // [rows, stride]
-    int64_t stride;       // in floats: an odd number of cache lines
+    float* shared = nullptr;  // [rows, stride], unless every thread has its own
+    int64_t stride;           // in floats: an odd number of cache lines
     int64_t steps;
-    int64_t tail;         // where a row's units end
-    int64_t panel_bytes;  // of stored weights
+    int64_t tail;             // where a row's units end
+    int64_t panel_bytes;      // of stored weights
 
-    explicit Prepared(const Projection& projection) : p(projection), x(nullptr) {
+    explicit Prepared(const Projection& projection) : p(projection) {
         const int64_t group = feature_group(p.dtype);
         steps = (p.in_features + group - 1) / group;
         panel_bytes = p.dtype == DType::int8 ? steps * kStepBytes / 2 : steps * kStepBytes;
@@ -157,15 +164,34 @@ struct Prepared {
         tail = steps * unit;
         stride = ((tail + kTail + 15) / 16 * 16) | 16;
     }
-    int64_t x_bytes() const { return p.rows * stride * 4; }
-    // A thread's room for `rows` x 32 results and one panel of int8 weights widened to bf16.
-    int64_t tile_bytes(int64_t rows) const { return rows * kPanel * 4 + steps * kStepBytes; }
+    bool own_rows() const { return p.rows <= kOwnRows; }
+    int64_t row_floats() const { return p.rows * stride; }
+    int64_t shared_bytes() const { return own_rows() ? 0 : row_floats() * 4; }
+    float* rows_of(int thread) const { return own_rows() ? static_cast<float*>(thread_scratch(thread)) : shared; }
+
+    // A thread's scratch: its own rows, results of `panels` panels [panels, rows, 32], one panel of int8 weights
+    // widened to bf16, and `more`.
+    int64_t scratch_bytes(int64_t panels, int64_t more = 0) const {
+        return ((own_rows() ? row_floats() : 0) + panels * p.rows * kPanel) * 4 + steps * kStepBytes + more;
+    }
+    float* results(int thread) const {
+        return static_cast<float*>(thread_scratch(thread)) + (own_rows() ? row_floats() : 0);
+    }
+    char* widened(int thread, int64_t panels) const {
+        return reinterpret_cast<char*>(results(thread) + panels * p.rows * kPanel);
+    }
+    char* behind(int thread, int64_t panels) const { return widened(thread, panels) + steps * kStepBytes; }
+
     const char* panel(int64_t index) const { return static_cast<const char*>(p.weight) + index * panel_bytes; }
 
-    void prepare_row(int64_t r) const {
+    void prepare_own(int thread) const {
+        for (int64_t r = 0; r < p.rows; ++r) prepare_row(r, thread);
+    }
+
+    void prepare_row(int64_t r, int thread) const {
         const int64_t n = p.in_features;
         const float* from = p.x + (p.row_ids ? p.row_ids[r] : r) * n;
-        float* to = x + r * stride;
+        float* to = rows_of(thread) + r * stride;
         const f32x16 inverse = p.norm ? set1(inverse_rms(from, n, p.norm_eps)) : set1(1.0f);
         const auto normalized = [&](int64_t i) {
             const f32x16 v = load_first(from + i, n - i);
@@ -203,16 +229,16 @@ struct Prepared {
         to[tail + 1] = top / 127.0f;
     }
 
-    // out[rows][32] = rows first.. times panel `index`; the panel behind it is fetched meanwhile.
-    void multiply(int64_t index, int64_t first, int64_t rows, float* out, [[maybe_unused]] char* widened) const {
+    // out[rows][32] = all rows times panel `index`; the panel behind it is fetched meanwhile.
+    void multiply(int64_t index, int thread, float* out, [[maybe_unused]] char* widened) const {
         const char* w = panel(index);
         const char* next = w + panel_bytes;
-        const float* row = x + first * stride;
-        if (p.dtype == DType::fp32) return all_tiles<DotFloat>(row, stride, rows, w, steps, next, out);
-        if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(row, stride, rows, w, steps, next, out);
+        const float* x = rows_of(thread);
+        if (p.dtype == DType::fp32) return all_tiles<DotFloat>(x, stride, p.rows, w, steps, next, out);
+        if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(x, stride, p.rows, w, steps, next, out);
         if (p.dtype == DType::int8) {
 #if defined(__AVX512BF16__)
-            return all_tiles<DotInt8>(row, stride, rows, w, steps, next, out);
+            return all_tiles<DotInt8>(x, stride, p.rows, w, steps, next, out);
 #else
             for (int64_t i = 0; i < panel_bytes; i += 32) {
                 widen_int8(reinterpret_cast<const int8_t*>(w) + i, reinterpret_cast<uint16_t*>(widened) + i);
@@ -222,7 +248,7 @@ struct Prepared {
             next = widened;
 #endif
         }
-        all_tiles<DotBf16>(row, stride, rows, w, steps, next, out);
+        all_tiles<DotBf16>(x, stride, p.rows, w, steps, next, out);
     }
 };
 

@@ -35,25 +35,27 @@ struct Best {
 struct TopKJob {
     const LinearTopKArgs& a;
     Prepared prepared;
-    int64_t chunks, threads;
-    float* maxima;  // [chunks, rows]
-    float* sums;    // [chunks, rows], of exp(logit - maximum)
-    float* values;  // [threads, rows, k]
-    int32_t* columns;
-    int64_t* counts;  // [threads, rows]
+    int64_t chunks, stride;  // of rows of the arrays below: whole vectors
+    int threads;
+    float* maxima;  // [rows, stride]
+    float* sums;    // [rows, stride], of exp(logit - maximum)
 
-    Best best(int64_t thread, int64_t row) const {
-        const int64_t list = thread * a.p.rows + row;
-        return {values + list * a.k, columns + list * a.k, counts + list, a.k};
+    int64_t best_bytes() const { return a.p.rows * (a.k * (sizeof(float) + sizeof(int32_t)) + sizeof(int64_t)); }
+    Best best(int thread, int64_t row) const {
+        int64_t* counts = reinterpret_cast<int64_t*>(prepared.behind(thread, kChunkPanels));
+        float* values = reinterpret_cast<float*>(counts + a.p.rows);
+        int32_t* columns = reinterpret_cast<int32_t*>(values + a.p.rows * a.k);
+        return {values + row * a.k, columns + row * a.k, counts + row, a.k};
     }
 };
 
-static void topk_prepare(const void* context, int64_t begin, int64_t end, int) {
+static void topk_prepare(const void* context, int64_t begin, int64_t end, int thread) {
     const TopKJob& job = *static_cast<const TopKJob*>(context);
-    for (int64_t r = begin; r < end; ++r) {
-        job.prepared.prepare_row(r);
-        for (int64_t t = 0; t < job.threads; ++t) *job.best(t, r).count = 0;
-    }
+    for (int64_t r = begin; r < end; ++r) job.prepared.prepare_row(r, thread);
+}
+
+static void topk_enter(const void* context, int thread) {
+    static_cast<const TopKJob*>(context)->prepared.prepare_own(thread);
 }
 
 // Logits of one chunk: the row's maximum and sum of exponentials, and candidates for its best.
@@ -87,21 +89,22 @@ static void reduce_chunk(const TopKJob& job, int64_t chunk, int64_t r, float* lo
             best.offer(at[lane], static_cast<int32_t>(first + i + lane));
         }
     }
-    job.maxima[chunk * p.rows + r] = maximum_logit;
-    job.sums[chunk * p.rows + r] = sum(total);
+    job.maxima[r * job.stride + chunk] = maximum_logit;
+    job.sums[r * job.stride + chunk] = sum(total);
 }
 
 static void topk_chunk(const void* context, int64_t begin, int64_t end, int thread) {
     const TopKJob& job = *static_cast<const TopKJob*>(context);
     const int64_t rows = job.prepared.p.rows, all = (job.prepared.p.out_features + kPanel - 1) / kPanel;
-    float* logits = static_cast<float*>(thread_scratch(thread));  // [panels, rows, 32]
-    char* widened = reinterpret_cast<char*>(logits + kChunkPanels * rows * kPanel);
+    float* logits = job.prepared.results(thread);  // [panels, rows, 32]
+    char* widened = job.prepared.widened(thread, kChunkPanels);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
         const int64_t first = chunk * kChunkPanels;
         const int64_t panels = all - first < kChunkPanels ? all - first : kChunkPanels;
         for (int64_t i = 0; i < panels; ++i)
-            job.prepared.multiply(first + i, 0, rows, logits + i * rows * kPanel, widened);
-        for (int64_t r = 0; r < rows; ++r) reduce_chunk(job, chunk, r, logits + r * kPanel, rows * kPanel, panels, thread);
+            job.prepared.multiply(first + i, thread, logits + i * rows * kPanel, widened);
+        for (int64_t r = 0; r < rows; ++r)
+            reduce_chunk(job, chunk, r, logits + r * kPanel, rows * kPanel, panels, thread);
     }
 }
 
@@ -109,15 +112,17 @@ static void topk_merge(const void* context, int64_t begin, int64_t end, int) {
     const TopKJob& job = *static_cast<const TopKJob*>(context);
     for (int64_t r = begin; r < end; ++r) {
         const Best best = job.best(0, r);
-        for (int64_t t = 1; t < job.threads; ++t) {
+        for (int t = 1; t < job.threads; ++t) {
             const Best other = job.best(t, r);
             for (int64_t i = 0; i < *other.count; ++i) best.offer(other.values[i], other.columns[i]);
         }
-        const int64_t rows = job.prepared.p.rows;
-        double total = 0;
-        for (int64_t c = 0; c < job.chunks; ++c)
-            total += job.sums[c * rows + r] * __builtin_exp(static_cast<double>(job.maxima[c * rows + r]) - best.values[0]);
-        const double log_total = best.values[0] + __builtin_log(total);
+        f32x16 total = zero();
+        for (int64_t c = 0; c < job.chunks; c += 16) {
+            const float* maxima = job.maxima + r * job.stride + c;
+            const f32x16 weights = exp(sub(load_first(maxima, job.chunks - c), set1(best.values[0])));
+            total = fma(weights, load_first(job.sums + r * job.stride + c, job.chunks - c), total);
+        }
+        const double log_total = best.values[0] + __builtin_log(static_cast<double>(sum(total)));
         for (int64_t i = 0; i < job.a.k; ++i) {
             if (i >= *best.count) {  // only NaN logits leave places empty
                 job.a.values[r * job.a.k + i] = __builtin_nanf("");
@@ -133,20 +138,19 @@ static void topk_merge(const void* context, int64_t begin, int64_t end, int) {
 static void linear_topk(const LinearTopKArgs& a) {
     const Prepared prepared(a.p);
     PoolLock lock;
-    const int64_t panels = (a.p.out_features + kPanel - 1) / kPanel, rows = a.p.rows, threads = thread_count();
-    const int64_t chunks = (panels + kChunkPanels - 1) / kChunkPanels;
-    char* scratch = static_cast<char*>(
-        lock.shared_scratch(prepared.x_bytes() + 8 * (chunks * rows + threads * rows * (a.k + 1))));
-    TopKJob job{a, prepared, chunks, threads, nullptr, nullptr, nullptr, nullptr, nullptr};
-    job.prepared.x = reinterpret_cast<float*>(scratch);
-    job.counts = reinterpret_cast<int64_t*>(scratch + prepared.x_bytes());
-    job.maxima = reinterpret_cast<float*>(job.counts + threads * rows);
-    job.sums = job.maxima + chunks * rows;
-    job.values = job.sums + chunks * rows;
-    job.columns = reinterpret_cast<int32_t*>(job.values + threads * rows * a.k);
-    lock.reserve_thread_scratch(prepared.tile_bytes(kChunkPanels * rows));
-    const Phase phases[] = {{topk_prepare, rows}, {topk_chunk, chunks}, {topk_merge, rows}};
-    run_phases(phases, 3, &job);
+    const int64_t chunks = (a.p.out_features + kChunk - 1) / kChunk;
+    TopKJob job{a, prepared, chunks, (chunks + 15) / 16 * 16, thread_count(), nullptr, nullptr};
+    char* scratch = static_cast<char*>(lock.shared_scratch(prepared.shared_bytes() + 8 * a.p.rows * job.stride));
+    job.prepared.shared = reinterpret_cast<float*>(scratch);
+    job.maxima = reinterpret_cast<float*>(scratch + prepared.shared_bytes());
+    job.sums = job.maxima + a.p.rows * job.stride;
+    lock.reserve_thread_scratch(prepared.scratch_bytes(kChunkPanels, job.best_bytes()));
+    for (int t = 0; t < job.threads; ++t)
+        for (int64_t r = 0; r < a.p.rows; ++r) *job.best(t, r).count = 0;
+    const bool own = prepared.own_rows();
+    const Phase multiply{topk_chunk, chunks, own ? topk_enter : nullptr};
+    const Phase phases[] = {{topk_prepare, a.p.rows}, multiply, {topk_merge, a.p.rows}};
+    run_phases(phases + own, 3 - own, &job);
 }
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE
