@@ -38,6 +38,8 @@ class OpenVINOEngine:
         has_drafter = (bundle.path / "drafter.onnx").exists()
         self._drafter = self._compile(core, bundle.path / "drafter.onnx") if has_drafter else None
         self._rows = RowBuffers(config.limits, config.target.vocab_size)
+        self._hidden = np.zeros((config.limits.slots, config.target.hidden_size), np.float32)
+        self._roots = np.zeros(config.limits.slots, np.int32)
         self._bound: dict[str, tuple[int, ...]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
         self._has_hidden = any("hidden" in output.names for output in self._target.model_outputs)
@@ -48,11 +50,7 @@ class OpenVINOEngine:
 
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
-        inputs = self._rows.fill(batch)
-        for name, array in inputs.items():
-            if self._bound.get(name) != array.shape:
-                self._target.set_tensor(name, self._view(name, array))
-                self._bound[name] = array.shape
+        self._bind(self._target, self._rows.fill(batch))
         if failure := _infer(self._target):
             self._rows.check(batch)
             raise RuntimeError(f"the target's network failed: {failure}")
@@ -60,12 +58,15 @@ class OpenVINOEngine:
         return logits, self._target.get_tensor("hidden").data if self._has_hidden else None
 
     def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
-        """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter, or its network fails."""
+        """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter, or its network fails, and
+        ValueError for more sequences than the bundle has slots."""
         if self._drafter is None:
             raise RuntimeError("this bundle has no drafter")
-        inputs = {"hidden": np.ascontiguousarray(hidden, np.float32), "tokens": np.ascontiguousarray(tokens, np.int32)}
-        for name, array in inputs.items():
-            self._drafter.set_tensor(name, ov.Tensor(array, shared_memory=True))
+        batch, slots = len(tokens), len(self._roots)
+        if not 1 <= batch == len(hidden) <= slots:
+            raise ValueError(f"{len(hidden)} hidden states, {batch} root tokens: expected one of each for 1 to {slots}")
+        self._hidden[:batch], self._roots[:batch] = hidden, tokens
+        self._bind(self._drafter, {"hidden": self._hidden[:batch], "tokens": self._roots[:batch]})
         if failure := _infer(self._drafter):
             raise RuntimeError(f"the drafter's network failed: {failure}")
         outputs = (self._drafter.get_tensor(name).data for name in ("candidates", "log_probs", "parents"))
@@ -87,8 +88,15 @@ class OpenVINOEngine:
             request.set_tensor(CONSTANTS, ov.Tensor(self._weights[-1], shared_memory=True))
         return request
 
+    def _bind(self, request: ov.InferRequest, inputs: dict[str, np.ndarray]) -> None:
+        """Set inputs whose shape is not the last one's; the two networks have no name in common."""
+        for name, array in inputs.items():
+            if self._bound.get(name) != array.shape:
+                request.set_tensor(name, self._view(name, array))
+                self._bound[name] = array.shape
+
     def _view(self, name: str, array: np.ndarray) -> ov.Tensor:
-        """A tensor over a row buffer's first rows, made once for every number of rows."""
+        """A tensor over a buffer's first rows, made once for every number of rows."""
         key = (name, array.shape)
         if key not in self._views:
             self._views[key] = ov.Tensor(array, shared_memory=True)

@@ -121,9 +121,15 @@ def test_a_draft_that_fails_is_noticed(engine, target):
         with pytest.raises(RuntimeError, match="the drafter's network failed: token id 111: expected 0 to 110"):
             engine.draft(hidden, beyond)
         engine.draft(hidden[:1], roots[:1])
-    with pytest.raises(RuntimeError, match="the drafter's network failed: "):
-        engine.draft(hidden[:2], roots)
     engine.draft(hidden, roots)
+
+
+def test_a_draft_for_too_many_or_unequal_inputs_is_refused(engine, target):
+    hidden, roots = draft_inputs(target)
+    for rows, tokens in ((hidden[:2], roots), (hidden[:0], roots[:0]), (np.tile(hidden, (4, 1)), np.tile(roots, 4))):
+        message = f"{len(rows)} hidden states, {len(tokens)} root tokens: expected one of each for 1 to 9"
+        with pytest.raises(ValueError, match=message):
+            engine.draft(rows, tokens)
 
 
 def draft_inputs(target):
