@@ -15,6 +15,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from redraft.protocol import (
     CANCELLED,
+    INVALID,
+    MAX_MESSAGE_BYTES,
     RESTARTING,
     Chunk,
     ErrorMessage,
@@ -25,6 +27,7 @@ from redraft.protocol import (
 )
 
 Message = Chunk | ErrorMessage
+_NUMBERS = itertools.count()
 
 
 class WorkerError(RuntimeError):
@@ -51,10 +54,12 @@ class WorkerClient:
         self._status_waiters: list[queue.SimpleQueue[WorkerStatus | None]] = []
         self._connected = threading.Event()
         self._closed = False
-        wake_address = f"inproc://redraft-client-{id(self)}"
+        wake_address = f"inproc://redraft-client-{next(_NUMBERS)}"
         self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
         self._inbox.bind(wake_address)
         self._outbox = self._context.socket(zmq.PUSH)
+        self._outbox.setsockopt(zmq.SNDHWM, 0)
         self._outbox.connect(wake_address)
         self._thread = threading.Thread(target=self._run, name="redraft-client", daemon=True)
         self._thread.start()
@@ -76,14 +81,17 @@ class WorkerClient:
         """Send a request. `on_message` gets its chunks and errors, in order, on the client's own thread: it must not
         block. The last message is an ErrorMessage or a Chunk with `done`.
 
-        Raises WorkerError "restarting" when there is no worker.
+        Raises WorkerError "restarting" when there is no worker, "invalid" for a message that is too large to send.
         """
+        data = pack(request)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise WorkerError(INVALID, f"the request has {len(data)} bytes: expected at most {MAX_MESSAGE_BYTES}")
         with self._lock:
             self._require_worker()
             if request.id in self._handlers:
                 raise ValueError(f"request id {request.id!r} is in use")
             self._handlers[request.id] = on_message
-            self._outbox.send(pack(request))
+            self._outbox.send(data)
 
     def generate(self, request: GenerateRequest, timeout: float | None = None) -> Iterator[Chunk]:
         """Yield the request's chunks; abandoning the iterator cancels the request.
@@ -167,6 +175,7 @@ class WorkerClient:
     def _run(self) -> None:
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
+        dealer.setsockopt(zmq.SNDHWM, 0)
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)

@@ -8,12 +8,16 @@ client is checked field by field; what is wrong is said with the value that was 
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import Annotated, Any, Literal
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 INT32_MAX = 2**31 - 1
+MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_PENALTY = 1e6
+"""Of any penalty's size: products and sums of logits stay far inside float32."""
 MIN_TEMPERATURE = 1e-4
 """Below it, sampling is greedy: the quotients would leave float32."""
 INVALID, OVERLOADED, CANCELLED, INTERNAL, RESTARTING = "invalid", "overloaded", "cancelled", "internal", "restarting"
@@ -42,12 +46,12 @@ class SamplingConfig(_Message):
     top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=2**64)
-    repetition_penalty: float | None = Field(default=None, gt=0)
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    repetition_penalty: float | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
+    presence_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    frequency_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     min_length: int | None = Field(default=None, ge=0, le=INT32_MAX)
 
-    @field_validator("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    @field_validator("temperature")
     @classmethod
     def _finite(cls, value: float | None) -> float | None:
         if value is not None and not math.isfinite(value):
@@ -73,7 +77,7 @@ class GenerateRequest(_Message):
     op: Literal["generate"] = "generate"
     id: str = Field(min_length=1, max_length=200)
     text: str | None = None
-    input_ids: list[TokenId] | None = None
+    input_ids: list[TokenId] | None = Field(default=None, max_length=2**20)
     max_tokens: PositiveInt32
     stream: bool = False
     sampling: SamplingConfig = SamplingConfig()
@@ -179,6 +183,11 @@ _REQUESTS: dict[str, type[_Message]] = {
 }  # fmt: skip
 
 
+_LENGTH_UNITS = {"too_long": "items", "string_too_long": "characters"}
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
 def parse_request(message: Any) -> Request:
     """Check a client's message. Raises InvalidRequest with the field, its value and the expectation."""
     if not isinstance(message, dict):
@@ -203,6 +212,8 @@ def describe(error: ValidationError) -> str:
             problems.append(f"{field}: unknown field")
         elif item["type"] == "missing":
             problems.append(f"{field}: required field is missing")
+        elif unit := _LENGTH_UNITS.get(item["type"]):
+            problems.append(f"{field}: expected at most {item['ctx']['max_length']} {unit}, got {len(item['input'])}")
         elif field:
             problems.append(f"{field}: {text[:1].lower()}{text[1:]}, got {_shown(item['input'])}")
         else:
@@ -226,5 +237,4 @@ def unpack(data: bytes) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return _SHORT.repr(value)

@@ -87,10 +87,14 @@ class Scheduler:
         """Whether a prompt waits or has not been through the target entirely."""
         return bool(self._waiting) or any(not sequence.prefilled for sequence in self._running)
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises Overloaded when the queue is full and no slot is free."""
+    def require_room(self) -> None:
+        """Raises Overloaded when the queue is full and no slot is free."""
         if len(self._waiting) >= self.limits.max_queue + len(self._free_slots):
-            raise Overloaded(f"{len(self._waiting)} requests are waiting already: try again later")
+            raise Overloaded(f"overloaded: {len(self._waiting)} requests are waiting already: try again later")
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises Overloaded as `require_room` does."""
+        self.require_room()
         self.totals.requests += 1
         self._waiting.append(sequence)
 

@@ -22,6 +22,7 @@ import zmq
 from redraft.protocol import (
     INTERNAL,
     INVALID,
+    MAX_MESSAGE_BYTES,
     OVERLOADED,
     RESTARTING,
     CancelRequest,
@@ -37,8 +38,8 @@ from redraft.sequence import Output, Sequence
 
 IDLE_WAIT_MS = 200
 PARENT_CHECK_S = 1.0
-MESSAGES_PER_STEP = 32
-MAX_MESSAGE_BYTES = 16 * 2**20
+RECEIVE_S, RECEIVE_SHARE = 0.002, 0.25
+"""Between two steps messages are taken for so long, or for this share of the time of a step."""
 MAX_UNSENT = 100_000
 INLINE_CHARACTERS = 4000
 INLINE_BAD_WORDS = 16
@@ -56,6 +57,7 @@ class Worker:
         self._encoder = ThreadPoolExecutor(1, "redraft-encode")
         self._encoding: list[Key] = []
         self._stopping = False
+        self._step_s = 0.0
         self._router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, MAX_UNSENT)
@@ -79,8 +81,10 @@ class Worker:
                 self._receive()
                 self._collect_encoded()
                 if not scheduler.idle:
+                    started = time.perf_counter()
                     for output in scheduler.step():
                         self._send_output(output)
+                    self._step_s = time.perf_counter() - started
                 if (now := time.monotonic()) > next_check:
                     next_check = now + PARENT_CHECK_S
                     if not alive():
@@ -102,7 +106,8 @@ class Worker:
         wait = 0 if not self._runtime.scheduler.idle else 1 if self._encoding else IDLE_WAIT_MS
         ready = dict(self._poller.poll(wait))
         if self._router in ready:
-            for _ in range(MESSAGES_PER_STEP):
+            deadline = time.perf_counter() + max(RECEIVE_S, RECEIVE_SHARE * self._step_s)
+            while time.perf_counter() < deadline:
                 try:
                     client, *frames = self._router.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
@@ -134,11 +139,12 @@ class Worker:
     def _generate(self, key: Key, request: GenerateRequest) -> None:
         if key in self._active:
             raise InvalidRequest(f"id: {request.id!r} is in use by a request that is still running")
+        self._runtime.scheduler.require_room()
         if len(request.text or "") <= INLINE_CHARACTERS and len(request.bad_words) <= INLINE_BAD_WORDS:
             self._submit(key, self._runtime.sequence(key, request))
             return
         if len(self._encoding) >= self._runtime.limits.max_queue:
-            raise Overloaded(f"{len(self._encoding)} requests are waiting to be encoded: try again later")
+            raise Overloaded(f"overloaded: {len(self._encoding)} requests wait to be encoded: try again later")
         self._active[key] = self._encoder.submit(self._runtime.sequence, key, request)
         self._encoding.append(key)
 

@@ -88,6 +88,7 @@ BAD = [
     ({"text": None, "input_ids": []}, "input_ids is empty"),
     ({"text": None, "input_ids": [1, 111]}, "input_ids: expected ids below 111, got 111"),
     ({"text": None, "input_ids": [-1]}, "input_ids.0: input should be greater than or equal to 0, got -1"),
+    ({"text": None, "input_ids": [1] * (2**20 + 1)}, "input_ids: expected at most 1048576 items, got 1048577"),
     ({"text": None, "input_ids": "abc"}, "input_ids: input should be a valid list"),
     ({"input_ids": [1]}, "exactly one of text and input_ids"),
     ({"colour": "red"}, "colour: unknown field"),
@@ -107,12 +108,16 @@ BAD = [
     ({"sampling": {"top_k": -1}}, "sampling.top_k"),
     ({"sampling": {"seed": -1}}, "sampling.seed"),
     ({"sampling": {"repetition_penalty": 0}}, "sampling.repetition_penalty"),
+    ({"sampling": {"repetition_penalty": 1e-45}}, "sampling.repetition_penalty"),
+    ({"sampling": {"presence_penalty": -3e38}}, "sampling.presence_penalty"),
+    ({"sampling": {"frequency_penalty": 3e38}}, "sampling.frequency_penalty"),
     ({"sampling": {"frequency_penalty": float("nan")}}, "sampling.frequency_penalty"),
     ({"sampling": {"min_length": -1}}, "sampling.min_length"),
     ({"sampling": {"beams": 2}}, "sampling.beams: unknown field"),
     ({"end_id": 111}, "end_id: expected an id below 111, got 111"),
     ({"stop_words": "x"}, "stop_words: input should be a valid list"),
-    ({"stop_words": ["x"] * 65}, "stop_words"),
+    ({"stop_words": ["x"] * 65}, "stop_words: expected at most 64 items, got 65"),
+    ({"bad_words": ["x" * 1001]}, "bad_words.0: expected at most 1000 characters, got 1001"),
     ({"bad_words": [3]}, "bad_words.0: input should be a valid string, got 3"),
     ({"id": ""}, "id: string should have at least 1 character"),
     ({"op": "explode"}, "op: expected one of generate, cancel, status, got 'explode'"),
@@ -156,6 +161,41 @@ def test_every_running_and_waiting_request_beyond_the_queue_is_refused_at_once(c
         chunks.close()
     wait_until(lambda: set(results) == set(waiting))
     assert {message.done for message in results.values()} == {True}
+
+
+def test_a_flood_is_refused_and_harms_nobody(client):
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=20)
+    next(running)
+    results: list = []
+    flood = 4000
+    for _ in range(flood):
+        client.submit(request(client, text="x" * 9, max_tokens=200), results.append)
+    assert list(running)[-1].finish_reason == "length"
+    wait_until(lambda: len(results) == flood, timeout=30)
+    assert {getattr(message, "code", "done") for message in results} == {"overloaded", "done"}
+
+
+def test_a_request_too_large_to_send_harms_nobody(client):
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=20)
+    next(running)
+    with pytest.raises(WorkerError, match="bytes: expected at most 16777216") as refused:
+        client.complete(request(client, text="x" * 17_000_000))
+    assert refused.value.code == "invalid"
+    assert list(running)[-1].finish_reason == "length"
+
+
+def test_a_text_is_not_encoded_where_the_queue_is_full(client, worker, monkeypatch):
+    for _ in range(LIMITS.slots + LIMITS.max_queue):
+        client.submit(request(client, **NEVER_ENDING), lambda message: None)
+    wait_until(lambda: client.status().waiting == LIMITS.max_queue)
+    monkeypatch.setattr(worker[1], "sequence", None)
+    with pytest.raises(WorkerError, match="overloaded"):
+        client.complete(request(client), timeout=5)
+
+
+def test_clients_come_and_go(tmp_path):
+    for _ in range(300):
+        WorkerClient(tmp_path / "none.sock").close()
 
 
 def test_cancel_and_status(client):

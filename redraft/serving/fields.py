@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from redraft.protocol import GenerateRequest, InvalidRequest, describe
+from redraft.protocol import MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, describe
 
 _SHARED = {
     "temperature": "sampling.temperature",
@@ -31,17 +31,22 @@ _SHARED = {
 }
 _LISTS = {"input_ids", "stop_words", "bad_words"}
 _MUST_BE_ONE = {"beam_width", "num_return_sequences"}
-_BEAM_SEARCH_ONLY = {"length_penalty", "len_penalty", "early_stopping"}
 _SEQUENCE_PARAMETERS = {"sequence_id", "sequence_start", "sequence_end"}
 _TRITON_PARAMETERS = {"id", "priority", "timeout", "binary_data_output"} | _SEQUENCE_PARAMETERS
+_CLIENT_PARAMETERS = {"Streaming"}
+"""Sent by TensorRT-LLM's own clients; the tensor `stream` says the same."""
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Field names of one Triton model: `fields` maps a client's name to the protocol's (dotted) name."""
+    """Field names of one Triton model: `fields` maps a client's name to the protocol's (dotted) name.
+
+    What is `without_effect` concerns beam search, and is accepted.
+    """
 
     required: tuple[str, ...]
     fields: Mapping[str, str]
+    without_effect: tuple[str, ...]
 
     def parse(self, request_id: str, tensors: Mapping[str, np.ndarray], parameters: str = "") -> GenerateRequest:
         """The worker's request for one Triton request.
@@ -64,7 +69,7 @@ class Contract:
                 _put(message, self.fields[name], value)
             elif name == "input_lengths":
                 _check_length(_scalar(name, tensor), tensors.get("input_ids"))
-            elif name not in _BEAM_SEARCH_ONLY:
+            elif name not in self.without_effect:
                 raise InvalidRequest(f"{name}: unknown field")
         if "input_lengths" in tensors and "input_ids" in message:
             message["input_ids"] = message["input_ids"][: _scalar("input_lengths", tensors["input_lengths"])]
@@ -81,9 +86,10 @@ class Contract:
 
     def _refuse_unknown(self, parameters: str) -> None:
         given = json.loads(parameters) if parameters else {}
-        unknown = [name for name in given if name not in _TRITON_PARAMETERS and not name.startswith("triton_")]
+        expected = _TRITON_PARAMETERS | _CLIENT_PARAMETERS
+        unknown = [name for name in given if name not in expected and not name.startswith("triton_")]
         if unknown:
-            known = ", ".join(sorted(self.fields))
+            known = ", ".join(sorted({*self.fields, *_MUST_BE_ONE, *self.without_effect}))
             raise InvalidRequest(f"unknown field {', '.join(sorted(unknown))}: expected some of {known}")
 
 
@@ -99,6 +105,7 @@ ENSEMBLE = Contract(
         "stop_words": "stop_words",
         "bad_words": "bad_words",
     },
+    ("length_penalty",),
 )
 TENSORRT_LLM = Contract(
     ("input_ids", "request_output_len"),
@@ -110,6 +117,7 @@ TENSORRT_LLM = Contract(
         "runtime_top_k": "sampling.top_k",
         "runtime_top_p": "sampling.top_p",
     },
+    ("len_penalty", "early_stopping"),
 )
 
 
@@ -120,11 +128,14 @@ def _scalar(name: str, tensor: np.ndarray) -> Any:
 
 
 def _list(name: str, tensor: np.ndarray) -> list[Any]:
-    return [_value(name, item) for item in tensor.reshape(-1)]
+    flat = tensor.reshape(-1)
+    return [_value(name, item) for item in flat] if tensor.dtype == object else flat.tolist()
 
 
 def _value(name: str, item: Any) -> Any:
     if isinstance(item, bytes):
+        if len(item) > MAX_MESSAGE_BYTES:
+            raise InvalidRequest(f"{name}: expected at most {MAX_MESSAGE_BYTES} bytes, got {len(item)}")
         try:
             return item.decode("utf-8")
         except UnicodeDecodeError as error:

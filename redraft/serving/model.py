@@ -24,6 +24,7 @@ from redraft.serving.fields import Contract
 from redraft.serving.metrics import LatencyMetrics, WorkerMetrics
 
 CANCELLATION_POLL_S = 0.02
+CANCELLATIONS_PER_POLL = 32
 STATUS_POLL_S = 0.5
 
 _ERROR_CODES = {  # names: Triton adds its part of pb_utils only after this module has been imported
@@ -78,6 +79,7 @@ class GenerationModel:
         self._client.wait_connected(timeout=2.0)
         self._latency = LatencyMetrics(args["model_name"])
         self._in_flight: dict[str, Exchange] = {}
+        self._poll_from = 0
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._threads = [threading.Thread(target=self._respond, name="redraft-responses")]
@@ -161,7 +163,13 @@ class GenerationModel:
             self._client.cancel(message.id)
 
     def _pass_on_cancellations(self) -> None:
-        for request_id, exchange in list(self._in_flight.items()):
+        """Ask Triton about some of the requests in flight, in turn: each question waits for its answer."""
+        exchanges = list(self._in_flight.items())
+        if self._poll_from >= len(exchanges):
+            self._poll_from = 0
+        some = exchanges[self._poll_from : self._poll_from + CANCELLATIONS_PER_POLL]
+        self._poll_from += len(some)
+        for request_id, exchange in some:
             if not exchange.cancelled and exchange.sender.is_cancelled():
                 exchange.cancelled = True
                 self._client.cancel(request_id)

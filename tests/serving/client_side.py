@@ -20,7 +20,19 @@ from redraft.serving import launcher
 from redraft.serving.rundir import RunDir, Settings, State
 
 FAKE_WORKER = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
-DATATYPES = {"int": ("INT32", np.int32), "float": ("FP32", np.float32), "bool": ("BOOL", np.bool_)}
+DATATYPES = {
+    "int": ("INT32", np.int32),
+    "float": ("FP32", np.float32),
+    "bool": ("BOOL", np.bool_),
+    "uint64": ("UINT64", np.uint64),
+}
+EVERY_FIELD = {
+    **{"text_input": "hi", "max_tokens": 4, "beam_width": 1, "num_return_sequences": 1, "temperature": 1.0},
+    **{"top_k": 1, "top_p": 0.9, "length_penalty": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0},
+    **{"frequency_penalty": 0.0, "min_length": 1, "random_seed": np.uint64(2**64 - 1), "end_id": 2, "pad_id": 2},
+    **{"bad_words": [""], "stop_words": ["x", "y"], "exclude_input_in_output": True, "return_log_probs": True},
+}
+"""The fields of `ensemble` but `stream`, as the clients of the TensorRT-LLM backend send them."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.serving.client_side import FAKE_WORKER, Service, grpc_inputs, start, wait_until
+from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, Service, grpc_inputs, start, wait_until
 
 ANSWER = " w0é w1é w2é w3é"
 
@@ -33,22 +33,29 @@ def test_unary_grpc(service):
         inputs = grpc_inputs(text_input="hi", max_tokens=4, temperature=0.0, return_log_probs=True)
         outputs = [grpcclient.InferRequestedOutput(name) for name in ("text_output", "cum_log_probs")]
         result = client.infer("ensemble", inputs, outputs=outputs)
-        assert result.as_numpy("text_output").tolist() == [[ANSWER.encode()]]
+        assert result.as_numpy("text_output").tolist() == [ANSWER.encode()]
         assert result.as_numpy("cum_log_probs").tolist() == [[-2.0]]
         ids = client.infer("tensorrt_llm", grpc_inputs(input_ids=[5], input_lengths=1, request_output_len=3))
         assert np.array_equal(ids.as_numpy("output_ids"), [[[0, 1, 2]]])
 
 
+def test_a_client_written_for_tensorrt_llm(service):
+    with grpcclient.InferenceServerClient(service.grpc) as client:
+        result = client.infer("ensemble", grpc_inputs(stream=False, **EVERY_FIELD), parameters={"Streaming": False})
+        assert result.as_numpy("text_output")[0].decode("utf-8") == ANSWER
+        assert result.as_numpy("output_log_probs")[0][0].tolist() == [-0.5] * 4
+
+
 def test_http_infer_and_generate(service):
     outputs = {output["name"]: output for output in http_infer(service, text_input="hi", max_tokens=4)["outputs"]}
     assert outputs["text_output"]["data"] == [ANSWER]
-    assert outputs["text_output"]["shape"] == [1, 1]
+    assert outputs["text_output"]["shape"] == [1]
     assert service.generate({"text_input": "hi", "max_tokens": 4})["text_output"] == ANSWER
 
 
 def test_requests_run_side_by_side(service):
     answers: list[dict] = []
-    fields = {"text_input": "slow", "max_tokens": 20}
+    fields = {"text_input": "slow", "max_tokens": 60}
     threads = [threading.Thread(target=lambda: answers.append(http_infer(service, **fields))) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -85,6 +92,6 @@ def test_a_worker_that_dies_fails_its_request(service):
     with grpcclient.InferenceServerClient(service.grpc) as client:
         with pytest.raises(InferenceServerException, match="worker is restarting"):
             client.infer("ensemble", grpc_inputs(text_input="hi", max_tokens=4))
-        wait_until(lambda: not client.is_server_ready(), timeout=2)
+        wait_until(lambda: not client.is_server_ready())
         wait_until(client.is_server_ready)
         client.infer("ensemble", grpc_inputs(text_input="hi", max_tokens=4))

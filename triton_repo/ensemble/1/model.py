@@ -15,7 +15,7 @@ from redraft.serving.model import Exchange, GenerationModel
 
 
 class TritonPythonModel(GenerationModel):
-    """`text_output` string[1, 1], `sequence_index` int32[1, 1], log-probabilities on request."""
+    """`text_output` string[1], `sequence_index` int32[1, 1], log-probabilities on request."""
 
     contract = ENSEMBLE
     publishes_worker_metrics = True
@@ -23,7 +23,7 @@ class TritonPythonModel(GenerationModel):
     def tensors(self, exchange: Exchange, chunk: Chunk) -> list[Any]:
         """Output tensors of one chunk."""
         return [
-            pb_utils.Tensor("text_output", np.array([[chunk.text.encode()]], dtype=np.object_)),
+            pb_utils.Tensor("text_output", np.array([chunk.text.encode()], dtype=np.object_)),
             pb_utils.Tensor("sequence_index", np.zeros((1, 1), dtype=np.int32)),
             *self.log_prob_tensors(exchange, chunk),
         ]
