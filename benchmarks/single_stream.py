@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,14 +60,17 @@ class Contender:
         return sum(max(len(answer.token_ids) - 1, 0) for answer in self.answers) / decode_s if decode_s else None
 
 
-def conditional_acceptance(stats: list[SequenceStats]) -> list[float]:
-    """Per depth, the share of steps whose token was accepted among those that accepted the depth before."""
-    depths = max((len(item.accepted_by_depth) for item in stats), default=0)
-    accepted = [
-        sum(item.accepted_by_depth[d] for item in stats if d < len(item.accepted_by_depth)) for d in range(depths)
-    ]
-    before = [sum(item.offered_by_depth[0] for item in stats if item.offered_by_depth), *accepted]
-    return [now / previous for now, previous in zip(accepted, before, strict=False) if previous]
+def depth_counts(stats: list[SequenceStats]) -> list[tuple[int, int]]:
+    """Per depth, how often a token was accepted and how often one was offered below the depth before, over all steps.
+
+    Their quotient is the conditional acceptance rate (see `SequenceStats`).
+    """
+
+    def totals(lists: list[list[int]]) -> list[int]:
+        return [sum(counts) for counts in zip_longest(*lists, fillvalue=0)]
+
+    accepted, offered = ([getattr(item, f"{kind}_by_depth") for item in stats] for kind in ("accepted", "offered"))
+    return list(zip(totals(accepted), totals(offered), strict=True))
 
 
 def acceptance_figures(answers: list[Answer]) -> dict[str, Any]:
@@ -74,11 +78,13 @@ def acceptance_figures(answers: list[Answer]) -> dict[str, Any]:
     stats = [answer.stats for answer in answers]
     steps, drafted, accepted = (sum(getattr(item, key) for item in stats) for key in ("steps", "drafted", "accepted"))
     prompt_rows = sum(item.prompt_tokens for item in stats)
+    counts = depth_counts(stats)
     return {
         "steps": steps,
         "acceptance_length": 1 + accepted / steps if steps else None,
         "acceptance_rate": accepted / drafted if drafted else None,
-        "conditional_acceptance": conditional_acceptance(stats),
+        "depth_counts": counts,
+        "conditional_acceptance": [accepted / offered for accepted, offered in counts],
         "rows_per_step": (sum(item.rows_executed for item in stats) - prompt_rows) / steps if steps else None,
         "rows_per_step_unpacked": (sum(item.rows_unpacked for item in stats) - prompt_rows) / steps if steps else None,
     }
@@ -231,7 +237,8 @@ def show(report: dict[str, Any]) -> None:
     for table in tables(report):
         table.show(console)
     for temperature, single in report["single"].items():
-        depths = " ".join(f"{value:.2f}" for value in single["contenders"][SPEC]["conditional_acceptance"])
+        counts = single["contenders"][SPEC]["depth_counts"]
+        depths = " ".join(f"{accepted / offered:.2f} ({accepted}/{offered})" for accepted, offered in counts)
         console.print(f"conditional acceptance by depth, temperature {temperature}: {depths}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 FILE_NAME = "budget.json"
 
@@ -29,6 +29,11 @@ class BudgetTable(BaseModel):
     ngram: bool | None = None
     measured: dict = Field(default_factory=dict, description="step times and acceptance that the entries rest on")
 
+    @field_validator("entries")
+    @classmethod
+    def _by_load(cls, entries: list[BudgetEntry]) -> list[BudgetEntry]:
+        return sorted(entries, key=lambda entry: entry.running)
+
     @classmethod
     def constant(cls, budget: int) -> BudgetTable:
         """The same budget whatever runs: what an untuned bundle uses."""
@@ -44,7 +49,7 @@ class BudgetTable(BaseModel):
 
     def lookup(self, running: int, greedy: bool) -> int:
         """Tree budget with `running` sequences: that of the next larger count measured, or of the largest."""
-        for entry in sorted(self.entries, key=lambda entry: entry.running):
+        for entry in self.entries:
             if entry.running >= running:
                 break
         return entry.greedy if greedy else entry.sampled

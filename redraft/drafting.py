@@ -66,48 +66,42 @@ class DraftSource:
 
     def draft(self, sequences: list[Sequence]) -> TokenTree:
         """Draft trees of the sequences (root alone where the budget is 0 or one token remains), in their order."""
-        roots = np.fromiter((sequence.root for sequence in sequences), dtype=np.int32, count=len(sequences))
         budgets = self._budgets(sequences)
-        if self._plan is None or not budgets.any():
-            return TokenTree.root_only(roots)
-        chosen = np.flatnonzero(budgets)
-        drafted = self._trees([sequences[place] for place in chosen], roots[chosen], budgets[chosen])
-        return drafted if len(chosen) == len(sequences) else _spread(drafted, chosen, roots)
+        drafting = [sequence for sequence, budget in zip(sequences, budgets, strict=True) if budget]
+        if not drafting:
+            return TokenTree.root_only(sequence.root for sequence in sequences)
+        drafted = self._trees(drafting, [budget for budget in budgets if budget])
+        return drafted if len(drafting) == len(sequences) else _spread(drafted, budgets, sequences)
 
-    def _budgets(self, sequences: list[Sequence]) -> np.ndarray:
+    def _budgets(self, sequences: list[Sequence]) -> list[int]:
         if self._plan is None or self._plan.budget is None:
-            return np.zeros(len(sequences), dtype=np.int32)
-        greedy, sampled = (self._plan.budget.lookup(len(sequences), kind) for kind in (True, False))
-        budgets = [
-            min(greedy if sequence.sampler.greedy else sampled, self._most) if sequence.remaining > 1 else 0
+            return [0] * len(sequences)
+        lookup, running = self._plan.budget.lookup, len(sequences)
+        return [
+            min(lookup(running, sequence.sampler.greedy), self._most) if sequence.remaining > 1 else 0
             for sequence in sequences
         ]
-        return np.array(budgets, dtype=np.int32)
 
-    def _trees(self, sequences: list[Sequence], roots: np.ndarray, budgets: np.ndarray) -> TokenTree:
+    def _trees(self, sequences: list[Sequence], budgets: list[int]) -> TokenTree:
         assert self._plan is not None
-        deepest = np.array([sequence.remaining - 1 for sequence in sequences], dtype=np.int32)
+        roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
+        deepest = [sequence.remaining - 1 for sequence in sequences]
         trees = []
         if self._plan.shape is not None:
             trees.append(self._random_trees(self._plan.shape, sequences, roots, budgets, deepest))
         elif self._plan.construction is not None:
-            hidden = np.stack([sequence.hidden for sequence in sequences if sequence.hidden is not None])
-            candidates = self._engine.draft(hidden, roots)
-            trees.append(CONSTRUCTIONS[self._plan.construction].build(candidates, roots, int(budgets.max())))
+            candidates = self._engine.draft(_hidden(sequences), roots)
+            trees.append(CONSTRUCTIONS[self._plan.construction].build(candidates, roots, max(budgets)))
         if self._plan.ngram:
             indices = [sequence.ngram for sequence in sequences if sequence.ngram is not None]
             trees.append(ngram_chains(roots, indices, self._plan.ngram_length))
-        tree = merge_trees(trees)
-        if (tree.sizes - 1 > budgets).any() or (tree.depth.max(axis=1) > deepest).any():
-            tree = prune_tree(tree, budgets, deepest)
-        return tree
+        return prune_tree(merge_trees(trees), budgets, deepest)
 
     def _random_trees(
-        self, shape: DrawShape, sequences: list[Sequence], roots: np.ndarray, budgets: np.ndarray, deepest: np.ndarray
+        self, shape: DrawShape, sequences: list[Sequence], roots: np.ndarray, budgets: list[int], deepest: list[int]
     ) -> TokenTree:
         assert self._plan is not None
         assert isinstance(self._engine, DrawingEngine)
-        hidden = np.stack([sequence.hidden for sequence in sequences if sequence.hidden is not None])
         rows, support = sum(shape.noise_rows), self._plan.support
         temperature, top_k, top_p = zip(*(_filters(sequence.request.sampling) for sequence in sequences), strict=True)
         samplers = [sequence.sampler for sequence in sequences]
@@ -117,7 +111,8 @@ class DraftSource:
             top_k=np.array(top_k, dtype=np.int32),
             top_p=np.array(top_p, dtype=np.float32),
         )
-        return pack_draws(self._engine.draw(hidden, roots, sampling), roots, shape.kept(budgets, deepest))
+        draws = self._engine.draw(_hidden(sequences), roots, sampling)
+        return pack_draws(draws, roots, shape.kept(np.array(budgets), np.array(deepest)))
 
 
 def _filters(config: SamplingConfig) -> tuple[float, int, float]:
@@ -128,14 +123,17 @@ def _filters(config: SamplingConfig) -> tuple[float, int, float]:
     return temperature, config.top_k or 0, 1.0 if config.top_p is None else config.top_p
 
 
-def _spread(tree: TokenTree, places: np.ndarray, roots: np.ndarray) -> TokenTree:
-    """The trees put at `places` of a batch whose other sequences have their root alone."""
-    shape = (len(roots), tree.tokens.shape[1])
-    tokens, parents = np.zeros(shape, dtype=np.int32), np.full(shape, -1, dtype=np.int32)
-    sizes = np.ones(len(roots), dtype=np.int32)
-    tokens[:, 0] = roots
-    tokens[places], parents[places], sizes[places] = tree.tokens, tree.parents, tree.sizes
-    if tree.draws is None:
-        return TokenTree(tokens, parents, sizes)
-    drawn = dict(zip(places.tolist(), tree.draws, strict=True))
-    return TokenTree(tokens, parents, sizes, draws=[drawn.get(place, {}) for place in range(len(roots))])
+def _hidden(sequences: list[Sequence]) -> np.ndarray:
+    return np.array([sequence.hidden for sequence in sequences])
+
+
+def _spread(drafted: TokenTree, budgets: list[int], sequences: list[Sequence]) -> TokenTree:
+    """The trees drafted for the sequences that have a budget, and the root alone for the others."""
+    nodes, draws = iter(drafted.nodes), iter(drafted.draws or [])
+    tree = TokenTree.from_nodes(
+        [next(nodes) if budget else [(sequence.root, -1, 0.0)]
+         for sequence, budget in zip(sequences, budgets, strict=True)]
+    )  # fmt: skip
+    if drafted.draws is not None:
+        tree.draws = [next(draws) if budget else {} for budget in budgets]
+    return tree

@@ -119,14 +119,21 @@ class StatusRequest(_Message):
 
 
 class SequenceStats(BaseModel):
-    """What one request cost and gained. Depth d of `offered_by_depth` and `accepted_by_depth` is at index d - 1."""
+    """What one request cost and gained. Depth d of `offered_by_depth` and `accepted_by_depth` is at index d - 1.
+
+    The conditional acceptance rate of depth d is accepted at d over accepted at d - 1, where the tree went on: the
+    quotient of the two counts.
+    """
 
     prompt_tokens: int = 0
     output_tokens: int = 0
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
-    offered_by_depth: list[int] = Field(default_factory=list, description="steps whose tree reached this depth")
+    offered_by_depth: list[int] = Field(
+        default_factory=list,
+        description="steps that accepted the depth before (at depth 1: the root) and whose tree had a node below it",
+    )
     accepted_by_depth: list[int] = Field(default_factory=list, description="steps that accepted a token at this depth")
     rows_executed: int = 0
     rows_unpacked: int = Field(default=0, description="rows that the same drafts take without prefix removal")

@@ -6,10 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
-from redraft.decoding.token_tree import MASK_BITS, TokenTree
+from redraft.decoding.token_tree import MASK_BITS, TokenTree, mask_words
 from redraft.decoding.verification import VERIFIERS, Verdict
 from redraft.drafting import DraftingPlan, DraftSource
 from redraft.engines.interface import DraftSampling, DrawingEngine, Engine, TargetBatch
@@ -123,11 +124,11 @@ class Scheduler:
             return outputs
         decoding = [sequence for sequence in self._running if sequence.prefilled]
         chunks = self._prefill_chunks()
-        tree = self._source.draft(decoding) if decoding else TokenTree.root_only(np.empty(0, dtype=np.int32))
+        tree = self._source.draft(decoding)
         batch = self._batch(decoding, tree, chunks)
         logits, hidden = self._engine.execute(batch)
         self._take_trees(decoding, tree, logits, hidden)
-        self._take_chunks(chunks, int(tree.sizes.sum()), logits, hidden)
+        self._take_chunks(chunks, sum(map(len, tree.nodes)), logits, hidden)
         outputs += self._sweep()
         totals = self.totals
         totals.steps += 1
@@ -169,66 +170,60 @@ class Scheduler:
 
     def _batch(self, decoding: list[Sequence], tree: TokenTree, chunks: list[tuple[Sequence, int]]) -> TargetBatch:
         sequences = [*decoding, *(sequence for sequence, _ in chunks)]
-        lengths = np.array([sequence.cache_length for sequence in sequences], dtype=np.int32)
-        rows = np.array([*tree.sizes.tolist(), *(count for _, count in chunks)], dtype=np.int32)
-        tree_rows, all_rows = int(tree.sizes.sum()), int(rows.sum())
-        input_ids = np.empty(all_rows, dtype=np.int32)
-        positions = np.empty(all_rows, dtype=np.int32)
-        tree_mask = np.zeros((all_rows, self._words), dtype=np.int32)
-        logit_rows = list(range(tree_rows))
-        if tree_rows == len(decoding):
-            input_ids[:tree_rows] = tree.tokens[:, 0]
-            positions[:tree_rows] = lengths[:tree_rows]
-        else:
-            input_ids[:tree_rows] = tree.tokens[tree.valid]
-            positions[:tree_rows] = (lengths[: len(decoding), None] + tree.depth)[tree.valid]
-            tree_mask[:tree_rows] = tree.mask_words(self._words)[tree.valid]
-        place = tree_rows
+        rows = [*map(len, tree.nodes), *(count for _, count in chunks)]
+        input_ids = [token for nodes in tree.nodes for token, _, _ in nodes]
+        paths = [path for paths in tree.ancestors for path in paths]
+        positions = [
+            sequence.cache_length + path.bit_count() - 1
+            for sequence, paths in zip(decoding, tree.ancestors, strict=True)
+            for path in paths
+        ]
+        logit_rows = list(range(len(input_ids)))
         for sequence, count in chunks:
             start, end = sequence.cache_length, sequence.cache_length + count
-            input_ids[place : place + count] = sequence.prompt[start:end]
-            positions[place : place + count] = np.arange(start, end)
-            place += count
+            input_ids += sequence.prompt[start:end].tolist()
+            paths += [0] * count
+            positions += range(start, end)
             if end == len(sequence.prompt):
-                logit_rows.append(place - 1)
-        commits = [sequence.commit for sequence in sequences]
-        return TargetBatch(
-            input_ids=input_ids,
-            positions=positions,
-            row_offsets=_offsets(rows),
-            slots=np.array([sequence.slot for sequence in sequences], dtype=np.int32),
-            cache_lengths=lengths,
-            tree_mask=tree_mask,
-            commit_src=np.array([row for commit in commits for row in commit], dtype=np.int32),
-            commit_offsets=_offsets(np.array([len(commit) for commit in commits], dtype=np.int32)),
-            logit_rows=np.array(logit_rows, dtype=np.int32),
+                logit_rows.append(len(input_ids) - 1)
+        batch = TargetBatch(
+            **_int32_arrays(
+                input_ids=input_ids,
+                positions=positions,
+                row_offsets=_offsets(rows),
+                slots=[sequence.slot for sequence in sequences],
+                cache_lengths=[sequence.cache_length for sequence in sequences],
+                tree_mask=mask_words(paths, self._words),
+                commit_src=[row for sequence in sequences for row in sequence.commit],
+                commit_offsets=_offsets([len(sequence.commit) for sequence in sequences]),
+                logit_rows=logit_rows,
+            )
         )
+        batch.tree_mask = batch.tree_mask.reshape(len(paths), self._words)
+        return batch
 
     def _take_trees(
         self, sequences: list[Sequence], tree: TokenTree, logits: np.ndarray, hidden: np.ndarray | None
     ) -> None:
-        if not sequences:
-            return
-        depths, unpacked, sizes = tree.depth.max(axis=1).tolist(), tree.unpacked_rows().tolist(), tree.sizes.tolist()
         totals = self.totals
         start = 0
-        for place, sequence in enumerate(sequences):
-            size = sizes[place]
+        for place, (sequence, unpacked) in enumerate(zip(sequences, tree.unpacked_rows(), strict=True)):
+            size = len(tree.nodes[place])
             verdict = self._verify(
                 tree, place, logits[start : start + size], sequence.sampler, sequence.request.return_log_probs
             )
             if self._observe:
                 self._observe(tree, place, verdict)
-            row = start + verdict.path[-1]
+            last = verdict.path[-1]
             before = sequence.stats.output_tokens
-            sequence.step(verdict, _row(hidden, row), size, depths[place], unpacked[place])
+            sequence.step(verdict, _row(hidden, start + last), size, unpacked, bool(tree.inner[place] >> last & 1))
             start += size
             totals.sequence_steps += 1
             totals.output_tokens += sequence.stats.output_tokens - before
             totals.drafted += size - 1
             totals.accepted += len(verdict.path) - 1
             totals.rows_executed += size
-            totals.rows_unpacked += unpacked[place]
+            totals.rows_unpacked += unpacked
 
     def _take_chunks(
         self, chunks: list[tuple[Sequence, int]], row: int, logits: np.ndarray, hidden: np.ndarray | None
@@ -280,10 +275,15 @@ class _TimedEngine:
         self._engine.close()
 
 
-def _offsets(counts: np.ndarray) -> np.ndarray:
-    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
+def _int32_arrays(**columns: list[int]) -> dict[str, np.ndarray]:
+    """Lists of 32-bit words as views of one array: many small ones cost more."""
+    whole = np.array([value for column in columns.values() for value in column], dtype=np.uint32).view(np.int32)
+    ends = accumulate(map(len, columns.values()))
+    return {name: whole[end - len(column) : end] for (name, column), end in zip(columns.items(), ends, strict=True)}
+
+
+def _offsets(counts: list[int]) -> list[int]:
+    return [0, *accumulate(counts)]
 
 
 def _row(hidden: np.ndarray | None, row: int) -> np.ndarray | None:

@@ -106,10 +106,11 @@ class Sequence:
         self.stats.prefill_ms = 1e3 * (self._first_token - self._admitted)
         self._advance(verdict, hidden)
 
-    def step(self, verdict: Verdict, hidden: np.ndarray | None, nodes: int, depth: int, unpacked: int) -> None:
-        """Take what a step over a tree of `nodes` rows and `depth` levels gained; `hidden` is the last accepted row's.
+    def step(self, verdict: Verdict, hidden: np.ndarray | None, nodes: int, unpacked: int, goes_on: bool) -> None:
+        """Take what a step over a tree of `nodes` rows gained; `hidden` is the last accepted row's.
 
-        `unpacked`: rows that the tree would take without shared prefixes.
+        `unpacked`: rows that the tree would take without shared prefixes; `goes_on`: whether it has nodes below the
+        accepted path.
         """
         accepted = len(verdict.path) - 1
         self.cache_length += accepted + 1
@@ -120,14 +121,15 @@ class Sequence:
         stats.accepted += accepted
         stats.rows_executed += nodes
         stats.rows_unpacked += unpacked
-        if depth > len(stats.offered_by_depth):
-            missing = [0] * (depth - len(stats.offered_by_depth))
-            stats.offered_by_depth += missing
-            stats.accepted_by_depth += missing
-        for level in range(depth):
-            stats.offered_by_depth[level] += 1
-            stats.accepted_by_depth[level] += level < accepted
+        self._count_depths(accepted, accepted + goes_on)
         self._advance(verdict, hidden)
+
+    def _count_depths(self, accepted: int, offered: int) -> None:
+        by_depth = self.stats.offered_by_depth, self.stats.accepted_by_depth
+        for counts, deepest in zip(by_depth, (offered, accepted), strict=True):
+            counts.extend([0] * (offered - len(counts)))
+            for level in range(deepest):
+                counts[level] += 1
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence: held back text becomes certain."""

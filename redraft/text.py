@@ -8,8 +8,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
+_UNFINISHED = 3
 _CONTEXT_TOKENS = 6
-_MAX_PENDING = 16
+_MOST_TOKENS = 24
 
 
 class TextCodec:
@@ -50,7 +51,8 @@ class TextCodec:
 class TextStream:
     """Text of one sequence, piece by piece: whole characters only, and nothing that may turn into a stop word.
 
-    After `push` has returned True the sequence has met a stop word, and `take` ends with it (or before it).
+    Tokens are decoded when their text is wanted: at each `push` where there are stop words, else at `take`. After
+    `push` has returned True the sequence has met a stop word, and `take` ends with it (or before it).
     """
 
     def __init__(
@@ -64,43 +66,45 @@ class TextStream:
         self._stop_words = list(stop_words)
         self._include_stop_word = include_stop_word
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        self._window_text = codec.decode(self._window)
-        self._pending = 0
+        self._decoded = len(codec.decode(self._window))
         self._held = ""
         self._ready: list[str] = []
 
     def push(self, token: int) -> bool:
         """Append a token; whether a stop word is complete."""
         self._window.append(token)
-        self._pending += 1
-        text = self._codec.decode(self._window)
-        if text.endswith(_REPLACEMENT) and self._pending < _MAX_PENDING:
+        if not self._stop_words:
             return False
-        return self._release(text)
+        self._held += self._decode()
+        return self._match()
 
     def take(self) -> str:
         """Text that is certain and has not been taken yet."""
+        if not self._stop_words:
+            self._ready.append(self._decode())
         text = "".join(self._ready)
         self._ready.clear()
         return text
 
     def finish(self) -> None:
         """No more tokens come: what was held back becomes certain."""
-        if self._pending:
-            self._release(self._codec.decode(self._window))
-        self._ready.append(self._held)
+        self._ready += [self._held, self._decode(finished=True)]
         self._held = ""
 
-    def _release(self, text: str) -> bool:
-        new = text[len(self._window_text) :]
-        self._window = self._window[-self._pending :]
-        self._window_text = self._codec.decode(self._window)
-        self._pending = 0
-        if not self._stop_words:
-            self._ready.append(new)
-            return False
-        self._held += new
-        return self._match()
+    def _decode(self, finished: bool = False) -> str:
+        """The window's text behind what has been decoded before, but for a character that may still be unfinished.
+
+        The window's first tokens are context: how a token reads depends on those before it.
+        """
+        text = self._codec.decode(self._window)
+        end = text[-_UNFINISHED:]
+        unfinished = 0 if finished else len(end) - len(end.rstrip(_REPLACEMENT))
+        new = text[self._decoded : len(text) - unfinished]
+        if len(self._window) > _MOST_TOKENS:
+            del self._window[:-_CONTEXT_TOKENS]
+            text = self._codec.decode(self._window)
+        self._decoded = len(text) - unfinished
+        return new
 
     def _match(self) -> bool:
         ends = [(start + len(word), start) for word in self._stop_words if (start := self._held.find(word)) >= 0]
@@ -108,6 +112,7 @@ class TextStream:
             end, start = min(ends)
             self._ready.append(self._held[: end if self._include_stop_word else start])
             self._held = ""
+            self._window, self._decoded = [], 0
             return True
         keep = max(_overlap(self._held, word) for word in self._stop_words)
         certain = len(self._held) - keep

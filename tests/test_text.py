@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from redraft.text import TextStream
 from tests.toy_engine import toy_codec
@@ -27,6 +31,31 @@ def test_pieces_are_whole_characters_and_add_up():
     pieces, _ = stream(CODEC.encode(TEXT))
     assert "".join(pieces) == TEXT
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+CHARACTERS = CODEC.encode("aé日🙂 ")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(CHARACTERS), st.booleans()), max_size=90), st.booleans())
+def test_any_bytes_taken_at_any_time_add_up(tokens, with_stop_words):
+    texts = TextStream(CODEC, [], ["never"] if with_stop_words else [])
+    pieces = []
+    for token, take in tokens:
+        texts.push(token)
+        if take:
+            pieces.append(texts.take())
+    texts.finish()
+    assert "".join([*pieces, texts.take()]) == CODEC.decode([token for token, _ in tokens])
+
+
+def test_nothing_follows_a_stop_word():
+    pieces = [b"a", b"b\xf0\x9f"]
+    codec = SimpleNamespace(decode=lambda ids: b"".join(pieces[i] for i in ids).decode(errors="replace"))
+    texts = TextStream(codec, [], ["b"])
+    assert [texts.push(0), texts.push(1)] == [False, True]
+    texts.finish()
+    assert texts.take() == "ab"
 
 
 def test_an_incomplete_character_comes_out_at_the_end():

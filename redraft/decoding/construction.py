@@ -10,7 +10,7 @@ from enum import Enum
 import numpy as np
 
 from redraft.decoding.packing import pack_beams
-from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.token_tree import Node, TokenTree
 from redraft.engines.interface import DraftCandidates
 
 
@@ -83,22 +83,17 @@ def best_first(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> Token
     """
     batch, length, expanded, per_node = drafts.candidates.shape
     level_size = expanded * per_node
-    flat_scores = drafts.log_probs.reshape(batch, length * level_size)
-    chosen = np.sort(np.argsort(-flat_scores, axis=1, kind="stable")[:, :budget], axis=1)
-    sequence = np.arange(batch)[:, None]
-    tokens = drafts.candidates.reshape(batch, length * level_size)[sequence, chosen].tolist()
-    scores = flat_scores[sequence, chosen].tolist()
-    parents, flats = drafts.parents.tolist(), chosen.tolist()
+    size = length * level_size
+    drafted = (array.reshape(batch, size).tolist() for array in (drafts.candidates, drafts.log_probs))
     trees = []
-    for place, root in enumerate(roots.tolist()):
-        nodes: list[tuple[int, int, float]] = [(root, -1, 0.0)]
-        node_of: dict[int, int] = {}
-        for flat, token, score in zip(flats[place], tokens[place], scores[place], strict=True):
-            if not math.isfinite(score):
-                continue
+    for root, tokens, scores, parents in zip(roots.tolist(), *drafted, drafts.parents.tolist(), strict=True):
+        ranked = sorted(range(size), key=scores.__getitem__, reverse=True)[:budget]
+        chosen = sorted([flat for flat in ranked if scores[flat] > -math.inf])
+        node_of = {flat: node for node, flat in enumerate(chosen, 1)}
+        nodes: list[Node] = [(root, -1, 0.0)]
+        for flat in chosen:
             level, within = divmod(flat, level_size)
-            above = (level - 1) * level_size + parents[place][level][within // per_node]
-            node_of[flat] = len(nodes)
-            nodes.append((token, node_of.get(above, 0) if level else 0, score))
+            above = (level - 1) * level_size + parents[level][within // per_node]
+            nodes.append((tokens[flat], node_of[above] if level else 0, scores[flat]))
         trees.append(nodes)
     return TokenTree.from_nodes(trees)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.token_tree import Node, TokenTree
 
 CHANCES = {
     6: (0.80, 0.95, 0.99, 0.99),
@@ -76,7 +76,7 @@ def ngram_chains(roots: np.ndarray, indices: Sequence[NgramIndex], length: int) 
     """A chain of up to `length` n-gram draft tokens per sequence; roots int32 [B] are the last tokens indexed."""
     chains = []
     for root, index in zip(roots.tolist(), indices, strict=True):
-        nodes = [(root, -1, 0.0)]
+        nodes: list[Node] = [(root, -1, 0.0)]
         nodes += [(token, place, score) for place, (token, score) in enumerate(index.draft(length))]
         chains.append(nodes)
     return TokenTree.from_nodes(chains)

@@ -10,7 +10,7 @@ from redraft.protocol import MIN_TEMPERATURE, SamplingConfig
 
 _MASK32 = 0xFFFFFFFF
 _BLOCK = 128
-_NUCLEUS_FLOORS = (1e-3, 1e-5, 0.0)
+_NUCLEUS_FLOORS = (1e-4, 1e-6, 0.0)
 
 
 def philox(key: int, counter: int) -> tuple[int, int, int, int]:
@@ -131,13 +131,13 @@ class Sampler:
         if 0 < self._top_k < len(logits):
             ids = _top_k_ids(logits, self._top_k)
             logits = logits[ids]
-        weights = np.subtract(logits, logits.max())
-        weights *= self._inverse_temperature
+        weights = logits - logits.max()
+        if self._inverse_temperature != 1:
+            weights *= self._inverse_temperature
         np.exp(weights, out=weights)
         if self._top_p < 1:
-            kept = _nucleus(weights, self._top_p)
+            kept, weights = _nucleus(weights, self._top_p)
             ids = kept if ids is None else ids[kept]
-            weights = weights[kept]
         return ids, weights
 
 
@@ -152,26 +152,27 @@ def _top_k_ids(logits: np.ndarray, k: int) -> np.ndarray:
     return _largest(logits, np.partition(logits, len(logits) - k)[len(logits) - k], k)
 
 
-def _nucleus(weights: np.ndarray, top_p: float) -> np.ndarray:
-    """Ids, ascending, of the fewest tokens that hold `top_p` of all weight; among equals the lowest ids.
+def _nucleus(weights: np.ndarray, top_p: float) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, ascending, and weights of the fewest tokens that hold `top_p` of all; among equals the lowest ids.
 
     Mostly a few tokens do: only those above a floor are sorted, and the floor is lowered until they hold enough.
     """
     total = float(weights.sum())
     for floor in _NUCLEUS_FLOORS:
-        ids = np.flatnonzero(weights >= np.float32(floor * total))
-        kept = weights[ids]
+        ids = (weights >= np.float32(floor * total)).nonzero()[0]
+        kept = weights[ids].astype(np.float64)
         descending = np.sort(kept)[::-1]
-        mass = np.cumsum(descending, dtype=np.float64)
+        mass = descending.cumsum()
         if len(ids) and mass[-1] >= top_p * total:
             break
-    size = min(int(np.searchsorted(mass, top_p * total)) + 1, len(kept))
-    return ids[_largest(kept, descending[size - 1], size)]
+    size = min(int(mass.searchsorted(top_p * total)) + 1, len(kept))
+    best = _largest(kept, descending[size - 1], size)
+    return ids[best], kept[best]
 
 
 def _largest(values: np.ndarray, smallest: np.float32, size: int) -> np.ndarray:
     """Ids, ascending, of the `size` largest values, given the smallest of them; among equals the lowest ids."""
-    ids = np.flatnonzero(values >= smallest)
+    ids = (values >= smallest).nonzero()[0]
     if len(ids) > size:
         equal = ids[values[ids] == smallest]
         ids = np.setdiff1d(ids, equal[size - len(ids) :], assume_unique=True)
@@ -188,9 +189,9 @@ def _inverse_cdf(weights: np.ndarray, uniform: float) -> int:
         goal = uniform * ends[-1]
         block = min(int(ends.searchsorted(goal, side="right")), len(blocks))
         start, below = block * _BLOCK, float(ends[block - 1]) if block else 0.0
-        inside = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
+        inside = weights[start : start + _BLOCK].cumsum(dtype=np.float64)
     else:
-        inside = np.cumsum(weights, dtype=np.float64)
+        inside = weights.cumsum(dtype=np.float64)
         goal = uniform * inside[-1]
     index = min(start + int(inside.searchsorted(goal - below, side="right")), len(weights) - 1)
     while weights[index] == 0:

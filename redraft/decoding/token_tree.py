@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 MASK_BITS = 32
+
+Node = tuple[int, int, float]
+"""Token, parent and score: see the arrays of `TokenTree`."""
 
 
 @dataclass
@@ -25,92 +28,109 @@ class NodeDraws:
     """float32 [M], their log-probabilities before any draw."""
 
 
-@dataclass
 class TokenTree:
     """B draft trees of up to N nodes. Node 0 is the root: the last token that is certain. Parents come before children.
 
-    `draws`, per sequence the draws below each expanded node, is there only for trees of random draws.
+    Trees are lists of nodes or arrays; each form is made from the other when it is first asked for. A few nodes cost
+    least as lists. `draws`, per sequence the draws below each expanded node, is there only for trees of random draws.
     """
 
-    tokens: np.ndarray
-    """int32 [B, N]; 0 past a tree's end."""
-    parents: np.ndarray
-    """int32 [B, N]; -1 at the root and past a tree's end."""
-    sizes: np.ndarray
-    """int32 [B], nodes of each tree, root included."""
-    scores: np.ndarray | None = None
-    """float32 [B, N], estimated log-probability that a node is accepted; 0 at the root, -inf past the end."""
     draws: list[dict[int, NodeDraws]] | None = None
 
-    @classmethod
-    def root_only(cls, roots: np.ndarray) -> TokenTree:
-        """Trees without draft tokens from the root tokens int32 [B]."""
-        batch = len(roots)
-        return cls(
-            tokens=np.asarray(roots, dtype=np.int32).reshape(batch, 1),
-            parents=np.full((batch, 1), -1, dtype=np.int32),
-            sizes=np.ones(batch, dtype=np.int32),
-            scores=np.zeros((batch, 1), dtype=np.float32),
-        )
+    def __init__(self, tokens: np.ndarray, parents: np.ndarray, sizes: np.ndarray, scores: np.ndarray):
+        """Trees from their arrays, see below."""
+        self.tokens, self.parents, self.sizes, self.scores = tokens, parents, sizes, scores
 
     @classmethod
-    def from_nodes(cls, trees: Sequence[Sequence[tuple[int, int, float]]]) -> TokenTree:
+    def from_nodes(cls, trees: Sequence[list[Node]]) -> TokenTree:
         """Trees from one list of (token, parent, score) per sequence, root first."""
-        width = max(len(nodes) for nodes in trees)
-        padded = [[*nodes, *([(0, -1, -np.inf)] * (width - len(nodes)))] for nodes in trees]
-        tokens, parents, scores = zip(*(zip(*nodes, strict=True) for nodes in padded), strict=True)
-        return cls(
-            tokens=np.array(tokens, dtype=np.int32),
-            parents=np.array(parents, dtype=np.int32),
-            sizes=np.array([len(nodes) for nodes in trees], dtype=np.int32),
-            scores=np.array(scores, dtype=np.float32),
-        )
+        tree = cls.__new__(cls)
+        tree.nodes = list(trees)
+        return tree
+
+    @classmethod
+    def root_only(cls, roots: Iterable[int]) -> TokenTree:
+        """Trees without draft tokens from the root tokens [B]."""
+        return cls.from_nodes([[(int(root), -1, 0.0)] for root in roots])
 
     @cached_property
-    def valid(self) -> np.ndarray:
-        """bool [B, N], whether a node exists."""
-        return np.arange(self.tokens.shape[1]) < self.sizes[:, None]
+    def nodes(self) -> list[list[Node]]:
+        """Each tree's nodes, root first."""
+        columns = (array.tolist() for array in (self.sizes, self.tokens, self.parents, self.scores))
+        return [
+            list(zip(tokens[:size], parents[:size], scores[:size], strict=True))
+            for size, tokens, parents, scores in zip(*columns, strict=True)
+        ]
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """int32 [B, N]; 0 past a tree's end."""
+        return self._column(0, 0, np.int32)
+
+    @cached_property
+    def parents(self) -> np.ndarray:
+        """int32 [B, N]; -1 at the root and past a tree's end."""
+        return self._column(1, -1, np.int32)
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """float32 [B, N], estimated log-probability that a node is accepted; 0 at the root, -inf past the end."""
+        return self._column(2, -np.inf, np.float32)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """int32 [B], nodes of each tree, root included."""
+        return np.array([len(nodes) for nodes in self.nodes], dtype=np.int32)
+
+    def _column(self, place: int, past_end: float, dtype: type[np.generic]) -> np.ndarray:
+        shape = len(self.nodes), max(map(len, self.nodes), default=0)
+        column = np.full(shape, past_end, dtype=dtype)
+        for row, nodes in zip(column, self.nodes, strict=True):
+            row[: len(nodes)] = [node[place] for node in nodes]
+        return column
 
     @cached_property
     def ancestors(self) -> list[list[int]]:
-        """Per tree and node, the path from the root to it, both included, as a set of bits: bit j is node j."""
+        """Per tree and node, the path from the root to it, both included, as a set of bits: bit j is node j.
+
+        A node's depth, 0 at the root, is the number of its bits less one.
+        """
         paths = []
-        for size, parents in zip(self.sizes.tolist(), self.parents.tolist(), strict=True):
+        for nodes in self.nodes:
             path = [1]
-            for node in range(1, size):
-                path.append(path[parents[node]] | 1 << node)
+            for node in range(1, len(nodes)):
+                path.append(path[nodes[node][1]] | 1 << node)
             paths.append(path)
         return paths
 
     @cached_property
-    def depth(self) -> np.ndarray:
-        """int32 [B, N], 0 at the root; -1 past a tree's end."""
-        width = self.tokens.shape[1]
-        depths = [[path.bit_count() - 1 for path in paths] + [-1] * (width - len(paths)) for paths in self.ancestors]
-        return np.array(depths, dtype=np.int32).reshape(self.tokens.shape)
+    def inner(self) -> list[int]:
+        """Per tree, the nodes that have children, as a set of bits."""
+        found = []
+        for nodes in self.nodes:
+            inner = 0
+            for _, parent, _ in nodes[1:]:
+                inner |= 1 << parent
+            found.append(inner)
+        return found
 
-    def mask_words(self, words: int) -> np.ndarray:
-        """int32 [B, N, words], the ancestors: bit j of word w is node 32 w + j.
+    def unpacked_rows(self) -> list[int]:
+        """Per tree, the rows that the target would execute if each root-to-leaf path had rows of its own."""
+        return [
+            1 + sum([path.bit_count() - 1 for node, path in enumerate(paths) if not inner >> node & 1])
+            for paths, inner in zip(self.ancestors, self.inner, strict=True)
+        ]
 
-        Raises ValueError if the trees have more nodes than `words` holds.
-        """
-        batch, width = self.tokens.shape
-        if width > words * MASK_BITS:
-            raise ValueError(f"{width} tree nodes do not fit {words} mask words of {MASK_BITS} bits")
-        size = words * MASK_BITS // 8
-        octets = b"".join(
-            b"".join(path.to_bytes(size, "little") for path in paths) + bytes(size * (width - len(paths)))
-            for paths in self.ancestors
-        )
-        return np.frombuffer(octets, dtype="<i4").reshape(batch, width, words)
 
-    def unpacked_rows(self) -> np.ndarray:
-        """int32 [B], rows that the target would execute if each root-to-leaf path had rows of its own."""
-        rows = []
-        for paths, parents in zip(self.ancestors, self.parents.tolist(), strict=True):
-            inner = set(parents)
-            rows.append(1 + sum(path.bit_count() - 1 for node, path in enumerate(paths) if node not in inner))
-        return np.array(rows, dtype=np.int32)
+def mask_words(paths: Sequence[int], words: int) -> list[int]:
+    """Sets of bits as `words` unsigned words each: bit j of word w is bit 32 w + j.
+
+    Raises ValueError if a set has a bit that `words` does not hold.
+    """
+    nodes = max(paths, default=0).bit_length()
+    if nodes > words * MASK_BITS:
+        raise ValueError(f"{nodes} tree nodes do not fit {words} mask words of {MASK_BITS} bits")
+    return [path >> MASK_BITS * word & 0xFFFFFFFF for path in paths for word in range(words)]
 
 
 def merge_trees(trees: Sequence[TokenTree]) -> TokenTree:
@@ -122,60 +142,51 @@ def merge_trees(trees: Sequence[TokenTree]) -> TokenTree:
     """
     if len(trees) == 1:
         return trees[0]
-    if any((tree.tokens[:, 0] != trees[0].tokens[:, 0]).any() for tree in trees[1:]):
-        raise ValueError("trees to merge must have the same roots")
     merged = []
-    for sequence, root in enumerate(trees[0].tokens[:, 0].tolist()):
-        nodes: list[tuple[int, int, float]] = [(root, -1, 0.0)]
+    for same in zip(*(tree.nodes for tree in trees), strict=True):
+        root = same[0][0]
+        nodes: list[Node] = [root]
         known: dict[tuple[int, int], int] = {}
-        for tree in trees:
-            _insert(tree, sequence, nodes, known)
+        for other in same:
+            if other[0][0] != root[0]:
+                raise ValueError(f"trees to merge must have the same roots, got tokens {root[0]} and {other[0][0]}")
+            _insert(other, nodes, known)
         merged.append(nodes)
     return TokenTree.from_nodes(merged)
 
 
-def _insert(
-    tree: TokenTree, sequence: int, nodes: list[tuple[int, int, float]], known: dict[tuple[int, int], int]
-) -> None:
-    size = int(tree.sizes[sequence])
-    scores = tree.scores[sequence, :size].tolist() if tree.scores is not None else [0.0] * size
-    tokens, parents = tree.tokens[sequence, :size].tolist(), tree.parents[sequence, :size].tolist()
-    place = [0] * size
-    for index in range(1, size):
-        token, parent, score = tokens[index], place[parents[index]], scores[index]
-        found = known.get((parent, token))
-        if found is None:
-            place[index] = known[parent, token] = len(nodes)
+def _insert(other: list[Node], nodes: list[Node], known: dict[tuple[int, int], int]) -> None:
+    place = [0]
+    for token, above, score in other[1:]:
+        parent = place[above]
+        found = known.setdefault((parent, token), len(nodes))
+        place.append(found)
+        if found == len(nodes):
             nodes.append((token, parent, score))
-        else:
-            place[index] = found
-            if score > nodes[found][2]:
-                nodes[found] = (token, parent, score)
+        elif score > nodes[found][2]:
+            nodes[found] = (token, parent, score)
 
 
-def prune_tree(tree: TokenTree, budgets: np.ndarray, max_depths: np.ndarray | None = None) -> TokenTree:
-    """The best-scored nodes of each tree: at most `budgets` int32 [B] drafted ones, none deeper than `max_depths`.
+def prune_tree(tree: TokenTree, budgets: Iterable[int], max_depths: Iterable[int] | None = None) -> TokenTree:
+    """The best-scored nodes of each tree: at most `budgets` [B] drafted ones, none deeper than `max_depths` [B].
 
     A node's score counts at most as much as its parent's, so the kept nodes are closed under parents. Cutting by score
-    is lossless with `greedy` and `sampled_walk` only.
+    is lossless with `greedy` and `sampled_walk` only. Trees within the limits stay as they are.
     """
-    pruned = []
-    for sequence, (budget, size) in enumerate(zip(budgets.tolist(), tree.sizes.tolist(), strict=True)):
-        limit = size if max_depths is None else int(max_depths[sequence])
-        pruned.append(_best_nodes(tree, sequence, size, budget, limit))
-    return TokenTree.from_nodes(pruned)
+    limits = zip(tree.nodes, budgets, map(len, tree.nodes) if max_depths is None else max_depths, strict=True)
+    pruned = [_best_nodes(*limit) for limit in limits]
+    unchanged = all(after is before for after, before in zip(pruned, tree.nodes, strict=True))
+    return tree if unchanged else TokenTree.from_nodes(pruned)
 
 
-def _best_nodes(tree: TokenTree, sequence: int, size: int, budget: int, max_depth: int) -> list[tuple[int, int, float]]:
-    tokens, parents = tree.tokens[sequence, :size].tolist(), tree.parents[sequence, :size].tolist()
-    scores = tree.scores[sequence, :size].tolist() if tree.scores is not None else [0.0] * size
-    depths = [0] * size
-    for node in range(1, size):
-        parent = parents[node]
-        depths[node] = depths[parent] + 1
-        scores[node] = min(scores[node], scores[parent])
-    order = sorted((node for node in range(1, size) if depths[node] <= max_depth), key=lambda node: -scores[node])
-    place = {0: 0}
-    for node in sorted(order[:budget]):
-        place[node] = len(place)
-    return [(tokens[node], place.get(parents[node], -1), scores[node]) for node in place]
+def _best_nodes(nodes: list[Node], budget: int, max_depth: int) -> list[Node]:
+    depths, scores = [0], [nodes[0][2]]
+    for _, parent, score in nodes[1:]:
+        depths.append(depths[parent] + 1)
+        scores.append(min(score, scores[parent]))
+    if len(nodes) - 1 <= budget and max(depths) <= max_depth:
+        return nodes
+    within = [node for node in range(1, len(nodes)) if depths[node] <= max_depth]
+    kept = [0, *sorted(sorted(within, key=lambda node: -scores[node])[:budget])]
+    place = {node: index for index, node in enumerate(kept)}
+    return [(nodes[node][0], place.get(nodes[node][1], -1), scores[node]) for node in kept]

@@ -71,9 +71,7 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, w
     Each token is chosen as auto-regressive decoding would choose it after the same tokens, so the walk is lossless on
     any tree, greedy or sampled. It stops after an end token.
     """
-    size = int(tree.sizes[sequence])
-    parents, tokens = tree.parents[sequence, :size].tolist(), tree.tokens[sequence, :size].tolist()
-    child_at = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+    child_at = {(parent, token): node for node, (token, parent, _) in enumerate(tree.nodes[sequence])}
     verdict = Verdict(path=[], tokens=[])
     node: int | None = 0
     while node is not None:

@@ -74,11 +74,11 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     assert "conditional acceptance by depth" in capsys.readouterr().out
 
 
-def test_conditional_acceptance():
-    first = SequenceStats(steps=8, offered_by_depth=[8, 8], accepted_by_depth=[4, 3])
+def test_conditional_acceptance_is_accepted_over_offered():
+    first = SequenceStats(steps=8, offered_by_depth=[8, 4, 3], accepted_by_depth=[4, 3, 0])
     second = SequenceStats(steps=2, offered_by_depth=[2], accepted_by_depth=[1])
-    assert single_stream.conditional_acceptance([first, second, SequenceStats()]) == [0.5, 0.6]
-    assert single_stream.conditional_acceptance([SequenceStats()]) == []
+    assert single_stream.depth_counts([first, second, SequenceStats()]) == [(5, 10), (3, 4), (0, 3)]
+    assert single_stream.depth_counts([SequenceStats()]) == []
 
 
 def test_llama_cpp_that_does_not_start(tmp_path):

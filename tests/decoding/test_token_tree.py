@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from redraft.decoding.construction import CONSTRUCTIONS, best_first, chain
 from redraft.decoding.ngram import NgramIndex, count_bigrams, ngram_chains
 from redraft.decoding.packing import dedup_prefix, pack_beams
-from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
+from redraft.decoding.token_tree import TokenTree, mask_words, merge_trees, prune_tree
 from redraft.engines.interface import DraftCandidates
 
 
@@ -79,9 +79,9 @@ def test_the_papers_example():
     tree = pack_beams(np.array([90], np.int32), beams)
     assert tree.tokens.tolist() == [[90, 91, 92, 93, 95, 94, 96, 97]]
     assert tree.parents.tolist() == [[-1, 0, 1, 2, 3, 2, 5, 3]]
-    assert tree.depth.tolist() == [[0, 1, 2, 3, 4, 3, 4, 4]]
-    assert tree.unpacked_rows().tolist() == [13]
-    masks = tree.mask_words(1)[0, :, 0].tolist()
+    assert [path.bit_count() - 1 for path in tree.ancestors[0]] == [0, 1, 2, 3, 4, 3, 4, 4]
+    assert tree.unpacked_rows() == [13]
+    masks = mask_words(tree.ancestors[0], 1)
     assert [f"{mask:08b}"[::-1] for mask in masks] == [
         "10000000", "11000000", "11100000", "11110000", "11111000", "11100100", "11100110", "11110001",
     ]  # fmt: skip
@@ -178,20 +178,18 @@ def test_ancestors_and_mask_words_of_random_trees():
     rng = np.random.default_rng(1)
     nodes = [[(0, -1, 0.0), *((i, int(rng.integers(0, i)), 0.0) for i in range(1, n))] for n in (70, 1, 33)]
     tree = TokenTree.from_nodes(nodes)
-    words = tree.mask_words(3).view(np.uint32)
     for b, listed in enumerate(nodes):
+        words = mask_words(tree.ancestors[b], 3)
         for node in range(len(listed)):
             expected, at = {node}, node
             while listed[at][1] >= 0:
                 at = listed[at][1]
                 expected.add(at)
-            bits = {j for j in range(96) if words[b, node, j // 32] >> np.uint32(j % 32) & 1}
+            bits = {j for j in range(96) if words[3 * node + j // 32] >> j % 32 & 1}
             assert bits == expected
             assert tree.ancestors[b][node] == sum(1 << j for j in expected)
-            assert tree.depth[b, node] == len(expected) - 1
-    assert (words[1, 1:] == 0).all()
     with pytest.raises(ValueError, match="70 tree nodes do not fit 2 mask words"):
-        tree.mask_words(2)
+        mask_words(tree.ancestors[0], 2)
 
 
 def test_ngram_lookup_prefers_the_longest_and_latest_match():
