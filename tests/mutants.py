@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant("children cut by probability instead of draw order",
            random_trees.pack_draws, LISTS, CUT_BY_PROBABILITY, "RSD-C, always cut", 1000),
     Mutant("a node's parent mask off by one",
-           ANCESTORS, "path[parents[node]]", "path[max(parents[node] - 1, 0)]", "RSD-C"),
+           ANCESTORS, "path[parent]", "path[max(parent - 1, 0)]", "RSD-C"),
     Mutant("a penalty counted on the wrong path: the first sibling's",
            rejection.verify, "sampler.accept(token)", FIRST_SIBLING, "RSD-C", kind="penalized"),
     Mutant("the bonus takes the random number of the first acceptance",

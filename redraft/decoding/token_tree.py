@@ -98,8 +98,8 @@ class TokenTree:
         paths = []
         for nodes in self.nodes:
             path = [1]
-            for node in range(1, len(nodes)):
-                path.append(path[nodes[node][1]] | 1 << node)
+            for node, (_, parent, _) in enumerate(nodes[1:], 1):
+                path.append(path[parent] | 1 << node)
             paths.append(path)
         return paths
 
