@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+
 #include "../cpu/openvino_op.h"
 
 namespace redraft {
@@ -37,7 +39,7 @@ class BeamStep : public Operator {
     int64_t rows_input(std::size_t output) const override { return output < 4 ? draft_input() : kUnknownRows; }
     void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto shapes = output_shapes(inputs[0].get_shape(), inputs[draft_input()].get_shape());
-        for (std::size_t i = 0; i < shapes.size(); ++i) outputs[i].set_shape(shapes[i].to_shape());
+        for (std::size_t i = 0; i < shapes.size(); ++i) outputs[i].set_shape(shapes[i]);
         const ov::Shape values = inputs[0].get_shape(), draft = outputs[0].get_shape();
         BeamStepArgs args{};
         args.values = inputs[0].data<const float>();
@@ -66,10 +68,12 @@ class BeamStep : public Operator {
   private:
     // The input that has a row for each sequence: the draft or, at the first level, the values.
     std::size_t draft_input() const { return get_input_size() == 2 ? 0 : 2; }
-    std::vector<ov::PartialShape> output_shapes(const ov::PartialShape& values, const ov::PartialShape& draft) const {
-        const ov::Dimension batch = draft[0], levels = draft_input() ? draft[1] + 1 : 1, k = values[1];
-        return {{batch, levels, width_, k}, {batch, levels, width_, k}, {batch, levels, width_},
-                {batch, width_},            {batch * width_},           {batch * width_}};
+    template <class Shape>
+    std::array<Shape, 6> output_shapes(const Shape& values, const Shape& draft) const {
+        using Size = typename Shape::value_type;
+        const Size batch = draft[0], levels = draft_input() ? draft[1] + 1 : Size(1), k = values[1], width(width_);
+        const Shape candidates{batch, levels, width, k}, nodes{batch * width};
+        return {candidates, candidates, Shape{batch, levels, width}, Shape{batch, width}, nodes, nodes};
     }
     int64_t width_ = 0;
 };

@@ -41,47 +41,6 @@ inline DType parse_dtype(const std::string& name) {
     return DType::w8a8;
 }
 
-// The tensors behind the fixed inputs, named by the attribute `inputs`: "norm,residual" says that the
-// next two are the norm weight and the residual. Names come in the order that `allowed` gives.
-class OptionalInputs {
-  public:
-    OptionalInputs() = default;
-    OptionalInputs(const std::string& names, const std::vector<std::string>& allowed, std::size_t first) {
-        std::size_t next = 0;
-        for (std::size_t start = 0; start < names.size();) {
-            std::size_t comma = names.find(',', start);
-            if (comma == std::string::npos) comma = names.size();
-            const std::string name = names.substr(start, comma - start);
-            start = comma + 1;
-            while (next < allowed.size() && allowed[next] != name) ++next;
-            OPENVINO_ASSERT(next < allowed.size(), "attribute inputs is '", names, "': '", name,
-                            "' is unknown, repeated or out of order");
-            names_.push_back(name);
-            index_.push_back(first++);
-        }
-        end_ = first;
-    }
-
-    // Input number of `name`, or -1.
-    int64_t find(const std::string& name) const {
-        for (std::size_t i = 0; i < names_.size(); ++i)
-            if (names_[i] == name) return static_cast<int64_t>(index_[i]);
-        return -1;
-    }
-    std::size_t end() const { return end_; }
-
-    template <class T>
-    const T* data(const ov::TensorVector& inputs, const std::string& name) const {
-        const int64_t i = find(name);
-        return i < 0 ? nullptr : inputs[i].data<const T>();
-    }
-
-  private:
-    std::vector<std::string> names_;
-    std::vector<std::size_t> index_;
-    std::size_t end_ = 0;
-};
-
 inline void expect_type(const ov::Node* node, std::size_t input, ov::element::Type type) {
     OPENVINO_ASSERT(node->get_input_element_type(input) == type, node->get_friendly_name(), ": input ", input, " is ",
                     node->get_input_element_type(input), ": expected ", type);

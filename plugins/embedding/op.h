@@ -10,12 +10,12 @@ class Embedding : public Operator {
     using Operator::Operator;
 
     void validate_and_infer_types() override {
-        const DType dtype = parse_dtype(dtype_);
-        OPENVINO_ASSERT(get_input_size() == (has_scale(dtype) ? 3u : 2u), get_friendly_name(), " has ",
+        type_ = parse_dtype(dtype_);
+        OPENVINO_ASSERT(get_input_size() == (has_scale(type_) ? 3u : 2u), get_friendly_name(), " has ",
                         get_input_size(), " inputs: expected ids, packed_weight and, with int8 weights, scale");
         expect_type(this, 0, ov::element::i32);
         expect_type(this, 1, ov::element::u8);
-        expect_elements(this, 1, packed_bytes(in_features_, out_features_, dtype, Activation::none));
+        expect_elements(this, 1, packed_bytes(in_features_, out_features_, type_, Activation::none));
         const ov::PartialShape& ids = get_input_partial_shape(0);
         const ov::Dimension rows = ids.rank().is_static() ? ids[0] : ov::Dimension::dynamic();
         set_output_type(0, ov::element::f32, {rows, in_features_});
@@ -41,7 +41,7 @@ class Embedding : public Operator {
                                  inputs.size() > 2 ? inputs[2].data<const float>() : nullptr,
                                  in_features_,
                                  out_features_,
-                                 parse_dtype(dtype_),
+                                 type_,
                                  outputs[0].data<float>()};
         check(args);
         kernels().embedding(args);
@@ -50,6 +50,7 @@ class Embedding : public Operator {
   private:
     int64_t in_features_ = 0, out_features_ = 0;
     std::string dtype_ = "fp32";
+    DType type_{};  // of dtype_, parsed when the node is validated
 };
 
 }  // namespace redraft

@@ -10,7 +10,8 @@ class Linear : public ProjectionOp {
     using ProjectionOp::ProjectionOp;
 
     void validate_and_infer_types() override {
-        set_output_type(0, ov::element::f32, {check_projection(activation()), out_features_});
+        kind_ = parse_activation(activation_);
+        set_output_type(0, ov::element::f32, {check_projection(kind_), out_features_});
     }
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
         auto copy = std::make_shared<Linear>(*this);
@@ -23,12 +24,12 @@ class Linear : public ProjectionOp {
         return ProjectionOp::visit_attributes(visitor);
     }
     void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        const int64_t residual = optional_.find("residual");
+        const int64_t residual = optional_.find(kResidual);
         LinearArgs args{projection(inputs),
-                        activation(),
-                        optional_.data<float>(inputs, "residual"),
+                        kind_,
+                        optional_.data<float>(inputs, kResidual),
                         residual < 0 ? 0 : static_cast<int64_t>(inputs[residual].get_shape()[0]),
-                        optional_.data<int32_t>(inputs, "residual_rows"),
+                        optional_.data<int32_t>(inputs, kResidualRows),
                         nullptr};
         outputs[0].set_shape({static_cast<std::size_t>(args.p.rows), static_cast<std::size_t>(out_features_)});
         args.out = outputs[0].data<float>();
@@ -37,15 +38,16 @@ class Linear : public ProjectionOp {
     }
 
   private:
-    Activation activation() const {
-        if (activation_ == "none") return Activation::none;
-        if (activation_ == "swiglu") return Activation::swiglu;
-        if (activation_ == "silu") return Activation::silu;
-        OPENVINO_ASSERT(activation_ == "silu_last", "attribute activation is '", activation_,
+    static Activation parse_activation(const std::string& name) {
+        if (name == "none") return Activation::none;
+        if (name == "swiglu") return Activation::swiglu;
+        if (name == "silu") return Activation::silu;
+        OPENVINO_ASSERT(name == "silu_last", "attribute activation is '", name,
                         "': expected none, swiglu, silu or silu_last");
         return Activation::silu_last;
     }
     std::string activation_ = "none";
+    Activation kind_{};  // of activation_, parsed when the node is validated
 };
 
 }  // namespace redraft

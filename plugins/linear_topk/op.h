@@ -25,7 +25,7 @@ class LinearTopK : public ProjectionOp {
         return ProjectionOp::visit_attributes(visitor);
     }
     void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
-        LinearTopKArgs args{projection(inputs), optional_.data<int32_t>(inputs, "ids"), k_, nullptr, nullptr};
+        LinearTopKArgs args{projection(inputs), optional_.data<int32_t>(inputs, kIds), k_, nullptr, nullptr};
         for (ov::Tensor& output : outputs)
             output.set_shape({static_cast<std::size_t>(args.p.rows), static_cast<std::size_t>(k_)});
         args.values = outputs[0].data<float>();
