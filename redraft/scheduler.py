@@ -91,7 +91,7 @@ class Scheduler:
     def require_room(self) -> None:
         """Raises Overloaded when the queue is full and no slot is free."""
         if len(self._waiting) >= self.limits.max_queue + len(self._free_slots):
-            raise Overloaded(f"overloaded: {len(self._waiting)} requests are waiting already: try again later")
+            raise Overloaded(f"overloaded: {self.limits.max_queue} requests wait for a slot already: try again later")
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises Overloaded as `require_room` does."""

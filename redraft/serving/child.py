@@ -82,6 +82,13 @@ class Child:
             self._delay = min(2 * self._delay, MAX_DELAY_S)
         return time.monotonic() >= self._restart_at
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it ends by itself in that time."""
+        deadline = time.monotonic() + seconds
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not self.alive
+
     def end(self, grace: float) -> None:
         """SIGTERM, then SIGKILL after `grace` seconds (at once if 0)."""
         if self.alive:

@@ -34,6 +34,9 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
     settings = settings.model_copy(update={"bundle": settings.bundle.resolve()})
     _check(settings, run_dir)
     stop(run_path)
+    check_port(settings.http_port, "HTTP", "--http-port")
+    check_port(settings.grpc_port, "gRPC", "--grpc-port")
+    check_port(settings.metrics_port, "metrics", "--metrics-port")
     for log in (run_dir.worker_log, run_dir.triton_log, run_dir.supervisor_log, run_dir.state_file):
         log.unlink(missing_ok=True)
     run_dir.settings_file.write_text(settings.model_dump_json(indent=1))
@@ -94,9 +97,6 @@ def _check(settings: Settings, run_dir: RunDir) -> None:
         raise ServingError(f"cannot use the run directory {run_dir.path}: {error.strerror}") from None
     if is_running(run_dir):
         raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it")
-    check_port(settings.http_port, "HTTP", "--http-port")
-    check_port(settings.grpc_port, "gRPC", "--grpc-port")
-    check_port(settings.metrics_port, "metrics", "--metrics-port")
 
 
 def _follow(run_dir: RunDir, supervisor: subprocess.Popen[bytes], on_progress: Callable[[str], None]) -> State:

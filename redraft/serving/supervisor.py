@@ -64,7 +64,12 @@ class Supervisor:
         self._say("starting", "starting the Triton server")
         self._start_triton()
         self._say("starting", "sending the first request")
-        tritonserver.complete(self._settings.http_port, "Hello", 4, FIRST_REQUEST_S)
+        try:
+            tritonserver.complete(self._settings.http_port, "Hello", 4, FIRST_REQUEST_S)
+        except ServingError:
+            if self._worker.ends_within(1.0):
+                raise ServingError(self._worker.death) from None
+            raise
         self._say("ready")
         while True:
             time.sleep(TICK_S)

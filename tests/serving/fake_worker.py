@@ -1,7 +1,8 @@
 """A worker without an engine, for the serving layer's tests: it answers by the worker's protocol and obeys its prompt.
 
 The answer is " w0é w1é ..." word by word, one word per token and step. A prompt that starts with "die" ends the process
-in the middle of the answer, "slow" takes 50 ms per token, "overload" is refused.
+in the middle of the answer, "slow" takes 50 ms per token, "overload" is refused. In a bundle whose configuration says
+`broken` it does not start, and where it says `fragile` it ends with the first request.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ MAX_LEN = 512
 class FakeWorker:
     """Serves until SIGTERM; `steps` counts every token of every request."""
 
-    def __init__(self, socket_path: str):
+    def __init__(self, socket_path: str, fragile: bool):
+        self._fragile = fragile
         self._socket = zmq.Context.instance().socket(zmq.ROUTER)
         Path(socket_path).unlink(missing_ok=True)
         self._socket.bind(f"ipc://{socket_path}")
@@ -60,6 +62,8 @@ class FakeWorker:
             self._send(peer, ErrorMessage(id=message["id"], code="invalid", message=str(error)))
             return
         if isinstance(request, GenerateRequest):
+            if self._fragile:
+                raise SystemExit("the engine cannot execute")
             prompt = request.text or ""
             if request.max_tokens > MAX_LEN:
                 text = f"max_tokens: expected at most {MAX_LEN}, got {request.max_tokens}"
@@ -109,6 +113,7 @@ if __name__ == "__main__":
     parser.add_argument("--bundle", required=True)
     parser.add_argument("--socket", required=True)
     args, _ = parser.parse_known_args()
-    if json.loads((Path(args.bundle) / "config.json").read_text()).get("broken"):
+    config = json.loads((Path(args.bundle) / "config.json").read_text())
+    if config.get("broken"):
         raise SystemExit("the bundle is broken: target.onnx does not match its checksum, build it again")
-    FakeWorker(args.socket).run()
+    FakeWorker(args.socket, config.get("fragile", False)).run()

@@ -57,11 +57,14 @@ def test_no_bundle(tmp_path):
         serve(tmp_path, settings(tmp_path / "nothing"))
 
 
-def test_a_worker_that_does_not_start_shows_the_end_of_its_log(tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "message"), [("broken", "bundle is broken.*build it again"), ("fragile", "the engine cannot execute")]
+)
+def test_a_worker_that_does_not_start_shows_the_end_of_its_log(tmp_path, fault, message):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    (bundle / "config.json").write_text(json.dumps({"broken": True}))
-    with pytest.raises(ServingError, match=r"(?s)worker ended with status 1.*bundle is broken.*build it again"):
+    (bundle / "config.json").write_text(json.dumps({fault: True}))
+    with pytest.raises(ServingError, match=rf"(?s)worker ended with status 1.*{message}"):
         serve(tmp_path / "run", settings(bundle))
     assert_nothing_is_left(tmp_path / "run")
 
@@ -104,6 +107,14 @@ def test_stop_leaves_nothing_after_kill_9(service, victims):
     launcher.stop(service.run_dir.path)
     assert_nothing_is_left(service.run_dir.path)
     assert launcher.stop(service.run_dir.path) == 0, "stopping twice is harmless"
+
+
+def test_serve_clears_away_what_a_killed_supervisor_left(service):
+    ensure_running(service)
+    os.kill(service.state.supervisor_pid, signal.SIGKILL)
+    wait_until(lambda: not launcher.is_running(service.run_dir))
+    serve(service.run_dir.path, service.settings)
+    assert service.ready()
 
 
 def test_stop_with_an_open_stream(service):
