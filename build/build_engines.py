@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import shlex
 import shutil
@@ -28,6 +27,7 @@ from model_defs.export import (
     export_target_native,
     export_target_plugin,
 )
+from model_defs.files import read_json
 from model_defs.fingerprint import target_fingerprint
 from model_defs.recurrent import RecurrentDrafter, RecurrentDrafting
 from model_defs.target import Target
@@ -199,16 +199,20 @@ def build(
 
 
 def load_drafter(folder: Path, target: Target, fingerprint: str, config: BundleConfig) -> RecurrentDrafting:
-    """The drafting loop of a trained drafter. Raises BundleError where it was trained for another target."""
+    """The drafting loop of a trained drafter. Raises BundleError where it was trained for another target, or is not
+    whole."""
     with step("load the drafter"):
-        raw = json.loads((folder / "config.json").read_text())
+        raw = read_json(folder / "config.json")
         if raw.get("target_fingerprint") not in (None, fingerprint):
             raise BundleError(
                 f"{folder} was trained for another target: fingerprint {raw['target_fingerprint']}, "
                 f"this one's is {fingerprint}"
             )
         assert config.drafting is not None
-        drafter = RecurrentDrafter.load(folder, target)
+        try:
+            drafter = RecurrentDrafter.load(folder, target)
+        except (KeyError, RuntimeError) as error:
+            raise BundleError(f"{folder} is not a whole drafter: {error}") from None
         return RecurrentDrafting(
             drafter, config.drafting.beam_width, config.drafting.beam_length, config.drafting.candidates
         ).eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from model_defs.files import read_json
 
 SUPPORTED = (
     "Llama 2/3, Vicuna, SmolLM2 (model_type llama), Mistral with full attention (mistral) and "
@@ -77,10 +78,10 @@ class TargetConfig:
         Raises UnsupportedModelError, FileNotFoundError when there is no `config.json`, or ValueError
         when it is not JSON or lacks a field.
         """
-        raw = _read_json(folder / "config.json")
+        raw = read_json(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists():
-            raw |= {key: value for key, value in _read_json(generation).items() if key == "eos_token_id"}
+            raw |= {key: value for key, value in read_json(generation).items() if key == "eos_token_id"}
         try:
             return cls.from_hf(raw)
         except KeyError as missing:
@@ -122,13 +123,6 @@ class TargetConfig:
             qkv_bias=family == "qwen2",
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
 
 
 def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:

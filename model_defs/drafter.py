@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter, ValidationError
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from model_defs.files import read_json, read_tensors
 from model_defs.target import Target
 from model_defs.token_info import TokenInfo
 from model_defs.windows import Windows
@@ -136,7 +136,7 @@ class Drafter(nn.Module):
     def load(cls, folder: Path, target: Target) -> Self:
         """Load what `save` wrote. Raises ValueError when the drafter does not fit the target, KeyError (a missing field
         of config.json) or RuntimeError (a missing weight)."""
-        raw = json.loads((folder / "config.json").read_text())
+        raw = read_json(folder / "config.json")
         if raw.get("drafter") != cls.name:
             raise ValueError(f"{folder}/config.json describes a drafter {raw.get('drafter')!r}, expected {cls.name!r}")
         config = cls.config_type(**{field.name: raw[field.name] for field in fields(cls.config_type)})
@@ -149,8 +149,7 @@ class Drafter(nn.Module):
 
 def read_weights(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file as float32."""
-    with safe_open(file, framework="pt") as tensors:
-        return {name: tensors.get_tensor(name).float() for name in tensors.keys()}  # noqa: SIM118
+    return {name: tensor.float() for name, tensor in read_tensors(file).items()}
 
 
 @torch.no_grad()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from model_defs.draft_lm import DraftLM
 from model_defs.drafter import Drafter
 from model_defs.eagle import EagleDrafter
+from model_defs.files import read_json
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.medusa import MedusaDrafter
 from model_defs.recurrent import RecurrentDrafter
@@ -23,7 +23,7 @@ def load_drafter(folder: Path, target: Target) -> Drafter:
 
     Raises ValueError for a kind that is not known or a drafter that does not fit the target, FileNotFoundError,
     KeyError (a missing field or weight) or RuntimeError (weights of another shape)."""
-    kind = json.loads((folder / "config.json").read_text()).get("drafter", RecurrentDrafter.name)
+    kind = read_json(folder / "config.json").get("drafter", RecurrentDrafter.name)
     if kind not in DRAFTERS:
         raise ValueError(f"{folder}/config.json: unknown drafter {kind!r}; known are {', '.join(DRAFTERS)}")
     return DRAFTERS[kind].load(folder, target)

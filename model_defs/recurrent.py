@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.drafter import Drafter, Recipe, read_weights, ridge
+from model_defs.files import read_json
 from model_defs.target import Target
 from model_defs.windows import Windows
 from plugins.beam_step.reference import beam_step
@@ -148,7 +148,7 @@ class RecurrentDrafter(Drafter):
 
         Raises ValueError when the drafter does not fit the target, KeyError (a weight's name).
         """
-        raw = json.loads((folder / "config.json").read_text())
+        raw = read_json(folder / "config.json")
         if "drafter" in raw:
             return super().load(folder, target)
         if "num_draft_layers" not in raw:

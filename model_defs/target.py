@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from model_defs.config import TargetConfig
+from model_defs.files import read_tensors
 
 Attend = Callable[[int, Tensor], Tensor]
 """attend(layer, qkv) -> out: `qkv` [..., (heads + 2 kv_heads) * head_size], the fused projections of
@@ -106,8 +106,7 @@ def _read_safetensors(folder: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{folder}: no .safetensors file")
     weights: dict[str, Tensor] = {}
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            weights |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+        weights |= read_tensors(file)
     return weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -134,6 +135,29 @@ def test_what_cannot_work_is_refused(model, tmp_path, options, message):
 def test_a_drafter_of_another_target_is_refused(model, tmp_path, change, message):
     tiny_drafter(tiny_target()).save(tmp_path / "drafter", change)
     done = run("--model", model, "--drafter", tmp_path / "drafter", "--output", tmp_path / "b", "--max-len", 64)
+    assert done.exit_code == 1
+    assert message in done.output
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "content", "message"),
+    [
+        ("drafter", "drafter.safetensors", None, "drafter.safetensors: truncated or corrupted"),
+        ("drafter", "config.json", "{", "config.json: not JSON"),
+        ("drafter", "config.json", "[]", "config.json: expected a JSON object"),
+        ("drafter", "config.json", '{"drafter": "recurrent"}', "drafter is not a whole drafter: 'hidden_size'"),
+        ("model", "model.safetensors", None, "model.safetensors: truncated or corrupted"),
+        ("model", "config.json", "{", "config.json: not JSON"),
+    ],
+)
+def test_a_broken_file_is_named(model, tmp_path, folder, file, content, message):
+    shutil.copytree(model, tmp_path / "model")
+    tiny_drafter(tiny_target()).save(tmp_path / "drafter")
+    broken = tmp_path / folder / file
+    broken.write_bytes(broken.read_bytes()[:1000] if content is None else content.encode())
+    options = ["--model", tmp_path / "model", "--drafter", tmp_path / "drafter", "--max-len", 64]
+    done = run(*options, "--output", tmp_path / "b")
     assert done.exit_code == 1
     assert message in done.output
     assert not (tmp_path / "b").exists()
