@@ -13,14 +13,20 @@ from redraft.bundle import CONFIG, MANIFEST, BundleConfig, BundleError, FileEntr
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 REQUIRED_FEATURES = {"openvino": ["avx2", "fma"], "torch": [], "tensorrt_rtx": []}
 
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
+"""numpy reports a write that was cut short without a number."""
+
 
 @contextmanager
 def new_bundle(path: Path, bytes_needed: int) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its place when the block ends well, and vanishes otherwise.
 
-    Raises BundleError where the disk has less than `bytes_needed` free, or fills up.
+    Raises BundleError where the disk has less than `bytes_needed` free, or fills up, or cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BundleError(f"cannot write {path}: {error.strerror}") from None
     free = shutil.disk_usage(path.parent).free
     if free < bytes_needed:
         raise BundleError(
@@ -38,8 +44,8 @@ def new_bundle(path: Path, bytes_needed: int) -> Iterator[Path]:
         temporary.rename(path)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise BundleError(f"no space left on disk while writing {path}; nothing was kept") from None
+        if error.errno in _DISK_IS_FULL:
+            raise BundleError(f"no space left on disk for {path} ({error}); nothing was kept") from None
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

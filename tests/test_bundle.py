@@ -106,9 +106,19 @@ def test_a_failed_build_leaves_the_old_bundle(path, error):
     assert [entry.name for entry in path.parent.iterdir()] == ["b"]
 
 
-def test_no_space_left_is_said(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError("269632768 requested and 1024 written")])
+def test_a_disk_that_fills_up_is_said(tmp_path, error):
     with pytest.raises(BundleError, match="no space left on disk"), new_bundle(tmp_path / "b", 0):
-        raise OSError(errno.ENOSPC, "full")
+        raise error
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BundleError, match=r"cannot write .*/file/b: Not a directory|File exists"):
+        new_bundle(tmp_path / "file" / "b", 0).__enter__()
+
+
+def test_no_space_left_is_said(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")(10**9, 10**9, 2_000_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with (
