@@ -11,7 +11,7 @@ DRAFTER   ?= $(firstword $(wildcard drafters/$(NAME)) artifacts/drafters/$(NAME)
 ENGINES   ?= artifacts/engines
 BACKEND   ?= openvino
 PRECISION ?= bf16
-SHAPE     ?= --beam-width 3 --beam-length 4
+SHAPE     ?= --beam-width 4 --beam-length 5
 BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)
 BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)
 
