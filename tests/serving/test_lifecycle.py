@@ -148,7 +148,7 @@ def test_ctrl_c_while_starting_leaves_nothing(tmp_path, fake_bundle, monkeypatch
 
     def interrupted(run_dir: RunDir, *_) -> None:
         wait_until(lambda: (state := run_dir.read_state()) is not None and state.triton_pid > 0)
-        signal.raise_signal(signal.SIGINT)
+        signal.default_int_handler(signal.SIGINT, None)
 
     monkeypatch.setattr(launcher, "_follow", interrupted)
     with pytest.raises(KeyboardInterrupt):
