@@ -14,7 +14,7 @@ from model_defs.target import Attend, DecoderLayer, RMSNorm, Target
 from model_defs.window_attention import WindowAttention
 from model_defs.windows import Windows
 
-SAMPLED_WINDOWS = 48
+SAMPLED_WINDOWS = 32
 """Windows of the closed-form start."""
 
 
@@ -67,19 +67,19 @@ class ContextDrafter(Drafter):
 
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:
-        """The layer and the norm of the target's last layer; its input by ridge regression."""
-        windows = sampled(windows)
+        """The layer and the norm of the target's last layer; its inputs by ridge regression."""
+        windows = replace(windows[:SAMPLED_WINDOWS], hidden=windows.hidden[:SAMPLED_WINDOWS].float())
         self.layer.load_state_dict(target.layers[-1].state_dict())
         self.norm.load_state_dict(target.norm.state_dict())
         inputs = last_layer_inputs(target, windows)
         pairs = torch.cat([windows.hidden[:, :-1], self.embed(windows.tokens[:, 1:]).float()], dim=-1)
-        self.fuse.weight.copy_(ridge(pairs.flatten(0, 1), inputs[:, 1:].flatten(0, 1)))
+        here = pairs[..., : self.fuse.in_features]
+        self.fuse.weight.copy_(ridge(here.flatten(0, 1), inputs[:, 1:].flatten(0, 1)))
+        self.initialize_chain(windows, inputs)
 
-
-def sampled(windows: Windows) -> Windows:
-    """What a closed-form start looks at, in float32."""
-    windows = windows[:SAMPLED_WINDOWS]
-    return replace(windows, hidden=windows.hidden.float())
+    def initialize_chain(self, windows: Windows, inputs: Tensor) -> None:
+        """What else a drafter has, given windows with float32 hidden states and the inputs [W, S, H] of the target's
+        last layer at their tokens."""
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.context_drafter import ContextDrafter, last_layer_inputs, sampled
+from model_defs.context_drafter import ContextDrafter
 from model_defs.drafter import Decay, Recipe, ridge
 from model_defs.target import Attend, Target
 from model_defs.token_info import TokenInfo
@@ -72,22 +72,16 @@ class HiddenStateDrafter(ContextDrafter):
         return F.linear(states, self.head_rows.to(states.dtype))
 
     @torch.no_grad()
-    def initialize(self, target: Target, windows: Windows) -> None:
-        """Beside the layer: its map to the next input, and token info from what the chain lacks at its second step,
-        both by ridge regression."""
-        super().initialize(target, windows)
-        windows = sampled(windows)
+    def initialize_chain(self, windows: Windows, inputs: Tensor) -> None:
+        """The map to the layer's next input, and token info from what the chain's second step lacks, both by ridge
+        regression."""
         kept = windows.positions.shape[1]
-        scored = windows.scored(kept, 1).flatten()
-
-        def rows(x: Tensor) -> Tensor:
-            return windows.rows(x, kept, 2).flatten(0, 1)[scored].float()
-
+        scored = windows.scored(kept, 1)
         if self.config.chain_map:
             (first,) = self.unroll(windows, [kept])
-            self.map.weight.copy_(ridge(first[scored], rows(last_layer_inputs(target, windows))))
+            self.map.weight.copy_(ridge(first[scored.flatten()], windows.rows(inputs, kept, 2)[scored]))
         if self.token_info is not None:
             _, second = self.unroll(windows, [kept, kept])
-            lack = rows(windows.hidden) - second[scored]
-            tokens = rows(windows.tokens).long()
+            lack = windows.rows(windows.hidden, kept, 2)[scored] - second[scored.flatten()]
+            tokens = windows.rows(windows.tokens, kept, 2)[scored]
             self.token_info.factorize(ridge(self.embed(tokens).float(), lack), self.head_rows.float(), tokens)

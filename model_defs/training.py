@@ -39,8 +39,8 @@ class HeadLoss(torch.autograd.Function):
     def forward(
         ctx, x: Tensor, weight: Tensor, rows: Tensor, mass: Tensor, info: Tensor | None, info_of: Tensor | None
     ) -> Tensor:
-        """x [N, H], weight [K, H], rows int64 [N, M] of the head and their label mass [N, M]; row info_of int64 [N] of
-        info [U, <= K] is added to the first logits."""
+        """x [N, H], weight [K, H], rows int64 [N, M] of the head, distinct for each x, and their label mass [N, M]; row
+        info_of int64 [N] of info [U, <= K] is added to the first logits."""
         gradient, total = torch.empty_like(x), x.new_zeros((), dtype=torch.float32)
         info_gradient = None if info is None else torch.zeros_like(info, dtype=torch.float32)
         for part in (slice(i, i + LOGIT_ROWS) for i in range(0, len(x), LOGIT_ROWS)):
@@ -50,7 +50,7 @@ class HeadLoss(torch.autograd.Function):
             p = torch.softmax(logits, dim=-1)
             total -= (p.gather(1, rows[part]).float().clamp(min=1e-12).log() * mass[part]).sum()
             p *= mass[part].sum(-1, keepdim=True).to(p.dtype)
-            p.scatter_add_(1, rows[part], -mass[part].to(p.dtype))
+            p.scatter_(1, rows[part], p.gather(1, rows[part]) - mass[part].to(p.dtype))
             gradient[part] = p @ weight
             if info_gradient is not None and info_of is not None:
                 info_gradient.index_add_(0, info_of[part], p[:, : info_gradient.shape[1]].float())
@@ -82,13 +82,11 @@ class Trainer:
         if self.labels is Labels.hard:
             rows = self.row_of[tokens][:, None]
             return rows.clamp(min=0), (rows >= 0).float()
-        parts = []
-        for h in hidden.split(LOGIT_ROWS):
-            logits = F.linear(h.to(torch.bfloat16), self.weight)
-            values, rows = logits.topk(min(SOFT_LABELS, len(self.weight)), dim=-1)
-            parts.append((rows, (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp()))
-        rows, mass = (torch.cat(part) for part in zip(*parts, strict=True))
-        return rows, mass
+        count = min(SOFT_LABELS, len(self.weight))
+        blocks = hidden.to(torch.bfloat16).split(LOGIT_ROWS)
+        likeliest = [torch.softmax(F.linear(h, self.weight), dim=-1).topk(count, dim=-1) for h in blocks]
+        mass, rows = (torch.cat(part) for part in zip(*likeliest, strict=True))
+        return rows, mass.float()
 
     def loss(self, windows: Windows) -> Tensor:
         """Over all depths, each weighted by DEPTH_DECAY: the mean over positions of cross-entropy and, times the hidden

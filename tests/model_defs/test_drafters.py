@@ -174,7 +174,9 @@ def test_a_draft_reads_nothing_behind_its_last_token(drafter):
 def test_loss_weighs_every_scored_draft(target):
     """Against plain softmax over the head's rows: hard labels, two documents, a window that ends with its shard."""
     drafter = drafter_of(target, "hidden_state")
+    drafter.token_info.norm.weight.mul_(10)
     windows = windows_of([[6, 20], [11]])
+    windows.hidden.mul_(torch.linspace(0.1, 3, windows.hidden.shape[1])[:, None])
     trainer = Trainer(target, drafter, Labels.hard, UNROLL, hidden_weight=0.5)
     object.__setattr__(drafter, "recipe", drafter.recipe.__class__(1e-3, depth_shares=(1.0,)))
     row_of = {int(token): row for row, token in enumerate(drafter.hot_ids)}
@@ -283,3 +285,53 @@ def test_initialization_keeps_the_targets_last_layer(target):
     for name, weight in drafter.layer.state_dict().items():
         assert torch.equal(weight, target.layers[-1].state_dict()[name])
     assert torch.equal(drafter.norm.weight, target.norm.weight)
+
+
+@pytest.mark.parametrize("variant", ["hidden_state", "recurrent"])
+@torch.no_grad()
+def test_acceptance_is_judged_where_the_text_is_greedy(target, variant):
+    """Against a plain loop over positions; most of the text is the target's greedy choice, some of it is not."""
+    drafter = drafter_of(target, variant, hot=100)
+    if drafter.token_info is not None:
+        drafter.token_info.norm.weight.mul_(10)
+    windows = windows_of([[20], [8, 20], [12], [20]] * 20)
+    windows.drafted[3::4] = False
+    truth = target.lm_head(windows.hidden).argmax(-1)
+    greedy = torch.rand(truth.shape, generator=torch.Generator().manual_seed(3)) < 0.9
+    windows.tokens[:, 1:] = torch.where(greedy, truth, windows.tokens)[:, :-1]
+    trainer = Trainer(target, drafter, Labels.soft, UNROLL, hidden_weight=0.0)
+    # A drafter that is right most of the time (its features are the target's own), but never where it is not judged.
+    right = torch.rand(truth.shape, generator=torch.Generator().manual_seed(4)) < 0.8
+    right[:, 1:] &= windows.tokens[:, 1:] == truth[:, :-1]
+    right[:, :-1] &= windows.documents[:, :-1] == windows.documents[:, 1:]
+    right &= (windows.documents != NO_DOCUMENT) & windows.drafted.any(-1, keepdim=True)
+    features = torch.where(right[..., None], windows.hidden, -windows.hidden)
+    drafter.unroll = lambda part, kept: (  # type: ignore[method-assign]
+        _matching(part, windows, features)[part.flat(n, depth + 1).flatten()] for depth, n in enumerate(kept)
+    )
+    reached, accepted = [0] * UNROLL, [0] * UNROLL
+    row_of = {int(token): row for row, token in enumerate(drafter.hot_ids)}
+    for w in range(len(windows)):
+        for t in windows.positions[w].tolist():
+            for depth in range(UNROLL if windows.drafted[w].any() else 0):
+                there = t + depth + 1
+                if not windows.documents[w, t] == windows.documents[w, there + 1] != NO_DOCUMENT:
+                    break
+                if depth and windows.tokens[w, there] != truth[w, there - 1]:
+                    break
+                logits = F.linear(features[w, there].bfloat16(), drafter.head_rows.bfloat16())
+                if drafter.token_info is not None:
+                    logits[:37] += drafter.token_info(windows.tokens[w, there]).bfloat16()
+                reached[depth] += 1
+                if int(logits.argmax()) != row_of.get(int(truth[w, there])):
+                    break
+                accepted[depth] += 1
+    expected = [a / max(r, 1) for a, r in zip(accepted, reached, strict=True)]
+    assert reached[2] > 20
+    assert trainer.evaluate([windows])["conditional_acceptance"] == pytest.approx(expected, abs=0.03)
+
+
+def _matching(part: Windows, whole: Windows, features: Tensor) -> Tensor:
+    """The features [W * S, H] of those windows that `part` holds."""
+    first = next(i for i in range(len(whole)) if torch.equal(whole.tokens[i], part.tokens[0]))
+    return features[first : first + len(part)].flatten(0, 1)

@@ -1,0 +1,99 @@
+"""Learning curves of drafters: loss and acceptance on held-out text against the positions that they were trained on.
+
+    python -m benchmarks.learning_curve artifacts/drafters/A artifacts/drafters/B --output learning_curve.png
+
+Reads what build/train_drafter.py logs. Losses compare only runs of one kind of drafter and loss (ablations); acceptance
+compares all.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.plots import COLORS, new_figure, save
+
+LOG = "log.jsonl"
+out = Console(highlight=False)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a run: a folder of a drafter or its log. Raises ValueError where there is none."""
+    file = path / LOG if path.is_dir() else path
+    if not file.exists():
+        raise ValueError(f"{path}: no training log (expected {LOG})")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    if not records:
+        raise ValueError(f"{file} holds no record yet")
+    return records
+
+
+def labels_of(paths: list[Path]) -> list[str]:
+    """The shortest ends of the paths that tell the runs apart."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        labels = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(labels)) == len(labels):
+            return labels
+    raise ValueError(f"{paths[0]} is given twice")
+
+
+def plot(runs: dict[str, list[dict[str, Any]]], depths: int, path: Path) -> Path:
+    """Panels: loss, acceptance length, and conditional acceptance at each depth; a line per run."""
+    figure, axes = new_figure(2 + depths, width=3.4)
+    titles = ["Training loss", "Acceptance length, chain", *(f"Acceptance at depth {d + 1}" for d in range(depths))]
+    for index, (label, records) in enumerate(runs.items()):
+        x = [record["positions"] / 1e6 for record in records]
+        acceptance = [[record["conditional_acceptance"][depth] for record in records] for depth in range(depths)]
+        curves = [[record["loss"] for record in records], [r["chain_acceptance_length"] for r in records], *acceptance]
+        for axis, curve in zip(axes, curves, strict=True):
+            axis.plot(x, curve, color=COLORS[index % len(COLORS)], ls="-" if index < len(COLORS) else "--", label=label)
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("million positions")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), frameon=False)
+    return save(figure, path)
+
+
+def summary(runs: dict[str, list[dict[str, Any]]]) -> Table:
+    """The last record of each run."""
+    table = Table(
+        "run", "positions", "hours", "rate", "loss", "acceptance", "conditional, by depth", title="Last record"
+    )
+    for label, records in runs.items():
+        last = records[-1]
+        by_depth = " ".join(f"{value:.2f}".removeprefix("0") for value in last["conditional_acceptance"])
+        table.add_row(
+            label,
+            f"{last['positions']:,}",
+            f"{last['hours']:.2f}" if "hours" in last else "",
+            f"{last['rate']}",
+            f"{last['loss']:.3f}",
+            f"{last['chain_acceptance_length']:.3f}",
+            by_depth,
+        )
+    return table
+
+
+def main(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of drafters, or their logs.")],
+    output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("artifacts/reports/learning_curve.png"),
+    depths: Annotated[int, typer.Option(help="Depths that get a panel of their own.")] = 3,
+) -> None:
+    """Plot training logs, and print where each run ended."""
+    try:
+        logs = dict(zip(labels_of(runs), map(read_log, runs), strict=True))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    known = min(len(records[0]["conditional_acceptance"]) for records in logs.values())
+    out.print(summary(logs))
+    out.print(f"wrote {plot(logs, min(depths, known), output)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
