@@ -31,7 +31,7 @@ from redraft.decoding.construction import CONSTRUCTIONS, beams_of
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
-from redraft.engines.interface import DraftCandidates
+from redraft.engines.interface import DraftBatch, DraftCandidates
 from redraft.prompts import load_prompts, spread
 
 NGRAM_LENGTH = 8
@@ -121,7 +121,7 @@ def _draft(session: Session, hidden: np.ndarray, roots: list[int], batch: int) -
     parts = []
     for start in range(0, len(roots), batch):
         rows = slice(start, start + batch)
-        part = session.runtime.engine.draft(hidden[rows], np.array(roots[rows], np.int32))
+        part = session.runtime.engine.draft(DraftBatch.of_roots(hidden[rows], np.array(roots[rows], np.int32)))
         parts.append([part.candidates.copy(), part.log_probs.copy(), part.parents.copy()])
     return DraftCandidates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
@@ -205,8 +205,8 @@ def drafting_time(session: Session, rounds: int = 20) -> float:
     """Median seconds of one drafter call for one sequence."""
     ((_, hidden),) = session.teacher_force([1], 0)
     assert hidden is not None
-    root = np.ones(1, np.int32)
-    return float(np.median([_seconds(partial(session.runtime.engine.draft, hidden, root)) for _ in range(rounds)]))
+    batch = DraftBatch.of_roots(hidden, np.ones(1, np.int32))
+    return float(np.median([_seconds(partial(session.runtime.engine.draft, batch)) for _ in range(rounds)]))
 
 
 def _seconds(call: Callable[[], Any]) -> float:

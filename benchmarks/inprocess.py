@@ -12,7 +12,7 @@ import numpy as np
 
 from redraft.decoding.token_tree import MASK_BITS
 from redraft.drafting import DraftingPlan
-from redraft.engines.interface import DraftCandidates, Engine, TargetBatch
+from redraft.engines.interface import DraftBatch, DraftCandidates, Engine, TargetBatch
 from redraft.protocol import GenerateRequest, SamplingConfig, SequenceStats
 from redraft.runtime import Runtime, bundle_plan
 
@@ -67,10 +67,10 @@ class TimedEngine:
         self.target_s += time.perf_counter() - started
         return result
 
-    def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
         """One drafter call."""
         started = time.perf_counter()
-        result = self._engine.draft(hidden, tokens)
+        result = self._engine.draft(batch)
         self.draft_s += time.perf_counter() - started
         return result
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from redraft.bundle import Bundle, BundleError
 from redraft.engines import load_engine
-from redraft.engines.interface import Engine, TargetBatch
+from redraft.engines.interface import DraftBatch, Engine, TargetBatch
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 1900)
@@ -72,8 +72,8 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
     if bundle.config.drafting and bundle.config.drafting.drafter:
         for sequences in (1, *BATCHES):
             hidden = np.random.default_rng(0).standard_normal((sequences, bundle.config.target.hidden_size))
-            inputs = hidden.astype(np.float32), np.ones(sequences, np.int32)
-            calls[sequences, 0, 0] = lambda inputs=inputs: engine.draft(*inputs)  # type: ignore[misc]
+            roots = DraftBatch.of_roots(hidden.astype(np.float32), np.ones(sequences, np.int32))
+            calls[sequences, 0, 0] = lambda roots=roots: engine.draft(roots)  # type: ignore[misc]
     samples: dict[tuple[int, int, int], list[float]] = {step: [] for step in calls}
     rounds = 10
     for _ in track(range(rounds), "measuring", console=Console(stderr=True), transient=True):

@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 
 from model_defs.config import UnsupportedModelError
+from model_defs.drafting import BeamSearch
 from model_defs.export import (
     CacheShape,
     export_drafter_native,
@@ -29,7 +30,7 @@ from model_defs.export import (
 )
 from model_defs.files import read_json
 from model_defs.fingerprint import target_fingerprint
-from model_defs.recurrent import RecurrentDrafter, RecurrentDrafting
+from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
 from plugins.cpu.lowering import lower
 from plugins.program.fuse import detach_constants, fuse
@@ -198,7 +199,7 @@ def build(
     out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
 
 
-def load_drafter(folder: Path, target: Target, fingerprint: str, config: BundleConfig) -> RecurrentDrafting:
+def load_drafter(folder: Path, target: Target, fingerprint: str, config: BundleConfig) -> BeamSearch:
     """The drafting loop of a trained drafter. Raises BundleError where it was trained for another target, or is not
     whole."""
     with step("load the drafter"):
@@ -213,7 +214,7 @@ def load_drafter(folder: Path, target: Target, fingerprint: str, config: BundleC
             drafter = RecurrentDrafter.load(folder, target)
         except (KeyError, RuntimeError) as error:
             raise BundleError(f"{folder} is not a whole drafter: {error}") from None
-        return RecurrentDrafting(
+        return BeamSearch(
             drafter, config.drafting.beam_width, config.drafting.beam_length, config.drafting.candidates
         ).eval()
 
@@ -223,7 +224,7 @@ DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
 
 
 def write_openvino(
-    config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path, hidden: bool
+    config: BundleConfig, target: Target, drafter: BeamSearch | None, folder: Path, hidden: bool
 ) -> dict:
     """Plugin-form networks, lowered to the CPU operators."""
     cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
@@ -238,9 +239,7 @@ def write_openvino(
     return {"openvino": version("openvino")}
 
 
-def write_torch(
-    config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path, hidden: bool
-) -> dict:
+def write_torch(config: BundleConfig, target: Target, drafter: BeamSearch | None, folder: Path, hidden: bool) -> dict:
     """Exported programs."""
     from model_defs.export_torch import export_drafter_torch, export_target_torch
 
@@ -255,7 +254,7 @@ def write_torch(
 
 
 def write_tensorrt_rtx(
-    config: BundleConfig, target: Target, drafter: RecurrentDrafting | None, folder: Path, hidden: bool
+    config: BundleConfig, target: Target, drafter: BeamSearch | None, folder: Path, hidden: bool
 ) -> dict:
     """Native-form networks and the engines that TensorRT for RTX builds from them."""
     from redraft.engines.tensorrt_rtx import compile_drafter, compile_target

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.attention import rope_table, split_qkv
-from model_defs.recurrent import RecurrentDrafting
+from model_defs.drafting import BeamSearch
 from model_defs.target import Target
 
 OPSET = 24
@@ -216,12 +216,12 @@ def export_target_native(target: Target, cache: CacheShape, *, hidden_output: bo
 class _PluginDrafter(nn.Module):
     """The drafting loop; a level of its beam search is one plugin node."""
 
-    def __init__(self, drafting: RecurrentDrafting):
+    def __init__(self, drafting: BeamSearch):
         super().__init__()
         self.drafting = drafting
 
-    def forward(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-        batch = tokens.shape[0]
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        batch = inputs[1].shape[0]
 
         def beam_step(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
             level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
@@ -235,10 +235,10 @@ class _PluginDrafter(nn.Module):
                 version=1,
             )
 
-        return self.drafting(hidden, tokens, beam_step)
+        return self.drafting(inputs, beam_step)
 
 
-def export_drafter_plugin(drafting: RecurrentDrafting) -> ir.Model:
+def export_drafter_plugin(drafting: BeamSearch) -> ir.Model:
     """The drafter's network in plugin form; activations and weights in the module's dtype.
 
     Inputs: hidden [B, H] and tokens int32 [B]. Outputs: candidates int32 and log_probs [B, L, W, K], parents int32
@@ -247,17 +247,17 @@ def export_drafter_plugin(drafting: RecurrentDrafting) -> ir.Model:
     return _export_drafter(_PluginDrafter(drafting), drafting)
 
 
-def export_drafter_native(drafting: RecurrentDrafting) -> ir.Model:
+def export_drafter_native(drafting: BeamSearch) -> ir.Model:
     """The same in native form."""
     return _export_drafter(drafting, drafting)
 
 
-def _export_drafter(module: nn.Module, drafting: RecurrentDrafting) -> ir.Model:
+def _export_drafter(module: nn.Module, drafting: BeamSearch) -> ir.Model:
     hidden_size, dtype = drafting.drafter.config.hidden_size, drafting.drafter.rnn_w.weight.dtype
     return _export(
         module,
-        (torch.zeros(3, hidden_size, dtype=dtype), torch.ones(3, dtype=torch.int32)),
-        ({0: "B"}, {0: "B"}),
+        ([torch.zeros(3, hidden_size, dtype=dtype), torch.ones(3, dtype=torch.int32)],),
+        ([{0: "B"}, {0: "B"}],),
         ["hidden", "tokens"],
         ["candidates", "log_probs", "parents"],
     )

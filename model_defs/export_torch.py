@@ -50,11 +50,11 @@ def export_target_torch(target: Target, cache: CacheShape, *, hidden_output: boo
 
 
 def export_drafter_torch(drafter: nn.Module, hidden_size: int) -> ExportedProgram:
-    """The drafter's program: arguments hidden [B, H] in the module's dtype and tokens int32 [B]."""
+    """The drafter's program: argument [hidden [B, H] in the module's dtype, tokens int32 [B]]."""
     batch = Dim("B", min=1)
     dtype = next(drafter.parameters()).dtype
-    arguments = (torch.zeros(3, hidden_size, dtype=dtype), torch.ones(3, dtype=torch.int32))
-    return torch.export.export(drafter.eval(), arguments, dynamic_shapes=({0: batch}, {0: batch}))
+    inputs = [torch.zeros(3, hidden_size, dtype=dtype), torch.ones(3, dtype=torch.int32)]
+    return torch.export.export(drafter.eval(), (inputs,), dynamic_shapes=([{0: batch}, {0: batch}],))
 
 
 def _ints(*shape: int) -> Tensor:

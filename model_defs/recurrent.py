@@ -1,8 +1,8 @@
-"""ReDrafter's recurrent drafter (ReDrafter, section 3.1) and its unrolled beam search (3.2)."""
+"""ReDrafter's recurrent drafter (ReDrafter, section 3.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.drafter import Drafter, Recipe, read_weights, ridge
+from model_defs.drafting import Children
 from model_defs.files import read_json
 from model_defs.target import Target
 from model_defs.windows import Windows
-from plugins.beam_step.reference import beam_step
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,28 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + F.silu(self.linear(x))
+
+
+@dataclass
+class RecurrentPaths:
+    """Nodes by their states [N, H] and `context` [N, exit_dim]; `roots` [B, exit_dim] is their roots' context, None
+    where they are the roots."""
+
+    drafter: RecurrentDrafter
+    state: Tensor
+    context: Tensor
+    roots: Tensor | None = None
+
+    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+        features = self.drafter.features(self.state, self.context)
+        scores = F.log_softmax(F.linear(features, self.drafter.head_weight.to(features.dtype)), dim=-1)
+        values, rows = scores.topk(count, dim=-1)
+        return values, self.drafter.hot_ids[rows].to(torch.int32)
+
+    def extend(self, children: Children) -> RecurrentPaths:
+        roots = self.context if self.roots is None else self.roots
+        state = self.drafter.next_state(F.embedding(children.origins, self.state), children.tokens)
+        return RecurrentPaths(self.drafter, state, F.embedding(children.sequences, roots), roots)
 
 
 class RecurrentDrafter(Drafter):
@@ -106,12 +128,9 @@ class RecurrentDrafter(Drafter):
         """[..., K] over the head's rows; `hot_ids` maps them to the target's ids."""
         return F.linear(self.features(state, self.context(hidden)), self.head_weight.to(state.dtype))
 
-    def likeliest(self, state: Tensor, context: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [..., count], descending, and target ids int32 of the likeliest next tokens."""
-        features = self.features(state, context)
-        scores = F.log_softmax(F.linear(features, self.head_weight.to(features.dtype)), dim=-1)
-        values, rows = scores.topk(count, dim=-1)
-        return values, self.hot_ids[rows].to(torch.int32)
+    def paths(self, hidden: Tensor, tokens: Tensor) -> RecurrentPaths:
+        """The roots: hidden [B, H], whose logits gave them, and tokens int32 [B]."""
+        return RecurrentPaths(self, self.first_state(tokens), self.context(hidden))
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
         """As Drafter's. Raises ValueError for a head of its own, which training does not reach."""
@@ -190,39 +209,3 @@ def from_apple(raw: dict[str, Any], weights: dict[str, Tensor]) -> tuple[Recurre
         hidden, raw["vocab_size"], exit_dim, blocks, "zero", "own", None, rnn_bias="rnn_u.bias" in weights
     )
     return config, out
-
-
-BeamStep = Callable[..., tuple[Tensor, ...]]
-"""A level of a beam search: see plugins/beam_step."""
-
-
-class RecurrentDrafting(nn.Module):
-    """The whole drafting loop as one network: beam search unrolled over `beam_length` levels.
-
-    Each level expands at most `beam_width` nodes (the likeliest candidates of the level before, by
-    cumulative probability) into `candidates` children each. The last level's best candidates are the
-    beams; the best candidates of all levels are a best-first tree.
-    """
-
-    def __init__(self, drafter: RecurrentDrafter, beam_width: int, beam_length: int, candidates: int):
-        super().__init__()
-        if candidates < beam_width:
-            raise ValueError(f"candidates is {candidates}, expected at least the beam width {beam_width}")
-        self.drafter = drafter
-        self.beam_width, self.beam_length, self.candidates = beam_width, beam_length, candidates
-
-    def forward(self, hidden: Tensor, tokens: Tensor, beam_step: BeamStep = beam_step) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden f32 [B, H] (whose logits gave the root), tokens i32 [B] (the root) to
-        candidates i32 [B, L, W, K] (target ids), log_probs f32 [B, L, W, K] (cumulative; -inf where
-        absent) and parents i32 [B, L, W] (flat candidate w * K + k of the level before)."""
-        drafter, draft = self.drafter, list[Tensor]()
-        state, context = drafter.first_state(tokens), drafter.context(hidden)
-        for level in range(self.beam_length):
-            values, ids = drafter.likeliest(state, context, self.candidates)
-            *draft, tokens, origins = beam_step(values, ids, self.beam_width, *draft)
-            if level == 0:
-                context = F.embedding(origins, context)  # from a row for each sequence to one for each node
-            if level + 1 < self.beam_length:
-                state = drafter.next_state(F.embedding(origins, state), tokens)
-        candidates, log_probs, parents, _ = draft
-        return candidates, log_probs, parents

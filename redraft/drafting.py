@@ -14,7 +14,7 @@ from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.decoding.verification import check_pairing
-from redraft.engines.interface import DraftSampling, DrawingEngine, Engine
+from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine
 from redraft.protocol import MIN_TEMPERATURE, SamplingConfig
 from redraft.sequence import Sequence
 
@@ -90,7 +90,7 @@ class DraftSource:
         if self._plan.shape is not None:
             trees.append(self._random_trees(self._plan.shape, sequences, roots, budgets, deepest))
         elif self._plan.construction is not None:
-            candidates = self._engine.draft(_hidden(sequences), roots)
+            candidates = self._engine.draft(_batch(sequences, roots))
             trees.append(CONSTRUCTIONS[self._plan.construction].build(candidates, roots, max(budgets)))
         if self._plan.ngram:
             indices = [sequence.ngram for sequence in sequences if sequence.ngram is not None]
@@ -111,7 +111,7 @@ class DraftSource:
             top_k=np.array(top_k, dtype=np.int32),
             top_p=np.array(top_p, dtype=np.float32),
         )
-        draws = self._engine.draw(_hidden(sequences), roots, sampling)
+        draws = self._engine.draw(_batch(sequences, roots), sampling)
         return pack_draws(draws, roots, shape.kept(np.array(budgets), np.array(deepest)))
 
 
@@ -123,8 +123,8 @@ def _filters(config: SamplingConfig) -> tuple[float, int, float]:
     return temperature, config.top_k or 0, 1.0 if config.top_p is None else config.top_p
 
 
-def _hidden(sequences: list[Sequence]) -> np.ndarray:
-    return np.array([sequence.hidden for sequence in sequences])
+def _batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:
+    return DraftBatch.of_roots(np.array([sequence.hidden for sequence in sequences]), roots)
 
 
 def _spread(drafted: TokenTree, budgets: list[int], sequences: list[Sequence]) -> TokenTree:

@@ -13,7 +13,7 @@ import numpy as np
 from redraft.decoding.token_tree import MASK_BITS, TokenTree, mask_words
 from redraft.decoding.verification import VERIFIERS, Verdict
 from redraft.drafting import DraftingPlan, DraftSource
-from redraft.engines.interface import DraftSampling, DrawingEngine, Engine, TargetBatch
+from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine, TargetBatch
 from redraft.protocol import WorkerStatus
 from redraft.sequence import Output, Sequence
 
@@ -258,16 +258,16 @@ class _TimedEngine:
         self.seconds += time.perf_counter() - started
         return result
 
-    def draft(self, hidden: np.ndarray, tokens: np.ndarray):
+    def draft(self, batch: DraftBatch):
         started = time.perf_counter()
-        result = self._engine.draft(hidden, tokens)
+        result = self._engine.draft(batch)
         self.seconds += time.perf_counter() - started
         return result
 
-    def draw(self, hidden: np.ndarray, tokens: np.ndarray, sampling: DraftSampling):
+    def draw(self, batch: DraftBatch, sampling: DraftSampling):
         assert isinstance(self._engine, DrawingEngine)
         started = time.perf_counter()
-        result = self._engine.draw(hidden, tokens, sampling)
+        result = self._engine.draw(batch, sampling)
         self.seconds += time.perf_counter() - started
         return result
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from redraft.decoding.draws import Beam, filter_log_probs, gumbel_top_k, independent, stochastic_beam
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
-from redraft.engines.interface import DraftDraws, DraftSampling
+from redraft.engines.interface import DraftBatch, DraftDraws, DraftSampling
 from tests.toy_engine import ToyEngine, _mix
 
 Distribution = Callable[[int, list[int]], tuple[np.ndarray, np.ndarray]]
@@ -80,11 +80,12 @@ class DrawingToyEngine(ToyEngine):
             self._draft_logits[state] = ids, logits[ids]
         return self._target_logits[state]
 
-    def draw(self, hidden: np.ndarray, tokens: np.ndarray, sampling: DraftSampling) -> DraftDraws:
+    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
         self.draft_calls += 1
-        states = [int(high) << 16 | int(low) for high, low in hidden.tolist()]
+        states = [int(high) << 16 | int(low) for high, low in batch.hidden.tolist()]
+        roots = batch.tokens.tolist()
         return reference_draws(
-            self.construction, self.levels, tokens.tolist(), sampling, lambda b, path: self._support(states[b], path)
+            self.construction, self.levels, roots, sampling, lambda b, path: self._support(states[b], path)
         )
 
     def _support(self, state: int, path: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from redraft.engines.interface import DraftCandidates, TargetBatch
+from redraft.engines.interface import DraftBatch, DraftCandidates, TargetBatch
 from redraft.text import TextCodec
 
 _PRIME = 0x9E3779B97F4A7C15
@@ -83,14 +83,14 @@ class ToyEngine:
             states.append(self.path_state(seen[:, 0]))
         return states
 
-    def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
         self.draft_calls += 1
-        shape = (len(tokens), self.length, self.width)
+        shape = (len(batch.tokens), self.length, self.width)
         ids = np.zeros((*shape, self.candidates), dtype=np.int32)
         log_probs = np.full(ids.shape, -np.inf, dtype=np.float32)
         parents = np.zeros(shape, dtype=np.int32)
-        for b, (high, low) in enumerate(hidden.astype(np.int64).tolist()):
-            state, paths, scores = high << 16 | low, [[int(tokens[b])]], [0.0]
+        for b, (high, low) in enumerate(batch.hidden.astype(np.int64).tolist()):
+            state, paths, scores = high << 16 | low, [[int(batch.tokens[b])]], [0.0]
             for level in range(self.length):
                 for w, path in enumerate(paths):
                     ids[b, level, w], probs = self._propose(state, path)

@@ -30,6 +30,29 @@ class TargetBatch:
 
 
 @dataclass
+class DraftBatch:
+    """Where B sequences draft from: pairs of a target hidden state and the token that follows it, P in all, back to
+    back. A sequence's last pair holds its root.
+
+    A drafter with a context takes every pair that it has not ingested, rows row_offsets[b] to row_offsets[b+1], and
+    keeps them at rows cache_lengths[b] and up of its own cache. Any other takes the last pair alone (P = B).
+    """
+
+    hidden: np.ndarray  # float32 [P, H]
+    tokens: np.ndarray  # int32 [P]
+    row_offsets: np.ndarray  # int32 [B+1]
+    slots: np.ndarray  # int32 [B]
+    cache_lengths: np.ndarray  # int32 [B]
+
+    @classmethod
+    def of_roots(cls, hidden: np.ndarray, tokens: np.ndarray) -> DraftBatch:
+        """One pair per sequence, in slots 0, 1, ...: hidden float32 [B, H], root tokens int32 [B]."""
+        count = len(tokens)
+        rows = np.arange(count + 1, dtype=np.int32)
+        return cls(hidden, tokens, rows, rows[:-1], np.zeros(count, np.int32))
+
+
+@dataclass
 class DraftCandidates:
     """What a drafter proposes for B sequences: L levels of W expanded nodes with K candidates each.
 
@@ -82,8 +105,8 @@ class Engine(Protocol):
         """
         ...
 
-    def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
-        """Draft for the whole batch from hidden float32 [B, H] and the root tokens int32 [B]."""
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
+        """Draft for the whole batch, in one call."""
         ...
 
     def close(self) -> None:
@@ -95,6 +118,6 @@ class Engine(Protocol):
 class DrawingEngine(Protocol):
     """An engine whose drafter network draws at random."""
 
-    def draw(self, hidden: np.ndarray, tokens: np.ndarray, sampling: DraftSampling) -> DraftDraws:
-        """Draw for the whole batch from hidden float32 [B, H] and the root tokens int32 [B], in one call."""
+    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
+        """Draw for the whole batch, in one call."""
         ...

@@ -11,7 +11,7 @@ from plugins import kernels
 from plugins.library import extension_path
 from plugins.program import ALIGNMENT, CONSTANTS
 from redraft.bundle import Bundle, BundleConfig, BundleError
-from redraft.engines.interface import DraftCandidates, TargetBatch
+from redraft.engines.interface import DraftBatch, DraftCandidates, TargetBatch
 from redraft.engines.rows import RowBuffers
 
 COMPILE_OPTIONS = {
@@ -57,16 +57,18 @@ class OpenVINOEngine:
         logits = self._target.get_tensor("logits").data[: len(batch.logit_rows)]
         return logits, self._target.get_tensor("hidden").data if self._has_hidden else None
 
-    def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
         """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter, or its network fails, and
         ValueError for more sequences than the bundle has slots."""
         if self._drafter is None:
             raise RuntimeError("this bundle has no drafter")
-        batch, slots = len(tokens), len(self._roots)
-        if not 1 <= batch == len(hidden) <= slots:
-            raise ValueError(f"{len(hidden)} hidden states, {batch} root tokens: expected one of each for 1 to {slots}")
-        self._hidden[:batch], self._roots[:batch] = hidden, tokens
-        self._bind(self._drafter, {"hidden": self._hidden[:batch], "tokens": self._roots[:batch]})
+        count, slots = len(batch.tokens), len(self._roots)
+        if not 1 <= count == len(batch.hidden) <= slots:
+            raise ValueError(
+                f"{len(batch.hidden)} hidden states, {count} root tokens: expected one of each for 1 to {slots}"
+            )
+        self._hidden[:count], self._roots[:count] = batch.hidden, batch.tokens
+        self._bind(self._drafter, {"hidden": self._hidden[:count], "tokens": self._roots[:count]})
         if failure := _infer(self._drafter):
             raise RuntimeError(f"the drafter's network failed: {failure}")
         outputs = (self._drafter.get_tensor(name).data for name in ("candidates", "log_probs", "parents"))

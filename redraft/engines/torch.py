@@ -7,7 +7,7 @@ import torch
 
 import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
 from redraft.bundle import Bundle
-from redraft.engines.interface import DraftCandidates, TargetBatch
+from redraft.engines.interface import DraftBatch, DraftCandidates, TargetBatch
 from redraft.engines.rows import RowBuffers
 
 CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -41,11 +41,11 @@ class TorchEngine:
         return outputs[0][: len(batch.logit_rows)], outputs[1] if len(outputs) > 1 else None
 
     @torch.inference_mode()
-    def draft(self, hidden: np.ndarray, tokens: np.ndarray) -> DraftCandidates:
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
         """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter."""
         if self._drafter is None:
             raise RuntimeError("this bundle has no drafter")
-        outputs = self._drafter(self._tensor(hidden), self._tensor(tokens))
+        outputs = self._drafter([self._tensor(batch.hidden), self._tensor(batch.tokens)])
         return DraftCandidates(*(output.cpu().numpy() for output in outputs))
 
     def close(self) -> None:

@@ -7,9 +7,10 @@ import psutil
 import pytest
 import torch
 
-from model_defs.recurrent import RecurrentDrafting
+from model_defs.drafting import BeamSearch
 from redraft.bundle import BundleError
 from redraft.engines import load_engine
+from redraft.engines.interface import DraftBatch
 from redraft.engines.openvino import OpenVINOEngine
 from tests.engines.tiny import (
     VOCAB,
@@ -94,9 +95,9 @@ def test_a_tree_row_has_the_bits_of_the_token_decoded_alone(target, tmp_path, pr
 
 def test_the_drafter_agrees_with_its_module(engine, target):
     hidden, roots = draft_inputs(target)
-    drafted = engine.draft(hidden, roots)
-    module = RecurrentDrafting(tiny_drafter_as_stored(target), 3, 4, 5)
-    candidates, log_probs, parents = (x.numpy() for x in module(torch.from_numpy(hidden), torch.from_numpy(roots)))
+    drafted = engine.draft(DraftBatch.of_roots(hidden, roots))
+    module = BeamSearch(tiny_drafter_as_stored(target), 3, 4, 5)
+    candidates, log_probs, parents = (x.numpy() for x in module([torch.from_numpy(hidden), torch.from_numpy(roots)]))
     np.testing.assert_array_equal(drafted.parents, parents, strict=True)
     np.testing.assert_array_equal(drafted.candidates, candidates, strict=True)
     np.testing.assert_allclose(drafted.log_probs, log_probs, atol=1e-4, strict=True)
@@ -106,9 +107,9 @@ def test_the_drafter_agrees_with_its_module(engine, target):
 def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, precision):
     engine = load_engine(tiny_bundle(tmp_path, target, precision=precision))
     hidden, roots = draft_inputs(target)
-    together = [array.copy() for array in dataclasses.astuple(engine.draft(hidden, roots))]
+    together = [array.copy() for array in dataclasses.astuple(engine.draft(DraftBatch.of_roots(hidden, roots)))]
     for rows in ([1], [2, 0], [0, 0, 1, 2, 1]):
-        some = engine.draft(hidden[rows], roots[rows])
+        some = engine.draft(DraftBatch.of_roots(hidden[rows], roots[rows]))
         for array, whole in zip(dataclasses.astuple(some), together, strict=True):
             np.testing.assert_array_equal(array, whole[rows])
 
@@ -119,9 +120,9 @@ def test_a_draft_that_fails_is_noticed(engine, target):
     beyond = np.array([5, VOCAB, 110], np.int32)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the drafter's network failed: token id 111: expected 0 to 110"):
-            engine.draft(hidden, beyond)
-        engine.draft(hidden[:1], roots[:1])
-    engine.draft(hidden, roots)
+            engine.draft(DraftBatch.of_roots(hidden, beyond))
+        engine.draft(DraftBatch.of_roots(hidden[:1], roots[:1]))
+    engine.draft(DraftBatch.of_roots(hidden, roots))
 
 
 def test_a_draft_for_too_many_or_unequal_inputs_is_refused(engine, target):
@@ -129,7 +130,7 @@ def test_a_draft_for_too_many_or_unequal_inputs_is_refused(engine, target):
     for rows, tokens in ((hidden[:2], roots), (hidden[:0], roots[:0]), (np.tile(hidden, (4, 1)), np.tile(roots, 4))):
         message = f"{len(rows)} hidden states, {len(tokens)} root tokens: expected one of each for 1 to 9"
         with pytest.raises(ValueError, match=message):
-            engine.draft(rows, tokens)
+            engine.draft(DraftBatch.of_roots(rows, tokens))
 
 
 def draft_inputs(target):
@@ -168,7 +169,7 @@ def test_memory_does_not_grow_with_steps(engine):
     def steps(count: int) -> None:
         for _ in range(count):
             engine.execute(make_batch([random_tree(rng, 0, [1] * 20, int(rng.integers(1, 39)))]))
-            engine.draft(np.zeros((2, 96), np.float32), np.zeros(2, np.int32))
+            engine.draft(DraftBatch.of_roots(np.zeros((2, 96), np.float32), np.zeros(2, np.int32)))
 
     steps(200)
     before = psutil.Process().memory_info().rss

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from build_engines import save, write_tensorrt_rtx
+from model_defs.drafting import BeamSearch
 from model_defs.export import CacheShape, export_target_native
-from model_defs.recurrent import RecurrentDrafter, RecurrentDrafting
+from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
 from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
 from redraft.engines.tensorrt_rtx import network_sha256
@@ -78,7 +79,7 @@ def test_the_native_form_agrees_with_the_module(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def built(smollm2, tmp_path_factory) -> tuple[Path, Target, RecurrentDrafting]:
+def built(smollm2, tmp_path_factory) -> tuple[Path, Target, BeamSearch]:
     """fp16 networks and engines of the real target with 2 slots of 2048 positions, and of a drafter."""
     pytest.importorskip("tensorrt_rtx")
     folder, target = tmp_path_factory.mktemp("rtx"), Target.from_folder(smollm2)
@@ -92,7 +93,7 @@ def built(smollm2, tmp_path_factory) -> tuple[Path, Target, RecurrentDrafting]:
     )
     template = tiny_drafter(tiny_target())
     drafter = RecurrentDrafter(replace(template.config, hidden_size=576, vocab_size=49152), target, template.hot_ids)
-    drafting = RecurrentDrafting(drafter.eval().requires_grad_(False), 3, 2, 4)
+    drafting = BeamSearch(drafter.eval().requires_grad_(False), 3, 2, 4)
     write_tensorrt_rtx(config, target, drafting, folder, hidden=True)
     return folder, target.float(), drafting
 
@@ -121,5 +122,5 @@ def test_the_drafters_engine_is_built_from_a_verified_file(built):
     hidden, tokens = torch.randn(2, 576), torch.tensor([5, 77], dtype=torch.int32)
     session = onnxruntime.InferenceSession(folder / "drafter.onnx", providers=["CPUExecutionProvider"])
     _, log_probs, _ = session.run(None, {"hidden": hidden.half().numpy(), "tokens": tokens.numpy()})
-    want = drafting.float()(hidden.half().float(), tokens)[1].numpy()
+    want = drafting.float()([hidden.half().float(), tokens])[1].numpy()
     np.testing.assert_allclose(log_probs.astype(np.float32)[:, 0, 0], want[:, 0, 0], atol=0.05)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from redraft.engines import load_engine
+from redraft.engines.interface import DraftBatch
 from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_tree, tiny_bundle, tiny_target
 
 
@@ -37,8 +38,8 @@ def test_trees_prefill_and_commits_agree_with_the_module(engine, target):
 
 def test_drafts_are_those_of_the_embedded_engine(engine, fp32_bundle):
     hidden = np.random.default_rng(1).standard_normal((2, 96), dtype=np.float32)
-    tokens = np.array([3, 110], np.int32)
-    ours, reference = load_engine(fp32_bundle).draft(hidden, tokens), engine.draft(hidden, tokens)
+    batch = DraftBatch.of_roots(hidden, np.array([3, 110], np.int32))
+    ours, reference = load_engine(fp32_bundle).draft(batch), engine.draft(batch)
     present = np.isfinite(reference.log_probs)
     np.testing.assert_array_equal(ours.candidates[present], reference.candidates[present])
     np.testing.assert_allclose(ours.log_probs, reference.log_probs, atol=1e-4)

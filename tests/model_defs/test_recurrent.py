@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from model_defs.config import RopeConfig, TargetConfig
-from model_defs.recurrent import RecurrentConfig, RecurrentDrafter, RecurrentDrafting
+from model_defs.drafting import BeamSearch
+from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
 
 HIDDEN, VOCAB = 24, 111
@@ -58,7 +59,7 @@ def test_unrolled_beam_search_equals_plain_one(target, hot, head, initial_state)
     width, length, k = 3, 4, 5
     hidden, tokens = torch.randn(3, HIDDEN), torch.tensor([5, 110, 0], dtype=torch.int32)
     with torch.no_grad():
-        ids, sums, parents = RecurrentDrafting(drafter, width, length, k)(hidden, tokens)
+        ids, sums, parents = BeamSearch(drafter, width, length, k)([hidden, tokens])
     for b in range(3):
         levels = enumerate_beams(drafter, hidden[b], int(tokens[b]), width, length, k)
         paths: dict[int, list[int]] = {}
@@ -147,4 +148,4 @@ def test_apple_checkpoint(target, tmp_path: Path, exit_dim: int):
 
 def test_fewer_candidates_than_beams_are_refused(target):
     with pytest.raises(ValueError, match="candidates is 2, expected at least the beam width 3"):
-        RecurrentDrafting(drafter_of(target), 3, 4, 2)
+        BeamSearch(drafter_of(target), 3, 4, 2)

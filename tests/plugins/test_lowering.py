@@ -6,8 +6,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from model_defs.drafting import BeamSearch
 from model_defs.export import export_drafter_plugin
-from model_defs.recurrent import RecurrentDrafting
 from plugins.cpu.lowering import lower
 from plugins.program.fuse import fuse
 from tests.engines.tiny import tiny_drafter, tiny_target
@@ -18,7 +18,7 @@ LEVELS = 3
 def lowered_drafter(initial_state: str = "embedding") -> ir.Model:
     drafter = tiny_drafter(tiny_target(), initial_state=initial_state)
     with torch.no_grad():
-        return lower(export_drafter_plugin(RecurrentDrafting(drafter, 3, LEVELS, 4)), "int8")
+        return lower(export_drafter_plugin(BeamSearch(drafter, 3, LEVELS, 4)), "int8")
 
 
 @pytest.mark.parametrize("initial_state", ["embedding", "zero"])
