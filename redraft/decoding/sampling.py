@@ -63,6 +63,7 @@ class Sampler:
         self._tail: list[int] = list(prompt[len(prompt) - longest + 1 :]) if longest > 1 else []
         self._tail_length = max(longest - 1, 0)
         self._penalized = bool(self._repetition != 1 or self._presence or self._frequency)
+        self._scratch = np.empty(0, np.float32)
         self._counts: dict[int, int] = {}
         if self._penalized:
             for token in prompt:
@@ -126,12 +127,15 @@ class Sampler:
         logits[ids] = seen - self._presence - self._frequency * counts
 
     def _support(self, logits: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
-        """Token ids in ascending order (None: all) that top-k and top-p keep, and their unnormalized weights."""
+        """Token ids in ascending order (None: all) that top-k and top-p keep, and their unnormalized weights, valid
+        until the next call."""
         ids = None
         if 0 < self._top_k < len(logits):
             ids = _top_k_ids(logits, self._top_k)
             logits = logits[ids]
-        weights = logits - logits.max()
+        if len(logits) > len(self._scratch):
+            self._scratch = np.empty_like(logits)
+        weights = np.subtract(logits, logits.max(), out=self._scratch[: len(logits)])
         if self._inverse_temperature != 1:
             weights *= self._inverse_temperature
         np.exp(weights, out=weights)
@@ -184,8 +188,8 @@ def _inverse_cdf(weights: np.ndarray, uniform: float) -> int:
     start, below = 0, 0.0
     if len(weights) > _BLOCK**2 // 8:
         whole = len(weights) // _BLOCK * _BLOCK
-        blocks = weights[:whole].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
-        ends = np.cumsum(np.append(blocks, weights[whole:].sum(dtype=np.float64)))
+        blocks = weights[:whole].reshape(-1, _BLOCK) @ np.ones(_BLOCK, weights.dtype)
+        ends = np.append(blocks, weights[whole:].sum()).cumsum(dtype=np.float64)
         goal = uniform * ends[-1]
         block = min(int(ends.searchsorted(goal, side="right")), len(blocks))
         start, below = block * _BLOCK, float(ends[block - 1]) if block else 0.0
