@@ -33,6 +33,9 @@ def serve(
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
     max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
+    stream_interval_ms: Annotated[
+        int | None, typer.Option(min=0, max=10_000, help="Least time between two pieces of a stream; default: 40.")
+    ] = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Serve a bundle on 127.0.0.1; returns when a real request has succeeded."""
@@ -44,6 +47,7 @@ def serve(
         decoupled=decoupled,
         threads=threads,
         max_queue=max_queue,
+        stream_interval_ms=stream_interval_ms,
     )
     try:
         with err.status("starting") as status:

@@ -38,6 +38,7 @@ class Runtime:
         plan: DraftingPlan | None = None,
         bigrams: np.ndarray | None = None,
         name: str = "",
+        stream_interval_s: float = 0.0,
     ):
         self.engine = engine
         self.codec = codec
@@ -46,12 +47,15 @@ class Runtime:
         self.end_ids = end_ids
         self.bigrams = bigrams
         self.name = name
+        self.stream_interval_s = stream_interval_s
         self.drafts = plan is not None
         self.has_drafter = plan is not None and plan.construction is not None
         self.scheduler = Scheduler(engine, limits, plan, bigrams)
 
     @classmethod
-    def load(cls, path: str | Path, threads: int | None = None, max_queue: int = 128) -> Runtime:
+    def load(
+        cls, path: str | Path, threads: int | None = None, max_queue: int = 128, stream_interval_s: float = 0.0
+    ) -> Runtime:
         """Load a bundle. Raises BundleError where it does not fit this machine, ValueError for a bad budget table."""
         from redraft.bundle import Bundle
         from redraft.engines import load_engine
@@ -69,6 +73,7 @@ class Runtime:
             plan=bundle_plan(config, Path(path)),
             bigrams=np.load(bigrams) if bigrams.is_file() else None,
             name=config.name,
+            stream_interval_s=stream_interval_s,
         )
 
     def with_plan(
@@ -81,7 +86,8 @@ class Runtime:
 
     def sequence(self, key: Hashable, request: GenerateRequest) -> Sequence:
         """The sequence of a request. Raises InvalidRequest where it does not fit the bundle."""
-        return Sequence(key, request, self._prompt(request), self.codec, self.end_ids, secrets.randbits(63))
+        seed = secrets.randbits(63)
+        return Sequence(key, request, self._prompt(request), self.codec, self.end_ids, seed, self.stream_interval_s)
 
     def _prompt(self, request: GenerateRequest) -> list[int]:
         most = self.limits.max_len - 1

@@ -45,8 +45,12 @@ class Sequence:
         codec: TextCodec,
         end_ids: frozenset[int],
         seed: int = 0,
+        stream_interval_s: float = 0.0,
     ):
-        """`end_ids` are the model's own end tokens, used unless the request names one; `seed` likewise."""
+        """`end_ids` are the model's own end tokens, used unless the request names one; `seed` likewise.
+
+        A stream's text is given out at most every `stream_interval_s` seconds.
+        """
         special = {word: codec.special_id(word) for word in request.stop_words}
         if request.end_id is not None:
             end_ids = frozenset({request.end_id} - {-1})
@@ -71,6 +75,8 @@ class Sequence:
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
         self._text = TextStream(codec, prompt, stop_words, request.include_stop_words)
+        self._stream_interval_s = stream_interval_s
+        self._next_output = 0.0
         self._log_probs: list[float] | None = [] if request.return_log_probs else None
         self._output = Output(key, log_probs=self._log_probs)
         if not request.exclude_input_in_output:
@@ -139,11 +145,14 @@ class Sequence:
             self.stats.decode_ms = 1e3 * (time.perf_counter() - self._first_token)
 
     def take_output(self) -> Output | None:
-        """What is new, for a client that streams or when the sequence has finished; None otherwise."""
-        output = self._output
-        if self.finish_reason is None and not (self.request.stream and output.token_ids):
+        """What is new, for a client that streams and is due some text, or when the sequence has finished; else None."""
+        output, now = self._output, time.perf_counter()
+        due = self.request.stream and output.token_ids and now >= self._next_output
+        if self.finish_reason is None and not due:
             return None
         output.text += self._text.take()
+        if output.text:
+            self._next_output = now + self._stream_interval_s
         output.finish_reason = self.finish_reason
         if self.finish_reason:
             output.stats = self.stats

@@ -225,11 +225,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket to bind")
     parser.add_argument("--threads", type=int, help="compute threads (default: the engine's choice)")
     parser.add_argument("--max-queue", type=int, default=128, help="most requests that wait for a slot")
+    parser.add_argument(
+        "--stream-interval-ms", type=int, default=40, help="least time between two pieces of one stream's text"
+    )
     parser.add_argument("--outlive-parent", action="store_true", help="go on when the process that started it is gone")
     options = parser.parse_args(argv)
     parent = os.getppid()
     try:
-        runtime = Runtime.load(options.bundle, options.threads, options.max_queue)
+        runtime = Runtime.load(options.bundle, options.threads, options.max_queue, options.stream_interval_ms / 1e3)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"redraft worker: {error}", file=sys.stderr)
         return 2

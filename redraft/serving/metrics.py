@@ -39,25 +39,34 @@ class WorkerMetrics:
             for key, text in _COUNTERS.items()
         }
         self._metrics = {name: family.Metric(labels={}) for name, family in self._families.items()}
-        self._last: dict[str, float] = {}
+        self._gauges: dict[str, float] = {}
+        self._totals: dict[str, float] = {}
 
     def update(self, status: WorkerStatus | None) -> None:
-        """Publish a worker's status; None means that it is not there."""
-        self._metrics["redraft_worker_up"].set(float(status is not None and status.ready))
+        """Publish a worker's status; None means that it is not there. What has not changed is not sent to Triton."""
         if status is None:
-            for name in ("redraft_requests_running", "redraft_requests_waiting", "redraft_kv_use_ratio"):
-                self._metrics[name].set(0.0)
+            self._set(worker_up=0.0, requests_running=0.0, requests_waiting=0.0, kv_use_ratio=0.0)
             return
-        self._metrics["redraft_requests_running"].set(float(status.running))
-        self._metrics["redraft_requests_waiting"].set(float(status.waiting))
-        self._metrics["redraft_kv_use_ratio"].set(status.kv_use)
+        self._set(
+            worker_up=float(status.ready),
+            requests_running=float(status.running),
+            requests_waiting=float(status.waiting),
+            kv_use_ratio=status.kv_use,
+        )
         totals = {key: float(status.totals.get(key, 0)) for key in _COUNTERS}
         if totals["sequence_steps"]:
-            self._metrics["redraft_acceptance_length"].set(1 + totals["accepted"] / totals["sequence_steps"])
+            self._set(acceptance_length=1 + totals["accepted"] / totals["sequence_steps"])
         for key, value in totals.items():
-            last = self._last.get(key, 0.0)
-            self._metrics[f"redraft_{key}"].increment(value - last if value >= last else value)
-        self._last = totals
+            last = self._totals.get(key, 0.0)
+            if value != last:
+                self._metrics[f"redraft_{key}"].increment(value - last if value > last else value)
+        self._totals = totals
+
+    def _set(self, **gauges: float) -> None:
+        for key, value in gauges.items():
+            if self._gauges.get(key) != value:
+                self._metrics[f"redraft_{key}"].set(value)
+        self._gauges |= gauges
 
 
 class LatencyMetrics:

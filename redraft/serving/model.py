@@ -24,7 +24,7 @@ from redraft.serving.fields import Contract
 from redraft.serving.metrics import LatencyMetrics, WorkerMetrics
 
 CANCELLATION_POLL_S = 0.02
-CANCELLATIONS_PER_POLL = 32
+CANCELLATIONS_PER_POLL = 8
 STATUS_POLL_S = 0.5
 
 _ERROR_CODES = {  # names: Triton adds its part of pb_utils only after this module has been imported
@@ -80,7 +80,7 @@ class GenerationModel:
         self._latency = LatencyMetrics(args["model_name"])
         self._in_flight: dict[str, Exchange] = {}
         self._poll_from = 0
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._threads = [threading.Thread(target=self._respond, name="redraft-responses")]
         if self.publishes_worker_metrics:
@@ -97,6 +97,7 @@ class GenerationModel:
         """Fail what is still in flight and disconnect."""
         self._client.close()
         self._closing.set()
+        self._wake()
         for thread in self._threads:
             thread.join()
 
@@ -123,6 +124,8 @@ class GenerationModel:
             if parsed.stream and not self._decoupled:
                 raise InvalidRequest("stream: expected false, since this server runs without --decoupled, got true")
             self._in_flight[request_id] = Exchange(parsed, sender)
+            if len(self._in_flight) == 1:
+                self._wake()
             self._client.submit(parsed, self._messages.put)
         except InvalidRequest as error:
             _send_error(sender, protocol.INVALID, str(error))
@@ -130,15 +133,17 @@ class GenerationModel:
             self._in_flight.pop(request_id, None)
             _send_error(sender, error.code, str(error))
 
+    def _wake(self) -> None:
+        """Let the response thread look at what has changed: it sleeps while nothing is in flight."""
+        self._messages.put(None)
+
     def _respond(self) -> None:
         next_poll = 0.0
         while not (self._closing.is_set() and self._messages.empty()):
-            try:
-                message = self._messages.get(timeout=CANCELLATION_POLL_S)
-            except queue.Empty:
-                pass
-            else:
-                self._deliver(message)
+            with contextlib.suppress(queue.Empty):
+                message = self._messages.get(timeout=CANCELLATION_POLL_S if self._in_flight else None)
+                if message is not None:
+                    self._deliver(message)
             if (now := time.monotonic()) >= next_poll:
                 next_poll = now + CANCELLATION_POLL_S
                 self._pass_on_cancellations()

@@ -26,6 +26,7 @@ class Settings(BaseModel):
     decoupled: bool = True
     threads: int | None = None
     max_queue: int | None = None
+    stream_interval_ms: int | None = None
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker"]
 
 

@@ -173,6 +173,8 @@ def _worker_command(run_dir: RunDir, settings: Settings) -> list[str]:
         command += ["--threads", str(settings.threads)]
     if settings.max_queue is not None:
         command += ["--max-queue", str(settings.max_queue)]
+    if settings.stream_interval_ms is not None:
+        command += ["--stream-interval-ms", str(settings.stream_interval_ms)]
     return command
 
 

@@ -1,0 +1,79 @@
+"""What a sequence gives out, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from redraft import sequence as module
+from redraft.decoding.verification import Verdict
+from redraft.protocol import GenerateRequest
+from redraft.sequence import Sequence
+from tests.toy_engine import toy_codec
+
+CODEC = toy_codec()
+PROMPT = [1, 2, 3]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that sequences see, in seconds: an item that a test sets."""
+    now = [100.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def begun(first: str, **fields) -> Sequence:
+    """A stream with an interval of 40 ms, after its first token."""
+    request = GenerateRequest(id="r", input_ids=PROMPT, **{"max_tokens": 20, "stream": True, **fields})
+    sequence = Sequence("r", request, PROMPT, CODEC, frozenset({0}), stream_interval_s=0.04)
+    sequence.prefill(len(PROMPT))
+    sequence.begin(verdict(first), None)
+    return sequence
+
+
+def verdict(text: str) -> Verdict:
+    tokens = CODEC.encode(text)
+    return Verdict(list(range(len(tokens))), tokens, [-0.5] * len(tokens))
+
+
+def step(sequence: Sequence, text: str) -> None:
+    gained = verdict(text)
+    sequence.step(gained, None, len(gained.tokens), len(gained.tokens), False)
+
+
+def test_the_first_text_comes_at_once_and_the_rest_is_gathered(clock):
+    sequence = begun("a", return_log_probs=True)
+    assert sequence.take_output().text == "a"
+    for passed, text in ((0.015, "bc"), (0.03, "d"), (0.039, "ef")):
+        clock[0] = 100 + passed
+        step(sequence, text)
+        assert sequence.take_output() is None, passed
+    clock[0] = 100.0401
+    step(sequence, "g")
+    gathered = sequence.take_output()
+    assert gathered.text == "bcdefg"
+    assert gathered.token_ids == CODEC.encode("bcdefg")
+    assert gathered.log_probs == [-0.5] * 6
+    clock[0] = 100.07
+    step(sequence, "h")
+    assert sequence.take_output() is None, "the next interval starts with the last piece"
+
+
+def test_the_last_text_comes_at_once(clock):
+    sequence = begun("a", max_tokens=3)
+    sequence.take_output()
+    step(sequence, "bc")
+    last = sequence.take_output()
+    assert (last.text, last.finish_reason) == ("bc", "length")
+    cancelled = begun("a")
+    cancelled.take_output()
+    cancelled.finish("cancelled")
+    assert cancelled.take_output().finish_reason == "cancelled"
+
+
+def test_text_that_was_held_back_does_not_wait_for_the_interval(clock):
+    """The first piece that a client can show is the first with text."""
+    sequence = begun("S", stop_words=["STOP"])
+    assert sequence.take_output().text == ""
+    step(sequence, "ea")
+    assert sequence.take_output().text == "Sea"
