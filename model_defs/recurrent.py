@@ -80,7 +80,7 @@ class RecurrentDrafter(Drafter):
 
     name = "recurrent"
     config_type = RecurrentConfig
-    recipe = Recipe(peak_rate=1.5e-3)
+    recipe = Recipe(peak_rate=7e-4)
     config: RecurrentConfig
 
     def __init__(self, config: RecurrentConfig, target: Target, hot_ids: Tensor | None = None):
