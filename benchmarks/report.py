@@ -71,18 +71,23 @@ def single_section(content: dict[str, Any], plot_folder: Path) -> Section:
     plots.grouped_bars(speed, groups, speeds, "tokens/s", "One stream")
     speed.legend(frameon=False, fontsize=8, loc="upper center", ncols=len(speeds))
     conditional = {
-        f"temperature {temperature}": single["contenders"][single_stream.SPEC]["conditional_acceptance"]
+        f"{name}, temperature {temperature}": entry["conditional_acceptance"]
         for temperature, single in singles.items()
+        for name, entry in single_stream.speculative_entries(single).items()
     }
     plots.lines(depth, conditional, ("Conditional acceptance rate", "depth in the tree", "share accepted"))
     ratios = {
-        f"temperature {temperature}": {str(level["streams"]): level["speedup"] for level in rows}
+        f"{name}, temperature {temperature}": {
+            str(level["streams"]): level["contenders"][name]["speedup"] for level in rows
+        }
         for temperature, rows in levels.items()
         if rows
+        for name in rows[0]["contenders"]
+        if name != single_stream.AR
     }
     plots.lines(streams, ratios, ("Speed-up by streams at once", "streams", "times auto-regressive"))
     streams.axhline(1, color="#9ca3af", linestyle=":", linewidth=1)
-    title = f"Without a server: {content['speculative']} against {content['auto_regressive']}"
+    title = f"Without a server, against {content['auto_regressive']}"
     return Section(title, [plots.save(figure, plot_folder / "single_stream.png")], single_stream.tables(content))
 
 

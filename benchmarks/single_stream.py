@@ -1,8 +1,8 @@
 """Speculative against auto-regressive decoding without a server: one stream, then several at once.
 
-    python -m benchmarks.single_stream --auto-regressive AR_BUNDLE --speculative SPEC_BUNDLE
+    python -m benchmarks.single_stream --auto-regressive AR_BUNDLE --speculative BUNDLE [BUNDLE ...]
 
-Both bundles are loaded side by side and take turns prompt by prompt, so that a busy machine slows both alike; seconds
+All bundles are loaded side by side and take turns prompt by prompt, so that a busy machine slows all alike; seconds
 are medians over the repeats. With --llama-cpp a llama.cpp process takes its turn too (see docs/load-testing.md).
 """
 
@@ -29,7 +29,7 @@ from redraft.prompts import Prompt, load_prompts, spread
 from redraft.protocol import GenerateRequest, SequenceStats
 
 console = Console()
-AR, SPEC, LLAMA = "auto-regressive", "speculative", "llama.cpp"
+AR, LLAMA = "auto-regressive", "llama.cpp"
 
 
 @dataclass
@@ -118,9 +118,12 @@ def race(sessions: dict[str, Session], requests: list[GenerateRequest], repeats:
 
 
 def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> dict[str, Any]:
-    """Figures of a race: speeds, speed-ups (also per category), acceptance, where the time went."""
+    """Figures of a race: speeds, speed-ups, acceptance (all also per category), where the time went."""
     base = contenders[AR]
-    report: dict[str, Any] = {"contenders": {}, "categories": {}}
+    places: dict[str, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        places.setdefault(prompt.category, []).append(place)
+    report: dict[str, Any] = {"prompts": len(prompts), "contenders": {}}
     for name, contender in contenders.items():
         entry: dict[str, Any] = {
             "tokens": contender.tokens,
@@ -131,18 +134,16 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
         if contender.clock:
             entry |= {"drafting_share": contender.clock.drafting_share, "host_overhead": contender.clock.host_overhead}
             entry |= acceptance_figures(contender.answers)
+            pairs = zip(base.answers, contender.answers, strict=True)
+            entry["identical_answers"] = sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
+            entry["categories"] = {
+                category: {
+                    "speedup": _part_speed(contender, some) / _part_speed(base, some),
+                    "acceptance_length": acceptance_figures([contender.answers[i] for i in some])["acceptance_length"],
+                }
+                for category, some in places.items()
+            }
         report["contenders"][name] = entry
-    same = [a.token_ids == b.token_ids for a, b in zip(base.answers, contenders[SPEC].answers, strict=True)]
-    report["identical_answers"], report["prompts"] = sum(same), len(same)
-    for category in dict.fromkeys(prompt.category for prompt in prompts):
-        places = [i for i, prompt in enumerate(prompts) if prompt.category == category]
-        speeds = {name: _part_speed(contender, places) for name, contender in contenders.items()}
-        length = acceptance_figures([contenders[SPEC].answers[i] for i in places])["acceptance_length"]
-        report["categories"][category] = {
-            "tokens_per_s": speeds,
-            "speedup": speeds[SPEC] / speeds[AR] if speeds[AR] else None,
-            "acceptance_length": length,
-        }
     return report
 
 
@@ -165,9 +166,14 @@ def race_concurrent(sessions: dict[str, Session], requests: list[GenerateRequest
             tick()
     return {
         "streams": level,
-        "tokens_per_s": {name: median(values) for name, values in speeds.items()},
-        "speedup": median(spec / ar for spec, ar in zip(speeds[SPEC], speeds[AR], strict=True)),
-        "acceptance_length": acceptance_figures(answers[SPEC])["acceptance_length"],
+        "contenders": {
+            name: {
+                "tokens_per_s": median(values),
+                "speedup": median(ours / base for ours, base in zip(values, speeds[AR], strict=True)),
+                "acceptance_length": acceptance_figures(answers[name])["acceptance_length"],
+            }
+            for name, values in speeds.items()
+        },
     }
 
 
@@ -194,7 +200,7 @@ def measure(sessions: dict[str, Session], args: argparse.Namespace, tokenizer: C
                                llama if temperature == 0 else None)  # fmt: skip
                 report["single"][f"{temperature:g}"] = report_single(players, prompts)
                 levels = report["concurrent"].setdefault(f"{temperature:g}", [])
-                task = progress.add_task("several streams", total=2 * len(args.streams) * args.repeats)
+                task = progress.add_task("several streams", total=len(sessions) * len(args.streams) * args.repeats)
                 turn = lambda task=task: progress.advance(task)  # noqa: E731
                 for level in args.streams:
                     many = requests(temperature, max(2 * level, 8))
@@ -207,29 +213,42 @@ def measure(sessions: dict[str, Session], args: argparse.Namespace, tokenizer: C
 def tables(report: dict[str, Any]) -> list[Table]:
     """The report as tables: the race and its kinds of prompts per temperature, then several streams at once."""
     found = []
-    columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "unpacked", "drafting", "host"]
+    columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "unpacked", "drafting", "host", "identical"]
     for temperature, single in report["single"].items():
         title = f"One stream, temperature {temperature}, {report['max_tokens']} tokens, {single['prompts']} prompts"
-        found.append(Table(f"{title}, {single['identical_answers']} answers identical", columns))
+        found.append(Table(title, columns))
         for name, entry in single["contenders"].items():
             cells = [number(entry["tokens_per_s"]), number(entry["decode_tokens_per_s"]), f"{entry['speedup']:.2f}x"]
             if "steps" in entry:
                 keys = ("acceptance_length", "rows_per_step", "rows_per_step_unpacked")
                 cells += [number(entry[key], 2) for key in keys]
                 cells += [f"{entry[key]:.1%}" for key in ("drafting_share", "host_overhead")]
+                cells.append(f"{entry['identical_answers']} of {single['prompts']}")
             found[-1].rows.append([name, *cells, *[""] * (len(columns) - 1 - len(cells))])
-        found.append(Table(f"By kind of prompt, temperature {temperature}", ["kind", "speed-up", "accepted"]))
-        for category, entry in single["categories"].items():
-            found[-1].rows.append([category, number(entry["speedup"], 2), number(entry["acceptance_length"], 2)])
+        speculative = speculative_entries(single)
+        kinds = list(next(iter(speculative.values()))["categories"])
+        found.append(
+            Table(f"Speed-up and acceptance length by kind of prompt, temperature {temperature}", ["", *kinds])
+        )
+        for name, entry in speculative.items():
+            found[-1].rows.append([name, *(_pair(entry["categories"][kind]) for kind in kinds)])
     for temperature, levels in report["concurrent"].items():
         if levels:
-            title = f"Tokens/s of several streams at once, temperature {temperature}"
-            found.append(Table(title, ["streams", AR, SPEC, "speed-up", "accepted"]))
-            for level in levels:
-                figures = [number(level["tokens_per_s"][name]) for name in (AR, SPEC)]
-                figures += [f"{level['speedup']:.2f}x", number(level["acceptance_length"], 2)]
-                found[-1].rows.append([str(level["streams"]), *figures])
+            title = f"Tokens/s of several streams at once (speed-up, acceptance length), temperature {temperature}"
+            found.append(Table(title, ["", *(str(level["streams"]) for level in levels)]))
+            for name in levels[0]["contenders"]:
+                entries = [level["contenders"][name] for level in levels]
+                found[-1].rows.append([name, *(f"{number(e['tokens_per_s'])} ({_pair(e)})" for e in entries)])
     return found
+
+
+def speculative_entries(single: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The contenders of a race that draft, by name."""
+    return {name: entry for name, entry in single["contenders"].items() if name not in (AR, LLAMA)}
+
+
+def _pair(entry: dict[str, Any]) -> str:
+    return f"{entry['speedup']:.2f}x, {number(entry['acceptance_length'], 2)}"
 
 
 def show(report: dict[str, Any]) -> None:
@@ -237,9 +256,10 @@ def show(report: dict[str, Any]) -> None:
     for table in tables(report):
         table.show(console)
     for temperature, single in report["single"].items():
-        counts = single["contenders"][SPEC]["depth_counts"]
-        depths = " ".join(f"{accepted / offered:.2f} ({accepted}/{offered})" for accepted, offered in counts)
-        console.print(f"conditional acceptance by depth, temperature {temperature}: {depths}")
+        console.print(f"conditional acceptance by depth, temperature {temperature}:")
+        for name, entry in speculative_entries(single).items():
+            counts = [f"{accepted / offered:.2f} ({accepted}/{offered})" for accepted, offered in entry["depth_counts"]]
+            console.print(f"  {name}: {' '.join(counts)}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -247,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--auto-regressive", type=Path, required=True, help="bundle without drafter")
-    add("--speculative", type=Path, required=True, help="bundle with drafter")
+    add("--speculative", type=Path, nargs="+", required=True, help="bundles that draft, named by their folders")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
@@ -261,7 +281,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.llama_cpp and not args.llama_model:
         parser.error("--llama-cpp needs --llama-model")
-    bundles = {AR: args.auto_regressive, SPEC: args.speculative}
+    bundles = {AR: args.auto_regressive} | {bundle.name: bundle for bundle in args.speculative}
+    if len(bundles) <= len(args.speculative) or LLAMA in bundles:
+        parser.error("--speculative: the folders' names must differ, and be other than 'auto-regressive', 'llama.cpp'")
     sessions = {name: load_session(parser, bundle, args.threads) for name, bundle in bundles.items()}
     llama = LlamaCpp(args.llama_cpp, args.llama_model, args.threads) if args.llama_cpp else None
     try:
@@ -269,7 +291,7 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         if llama:
             llama.close()
-    report |= {"auto_regressive": args.auto_regressive.name, "speculative": args.speculative.name}
+    report["auto_regressive"] = args.auto_regressive.name
     write_json(args.output, report)
     show(report)
     console.print(f"written to {args.output}")

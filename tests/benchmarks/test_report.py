@@ -13,22 +13,24 @@ def contender(speed, depths):
     return {
         "tokens": 10, "tokens_per_s": speed, "decode_tokens_per_s": speed, "speedup": speed / 100, "steps": 5,
         "acceptance_length": 2.0, "rows_per_step": 9.0, "rows_per_step_unpacked": 12.0, "drafting_share": 0.1,
-        "host_overhead": 0.04, "conditional_acceptance": depths,
+        "host_overhead": 0.04, "conditional_acceptance": depths, "identical_answers": 3,
+        "categories": {"math": {"speedup": 1.5, "acceptance_length": 2.0}},
     }  # fmt: skip
 
 
 SINGLE = {
-    "contenders": {"auto-regressive": contender(100, []), "speculative": contender(150, [0.6, 0.5])},
-    "categories": {"math": {"speedup": 1.5, "acceptance_length": 2.0}}, "identical_answers": 3, "prompts": 3,
+    "contenders": {"auto-regressive": contender(100, []), "spec": contender(150, [0.6, 0.5])}, "prompts": 3,
 }  # fmt: skip
 LEVEL = {
-    "streams": 8, "speedup": 1.1, "acceptance_length": 1.5,
-    "tokens_per_s": {"auto-regressive": 300.0, "speculative": 330.0},
-}  # fmt: skip
+    "streams": 8,
+    "contenders": {
+        name: {"tokens_per_s": 300.0, "speedup": 1.1, "acceptance_length": 1.5} for name in ("auto-regressive", "spec")
+    },
+}
 RESULTS = {
     "single_stream": {
         "single": {"0": SINGLE, "1": SINGLE}, "concurrent": {"0": [LEVEL], "1": []}, "max_tokens": 128,
-        "speculative": "spec", "auto_regressive": "ar",
+        "auto_regressive": "ar",
     },
     "grid": {"temperature": 0.0, "shapes": [
         {"shape": "s", "bundle": "b", "width": width, "budget": budget, "ngram": ngram, "acceptance_length": 2.0,

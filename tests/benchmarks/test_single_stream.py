@@ -29,6 +29,9 @@ class Llama:
 """
 
 
+NGRAM_ALONE = DraftingPlan(None, ngram=True, budget=BudgetTable.constant(8))
+
+
 def session(plan=None):
     engine = ToyEngine()
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
@@ -52,12 +55,13 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
         dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], streams=[2], repeats=2
     )
     plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
-    sessions = {single_stream.AR: session(), single_stream.SPEC: session(plan)}
+    sessions = {single_stream.AR: session(), "speculative": session(plan), "ngram": session(NGRAM_ALONE)}
     report = single_stream.measure(sessions, args, ChatTokenizer(tokenizer_folder), llama)
     single_stream.show(report)
     cold = report["single"]["0"]
-    assert cold["identical_answers"] == cold["prompts"] == 3
     spec, ar = cold["contenders"]["speculative"], cold["contenders"]["auto-regressive"]
+    assert spec["identical_answers"] == cold["prompts"] == 3
+    assert cold["contenders"]["ngram"]["acceptance_length"] != spec["acceptance_length"]
     assert spec["acceptance_length"] > 1.2
     assert spec["rows_per_step"] == pytest.approx(9, abs=1.5)
     assert spec["rows_per_step_unpacked"] >= spec["rows_per_step"]
@@ -67,10 +71,10 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     assert ar["drafting_share"] == 0
     assert cold["contenders"]["llama.cpp"]["tokens"] == 60
     assert "llama.cpp" not in report["single"]["1"]["contenders"]
-    assert set(cold["categories"]) == {"a", "b"}
+    assert set(spec["categories"]) == {"a", "b"}
     (level,) = report["concurrent"]["1"]
     assert level["streams"] == 2
-    assert level["speedup"] > 0
+    assert level["contenders"]["speculative"]["speedup"] > 0
     assert "conditional acceptance by depth" in capsys.readouterr().out
 
 
