@@ -21,6 +21,8 @@ class Children:
     """int32 [M], the row of the parent among the nodes that were expanded"""
     sequences: Tensor
     """int32 [M], the row of the sequence in the batch"""
+    width: int
+    """how many there are of each sequence"""
 
 
 class Paths(Protocol):
@@ -62,6 +64,6 @@ class BeamSearch(nn.Module):
             *draft, tokens, origins = beam_step(values, ids, self.width, *draft)
             sequences = origins if sequences is None else sequences
             if level + 1 < self.length:
-                paths = paths.extend(Children(tokens, origins, sequences))
+                paths = paths.extend(Children(tokens, origins, sequences, self.width))
         candidates, log_probs, parents, _ = draft
         return candidates, log_probs, parents
