@@ -13,9 +13,9 @@ from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
-from redraft.decoding.verification import check_pairing
+from redraft.decoding.verification import VERIFIERS, check_pairing
 from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine
-from redraft.protocol import MIN_TEMPERATURE, SamplingConfig
+from redraft.protocol import SamplingConfig
 from redraft.sequence import Sequence
 
 
@@ -100,8 +100,14 @@ class DraftSource:
     def _random_trees(
         self, shape: DrawShape, sequences: list[Sequence], roots: np.ndarray, budgets: list[int], deepest: list[int]
     ) -> TokenTree:
+        """Trees of random draws: cut to their budgets where only a cut in draw order is lossless, else to be pruned."""
         assert self._plan is not None
         assert isinstance(self._engine, DrawingEngine)
+        any_cut = VERIFIERS[self._plan.verification].merges
+        limits = [
+            len(shape.cut_order) if any_cut or sequence.sampler.greedy else budget
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
         rows, support = sum(shape.noise_rows), self._plan.support
         temperature, top_k, top_p = zip(*(_filters(sequence.request.sampling) for sequence in sequences), strict=True)
         samplers = [sequence.sampler for sequence in sequences]
@@ -112,13 +118,13 @@ class DraftSource:
             top_p=np.array(top_p, dtype=np.float32),
         )
         draws = self._engine.draw(_batch(sequences, roots), sampling)
-        return pack_draws(draws, roots, shape.kept(np.array(budgets), np.array(deepest)))
+        return pack_draws(draws, roots, shape.kept(np.array(limits), np.array(deepest)))
 
 
 def _filters(config: SamplingConfig) -> tuple[float, int, float]:
-    """Temperature, top-k and top-p to draft with: the request's; a greedy one draws the most probable tokens."""
+    """Temperature, top-k and top-p to draft with: the request's."""
     if config.greedy:
-        return MIN_TEMPERATURE, 0, 1.0
+        return 0.0, 0, 1.0
     temperature = 1.0 if config.temperature is None else config.temperature
     return temperature, config.top_k or 0, 1.0 if config.top_p is None else config.top_p
 

@@ -96,6 +96,33 @@ def test_a_request_does_not_depend_on_its_neighbours_and_greedy_ones_are_exact(c
         assert together[key][4].accepted > 0
 
 
+@pytest.mark.parametrize(
+    ("construction", "verification"),
+    [("stochastic_beam", "recursive_rejection"), ("independent", "k_seq"), ("gumbel_top_k", "sampled_walk")],
+)
+def test_greedy_trees_are_cut_to_their_likeliest_nodes(construction, verification):
+    """Beside a request that samples, whose draws are cut in draw order."""
+
+    def first_trees(budget):
+        seen: list = []
+        scheduler = Scheduler(
+            engine(construction),
+            LIMITS,
+            plan(construction, verification, budget),
+            observe=lambda *step: seen.append(step),
+        )
+        run(scheduler, [make("a", prompt=[1, 2, 3]), make("b", {"temperature": 1.0, "seed": 1}, prompt=[1, 2])])
+        return seen[0][0]
+
+    whole_tree, cut_tree = first_trees(12), first_trees(4)
+    whole, cut = whole_tree.nodes[0], cut_tree.nodes[0]
+    assert len(whole) > 6
+    assert len(cut) == 5
+    assert {score for _, _, score in cut} == set(sorted((score for _, _, score in whole), reverse=True)[:5])
+    assert cut_tree.draws[0] == {}
+    assert cut_tree.draws[1], "the other's draws are kept"
+
+
 def test_a_vocabulary_of_two():
     for construction, verification in (("gumbel_top_k", "recursive_rejection"), ("independent", "k_seq")):
         toy = DrawingToyEngine(construction, PLANS[construction], 2, vocab_size=2, slots=3)

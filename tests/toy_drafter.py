@@ -21,7 +21,8 @@ def reference_draws(
 
     `support_of(sequence, path)` gives the drafter's M tokens int32 and their logits float32 after a path, root first.
     """
-    shape = RANDOM_CONSTRUCTIONS[construction].shape(levels)
+    shape, rule = RANDOM_CONSTRUCTIONS[construction].shape(levels), RANDOM_CONSTRUCTIONS[construction].rule
+    greedy = sampling.temperature == 0
     batch, support = len(roots), sampling.noise.shape[2]
     beam, noise_at, first = Beam.of_roots(batch), 0, 0
     paths: list[list[list[int] | None]] = [[[root]] for root in roots]
@@ -35,10 +36,10 @@ def reference_draws(
                 ids[b, n], logits[b, n] = support_of(b, path)
         log_probs = filter_log_probs(logits, sampling.temperature, sampling.top_k, sampling.top_p)
         noise = sampling.noise[:, noise_at : noise_at + rows]
-        if construction == "stochastic_beam":
-            draws, beam = stochastic_beam(log_probs, noise, beam, count)
+        if rule == "stochastic_beam":
+            draws, beam = stochastic_beam(log_probs, noise, beam, count, greedy)
         else:
-            draws = (gumbel_top_k if construction == "gumbel_top_k" else independent)(log_probs, noise, count)
+            draws = (gumbel_top_k if rule == "gumbel_top_k" else independent)(log_probs, noise, count, greedy)
         assert draws.shape == (batch, width)
         taken = np.take_along_axis(ids.reshape(batch, -1), np.maximum(draws, 0), axis=1).tolist()
         paths = [

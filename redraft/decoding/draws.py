@@ -28,10 +28,11 @@ def gumbel_noise(seed: int, position: int, rows: int, support: int) -> np.ndarra
 def filter_log_probs(logits: np.ndarray, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray) -> np.ndarray:
     """The distribution that a drafter draws from: log-probabilities float32 [B, N, M], -inf where filtered out.
 
-    logits float32 [B, N, M], -inf where absent; temperature float32 [B], top_k int32 [B] (0: all), top_p float32 [B]
-    (1: all): as the target's `Sampler` filters, the fewest tokens that hold top_p of what top-k leaves.
+    logits float32 [B, N, M], -inf where absent; temperature float32 [B] (0, greedy, filters as 1 does), top_k int32 [B]
+    (0: all), top_p float32 [B] (1: all): as the target's `Sampler` filters, the fewest tokens that hold top_p of what
+    top-k leaves.
     """
-    scaled = logits.astype(np.float64) / temperature[:, None, None]
+    scaled = logits.astype(np.float64) / np.where(temperature > 0, temperature, 1)[:, None, None]
     order = np.argsort(-scaled, axis=-1, kind="stable")
     ranks = np.argsort(order, axis=-1)
     limits = np.where(top_k > 0, top_k, logits.shape[-1])[:, None, None]
@@ -52,27 +53,31 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return shifted - np.where(np.isfinite(top), total, 0.0)
 
 
-def gumbel_top_k(log_probs: np.ndarray, noise: np.ndarray, count: int) -> np.ndarray:
+def gumbel_top_k(log_probs: np.ndarray, noise: np.ndarray, count: int, greedy: np.ndarray | None = None) -> np.ndarray:
     """`count` draws without replacement from every node (RSD-C: RSD, algorithm 4).
 
     log_probs and noise float32 [B, N, M]. Flat draws int32 [B, N * count], each node's in draw order, -1 where its
-    support is exhausted.
+    support is exhausted. `greedy` bool [B]: sequences that take the likeliest tokens instead (None: no one does).
     """
     batch, nodes, support = log_probs.shape
-    best, values = _top(log_probs + noise, count)
+    best, values = _top(_perturbed(log_probs, noise, greedy), count)
     flat = best + np.arange(nodes)[:, None] * support
     return np.where(np.isfinite(values), flat, -1).reshape(batch, nodes * count).astype(np.int32)
 
 
-def independent(log_probs: np.ndarray, noise: np.ndarray, count: int) -> np.ndarray:
+def independent(log_probs: np.ndarray, noise: np.ndarray, count: int, greedy: np.ndarray | None = None) -> np.ndarray:
     """One draw for each of `count` independent sequences, all from the root or each from a node of its own (SpecTr).
 
     log_probs float32 [B, 1 or count, M], noise float32 [B, count, M]. Flat draws int32 [B, count], repeats kept.
+    `greedy` bool [B]: sequences that take the likeliest tokens instead, `count` different ones at the root.
     """
     _, nodes, support = log_probs.shape
-    perturbed = log_probs + noise
+    perturbed = _perturbed(log_probs, noise, greedy)
     flat = perturbed.argmax(axis=-1) + (np.arange(count) if nodes > 1 else 0) * support
-    return np.where(np.isfinite(perturbed.max(axis=-1)), flat, -1).astype(np.int32)
+    draws = np.where(np.isfinite(perturbed.max(axis=-1)), flat, -1).astype(np.int32)
+    if greedy is None or nodes > 1:
+        return draws
+    return np.where(greedy[:, None], gumbel_top_k(log_probs, noise[:, :1], count, greedy), draws)
 
 
 @dataclass
@@ -90,15 +95,20 @@ class Beam:
         return cls(np.zeros((batch, 1), np.float32), np.zeros((batch, 1), np.float32))
 
 
-def stochastic_beam(log_probs: np.ndarray, noise: np.ndarray, beam: Beam, count: int) -> tuple[np.ndarray, Beam]:
+def stochastic_beam(
+    log_probs: np.ndarray, noise: np.ndarray, beam: Beam, count: int, greedy: np.ndarray | None = None
+) -> tuple[np.ndarray, Beam]:
     """The `count` best children of all nodes: paths drawn without replacement (RSD-S: RSD, algorithm 9).
 
     log_probs and noise float32 [B, N, M]. Flat draws int32 [B, count], best first, -1 where none are left, and their
-    beam. The k best of a level are children of the k best of the level before.
+    beam. The k best of a level are children of the k best of the level before. `greedy` bool [B]: sequences that take
+    the likeliest paths instead (a beam search), which are then their own perturbed values.
     """
     batch = len(log_probs)
     totals = beam.totals[..., None] + log_probs
     gumbels = truncated_gumbels(totals + noise, beam.gumbels)
+    if greedy is not None:
+        gumbels = np.where(greedy[:, None, None], totals, gumbels)
     draws, values = _top(gumbels.reshape(batch, -1), count)
     found = np.isfinite(values)
     totals = np.take_along_axis(totals.reshape(batch, -1), draws, axis=1)
@@ -110,11 +120,15 @@ def truncated_gumbels(perturbed: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
     Monotone, and the maximum becomes the bound (RSD, equation 10, in the stable form of Kool et al. 2019, B.3).
     """
-    bounds = bounds[..., None]
+    wide, bounds = perturbed.astype(np.float64), bounds[..., None].astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        excess = bounds - perturbed + np.log1p(-np.exp(perturbed - perturbed.max(axis=-1, keepdims=True)))
+        excess = bounds - wide + np.log1p(-np.exp(wide - wide.max(axis=-1, keepdims=True)))
         truncated = bounds - np.maximum(excess, 0) - np.log1p(np.exp(-np.abs(excess)))
-    return np.where(np.isfinite(perturbed), truncated, -np.inf)
+    return np.where(np.isfinite(perturbed), truncated, -np.inf).astype(np.float32)
+
+
+def _perturbed(log_probs: np.ndarray, noise: np.ndarray, greedy: np.ndarray | None) -> np.ndarray:
+    return log_probs + (noise if greedy is None else np.where(greedy[:, None, None], np.float32(0), noise))
 
 
 def _top(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,8 @@
 """Draft trees of random draws: their shapes, how a budget cuts them, and packing what a drafter drew.
 
-A cut is decided before the draws are seen: by draw order and by level. Any rule that looks at a draw before it keeps it
-(its probability, or whether it repeats another) changes the law of the kept draws, and verification would be biased.
+Where a verifier weighs the draws, a cut is decided before they are seen: by draw order and by level. Any rule that
+looks at a draw before it keeps it (its probability, or whether it repeats another) changes the law of the kept draws,
+and verification would be biased.
 """
 
 from __future__ import annotations
@@ -52,12 +53,18 @@ class DrawShape:
 class RandomConstruction:
     """A way to draw trees at random; `shape` gives what is fixed from the configured numbers of draws per level.
 
-    The drafter network draws (level functions: `redraft.decoding.draws`); `pack_draws` makes the tree.
+    The drafter network draws, `pack_draws` makes the tree.
     """
 
     name: str
     draws: Draws
     shape: Callable[[tuple[int, ...]], DrawShape]
+    rule: str
+    """What draws a level: a function of `redraft.decoding.draws`, and the attribute of the operator `DrawStep`."""
+    levels: tuple[int, ...]
+    """The usual numbers of draws per level."""
+    verification: str
+    """The usual verifier."""
 
 
 RANDOM_CONSTRUCTIONS: dict[str, RandomConstruction] = {}
@@ -65,17 +72,21 @@ RANDOM_CONSTRUCTIONS: dict[str, RandomConstruction] = {}
 ShapeRule = Callable[[tuple[int, ...]], DrawShape]
 
 
-def register_random_construction(name: str, draws: Draws) -> Callable[[ShapeRule], ShapeRule]:
-    """Decorator that makes a random construction selectable as `name`, from its shape."""
+def register_random_construction(
+    name: str, draws: Draws, rule: str, levels: tuple[int, ...], verification: str
+) -> Callable[[ShapeRule], ShapeRule]:
+    """Decorator that makes a random construction selectable as `name`, from its shape; see `RandomConstruction`."""
 
     def register(shape: ShapeRule) -> ShapeRule:
-        RANDOM_CONSTRUCTIONS[name] = RandomConstruction(name, draws, shape)
+        RANDOM_CONSTRUCTIONS[name] = RandomConstruction(name, draws, shape, rule, levels, verification)
         return shape
 
     return register
 
 
-@register_random_construction("gumbel_top_k", Draws.WITHOUT_REPLACEMENT)
+@register_random_construction(
+    "gumbel_top_k", Draws.WITHOUT_REPLACEMENT, "gumbel_top_k", (4, 2, 1), "recursive_rejection"
+)
 def branching_shape(levels: tuple[int, ...]) -> DrawShape:
     """RSD-C: `levels` are the branching factors, children of each node."""
     above: tuple[int, ...] = (0,)
@@ -87,13 +98,15 @@ def branching_shape(levels: tuple[int, ...]) -> DrawShape:
     return DrawShape(widths, (1, *widths[:-1]), tuple(ranks))
 
 
-@register_random_construction("stochastic_beam", Draws.WITHOUT_REPLACEMENT)
+@register_random_construction(
+    "stochastic_beam", Draws.WITHOUT_REPLACEMENT, "stochastic_beam", (4, 4, 4, 4), "recursive_rejection"
+)
 def beam_shape(levels: tuple[int, ...]) -> DrawShape:
     """RSD-S: `levels` are the beam widths. Draw k of a level descends from one of draws 0 to k of the level before."""
     return DrawShape(levels, (1, *levels[:-1]), tuple(tuple(range(count)) for count in levels))
 
 
-@register_random_construction("independent", Draws.INDEPENDENT)
+@register_random_construction("independent", Draws.INDEPENDENT, "independent", (4, 4, 4, 4), "multi_round")
 def sequences_shape(levels: tuple[int, ...]) -> DrawShape:
     """SpecTr, SpecInfer: as many independent sequences as each level has draws. Raises ValueError for uneven levels."""
     if len(set(levels)) > 1:
@@ -101,7 +114,7 @@ def sequences_shape(levels: tuple[int, ...]) -> DrawShape:
     return DrawShape(levels, levels, tuple(tuple(range(count)) for count in levels))
 
 
-@register_random_construction("random_chain", Draws.SINGLE)
+@register_random_construction("random_chain", Draws.SINGLE, "independent", (1, 1, 1, 1), "rejection")
 def chain_shape(levels: tuple[int, ...]) -> DrawShape:
     """Speculative sampling: one sequence. Raises ValueError for a level of more than one draw."""
     if set(levels) - {1}:

@@ -17,7 +17,7 @@ from redraft.decoding.construction import Draws
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.sampling import Sampler, log_probability, position_uniform
 from redraft.decoding.token_tree import NodeDraws, TokenTree
-from redraft.decoding.verification import Verdict, Verifier, register_verifier
+from redraft.decoding.verification import Verdict, Verifier, register_verifier, walk
 
 Accept = Callable[[float], bool]
 Rule = Callable[[np.ndarray, NodeDraws, Accept], tuple[int, np.ndarray]]
@@ -118,8 +118,11 @@ def verify(
     """Walk down from the root: at each node the rule accepts one of its draws, or the bonus token is drawn.
 
     The target's distribution is the sampler's, filters and processors applied to the node's own path. Acceptance and
-    bonus take random numbers of their own from each output position. It stops after an end token.
+    bonus take random numbers of their own from each output position. It stops after an end token. A greedy request is
+    walked: only one token is right, however the tree was made.
     """
+    if sampler.greedy:
+        return walk(tree, sequence, logits, sampler, with_log_probs)
     draws = tree.draws[sequence] if tree.draws is not None else {}
     verdict = Verdict(path=[], tokens=[])
     node: int | None = 0

@@ -171,12 +171,18 @@ def prune_tree(tree: TokenTree, budgets: Iterable[int], max_depths: Iterable[int
     """The best-scored nodes of each tree: at most `budgets` [B] drafted ones, none deeper than `max_depths` [B].
 
     A node's score counts at most as much as its parent's, so the kept nodes are closed under parents. Cutting by score
-    is lossless with `greedy` and `sampled_walk` only. Trees within the limits stay as they are.
+    is lossless with `greedy` and `sampled_walk` only. Trees within the limits stay as they are, draws included; the
+    others' draws are forgotten.
     """
     limits = zip(tree.nodes, budgets, map(len, tree.nodes) if max_depths is None else max_depths, strict=True)
     pruned = [_best_nodes(*limit) for limit in limits]
-    unchanged = all(after is before for after, before in zip(pruned, tree.nodes, strict=True))
-    return tree if unchanged else TokenTree.from_nodes(pruned)
+    same = [after is before for after, before in zip(pruned, tree.nodes, strict=True)]
+    if all(same):
+        return tree
+    result = TokenTree.from_nodes(pruned)
+    if tree.draws is not None:
+        result.draws = [draws if kept else {} for draws, kept in zip(tree.draws, same, strict=True)]
+    return result
 
 
 def _best_nodes(nodes: list[Node], budget: int, max_depth: int) -> list[Node]:

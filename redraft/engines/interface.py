@@ -71,11 +71,12 @@ class DraftSampling:
 
     The drafter turns the logits of M tokens per expanded node (the hot vocabulary, or the most probable) into the
     distribution p: divided by the temperature, top-k, then top-p, renormalized. `noise` is standard Gumbel, its rows
-    level by level as the construction's shape says (see `redraft.decoding.random_trees.DrawShape`).
+    level by level as the construction's shape says (see `redraft.decoding.random_trees.DrawShape`). Temperature 0 is
+    greedy: the likeliest tokens are taken where others are drawn, without noise, and p is that of temperature 1.
     """
 
     noise: np.ndarray  # float32 [B, R, M]
-    temperature: np.ndarray  # float32 [B], above 0
+    temperature: np.ndarray  # float32 [B], 0 or more
     top_k: np.ndarray  # int32 [B], 0: all
     top_p: np.ndarray  # float32 [B], 1: all
 

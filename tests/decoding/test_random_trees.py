@@ -124,7 +124,7 @@ def test_repeats_share_a_node():
     assert [len(draws[0].children) for draws in tree.draws] == [5, 5, 5]
 
 
-def test_greedy_requests_draw_the_most_probable():
+def test_cold_requests_draw_the_most_probable():
     for name, levels in CASES:
         drafts = some_draws(name, levels, 1, temperature=1e-4)
         for b in range(BATCH):
@@ -134,3 +134,27 @@ def test_greedy_requests_draw_the_most_probable():
                 assert level[level >= 0].tolist() == best[: (level >= 0).sum()].tolist()
             else:
                 assert set(level.tolist()) == {best[0]}
+
+
+def test_greedy_requests_get_trees_of_different_likely_paths():
+    for name, levels in CASES:
+        shape = RANDOM_CONSTRUCTIONS[name].shape(levels)
+        drafts, noisy = (some_draws(name, levels, 1, temperature=t) for t in (0.0, 1.0))
+        roots = np.array([90, 91, 92], np.int32)
+        tree = pack_draws(drafts, roots, shape.kept(np.full(BATCH, 99), np.full(BATCH, 9)))
+        np.testing.assert_array_equal(
+            drafts.log_probs[:, 0], noisy.log_probs[:, 0], "scores are those of temperature 1"
+        )
+        assert (tree.sizes - 1 == (drafts.draws >= 0).sum(axis=1)).all(), "no path twice"
+        for b in range(BATCH):
+            left = int(np.isfinite(drafts.log_probs[b, 0]).sum())
+            best = np.argsort(-drafts.log_probs[b, 0], kind="stable")[: min(shape.widths[0], left)]
+            assert tree.tokens[b, 1 : 1 + len(best)].tolist() == drafts.ids[b, 0, best].tolist()
+
+
+def test_a_greedy_stochastic_beam_is_a_beam_search():
+    drafts = some_draws("stochastic_beam", (3, 3), 4, temperature=0.0)
+    for b in range(BATCH):
+        totals = [float(drafts.log_probs[b].flat[place]) for place in drafts.draws[b, :3]]
+        below = np.array(totals)[:, None] + drafts.log_probs[b, 1:4]
+        assert drafts.draws[b, 3:].tolist() == (np.argsort(-below.ravel(), kind="stable")[:3] + SUPPORT).tolist()
