@@ -105,15 +105,20 @@ class TeacherData:
         if not self.training:
             raise ValueError(f"{folders[0]} holds only the {held_out} held-out shards")
 
-    def count_tokens(self, vocab_size: int) -> Tensor:
-        """How often the answers hold each token: int64 [V]."""
-        counts = torch.zeros(vocab_size, dtype=torch.long)
+    def answers(self) -> Iterator[Tensor]:
+        """The tokens int64 [n] of every answer to train on."""
         for file in self.training:
             _, answers, ends = _documents(file)
             with safe_open(file, framework="pt") as shard:
                 tokens = shard.get_tensor("tokens").long()
             for answer, end in zip(answers.tolist(), ends.tolist(), strict=True):
-                counts += torch.bincount(tokens[answer:end], minlength=vocab_size)
+                yield tokens[answer:end]
+
+    def count_tokens(self, vocab_size: int) -> Tensor:
+        """How often the answers hold each token: int64 [V]."""
+        counts = torch.zeros(vocab_size, dtype=torch.long)
+        for tokens in self.answers():
+            counts += torch.bincount(tokens, minlength=vocab_size)
         return counts
 
     def require(self, size: int, length: int, unroll: int) -> None:
