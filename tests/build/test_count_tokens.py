@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build"))
 
-import count_tokens  # noqa: E402
+import count_tokens
 
 VOCAB = 111
 
