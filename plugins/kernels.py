@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from plugins.draw_step.reference import RULES
 from plugins.library import kernels_path
 from plugins.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
 
@@ -83,6 +84,38 @@ class _BeamStep(ctypes.Structure):
     )
 
 
+class _DrawStep(ctypes.Structure):
+    _fields_ = _fields(
+        values=c_void_p,
+        ids=c_void_p,
+        rows=c_int64,
+        support=c_int64,
+        sequences=c_int64,
+        noise=c_void_p,
+        noise_rows=c_int64,
+        temperature=c_void_p,
+        top_k=c_void_p,
+        top_p=c_void_p,
+        rule=c_int,
+        count=c_int64,
+        expanded=c_int64,
+        drawn=c_int64,
+        ids_before=c_void_p,
+        log_probs_before=c_void_p,
+        draws_before=c_void_p,
+        totals=c_void_p,
+        gumbels=c_void_p,
+        next_ids=c_void_p,
+        next_log_probs=c_void_p,
+        next_draws=c_void_p,
+        next_totals=c_void_p,
+        next_gumbels=c_void_p,
+        tokens=c_void_p,
+        origins=c_void_p,
+        sequence_of=c_void_p,
+    )
+
+
 class _TreeAttention(ctypes.Structure):
     _fields_ = _fields(
         qkv=c_void_p,
@@ -140,6 +173,7 @@ def library() -> ctypes.CDLL:
     for name, structure in (
         *[("linear", _Linear), ("linear_topk", _LinearTopK), ("embedding", _Embedding)],
         *[("rms_norm", _RMSNorm), ("beam_step", _BeamStep), ("tree_attention", _TreeAttention)],
+        ("draw_step", _DrawStep),
     ):
         function = getattr(lib, f"redraft_{name}")
         function.argtypes, function.restype = [POINTER(structure)], ctypes.c_char_p
@@ -247,6 +281,43 @@ def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarra
     sizes = (rows, k, batch, levels, width)
     args = _BeamStep(_address(values), _address(ids), *sizes, *inputs, *map(_address, results))
     _run(library().redraft_beam_step, byref(args))
+    return results
+
+
+def draw_step(
+    values: np.ndarray,
+    ids: np.ndarray,
+    noise: np.ndarray,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    rule: str,
+    count: int,
+    *draft: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """values float32 and ids int32 [B * n, M], noise float32 [B, R, M], the filters [B] and, behind the first level,
+    the step before's results but its last three, to ids, log_probs, draws, with `stochastic_beam` totals and gumbels,
+    tokens, origins and sequences; see draw_step/README.md."""
+    (rows, support), (batch, noise_rows, _) = values.shape, noise.shape
+    expanded, drawn = (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
+    nodes, beam = drawn + 1 - expanded, rule == "stochastic_beam"
+    size = nodes * count if rule == "gumbel_top_k" else count
+    state = [np.empty((batch, size), np.float32) for _ in range(2 * beam)]
+    results = (
+        np.empty((batch, expanded + nodes, support), np.int32),
+        np.empty((batch, expanded + nodes, support), np.float32),
+        np.empty((batch, drawn + size), np.int32),
+        *state,
+        *(np.empty(batch * size, np.int32) for _ in range(3)),
+    )
+    inputs = [*map(_address, draft), *[None] * (5 - len(draft))]
+    outputs = [*map(_address, results[:3]), *(map(_address, state) if beam else (None, None))]
+    args = _DrawStep(
+        *(_address(values), _address(ids), rows, support, batch, _address(noise), noise_rows),
+        *(_address(temperature), _address(top_k), _address(top_p), RULES.index(rule), count, expanded, drawn),
+        *(*inputs, *outputs, *map(_address, results[-3:])),
+    )
+    _run(library().redraft_draw_step, byref(args))
     return results
 
 

@@ -68,6 +68,12 @@ const char* redraft_beam_step(const BeamStepArgs* args) {
         kernels().beam_step(*args);
     });
 }
+const char* redraft_draw_step(const DrawStepArgs* args) {
+    return guarded([&] {
+        check(*args);
+        kernels().draw_step(*args);
+    });
+}
 const char* redraft_tree_attention(const TreeAttentionArgs* args) {
     return guarded([&] {
         check(*args);

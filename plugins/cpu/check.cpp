@@ -52,6 +52,17 @@ void check(const BeamStepArgs& a) {
         expect_below("chosen candidate", a.chosen[i], a.width * a.k);
 }
 
+void check(const DrawStepArgs& a) {
+    const int64_t nodes = draw_nodes(a), used = a.rule == DrawRule::independent ? a.drawn + a.count : a.expanded + nodes;
+    expect(a.support >= 1, "support", a.support, "at least 1");
+    expect(a.count >= 1, "count", a.count, "at least 1");
+    expect(nodes >= 1, "nodes of a level", nodes, "at least 1");
+    expect(a.rows == a.sequences * nodes, "rows of values", a.rows, "those of every sequence's nodes");
+    expect(a.noise_rows >= used, "rows of noise", a.noise_rows, "a row for each that the levels so far use");
+    expect(a.rule != DrawRule::independent || nodes == 1 || nodes == a.count, "nodes of independent sequences", nodes,
+           "1, or one for each draw");
+}
+
 void check(const TreeAttentionArgs& a) {
     expect(a.head_size % 32 == 0 && a.head_size > 0, "head_size", a.head_size, "a multiple of 32");
     expect(a.kv_heads > 0 && a.heads % a.kv_heads == 0, "num_heads", a.heads, "a multiple of num_kv_heads");

@@ -9,6 +9,7 @@ void check(const LinearArgs& args);
 void check(const LinearTopKArgs& args);
 void check(const EmbeddingArgs& args);
 void check(const BeamStepArgs& args);
+void check(const DrawStepArgs& args);
 void check(const TreeAttentionArgs& args);
 
 // Bytes of a packed weight matrix of `weight_rows` x `in_features` (with swiglu: 2 x out_features rows).

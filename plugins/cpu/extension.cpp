@@ -20,6 +20,7 @@ std::vector<ov::Extension::Ptr> all() {
     add<redraft::Embedding>(extensions);
     add<redraft::RMSNorm>(extensions);
     add<redraft::BeamStep>(extensions);
+    add<redraft::DrawStep>(extensions);
     add<redraft::TreeAttention>(extensions);
     add<redraft::Program>(extensions);
     return extensions;

@@ -88,6 +88,45 @@ struct BeamStepArgs {
     int32_t* origins;  // [sequences * width]
 };
 
+enum class DrawRule : int { gumbel_top_k = 0, stochastic_beam = 1, independent = 2 };
+
+// Tensors of a draft have `expanded` nodes and `drawn` draws, 0 at the first step; those of its continuation
+// draw_nodes() and draw_count() more.
+struct DrawStepArgs {
+    const float* values;  // [rows, support], descending
+    const int32_t* ids;   // [rows, support]
+    int64_t rows;         // sequences * draw_nodes()
+    int64_t support;
+    int64_t sequences;
+    const float* noise;  // [sequences, noise_rows, support]
+    int64_t noise_rows;
+    const float* temperature;  // [sequences]
+    const int32_t* top_k;      // [sequences]
+    const float* top_p;        // [sequences]
+    DrawRule rule;
+    int64_t count;
+    int64_t expanded;
+    int64_t drawn;
+    const int32_t* ids_before;      // [sequences, expanded, support]
+    const float* log_probs_before;  // [sequences, expanded, support]
+    const int32_t* draws_before;    // [sequences, drawn]
+    const float* totals;            // [sequences, draw_nodes()], stochastic_beam only
+    const float* gumbels;           // [sequences, draw_nodes()], stochastic_beam only
+    int32_t* next_ids;
+    float* next_log_probs;
+    int32_t* next_draws;
+    float* next_totals;   // [sequences, draw_count()], stochastic_beam only
+    float* next_gumbels;  // [sequences, draw_count()], stochastic_beam only
+    int32_t* tokens;       // [sequences * draw_count()]
+    int32_t* origins;      // [sequences * draw_count()]
+    int32_t* sequence_of;  // [sequences * draw_count()]
+};
+// Nodes that a level expands, and the draws that it makes.
+inline int64_t draw_nodes(const DrawStepArgs& a) { return a.drawn + 1 - a.expanded; }
+inline int64_t draw_count(const DrawStepArgs& a) {
+    return a.rule == DrawRule::gumbel_top_k ? draw_nodes(a) * a.count : a.count;
+}
+
 struct TreeAttentionArgs {
     const float* qkv;              // [rows, (heads + 2 kv_heads) * head_size]
     int64_t rows;
@@ -121,6 +160,7 @@ struct Kernels {
     void (*embedding)(const EmbeddingArgs&);
     void (*rms_norm)(const RMSNormArgs&);
     void (*beam_step)(const BeamStepArgs&);
+    void (*draw_step)(const DrawStepArgs&);
     void (*tree_attention)(const TreeAttentionArgs&);
 };
 

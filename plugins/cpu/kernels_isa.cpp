@@ -1,6 +1,7 @@
 // All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avx512
 // and avx512bf16 and the matching -m flags.
 #include "../beam_step/kernel.h"
+#include "../draw_step/kernel.h"
 #include "../embedding/kernel.h"
 #include "../linear/kernel.h"
 #include "../linear_topk/kernel.h"
@@ -15,6 +16,7 @@ namespace redraft::REDRAFT_ISA_NAMESPACE {
 
 extern const Kernels table;
 const Kernels table = {
-    REDRAFT_EXPAND(REDRAFT_ISA_NAMESPACE), linear, linear_topk, embedding, rms_norm, beam_step, tree_attention};
+    REDRAFT_EXPAND(REDRAFT_ISA_NAMESPACE), linear, linear_topk, embedding, rms_norm, beam_step, draw_step,
+    tree_attention};
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from plugins.program import ALIGNMENT, CONSTANTS
 
 CONSTANT_TYPES = {"uint8": "u8", "int32": "i32", "float32": "f32"}
-OPERATORS = ("TreeAttention", "BeamStep", "Linear", "LinearTopK", "Embedding", "RMSNorm")
+OPERATORS = ("TreeAttention", "BeamStep", "DrawStep", "Linear", "LinearTopK", "Embedding", "RMSNorm")
 
 
 def fuse(model: ir.Model) -> ir.Model:

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "../beam_step/op.h"
+#include "../draw_step/op.h"
 #include "../embedding/op.h"
 #include "../linear/op.h"
 #include "../linear_topk/op.h"
@@ -129,6 +130,7 @@ class Steps {
         if (name == "Embedding") return std::make_shared<Embedding>();
         if (name == "RMSNorm") return std::make_shared<RMSNorm>();
         if (name == "BeamStep") return std::make_shared<BeamStep>();
+        if (name == "DrawStep") return std::make_shared<DrawStep>();
         OPENVINO_ASSERT(name == "TreeAttention", "the program has a step ", name, ": expected an operator of plugins/");
         return std::make_shared<TreeAttention>();
     }
