@@ -222,6 +222,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print("loadtest: interrupted", file=sys.stderr)
         return 130
     for run in runs:
         for message, count in run.summary["error_messages"].items():

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from redraft.interrupt import interruptible
+
 RUN_DIR = Path("artifacts/quickstart")
 PORT, BASELINE_PORT = 8000, 8010
 console = Console()
@@ -49,6 +51,7 @@ def served(bundle: Path, first_port: int) -> Iterator[None]:
         run("redraft.cli", "stop", "--run-dir", run_dir)
 
 
+@interruptible("quickstart", "the servers are stopped")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baseline", type=Path, required=True, help="bundle without drafter")

@@ -42,6 +42,7 @@ from model_defs.target import Target
 from redraft.bundle import Bundle
 from redraft.engines import load_engine
 from redraft.engines.interface import TargetBatch
+from redraft.interrupt import interruptible
 
 MAX_USER_TOKENS = 96
 PROMPT_TEMPERATURE = 0.8
@@ -303,6 +304,7 @@ def parse_shares(text: str) -> dict[str, float]:
         raise typer.BadParameter(f"{text!r} is not of the form source=share,source=share") from None
 
 
+@interruptible("distill", "the shards written so far are kept: the same command goes on")
 def main(
     model: Annotated[Path, typer.Option(help="Model folder written by fetch_model.py.")],
     prompts: Annotated[Path, typer.Option(help="JSONL with `source`, `prompt` and (for prefill) `response`.")],

@@ -38,6 +38,7 @@ from model_defs.training import (
     save_checkpoint,
 )
 from model_defs.windows import TeacherData, most_frequent
+from redraft.interrupt import interruptible
 
 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bfloat16 under autocast, float32 norms
 
@@ -142,6 +143,7 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
                 print(json.dumps(record), flush=True)
 
 
+@interruptible("train_drafter", "the last checkpoint is kept: the same command goes on from it")
 def main(
     model: Annotated[Path, typer.Option(help="Target folder written by fetch_model.py.")],
     data: Annotated[list[Path], typer.Option(help="Teacher data written by distill.py; may be given several times.")],

@@ -32,6 +32,7 @@ from redraft.chat import render_chat
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan
+from redraft.interrupt import interruptible
 from redraft.prompts import load_prompts, spread
 from redraft.protocol import GenerateRequest
 from redraft.runtime import Runtime
@@ -209,6 +210,7 @@ def show(table: BudgetTable, console: Console) -> None:
     console.print(shown)
 
 
+@interruptible("tune", "the bundle is as it was")
 def main(
     bundle: Annotated[Path, typer.Option(help="Folder of the engine bundle to tune.")],
     prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` or `prompt`.")],

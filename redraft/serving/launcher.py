@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -34,12 +35,8 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
     settings = settings.model_copy(update={"bundle": settings.bundle.resolve()})
     _check(settings, run_dir)
     stop(run_path)
-    check_port(settings.http_port, "HTTP", "--http-port")
-    check_port(settings.grpc_port, "gRPC", "--grpc-port")
-    check_port(settings.metrics_port, "metrics", "--metrics-port")
-    for log in (run_dir.worker_log, run_dir.triton_log, run_dir.supervisor_log, run_dir.state_file):
-        log.unlink(missing_ok=True)
-    run_dir.settings_file.write_text(settings.model_dump_json(indent=1))
+    _check_ports(settings)
+    _write_settings(settings, run_dir)
     try:
         with run_dir.supervisor_log.open("ab") as output:
             supervisor = subprocess.Popen(
@@ -71,7 +68,8 @@ def stop(run_path: Path) -> int:
     remove_shared_memory(run_dir.path)
     run_dir.socket.unlink(missing_ok=True)
     if state and state.phase not in ("stopped", "failed"):
-        run_dir.write_state(state.model_copy(update={"phase": "stopped", "detail": ""}))
+        with contextlib.suppress(OSError):
+            run_dir.write_state(state.model_copy(update={"phase": "stopped", "detail": ""}))
     return len(processes)
 
 
@@ -97,6 +95,25 @@ def _check(settings: Settings, run_dir: RunDir) -> None:
         raise ServingError(f"cannot use the run directory {run_dir.path}: {error.strerror}") from None
     if is_running(run_dir):
         raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it")
+
+
+def _check_ports(settings: Settings) -> None:
+    ports = {"HTTP": settings.http_port, "gRPC": settings.grpc_port, "metrics": settings.metrics_port}
+    if len(set(ports.values())) < len(ports):
+        given = ", ".join(f"{purpose} {port}" for purpose, port in ports.items())
+        raise ServingError(f"the ports are {given}: expected three different ones")
+    for purpose, port in ports.items():
+        check_port(port, purpose, f"--{purpose.lower()}-port")
+
+
+def _write_settings(settings: Settings, run_dir: RunDir) -> None:
+    """Leave the settings to the supervisor, in a directory without the last service's logs and state."""
+    for old in (run_dir.worker_log, run_dir.triton_log, run_dir.supervisor_log, run_dir.state_file):
+        old.unlink(missing_ok=True)
+    try:
+        run_dir.settings_file.write_text(settings.model_dump_json(indent=1))
+    except OSError as error:
+        raise ServingError(f"cannot write {run_dir.settings_file}: {error.strerror}") from None
 
 
 def _follow(run_dir: RunDir, supervisor: subprocess.Popen[bytes], on_progress: Callable[[str], None]) -> State:

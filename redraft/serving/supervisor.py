@@ -152,6 +152,8 @@ class Supervisor:
             time.sleep(TICK_S)
 
     def _say(self, phase: Phase, detail: str = "", error: str = "") -> None:
+        """Write the state file. Raises ServingError if that fails while `redraft serve` waits for it."""
+        awaited = self._state.phase == "starting" and phase in ("starting", "ready")
         self._state = self._state.model_copy(
             update={
                 "phase": phase,
@@ -163,8 +165,13 @@ class Supervisor:
                 "triton_restarts": max(self._triton.restarts, 0),
             }
         )
-        self._run_dir.write_state(self._state)
         log.info("%s %s%s", phase, detail, error)
+        try:
+            self._run_dir.write_state(self._state)
+        except OSError as failure:
+            if awaited:
+                raise ServingError(f"cannot write {self._run_dir.state_file}: {failure.strerror}") from None
+            log.error("cannot write %s: %s", self._run_dir.state_file, failure.strerror)
 
 
 def _worker_command(run_dir: RunDir, settings: Settings) -> list[str]:

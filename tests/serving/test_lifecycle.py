@@ -52,6 +52,24 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path, fake_bundle):
     assert_nothing_is_left(tmp_path)
 
 
+def test_ports_must_differ(tmp_path, fake_bundle):
+    wanted = settings(fake_bundle)
+    wanted.metrics_port = wanted.http_port
+    with pytest.raises(ServingError, match=rf"HTTP {wanted.http_port}, .*expected three different ones"):
+        serve(tmp_path, wanted)
+
+
+def test_a_full_disk_is_named(tmp_path, fake_bundle):
+    (tmp_path / "settings.json").symlink_to("/dev/full")
+    with pytest.raises(ServingError, match=r"cannot write .*settings.json: No space left"):
+        serve(tmp_path, settings(fake_bundle))
+    (tmp_path / "settings.json").unlink()
+    (tmp_path / "state.tmp").symlink_to("/dev/full")
+    with pytest.raises(ServingError, match=r"cannot write .*state.json: No space left"):
+        serve(tmp_path, settings(fake_bundle))
+    assert_nothing_is_left(tmp_path)
+
+
 def test_no_bundle(tmp_path):
     with pytest.raises(ServingError, match=r"is not a bundle"):
         serve(tmp_path, settings(tmp_path / "nothing"))
@@ -115,6 +133,18 @@ def test_serve_clears_away_what_a_killed_supervisor_left(service):
     wait_until(lambda: not launcher.is_running(service.run_dir))
     serve(service.run_dir.path, service.settings)
     assert service.ready()
+
+
+def test_a_disk_that_fills_up_ends_no_service(service):
+    ensure_running(service)
+    (service.run_dir.path / "state.tmp").symlink_to("/dev/full")
+    os.kill(service.state.worker_pid, signal.SIGKILL)
+    wait_until(lambda: not service.ready())
+    wait_until(service.ready)
+    assert "text_output" in service.generate({"text_input": "hi", "max_tokens": 2})
+    launcher.stop(service.run_dir.path)
+    assert_nothing_is_left(service.run_dir.path)
+    (service.run_dir.path / "state.tmp").unlink()
 
 
 def test_stop_with_an_open_stream(service):
