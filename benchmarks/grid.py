@@ -138,7 +138,7 @@ def build_trees(shape: Shape, replay: Replay) -> TokenTree:
     """The tree of a shape at every place of an answer, as one batch."""
     roots = np.array(replay.tokens[:-1], np.int32)
     drafts = replay.drafts
-    cut = DraftCandidates(*(array[:, : shape.length] for array in vars(drafts).values()))
+    cut = DraftCandidates(*(array[:, : shape.length] for array in (drafts.candidates, drafts.log_probs, drafts.parents)))
     trees = []
     if shape.width:
         trees.append(pack_beams(roots, *beams_of(cut, shape.width)))

@@ -60,6 +60,11 @@ class TimedEngine:
         self._engine = engine
         self.target_s = self.draft_s = 0.0
 
+    @property
+    def reads_context(self) -> bool:
+        """See `Engine.reads_context`."""
+        return self._engine.reads_context
+
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """One target forward."""
         started = time.perf_counter()

@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 
 from model_defs.config import UnsupportedModelError
+from model_defs.drafters import DRAFTERS, RECURRENT, load_drafter
 from model_defs.drafting import BeamSearch
 from model_defs.export import (
     CacheShape,
@@ -30,11 +31,10 @@ from model_defs.export import (
 )
 from model_defs.files import read_json
 from model_defs.fingerprint import target_fingerprint
-from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
 from plugins.cpu.lowering import lower
 from plugins.program.fuse import detach_constants, fuse
-from redraft.bundle import BundleConfig, BundleError, DraftingInfo, LimitsInfo, TargetInfo
+from redraft.bundle import BundleConfig, BundleError, ContextInfo, DraftingInfo, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.verification import check_pairing
 
@@ -124,7 +124,7 @@ def main(
         plan = None
         if drafter or ngram:
             plan = DraftingInfo(
-                drafter="recurrent" if drafter else None,
+                drafter=read_json(drafter / "config.json").get("drafter", RECURRENT) if drafter else None,
                 construction=construction.value if drafter else None,
                 beam_width=beam_width,
                 beam_length=beam_length,
@@ -172,6 +172,10 @@ def check(config: BundleConfig, target: Target) -> None:
     if drafting is None:
         return
     check_pairing(drafting.construction or "chain", drafting.verification, merged=drafting.ngram)
+    if drafting.drafter and drafting.drafter not in DRAFTERS:
+        raise BundleError(f"unknown drafter {drafting.drafter!r}; known are {', '.join(DRAFTERS)}")
+    if drafting.drafter and config.backend == Backend.tensorrt_rtx and DRAFTERS[drafting.drafter].reads_context:
+        raise BundleError(f"--backend {config.backend}: a drafter {drafting.drafter!r} keeps a context, which it lacks")
     if drafting.tree_budget >= limits.max_tree:
         raise BundleError(f"--tree-budget {drafting.tree_budget}: expected less than --max-tree {limits.max_tree}")
     if drafting.candidates < drafting.beam_width:
@@ -183,7 +187,9 @@ def build(
 ) -> None:
     """Write the bundle. Raises BundleError or ValueError."""
     fingerprint = target_fingerprint(target)
-    drafter = None if drafter_folder is None else load_drafter(drafter_folder, target, fingerprint, config)
+    drafter = None
+    if drafter_folder is not None:
+        config, drafter = add_drafter(drafter_folder, target, fingerprint, config)
     parameters = sum(weight.numel() for module in (target, drafter) if module for weight in module.parameters())
     needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend == "tensorrt_rtx" else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
@@ -199,9 +205,11 @@ def build(
     out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
 
 
-def load_drafter(folder: Path, target: Target, fingerprint: str, config: BundleConfig) -> BeamSearch:
-    """The drafting loop of a trained drafter. Raises BundleError where it was trained for another target, or is not
-    whole."""
+def add_drafter(
+    folder: Path, target: Target, fingerprint: str, config: BundleConfig
+) -> tuple[BundleConfig, BeamSearch]:
+    """The configuration with what a trained drafter needs, and its drafting loop. Raises BundleError where it was
+    trained for another target, or is not whole, and ValueError where it cannot draft so deep."""
     with step("load the drafter"):
         raw = read_json(folder / "config.json")
         if raw.get("target_fingerprint") not in (None, fingerprint):
@@ -209,14 +217,22 @@ def load_drafter(folder: Path, target: Target, fingerprint: str, config: BundleC
                 f"{folder} was trained for another target: fingerprint {raw['target_fingerprint']}, "
                 f"this one's is {fingerprint}"
             )
-        assert config.drafting is not None
+        plan = config.drafting
+        assert plan is not None
         try:
-            drafter = RecurrentDrafter.load(folder, target)
+            drafter = load_drafter(folder, target)
         except (KeyError, RuntimeError) as error:
             raise BundleError(f"{folder} is not a whole drafter: {error}") from None
-        return BeamSearch(
-            drafter, config.drafting.beam_width, config.drafting.beam_length, config.drafting.candidates
-        ).eval()
+        draft_rows = plan.beam_width * (plan.beam_length - 1)
+        drafter.prepare(config.limits.max_len + draft_rows, plan.beam_length)
+        if drafter.reads_context:
+            plan = plan.model_copy(
+                update={"context": ContextInfo(layers=drafter.context_layers, draft_rows=draft_rows)}
+            )
+        loop = BeamSearch(drafter, plan.beam_width, plan.beam_length, plan.candidates).eval()
+    if table := getattr(drafter, "info_table", None):
+        out.print(f"  token info: {table.nbytes / 1e6:.1f} MB in {str(table.rows.dtype).removeprefix('torch.')}")
+    return config.model_copy(update={"drafting": plan}), loop
 
 
 DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
@@ -234,7 +250,7 @@ def write_openvino(
         save_cpu_network(lower(network, config.precision), folder / "target.onnx")
     if drafter:
         with step("export and compile the drafter"):
-            network = lower(export_drafter_plugin(drafter), DRAFTER_PRECISION[config.precision])
+            network = lower(export_drafter_plugin(drafter, cache_dtype), DRAFTER_PRECISION[config.precision])
             save_cpu_network(network, folder / "drafter.onnx")
     return {"openvino": version("openvino")}
 
@@ -249,7 +265,7 @@ def write_torch(config: BundleConfig, target: Target, drafter: BeamSearch | None
         torch.export.save(program, folder / "target.pt2")
     if drafter:
         with step("export the drafter"):
-            torch.export.save(export_drafter_torch(drafter.float(), target.config.hidden_size), folder / "drafter.pt2")
+            torch.export.save(export_drafter_torch(drafter.float(), dtype), folder / "drafter.pt2")
     return {}
 
 

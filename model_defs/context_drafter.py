@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model_defs.draft_context import CacheTables, DraftContext
 from model_defs.drafter import Drafter, ridge
 from model_defs.target import Attend, DecoderLayer, RMSNorm, Target
 from model_defs.window_attention import WindowAttention
@@ -27,6 +29,8 @@ class ContextDrafter(Drafter):
     """
 
     reads_context = True
+    context_layers = 1
+    tables: CacheTables
 
     def __init__(self, config: Any, target: Target, hot_ids: Tensor | None = None):
         super().__init__(config, target, hot_ids)
@@ -38,19 +42,30 @@ class ContextDrafter(Drafter):
 
     def fused(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """The layer's input [..., H] for hidden states [..., H] and the tokens int64 [...] that follow them."""
-        return self.fuse(torch.cat([hidden, self.embed(tokens).to(hidden.dtype)], dim=-1))
+        size, weight = self.config.hidden_size, self.fuse.weight
+        return F.linear(hidden, weight[:, :size]) + F.linear(self.embed(tokens).to(hidden.dtype), weight[:, size:])
 
     def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
         """The layer's input [..., H] of a chain step, for its predicted hidden states and the tokens drafted last."""
         raise NotImplementedError
 
-    def step(self, inputs: Tensor, attend: Attend) -> Tensor:
-        """Predicted hidden states [..., H] of the layer's inputs [..., H]."""
-        return self.norm(self.layer(inputs, 0, attend))
+    def step(self, inputs: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Predicted hidden states [..., H] of the layer's inputs [..., H], or of some of their rows."""
+        return self.norm(self.layer(inputs, 0, attend, rows))
 
-    def ingest(self, hidden: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
-        """Predicted hidden states [..., H] that follow committed pairs: hidden [..., H], tokens int64 [...]."""
-        return self.step(self.fused(hidden, tokens), attend)
+    def ingest(self, hidden: Tensor, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Predicted hidden states [..., H] that follow committed pairs, or some of them: hidden [..., H], tokens int
+        [...]."""
+        return self.step(self.fused(hidden, tokens), attend, rows)
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        self.tables = CacheTables(self.layer_config, cache_rows, self.embedding.device)
+
+    def begin(self, hidden: Tensor, inputs: Sequence[Tensor]) -> tuple[DraftContext, Tensor]:
+        """Ingest pairs: hidden [P, H], and the inputs of a DraftContext. The predicted hidden states [B, H] that follow
+        each sequence's last pair."""
+        context = DraftContext(self.operators, self.tables, inputs)
+        return context, self.ingest(hidden, inputs[0], context.attend_pairs, context.last_rows)
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
         length = windows.tokens.shape[1] - len(kept) - 1

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from model_defs.files import read_json, read_tensors
+from model_defs.operators import Operators, TorchOperators
 from model_defs.target import Target
 from model_defs.token_info import TokenInfo
 from model_defs.windows import Windows
@@ -70,6 +71,12 @@ class Drafter(nn.Module):
     reads_context: ClassVar[bool] = False
     """Whether it attends to all that was committed, prompts included."""
 
+    has_raw_logits: ClassVar[bool] = False
+    """Whether its paths have `raw_logits`, from which drafts can be re-sampled"""
+    context_layers: int = 0
+    """Layers of its context cache, of the target's KV heads and head size"""
+    operators: Operators = TorchOperators()
+
     config: Any
     hot_ids: Tensor
     embedding: Tensor
@@ -92,6 +99,22 @@ class Drafter(nn.Module):
         self.register_buffer("hot_ids", ids, persistent=False)
         self.register_buffer("embedding", target.embedding.weight.detach(), persistent=False)
         self.register_buffer("head_rows", target.lm_head.weight.detach()[ids], persistent=False)
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        """Make what drafting takes besides the weights, for a context cache of so many rows and drafts so deep.
+
+        Raises ValueError where it cannot draft so deep.
+        """
+
+    def likeliest(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Paths.likeliest`, from what the head takes."""
+        scores = F.log_softmax(F.linear(features, self.head_weight.to(features.dtype)), dim=-1)
+        values, rows = scores.topk(count, dim=-1)
+        return values, self.hot_ids[rows].to(torch.int32)
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.head_rows
 
     def embed(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.embedding)

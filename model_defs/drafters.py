@@ -17,13 +17,16 @@ DRAFTERS: dict[str, type[Drafter]] = {
     kind.name: kind for kind in (RecurrentDrafter, HiddenStateDrafter, EagleDrafter, MedusaDrafter, DraftLM)
 }
 
+RECURRENT = RecurrentDrafter.name
+"""The kind of a folder that names none: Apple's checkpoints."""
+
 
 def load_drafter(folder: Path, target: Target) -> Drafter:
     """The drafter of a folder written by build/train_drafter.py, or Apple's ReDrafter checkpoint.
 
     Raises ValueError for a kind that is not known or a drafter that does not fit the target, FileNotFoundError,
     KeyError (a missing field or weight) or RuntimeError (weights of another shape)."""
-    kind = read_json(folder / "config.json").get("drafter", RecurrentDrafter.name)
+    kind = read_json(folder / "config.json").get("drafter", RECURRENT)
     if kind not in DRAFTERS:
         raise ValueError(f"{folder}/config.json: unknown drafter {kind!r}; known are {', '.join(DRAFTERS)}")
     return DRAFTERS[kind].load(folder, target)

@@ -28,6 +28,9 @@ class Children:
 class Paths(Protocol):
     """A draft model at N nodes that are about to be expanded, one row each; at first the B roots."""
 
+    raw_logits: Tensor | None
+    """float [B * L, K]: logits of all levels of all sequences that do not depend on the nodes, where there are such"""
+
     def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
         """Log-probabilities [N, count], descending, and target ids int32 [N, count] of the likeliest next tokens."""
         ...
@@ -54,10 +57,12 @@ class BeamSearch(nn.Module):
         self.drafter = drafter
         self.width, self.length, self.candidates = width, length, candidates
 
-    def forward(self, inputs: Sequence[Tensor], beam_step: BeamStep = beam_step) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, inputs: Sequence[Tensor], beam_step: BeamStep = beam_step) -> tuple[Tensor, ...]:
         """The inputs of `drafter.paths` to candidates i32 [B, L, W, K] (target ids), log_probs f32 [B, L, W, K]
-        (cumulative; -inf where absent) and parents i32 [B, L, W] (flat candidate w * K + k of the level before)."""
+        (cumulative; -inf where absent), parents i32 [B, L, W] (flat candidate w * K + k of the level before) and, where
+        the paths have them, raw logits f32 [B * L, K]."""
         paths: Paths = self.drafter.paths(*inputs)
+        raw_logits = paths.raw_logits
         draft, sequences = list[Tensor](), None
         for level in range(self.length):
             values, ids = paths.likeliest(self.candidates)
@@ -66,4 +71,4 @@ class BeamSearch(nn.Module):
             if level + 1 < self.length:
                 paths = paths.extend(Children(tokens, origins, sequences, self.width))
         candidates, log_probs, parents, _ = draft
-        return candidates, log_probs, parents
+        return (candidates, log_probs, parents, *(() if raw_logits is None else (raw_logits,)))

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import onnx_ir as ir
 import torch
@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.attention import rope_table, split_qkv
+from model_defs.draft_context import CacheTables
+from model_defs.drafter import Drafter
 from model_defs.drafting import BeamSearch
 from model_defs.target import Target
 
@@ -213,6 +215,75 @@ def export_target_native(target: Target, cache: CacheShape, *, hidden_output: bo
     )
 
 
+class NodeOperators:
+    """The operators of a drafter as plugin nodes."""
+
+    def tree_attention(self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
+        attributes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+        shapes = [(qkv.shape[0], num_heads * head_size)]
+        (out,) = self._node("TreeAttention", (qkv, *rows), attributes, [qkv.dtype], shapes)
+        return out
+
+    def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> Sequence[Tensor]:
+        shapes = [tokens.shape, *[cache_lengths.shape] * 4]
+        return self._node("PairRows", (tokens, row_offsets, cache_lengths), {}, [torch.int32] * 5, shapes)
+
+    def draft_rows(
+        self, contexts: Tensor, *grown: Tensor, level: int, first: int, width: int, words: int
+    ) -> Sequence[Tensor]:
+        batch = contexts.shape[0]
+        shapes = [(batch * width,), (batch + 1,), (batch * width, words), (batch,)]
+        attributes = {"level": level, "first": first, "width": width, "words": words}
+        return self._node("DraftRows", (contexts, *grown), attributes, [torch.int32] * 4, shapes)
+
+    def token_info_topk(
+        self, logits: Tensor, sequences: Tensor, *table: Tensor, k: int, level: int, levels: int
+    ) -> Sequence[Tensor]:
+        attributes, shape = {"k": k, "level": level, "levels": levels}, (sequences.shape[0], k)
+        dtypes = [logits.dtype, torch.int32]
+        return self._node("TokenInfoTopK", (logits, sequences, *table), attributes, dtypes, [shape] * 2)
+
+    @staticmethod
+    def _node(op: str, inputs: Sequence[Tensor], attributes: dict, dtypes: Sequence, shapes: Sequence) -> Any:
+        return torch.onnx.ops.symbolic_multi_out(
+            f"redraft::{op}", inputs, attrs=attributes, dtypes=dtypes, shapes=shapes, version=1
+        )
+
+
+@dataclass(frozen=True)
+class DrafterInputs:
+    """The inputs of a drafter's network.
+
+    hidden [P, H] in the module's dtype, tokens int32 [P] and, for a drafter with a context, row_offsets int32 [B + 1],
+    slots and cache_lengths int32 [B] (see `DraftBatch`), then k_cache.{l} and v_cache.{l} [slots, kv_heads, rows,
+    head_size]. Without a context P is B.
+    """
+
+    names: list[str]
+    examples: list[Tensor]
+    axes: list[dict[int, str]]
+
+    @classmethod
+    def of(cls, drafter: Drafter, cache_dtype: torch.dtype) -> DrafterInputs:
+        pairs, ints = ("P", 5) if drafter.reads_context else ("B", 3), torch.int32
+        dtype = next(drafter.parameters()).dtype
+        given = {
+            "hidden": (torch.zeros(pairs[1], drafter.config.hidden_size, dtype=dtype), pairs[0]),
+            "tokens": (torch.ones(pairs[1], dtype=ints), pairs[0]),
+        }
+        if drafter.reads_context:
+            tables = cast(CacheTables, drafter.tables)
+            config, layers = tables.config, drafter.context_layers
+            given |= {
+                "row_offsets": (torch.tensor([0, 1, 4, 5], dtype=ints), "B1"),
+                "slots": (torch.zeros(3, dtype=ints), "B"),
+                "cache_lengths": (torch.zeros(3, dtype=ints), "B"),
+            }
+            shape = (7, config.num_kv_heads, len(tables.rope_table), config.head_size)
+            given |= {name: (torch.zeros(shape, dtype=cache_dtype), "slots") for name in _cache_names(layers)}
+        return cls(list(given), [example for example, _ in given.values()], [{0: axis} for _, axis in given.values()])
+
+
 class _PluginDrafter(nn.Module):
     """The drafting loop; a level of its beam search is one plugin node."""
 
@@ -221,9 +292,8 @@ class _PluginDrafter(nn.Module):
         self.drafting = drafting
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        batch = inputs[1].shape[0]
-
         def beam_step(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
+            batch = draft[0].shape[0] if draft else values.shape[0]
             level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
             candidates, nodes, ints = (*level, values.shape[1]), (batch * width,), torch.int32
             return torch.onnx.ops.symbolic_multi_out(
@@ -235,32 +305,36 @@ class _PluginDrafter(nn.Module):
                 version=1,
             )
 
-        return self.drafting(inputs, beam_step)
+        drafter = self.drafting.drafter
+        drafter.operators, eager = NodeOperators(), drafter.operators
+        try:
+            return self.drafting(inputs, beam_step)
+        finally:
+            drafter.operators = eager
 
 
-def export_drafter_plugin(drafting: BeamSearch) -> ir.Model:
+def export_drafter_plugin(drafting: BeamSearch, cache_dtype: torch.dtype = torch.float32) -> ir.Model:
     """The drafter's network in plugin form; activations and weights in the module's dtype.
 
-    Inputs: hidden [B, H] and tokens int32 [B]. Outputs: candidates int32 and log_probs [B, L, W, K], parents int32
-    [B, L, W].
+    Inputs: see `DrafterInputs`; caches are of `cache_dtype` and updated in place. Outputs: candidates int32 and
+    log_probs [B, L, W, K], parents int32 [B, L, W] and, of a hidden-state drafter, raw_logits [B * L, K].
     """
-    return _export_drafter(_PluginDrafter(drafting), drafting)
+    return _export_drafter(_PluginDrafter(drafting), drafting, cache_dtype)
 
 
 def export_drafter_native(drafting: BeamSearch) -> ir.Model:
-    """The same in native form."""
-    return _export_drafter(drafting, drafting)
+    """The same in native form. Raises ValueError for a drafter with a context."""
+    if drafting.drafter.reads_context:
+        raise ValueError(f"a drafter {drafting.drafter.name!r} keeps a context cache, which has no native form yet")
+    return _export_drafter(drafting, drafting, torch.float32)
 
 
-def _export_drafter(module: nn.Module, drafting: BeamSearch) -> ir.Model:
-    hidden_size, dtype = drafting.drafter.config.hidden_size, drafting.drafter.rnn_w.weight.dtype
-    return _export(
-        module,
-        ([torch.zeros(3, hidden_size, dtype=dtype), torch.ones(3, dtype=torch.int32)],),
-        ([{0: "B"}, {0: "B"}],),
-        ["hidden", "tokens"],
-        ["candidates", "log_probs", "parents"],
-    )
+def _export_drafter(module: nn.Module, drafting: BeamSearch, cache_dtype: torch.dtype) -> ir.Model:
+    inputs = DrafterInputs.of(drafting.drafter, cache_dtype)
+    outputs = ["candidates", "log_probs", "parents"]
+    if drafting.drafter.has_raw_logits:
+        outputs.append("raw_logits")
+    return _export(module, (inputs.examples,), (inputs.axes,), inputs.names, outputs)
 
 
 def _empty_caches(target: Target, cache: CacheShape, batch: int, dtype: torch.dtype) -> list[Tensor]:

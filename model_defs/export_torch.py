@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from model_defs.attention import rope_table
-from model_defs.export import CacheShape
+from model_defs.drafting import BeamSearch
+from model_defs.export import CacheShape, DrafterInputs
 from model_defs.target import Target
 from plugins.tree_attention.torch_op import tree_attention
 
@@ -49,12 +50,13 @@ def export_target_torch(target: Target, cache: CacheShape, *, hidden_output: boo
     return torch.export.export(_TorchTarget(target, cache, hidden_output).eval(), arguments, dynamic_shapes=shapes)
 
 
-def export_drafter_torch(drafter: nn.Module, hidden_size: int) -> ExportedProgram:
-    """The drafter's program: argument [hidden [B, H] in the module's dtype, tokens int32 [B]]."""
+def export_drafter_torch(drafting: BeamSearch, cache_dtype: torch.dtype = torch.float32) -> ExportedProgram:
+    """The drafter's program, with one argument: the list of its network's inputs, see `DrafterInputs`."""
+    inputs = DrafterInputs.of(drafting.drafter, cache_dtype)
     batch = Dim("B", min=1)
-    dtype = next(drafter.parameters()).dtype
-    inputs = [torch.zeros(3, hidden_size, dtype=dtype), torch.ones(3, dtype=torch.int32)]
-    return torch.export.export(drafter.eval(), (inputs,), dynamic_shapes=([{0: batch}, {0: batch}],))
+    sizes = {"B": batch, "B1": batch + 1, "P": Dim("P", min=1), "slots": Dim("slots", min=1)}
+    shapes = [{axis: sizes[name] for axis, name in axes.items()} for axes in inputs.axes]
+    return torch.export.export(drafting.eval(), (inputs.examples,), dynamic_shapes=(shapes,))
 
 
 def _ints(*shape: int) -> Tensor:

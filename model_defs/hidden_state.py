@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from model_defs.context_drafter import ContextDrafter
 from model_defs.drafter import Decay, Recipe, ridge
+from model_defs.drafting import Children
 from model_defs.target import Attend, Target
 from model_defs.token_info import TokenInfo
 from model_defs.windows import Windows
@@ -34,14 +35,38 @@ class HiddenStateConfig:
     chain_map: bool = True
 
 
+@dataclass
+class ChainPaths:
+    """Nodes at a level of a chain: their tokens and sequences int32 [N]. `raw_logits` [B * levels, K] of all levels do
+    not depend on them."""
+
+    drafter: HiddenStateDrafter
+    raw_logits: Tensor
+    levels: int
+    sequences: Tensor
+    tokens: Tensor
+    level: int = 0
+
+    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+        drafter, levels = self.drafter, self.levels
+        nodes = (self.raw_logits, self.sequences, self.tokens, drafter.columns)
+        info = () if drafter.token_info is None else drafter.info_table.tensors
+        return drafter.operators.token_info_topk(*nodes, *info, k=count, level=self.level, levels=levels)
+
+    def extend(self, children: Children) -> ChainPaths:
+        return replace(self, sequences=children.sequences, tokens=children.tokens, level=self.level + 1)
+
+
 class HiddenStateDrafter(ContextDrafter):
     """h_1 = layer(fuse(H_t, E(root))), h_{i+1} = layer(map(h_i)); logits l_i = head(h_i) + token info of the token
     before. The chain does not depend on the draft tokens, so its raw logits are one matrix product."""
 
     name = "hidden_state"
+    has_raw_logits = True
     config_type = HiddenStateConfig
     recipe = Recipe(peak_rate=1e-3, decay=Decay.linear, window=256, batch=4, hidden_weight=1.0)
     config: HiddenStateConfig
+    columns: Tensor
 
     def __init__(self, config: HiddenStateConfig, target: Target, hot_ids: Tensor | None = None):
         super().__init__(config, target, hot_ids)
@@ -66,6 +91,22 @@ class HiddenStateDrafter(ContextDrafter):
         while len(states) < length:
             states.append(self.step(self.chained(states[-1]), attend))
         return torch.stack(states)
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        super().prepare(cache_rows, levels)
+        self.levels = levels
+        self.register_buffer("columns", self.hot_ids.to(torch.int32), persistent=False)
+        if self.token_info is not None:
+            self.info_table = self.token_info.collapse(torch.int8)
+
+    def paths(self, hidden: Tensor, *inputs: Tensor) -> ChainPaths:
+        """The roots: hidden [P, H], and the inputs of a DraftContext."""
+        context, first = self.begin(hidden, inputs)
+        states = [first]
+        for level in range(1, self.levels):
+            states.append(self.step(self.chained(states[-1]), context.place_chain(level)))
+        stacked = torch.cat(states, dim=1).view(-1, self.config.hidden_size)
+        return ChainPaths(self, self.raw_logits(stacked), self.levels, context.sequences, context.roots)
 
     def raw_logits(self, states: Tensor) -> Tensor:
         """[..., K] over the head's rows, for all steps in one pass (section 4.2), without token info."""

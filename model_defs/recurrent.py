@@ -59,12 +59,10 @@ class RecurrentPaths:
     state: Tensor
     context: Tensor
     roots: Tensor | None = None
+    raw_logits: None = None
 
     def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        features = self.drafter.features(self.state, self.context)
-        scores = F.log_softmax(F.linear(features, self.drafter.head_weight.to(features.dtype)), dim=-1)
-        values, rows = scores.topk(count, dim=-1)
-        return values, self.drafter.hot_ids[rows].to(torch.int32)
+        return self.drafter.likeliest(self.drafter.features(self.state, self.context), count)
 
     def extend(self, children: Children) -> RecurrentPaths:
         roots = self.context if self.roots is None else self.roots

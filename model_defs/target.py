@@ -44,8 +44,12 @@ class DecoderLayer(nn.Module):
         self.gate_up = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, hidden, bias=False)
 
-    def forward(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
-        x = x + self.attention_out(attend(layer, self.qkv(self.attention_norm(x))))
+    def forward(self, x: Tensor, layer: int, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """`rows` int32 [n]: the rows of x [N, H] that go on behind attention; the others are context alone."""
+        attended = attend(layer, self.qkv(self.attention_norm(x)))
+        if rows is not None:
+            x, attended = F.embedding(rows, x), F.embedding(rows, attended)
+        x = x + self.attention_out(attended)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 

@@ -76,6 +76,11 @@ class TokenInfoTable(nn.Module):
         self.register_buffer("row_of", row_of.to(torch.int32))
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the operator `TokenInfoTopK` takes of an int8 table."""
+        return self.row_of, self.rows, self.scales
+
+    @property
     def nbytes(self) -> int:
         """Memory of the table, its scales and its index."""
         return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())

@@ -45,6 +45,29 @@ class _LinearTopK(ctypes.Structure):
     _fields_ = _fields(p=_Projection, ids=c_void_p, k=c_int64, values=c_void_p, indices=c_void_p)
 
 
+class _TokenInfoTopK(ctypes.Structure):
+    _fields_ = _fields(
+        logits=c_void_p,
+        logit_rows=c_int64,
+        columns=c_int64,
+        level=c_int64,
+        levels=c_int64,
+        sequences=c_void_p,
+        tokens=c_void_p,
+        rows=c_int64,
+        ids=c_void_p,
+        row_of=c_void_p,
+        vocabulary=c_int64,
+        table=c_void_p,
+        entries=c_int64,
+        kept=c_int64,
+        scales=c_void_p,
+        k=c_int64,
+        values=c_void_p,
+        indices=c_void_p,
+    )
+
+
 class _Embedding(ctypes.Structure):
     _fields_ = _fields(
         ids=c_void_p,
@@ -130,6 +153,7 @@ class _TreeAttention(ctypes.Structure):
         commit_src=c_void_p,
         commits=c_int64,
         commit_offsets=c_void_p,
+        starts=c_void_p,
         rope_table=c_void_p,
         max_positions=c_int64,
         k_cache=c_void_p,
@@ -172,6 +196,7 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(kernels_path()))
     for name, structure in (
         *[("linear", _Linear), ("linear_topk", _LinearTopK), ("embedding", _Embedding)],
+        ("token_info_topk", _TokenInfoTopK),
         *[("rms_norm", _RMSNorm), ("beam_step", _BeamStep), ("tree_attention", _TreeAttention)],
         ("draw_step", _DrawStep),
     ):
@@ -249,6 +274,31 @@ def linear_topk(
     indices = np.empty((projection.rows, k), np.int32)
     args = _LinearTopK(projection, _address(ids), k, _address(values), _address(indices))
     _run(library().redraft_linear_topk, byref(args))
+    return values, indices
+
+
+def token_info_topk(
+    logits: np.ndarray,
+    sequences: np.ndarray,
+    tokens: np.ndarray,
+    ids: np.ndarray,
+    *table: np.ndarray,
+    k: int,
+    level: int,
+    levels: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """logits float32 [B * levels, K], sequences and tokens int32 [N], ids int32 [K] and, with token info, row_of int32
+    [V], table int8 [entries, kept] and scales float32 [entries, 1], to log-probabilities float32 and target ids int32
+    [N, k]; see token_info_topk/README.md."""
+    values, indices = np.empty((len(tokens), k), np.float32), np.empty((len(tokens), k), np.int32)
+    row_of, rows, scales = table or (None, None, None)
+    sizes = (0, 0, 0) if row_of is None or rows is None else (len(row_of), *rows.shape)
+    args = _TokenInfoTopK(
+        *(_address(logits), *logits.shape, level, levels, _address(sequences), _address(tokens), len(tokens)),
+        *(_address(ids), _address(row_of), sizes[0], _address(rows), *sizes[1:], _address(scales), k),
+        *(_address(values), _address(indices)),
+    )
+    _run(library().redraft_token_info_topk, byref(args))
     return values, indices
 
 
@@ -333,6 +383,7 @@ def tree_attention(
     rope_table: np.ndarray,
     k_cache: np.ndarray,
     v_cache: np.ndarray,
+    starts: np.ndarray | None = None,
     *,
     num_heads: int,
 ) -> np.ndarray:
@@ -342,7 +393,8 @@ def tree_attention(
     args = _TreeAttention(
         *(_address(qkv), len(qkv), _address(positions), _address(row_offsets), len(slots), _address(slots)),
         *(_address(cache_lengths), _address(tree_mask), tree_mask.shape[1], _address(commit_src), len(commit_src)),
-        *(_address(commit_offsets), _address(rope_table), len(rope_table), _address(k_cache), _address(v_cache)),
+        *(_address(commit_offsets if len(commit_offsets) else None), _address(starts), _address(rope_table)),
+        *(len(rope_table), _address(k_cache), _address(v_cache)),
         *(int(k_cache.dtype == np.uint16), cache_slots, cache_rows, num_heads, kv_heads, head_size, _address(out)),
     )
     _run(library().redraft_tree_attention, byref(args))
@@ -369,8 +421,8 @@ def _projection(
 def _address(array: np.ndarray | None) -> int | None:
     if array is None:
         return None
-    if not array.flags.c_contiguous or array.dtype not in (np.float32, np.int32, np.uint16, np.uint8):
-        raise TypeError(f"{array.dtype} {array.shape}: expected contiguous float32, int32, uint16 or uint8")
+    if not array.flags.c_contiguous or array.dtype not in (np.float32, np.int32, np.uint16, np.uint8, np.int8):
+        raise TypeError(f"{array.dtype} {array.shape}: expected contiguous float32, int32, uint16, uint8 or int8")
     if Recording.active:
         Recording.active.arrays.append(array)
     return array.ctypes.data

@@ -49,10 +49,18 @@ class LimitsInfo(_Section):
     prefill_chunk: int = Field(ge=1)
 
 
+class ContextInfo(_Section):
+    """A drafter's context cache: of the target's KV heads, head size and slots, with `draft_rows` rows behind max_len
+    for the nodes that a draft expands."""
+
+    layers: int = Field(ge=1)
+    draft_rows: int = Field(ge=0)
+
+
 class DraftingInfo(_Section):
     """The drafting plan: what the drafter network is unrolled for, and how its drafts are used."""
 
-    drafter: Literal["recurrent"] | None
+    drafter: str | None
     construction: Literal["beam", "best_first"] | None
     beam_width: int
     beam_length: int
@@ -60,6 +68,8 @@ class DraftingInfo(_Section):
     tree_budget: int
     ngram: bool
     verification: Literal["greedy", "sampled_walk"]
+    context: ContextInfo | None = None
+    """None where the drafter keeps no context."""
 
 
 class BundleConfig(_Section):

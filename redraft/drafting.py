@@ -59,6 +59,8 @@ class DraftSource:
         self._engine = engine
         self._most = max_tree - 1
         self._bigrams = bigrams
+        self.reads_context = plan is not None and plan.construction is not None and engine.reads_context
+        """Whether sequences are to keep their pairs"""
 
     def index(self, prompt: np.ndarray) -> NgramIndex | None:
         """The n-gram index of a new sequence, if the plan has an n-gram branch."""
@@ -130,7 +132,19 @@ def _filters(config: SamplingConfig) -> tuple[float, int, float]:
 
 
 def _batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:
-    return DraftBatch.of_roots(np.array([sequence.hidden for sequence in sequences]), roots)
+    """Where sequences draft from; a drafter with a context ingests their pairs with this draft."""
+    kept = [sequence.pairs for sequence in sequences if sequence.pairs is not None]
+    if not kept:
+        return DraftBatch.of_roots(np.array([sequence.hidden for sequence in sequences]), roots)
+    cache_lengths = [pairs.ingested for pairs in kept]
+    hidden, tokens = zip(*(pairs.take() for pairs in kept), strict=True)
+    return DraftBatch(
+        hidden=np.concatenate([rows for parts in hidden for rows in parts]),
+        tokens=np.array([token for part in tokens for token in part], np.int32),
+        row_offsets=np.cumsum([0, *map(len, tokens)], dtype=np.int32),
+        slots=np.array([sequence.slot for sequence in sequences], np.int32),
+        cache_lengths=np.array(cache_lengths, np.int32),
+    )
 
 
 def _spread(drafted: TokenTree, budgets: list[int], sequences: list[Sequence]) -> TokenTree:

@@ -15,7 +15,7 @@ from redraft.decoding.verification import VERIFIERS, Verdict
 from redraft.drafting import DraftingPlan, DraftSource
 from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine, TargetBatch
 from redraft.protocol import WorkerStatus
-from redraft.sequence import Output, Sequence
+from redraft.sequence import Output, Pairs, Sequence
 
 
 class Overloaded(RuntimeError):
@@ -141,6 +141,7 @@ class Scheduler:
             sequence = self._waiting.popleft()
             sequence.admit(self._free_slots.pop())
             sequence.ngram = self._source.index(sequence.prompt)
+            sequence.pairs = Pairs() if self._source.reads_context else None
             self.totals.prompt_tokens += len(sequence.prompt)
             self._running.append(sequence)
 
@@ -216,7 +217,8 @@ class Scheduler:
                 self._observe(tree, place, verdict)
             last = verdict.path[-1]
             before = sequence.stats.output_tokens
-            sequence.step(verdict, _row(hidden, start + last), size, unpacked, bool(tree.inner[place] >> last & 1))
+            rows = None if hidden is None else hidden[start : start + size]
+            sequence.step(verdict, rows, size, unpacked, bool(tree.inner[place] >> last & 1))
             start += size
             totals.sequence_steps += 1
             totals.output_tokens += sequence.stats.output_tokens - before
@@ -230,13 +232,13 @@ class Scheduler:
     ) -> None:
         logit_row = row
         for sequence, count in chunks:
+            sequence.prefill(count, None if hidden is None else hidden[row : row + count])
             row += count
-            sequence.prefill(count)
             self.totals.rows_executed += count
             self.totals.rows_unpacked += count
             if sequence.cache_length == len(sequence.prompt):
                 verdict = self._first_token(sequence, logits[logit_row : logit_row + 1])
-                sequence.begin(verdict, _row(hidden, row - 1))
+                sequence.begin(verdict)
                 self.totals.output_tokens += sequence.stats.output_tokens
                 logit_row += 1
 
@@ -251,6 +253,10 @@ class _TimedEngine:
     def __init__(self, engine: Engine):
         self._engine = engine
         self.seconds = 0.0
+
+    @property
+    def reads_context(self) -> bool:
+        return self._engine.reads_context
 
     def execute(self, batch: TargetBatch):
         started = time.perf_counter()
@@ -284,7 +290,3 @@ def _int32_arrays(**columns: list[int]) -> dict[str, np.ndarray]:
 
 def _offsets(counts: list[int]) -> list[int]:
     return [0, *accumulate(counts)]
-
-
-def _row(hidden: np.ndarray | None, row: int) -> np.ndarray | None:
-    return None if hidden is None else hidden[row].copy()

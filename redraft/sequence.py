@@ -30,11 +30,35 @@ class Output:
     stats: SequenceStats | None = None
 
 
+@dataclass
+class Pairs:
+    """A sequence's pairs, each a hidden state of the target and the token that follows it, that its drafter has not
+    ingested yet, and how many it has."""
+
+    ingested: int = 0
+    hidden: list[np.ndarray] = field(default_factory=list)
+    """float32 [n, H] each"""
+    tokens: list[int] = field(default_factory=list)
+    """Of a prompt's last hidden state, the token comes when it is chosen."""
+
+    def add(self, hidden: np.ndarray, tokens: list[int]) -> None:
+        """Keep hidden [n, H], which nobody else writes to, and the tokens that follow."""
+        self.hidden.append(hidden)
+        self.tokens += tokens
+
+    def take(self) -> tuple[list[np.ndarray], list[int]]:
+        """What is to be ingested now; it is forgotten here."""
+        taken = self.hidden, self.tokens
+        self.ingested += len(self.tokens)
+        self.hidden, self.tokens = [], []
+        return taken
+
+
 class Sequence:
     """A request's state. The cache holds its first `cache_length` tokens once the rows `commit` have been moved.
 
-    `root` is the last certain token, whose row is not in the cache yet, and `hidden` float32 [H] the target's hidden
-    state that it was chosen from.
+    `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `hidden` float32 [H],
+    the target's hidden state that the root was chosen from, or the `pairs` that a drafter with a context ingests.
     """
 
     def __init__(
@@ -71,6 +95,7 @@ class Sequence:
         self.commit: list[int] = []
         self.root = -1
         self.hidden: np.ndarray | None = None
+        self.pairs: Pairs | None = None
         self.finish_reason: FinishReason | None = None
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
@@ -100,20 +125,26 @@ class Sequence:
         self._admitted = time.perf_counter()
         self.stats.queue_ms = 1e3 * (self._admitted - self._arrived)
 
-    def prefill(self, rows: int) -> None:
-        """`rows` more tokens of the prompt are in the cache."""
-        self.cache_length += rows
+    def prefill(self, rows: int, hidden: np.ndarray | None) -> None:
+        """`rows` more tokens of the prompt are in the cache; `hidden` float32 [rows, H] are theirs."""
+        start, self.cache_length = self.cache_length, self.cache_length + rows
+        if self.pairs is not None and hidden is not None:
+            self.pairs.add(hidden.copy(), self.prompt[start + 1 : self.cache_length + 1].tolist())
+        elif hidden is not None:
+            self.hidden = hidden[-1].copy()
         self.stats.rows_executed += rows
         self.stats.rows_unpacked += rows
 
-    def begin(self, verdict: Verdict, hidden: np.ndarray | None) -> None:
+    def begin(self, verdict: Verdict) -> None:
         """Take the first token, chosen from the prompt's last row."""
         self._first_token = time.perf_counter()
         self.stats.prefill_ms = 1e3 * (self._first_token - self._admitted)
-        self._advance(verdict, hidden)
+        if self.pairs is not None:
+            self.pairs.tokens += verdict.tokens
+        self._advance(verdict)
 
     def step(self, verdict: Verdict, hidden: np.ndarray | None, nodes: int, unpacked: int, goes_on: bool) -> None:
-        """Take what a step over a tree of `nodes` rows gained; `hidden` is the last accepted row's.
+        """Take what a step over a tree of `nodes` rows gained; `hidden` float32 [nodes, H] are theirs.
 
         `unpacked`: rows that the tree would take without shared prefixes; `goes_on`: whether it has nodes below the
         accepted path.
@@ -128,7 +159,11 @@ class Sequence:
         stats.rows_executed += nodes
         stats.rows_unpacked += unpacked
         self._count_depths(accepted, accepted + goes_on)
-        self._advance(verdict, hidden)
+        if self.pairs is not None and hidden is not None:
+            self.pairs.add(hidden[verdict.path], verdict.tokens)
+        elif hidden is not None:
+            self.hidden = hidden[verdict.path[-1]].copy()
+        self._advance(verdict)
 
     def _count_depths(self, accepted: int, offered: int) -> None:
         by_depth = self.stats.offered_by_depth, self.stats.accepted_by_depth
@@ -160,8 +195,8 @@ class Sequence:
         self._output = Output(self.key, log_probs=self._log_probs)
         return output
 
-    def _advance(self, verdict: Verdict, hidden: np.ndarray | None) -> None:
-        self.root, self.hidden = verdict.tokens[-1], hidden
+    def _advance(self, verdict: Verdict) -> None:
+        self.root = verdict.tokens[-1]
         if self.ngram is not None:
             self.ngram.extend(verdict.tokens)
         for place, token in enumerate(verdict.tokens):

@@ -26,8 +26,8 @@ def begun(first: str, **fields) -> Sequence:
     """A stream with an interval of 40 ms, after its first token."""
     request = GenerateRequest(id="r", input_ids=PROMPT, **{"max_tokens": 20, "stream": True, **fields})
     sequence = Sequence("r", request, PROMPT, CODEC, frozenset({0}), stream_interval_s=0.04)
-    sequence.prefill(len(PROMPT))
-    sequence.begin(verdict(first), None)
+    sequence.prefill(len(PROMPT), None)
+    sequence.begin(verdict(first))
     return sequence
 
 

@@ -17,6 +17,8 @@ _MASK = 2**64 - 1
 
 
 class ToyEngine:
+    reads_context = False
+
     def __init__(self, vocab_size=111, slots=4, max_len=256, max_tree=32, seed=0, sharpness=3.0, quality=0.7,
                  width=4, length=4, candidates=6):  # fmt: skip
         self.vocab_size, self.sharpness, self.quality, self.seed = vocab_size, sharpness, quality, seed

@@ -53,6 +53,12 @@ const char* redraft_linear_topk(const LinearTopKArgs* args) {
         kernels().linear_topk(*args);
     });
 }
+const char* redraft_token_info_topk(const TokenInfoTopKArgs* args) {
+    return guarded([&] {
+        check(*args);
+        kernels().token_info_topk(*args);
+    });
+}
 const char* redraft_embedding(const EmbeddingArgs* args) {
     return guarded([&] {
         check(*args);

@@ -40,6 +40,18 @@ void check(const LinearTopKArgs& args) {
     expect(args.k >= 1 && args.k <= args.p.out_features, "k", args.k, "1 to out_features");
 }
 
+void check(const TokenInfoTopKArgs& a) {
+    expect(a.k >= 1 && a.k <= a.columns, "k", a.k, "1 to the number of columns");
+    expect_below("level", a.level, a.levels);
+    for (int64_t r = 0; r < a.rows; ++r) expect_below("sequence", a.sequences[r], a.logit_rows / a.levels);
+    if (!a.table) return;
+    expect(a.kept <= a.columns, "columns of the table", a.kept, "at most those of the logits");
+    for (int64_t r = 0; r < a.rows; ++r) {
+        expect_below("token id", a.tokens[r], a.vocabulary);
+        expect_below("row of the table", a.row_of[a.tokens[r]], a.entries);
+    }
+}
+
 void check(const EmbeddingArgs& args) {
     for (int64_t r = 0; r < args.rows; ++r) expect_below("token id", args.ids[r], args.out_features);
 }
@@ -69,13 +81,15 @@ void check(const TreeAttentionArgs& a) {
     expect(a.row_offsets[0] == 0, "row_offsets[0]", a.row_offsets[0], "0");
     for (int64_t s = 0; s < a.sequences; ++s) {
         const int64_t rows = static_cast<int64_t>(a.row_offsets[s + 1]) - a.row_offsets[s];
-        const int64_t commits = static_cast<int64_t>(a.commit_offsets[s + 1]) - a.commit_offsets[s];
-        const int64_t length = a.cache_lengths[s];
+        const int64_t length = a.cache_lengths[s], start = a.starts ? a.starts[s] : length;
         expect(rows >= 0, "rows of a sequence", rows, "row_offsets that ascend");
         expect(a.row_offsets[s + 1] <= a.rows, "row_offsets", a.row_offsets[s + 1], "at most the number of rows");
         expect_below("slot", a.slots[s], a.cache_slots);
-        expect(length >= 0 && length + rows <= a.cache_rows, "cache length and rows", length + rows,
+        expect(length >= 0 && start + rows <= a.cache_rows, "cache length and rows", start + rows,
                "at most the cache's rows");
+        expect(start >= length, "start", start, "at least the cache length");
+        if (!a.commit_offsets) continue;
+        const int64_t commits = static_cast<int64_t>(a.commit_offsets[s + 1]) - a.commit_offsets[s];
         expect(commits >= 0 && commits <= length, "committed rows", commits, "at most the cache length");
         expect(a.commit_offsets[s] >= 0 && a.commit_offsets[s + 1] <= a.commits, "commit_offsets",
                a.commit_offsets[s + 1], "within commit_src");

@@ -6,6 +6,7 @@
 namespace redraft {
 
 void check(const LinearArgs& args);
+void check(const TokenInfoTopKArgs& args);
 void check(const LinearTopKArgs& args);
 void check(const EmbeddingArgs& args);
 void check(const BeamStepArgs& args);

@@ -22,6 +22,10 @@ std::vector<ov::Extension::Ptr> all() {
     add<redraft::BeamStep>(extensions);
     add<redraft::DrawStep>(extensions);
     add<redraft::TreeAttention>(extensions);
+    add<redraft::TokenInfoTopK>(extensions);
+    add<redraft::Stack>(extensions);
+    add<redraft::PairRows>(extensions);
+    add<redraft::DraftRows>(extensions);
     add<redraft::Program>(extensions);
     return extensions;
 }

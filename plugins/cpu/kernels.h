@@ -47,6 +47,27 @@ struct LinearTopKArgs {
     int32_t* indices;    // [rows, k]
 };
 
+struct TokenInfoTopKArgs {
+    const float* logits;  // [logit_rows, columns]: row s * levels + l predicts level l of sequence s
+    int64_t logit_rows;
+    int64_t columns;
+    int64_t level;
+    int64_t levels;
+    const int32_t* sequences;  // [rows]
+    const int32_t* tokens;     // [rows]
+    int64_t rows;
+    const int32_t* ids;     // [columns]
+    const int32_t* row_of;  // [vocabulary]
+    int64_t vocabulary;
+    const int8_t* table;  // [entries, kept] or null
+    int64_t entries;
+    int64_t kept;
+    const float* scales;  // [entries]
+    int64_t k;
+    float* values;     // [rows, k]
+    int32_t* indices;  // [rows, k]
+};
+
 struct EmbeddingArgs {
     const int32_t* ids;  // [rows]
     int64_t rows;
@@ -139,7 +160,8 @@ struct TreeAttentionArgs {
     int64_t mask_words;
     const int32_t* commit_src;
     int64_t commits;
-    const int32_t* commit_offsets;  // [sequences + 1]
+    const int32_t* commit_offsets;  // [sequences + 1] or null: nothing is committed
+    const int32_t* starts;          // [sequences] or null: cache_lengths
     const float* rope_table;        // [max_positions, head_size]
     int64_t max_positions;
     void* k_cache;                  // [cache_slots, kv_heads, cache_rows, head_size]
@@ -157,6 +179,7 @@ struct Kernels {
     const char* isa;
     void (*linear)(const LinearArgs&);
     void (*linear_topk)(const LinearTopKArgs&);
+    void (*token_info_topk)(const TokenInfoTopKArgs&);
     void (*embedding)(const EmbeddingArgs&);
     void (*rms_norm)(const RMSNormArgs&);
     void (*beam_step)(const BeamStepArgs&);

@@ -6,6 +6,7 @@
 #include "../linear/kernel.h"
 #include "../linear_topk/kernel.h"
 #include "../rms_norm/kernel.h"
+#include "../token_info_topk/kernel.h"
 #include "../tree_attention/kernel.h"
 #include "kernels.h"
 
@@ -16,7 +17,7 @@ namespace redraft::REDRAFT_ISA_NAMESPACE {
 
 extern const Kernels table;
 const Kernels table = {
-    REDRAFT_EXPAND(REDRAFT_ISA_NAMESPACE), linear, linear_topk, embedding, rms_norm, beam_step, draw_step,
-    tree_attention};
+    REDRAFT_EXPAND(REDRAFT_ISA_NAMESPACE), linear, linear_topk, token_info_topk, embedding, rms_norm, beam_step,
+    draw_step, tree_attention};
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -32,6 +32,8 @@ def lower(model: ir.Model, precision: str) -> ir.Model:
             _lower_projection(editor, node)
         elif node.op_type == "Gather":
             _lower_embedding(editor, node)
+        elif node.op_type == "Concat":
+            _lower_stack(editor, node)
     RemoveUnusedNodesPass()(lowered)
     for node in list(lowered.graph):
         if node.op_type == "RMSNormalization":
@@ -206,6 +208,17 @@ def _lower_embedding(editor: _Editor, node: ir.Node) -> None:
     attributes = {"in_features": features, "out_features": rows, "dtype": editor.precision}
     (out,) = editor.node(node, "Embedding", operands, attributes, DOMAIN)
     editor.replace(node, node.outputs[0], out)
+
+
+def _lower_stack(editor: _Editor, node: ir.Node) -> None:
+    """Rows side by side [B, L * K] that are taken one by one [B * L, K]."""
+    reshape = _only_user(node.outputs[0], "Reshape")
+    shapes = {_shape(_input(node, i))[1:] for i in range(len(node.inputs))}
+    if not reshape or len(shapes) != 1 or _shape(reshape.outputs[0])[1:] != next(iter(shapes)):
+        return
+    if node.attributes.get_int("axis") % 2 == 1 and _rank(_input(node, 0)) == 2:
+        (out,) = editor.node(reshape, "Stack", [_input(node, i) for i in range(len(node.inputs))], domain=DOMAIN)
+        editor.replace(reshape, reshape.outputs[0], out)
 
 
 def _fold_slice(editor: _Editor, node: ir.Node) -> None:

@@ -31,6 +31,8 @@ class Operator : public ov::op::Op {
     // The input that has as many rows as this output, or kUnknownRows.
     virtual int64_t rows_input(std::size_t) const { return 0; }
     static constexpr int64_t kUnknownRows = -1;
+    // How many rows its outputs have for each row of that input.
+    virtual int64_t rows_factor() const { return 1; }
 };
 
 inline DType parse_dtype(const std::string& name) {

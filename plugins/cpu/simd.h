@@ -68,6 +68,9 @@ static inline f32x16 load_even_bf16(const uint16_t* p) {
 static inline f32x16 load_odd_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0xffff0000)))};
 }
+static inline f32x16 load_int8(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 // 32 int8 numbers as bf16, exactly.
 static inline __m512i widen_int8(const int8_t* from) {
     const __m128i* p = reinterpret_cast<const __m128i*>(from);
@@ -216,6 +219,11 @@ static inline f32x16 load_odd_bf16(const uint16_t* p) {
     const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
     return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), mask)),
             _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), mask))};
+}
+static inline f32x16 load_int8(const int8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
 // 32 int8 numbers as bf16, exactly.
 static inline void widen_int8(const int8_t* from, uint16_t* to) {

@@ -7,8 +7,11 @@ import onnx_ir as ir
 
 from plugins.program import ALIGNMENT, CONSTANTS
 
-CONSTANT_TYPES = {"uint8": "u8", "int32": "i32", "float32": "f32"}
-OPERATORS = ("TreeAttention", "BeamStep", "DrawStep", "Linear", "LinearTopK", "Embedding", "RMSNorm")
+CONSTANT_TYPES = {"uint8": "u8", "int8": "i8", "int32": "i32", "float32": "f32"}
+OPERATORS = (
+    *("TreeAttention", "BeamStep", "DrawStep", "TokenInfoTopK", "PairRows", "DraftRows"),
+    *("Linear", "LinearTopK", "Embedding", "RMSNorm", "Stack"),
+)
 
 
 def fuse(model: ir.Model) -> ir.Model:

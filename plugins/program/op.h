@@ -5,11 +5,14 @@
 #include <sstream>
 
 #include "../beam_step/op.h"
+#include "../draft_rows/op.h"
 #include "../draw_step/op.h"
 #include "../embedding/op.h"
 #include "../linear/op.h"
 #include "../linear_topk/op.h"
 #include "../rms_norm/op.h"
+#include "../stack/op.h"
+#include "../token_info_topk/op.h"
 #include "../tree_attention/op.h"
 #include "openvino/op/parameter.hpp"
 
@@ -63,7 +66,7 @@ class Steps {
         ov::PartialShape shape = value.output.get_partial_shape();
         if (value.rows_of < 0) return shape;
         const ov::PartialShape& rows = program->get_input_partial_shape(value.rows_of);
-        if (rows.rank().is_static()) shape[0] = rows[0];
+        if (rows.rank().is_static()) shape[0] = rows[0] * value.rows_factor;
         return shape;
     }
 
@@ -98,7 +101,8 @@ class Steps {
     };
     struct Value {
         ov::Output<ov::Node> output;
-        int64_t rows_of;      // the program's input whose first dimension is this value's; -1: a constant, or unknown
+        int64_t rows_of;      // the program's input that this value has rows of; -1: a constant, or unknown
+        int64_t rows_factor;  // how many rows for each of the input's
         int64_t result = -1;  // number among the program's outputs
         int64_t buffer = -1;
     };
@@ -122,7 +126,9 @@ class Steps {
         constants_.push_back(std::move(constant));
     }
 
-    void define(const ov::Output<ov::Node>& output, int64_t rows_of) { values_.push_back({output, rows_of}); }
+    void define(const ov::Output<ov::Node>& output, int64_t rows_of, int64_t rows_factor = 1) {
+        values_.push_back({output, rows_of, rows_factor});
+    }
 
     static std::shared_ptr<Operator> create(const std::string& name) {
         if (name == "Linear") return std::make_shared<Linear>();
@@ -131,6 +137,10 @@ class Steps {
         if (name == "RMSNorm") return std::make_shared<RMSNorm>();
         if (name == "BeamStep") return std::make_shared<BeamStep>();
         if (name == "DrawStep") return std::make_shared<DrawStep>();
+        if (name == "TokenInfoTopK") return std::make_shared<TokenInfoTopK>();
+        if (name == "Stack") return std::make_shared<Stack>();
+        if (name == "PairRows") return std::make_shared<PairRows>();
+        if (name == "DraftRows") return std::make_shared<DraftRows>();
         OPENVINO_ASSERT(name == "TreeAttention", "the program has a step ", name, ": expected an operator of plugins/");
         return std::make_shared<TreeAttention>();
     }
@@ -164,8 +174,12 @@ class Steps {
         for (std::size_t i = 0; i < step.op->get_output_size() && results >> result; ++i) {
             step.results.push_back(values_.size());
             const int64_t rows_input = step.op->rows_input(i);
-            const bool known = rows_input != Operator::kUnknownRows;
-            define(step.op->output(i), known ? values_[step.arguments[rows_input]].rows_of : -1);
+            if (rows_input == Operator::kUnknownRows) {
+                define(step.op->output(i), -1);
+            } else {
+                const Value& like = values_[step.arguments[rows_input]];
+                define(step.op->output(i), like.rows_of, like.rows_factor * step.op->rows_factor());
+            }
             if (result < 0) continue;
             OPENVINO_ASSERT(result == static_cast<int64_t>(outputs_.size()), "the program's outputs are out of order");
             values_.back().result = result;

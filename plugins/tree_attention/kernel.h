@@ -41,12 +41,15 @@ struct AttentionJob {
         for (int64_t w = 0; w < a.mask_words; ++w) any |= mask(b, row)[w];
         return any == 0;
     }
-    // Keys that some row of the block may see: the context and the sequence's first rows.
+    // Cache row of the sequence's first row, and how many rows stand between the context and it.
+    int64_t start(int64_t sequence) const { return (a.starts ? a.starts : a.cache_lengths)[sequence]; }
+    int64_t earlier(const Block& b) const { return start(b.sequence) - a.cache_lengths[b.sequence]; }
+    // Keys that some row of the block may see: the context, earlier rows and the sequence's first rows.
     int64_t keys(const Block& b) const {
         int64_t rows = b.first + b.rows;
         for (int64_t i = 0; i < b.rows; ++i)
             if (!causal(b, b.first + i)) rows = length(b);
-        return a.cache_lengths[b.sequence] + rows;
+        return start(b.sequence) + rows;
     }
     int64_t cache_offset(const Block& b) const {
         return (a.slots[b.sequence] * a.kv_heads + b.head) * a.cache_rows * a.head_size;
@@ -77,7 +80,8 @@ static void update_cache(const void* context, int64_t begin, int64_t end, int) {
         const Block b = {static_cast<int32_t>(item / a.kv_heads), static_cast<int32_t>(item % a.kv_heads), 0, 0};
         C* k = static_cast<C*>(a.k_cache) + job.cache_offset(b);
         C* v = static_cast<C*>(a.v_cache) + job.cache_offset(b);
-        const int64_t from = a.commit_offsets[b.sequence], commits = a.commit_offsets[b.sequence + 1] - from;
+        const int64_t from = a.commit_offsets ? a.commit_offsets[b.sequence] : 0;
+        const int64_t commits = a.commit_offsets ? a.commit_offsets[b.sequence + 1] - from : 0;
         const int64_t base = a.cache_lengths[b.sequence] - commits, d = a.head_size;
         for (int64_t j = 0; j < commits; ++j) {
             const int64_t source = a.commit_src[from + j];
@@ -86,7 +90,7 @@ static void update_cache(const void* context, int64_t begin, int64_t end, int) {
             __builtin_memcpy(v + (base + j) * d, v + (base + source) * d, d * sizeof(C));
         }
         for (int64_t row = a.row_offsets[b.sequence]; row < a.row_offsets[b.sequence + 1]; ++row) {
-            const int64_t at = (a.cache_lengths[b.sequence] + row - a.row_offsets[b.sequence]) * d;
+            const int64_t at = (job.start(b.sequence) + row - a.row_offsets[b.sequence]) * d;
             const float* x = a.qkv + row * (a.heads + 2 * a.kv_heads) * d + (a.heads + b.head) * d;
             rope(a, x, row, 1.0f, k + at);
             for (int64_t i = 0; i < d; i += 16) write(v + at + i, load(x + a.kv_heads * d + i));
@@ -165,10 +169,10 @@ static inline void score(const AttentionJob& job, const Block& b, const float* q
 
 // weights[query][key] = exp(score - maximum over the visible keys); 0 for masked keys and the padding.
 static inline void weigh(const AttentionJob& job, const Block& b, float* scores, float* weights) {
-    const int64_t keys = job.keys(b), context = job.a.cache_lengths[b.sequence];
+    const int64_t keys = job.keys(b), context = job.a.cache_lengths[b.sequence], earlier = job.earlier(b);
     const int64_t end = (keys + 15) / 16 * 16;
     for (int64_t i = 0; i < b.rows * job.group; ++i) {
-        const int64_t row = b.first + i / job.group;
+        const int64_t row = b.first + i / job.group, own = earlier + row;
         float* s = scores + i * job.padded;
         float* w = weights + i * job.padded;
         if (w != s) __builtin_memcpy(w, s, keys * sizeof(float));
@@ -176,7 +180,7 @@ static inline void weigh(const AttentionJob& job, const Block& b, float* scores,
         const int32_t* mask = job.mask(b, row);
         for (int64_t t = 0; t < keys - context; ++t) {
             const bool listed = t / 32 < job.a.mask_words && (static_cast<uint32_t>(mask[t / 32]) >> (t % 32) & 1);
-            if (!(t == row || (causal ? t < row : listed))) w[context + t] = -__builtin_inff();
+            if (!(t == own || (causal ? t < own : listed))) w[context + t] = -__builtin_inff();
         }
         for (int64_t j = keys; j < end; ++j) w[j] = -__builtin_inff();
         f32x16 top = set1(-__builtin_inff());
@@ -311,7 +315,7 @@ static void run_attention(AttentionJob& job) {
     for (int64_t s = 0; s < a.sequences; ++s) {
         const int64_t n = a.row_offsets[s + 1] - a.row_offsets[s];
         blocks += (n + block_rows - 1) / block_rows * a.kv_heads;
-        if (a.cache_lengths[s] + n > longest) longest = a.cache_lengths[s] + n;
+        if (job.start(s) + n > longest) longest = job.start(s) + n;
     }
     job.padded = (longest + kKeys - 1) / kKeys * kKeys;
     job.queries = block_rows * job.group;

@@ -10,9 +10,11 @@ class TreeAttention : public Operator {
     using Operator::Operator;
 
     void validate_and_infer_types() override {
-        OPENVINO_ASSERT(get_input_size() == 11, get_friendly_name(), " has ", get_input_size(), " inputs: expected 11");
+        OPENVINO_ASSERT(get_input_size() == 11 || get_input_size() == 12, get_friendly_name(), " has ",
+                        get_input_size(), " inputs: expected 11, or 12 with starts");
         for (std::size_t input : {0, 8}) expect_type(this, input, ov::element::f32);
         for (std::size_t input : {1, 2, 3, 4, 5, 6, 7}) expect_type(this, input, ov::element::i32);
+        if (get_input_size() == 12) expect_type(this, 11, ov::element::i32);
         const ov::element::Type cache = get_input_element_type(9);
         OPENVINO_ASSERT((cache == ov::element::f32 || cache == ov::element::bf16) && cache == get_input_element_type(10),
                         get_friendly_name(), ": the caches are ", cache, " and ", get_input_element_type(10),
@@ -54,7 +56,8 @@ class TreeAttention : public Operator {
                                      static_cast<int64_t>(inputs[5].get_shape()[1]),
                                      ints(6),
                                      static_cast<int64_t>(inputs[6].get_size()),
-                                     ints(7),
+                                     inputs[7].get_size() ? ints(7) : nullptr,
+                                     inputs.size() == 12 ? ints(11) : nullptr,
                                      inputs[8].data<const float>(),
                                      static_cast<int64_t>(inputs[8].get_shape()[0]),
                                      const_cast<void*>(inputs[9].data()),

@@ -18,6 +18,7 @@ def tree_attention(
     rope_table: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    starts: Tensor | None = None,
     *,
     num_heads: int,
     num_kv_heads: int,
@@ -27,17 +28,19 @@ def tree_attention(
     out = torch.zeros(len(qkv), num_heads * head_size)
     for b in range(len(slots)):
         begin, end = int(row_offsets[b]), int(row_offsets[b + 1])
-        length, commits = int(cache_lengths[b]), commit_src[int(commit_offsets[b]) : int(commit_offsets[b + 1])]
+        length, start = int(cache_lengths[b]), int((cache_lengths if starts is None else starts)[b])
+        commits = commit_src[int(commit_offsets[b]) : int(commit_offsets[b + 1])] if len(commit_offsets) else commit_src
         rows = qkv[begin:end].unflatten(-1, (-1, head_size))
         q, k, v = rows.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
         table = rope_table[positions[begin:end].long(), None]
         for cache, new in ((k_cache[slots[b]], _rope(k, table)), (v_cache[slots[b]], v)):
             for j, source in enumerate(commits.tolist()):
                 cache[:, length - len(commits) + j] = cache[:, length - len(commits) + source]
-            cache[:, length : length + end - begin] = new.transpose(0, 1).to(cache.dtype)
+            cache[:, start : start + end - begin] = new.transpose(0, 1).to(cache.dtype)
         repeats = num_heads // num_kv_heads
         for i in range(end - begin):
-            visible = torch.tensor(visible_rows(tree_mask[begin + i], i, end - begin))
+            earlier = start - length
+            visible = torch.tensor(visible_rows(tree_mask[begin + i], earlier + i, earlier + end - begin))
             keys = torch.cat([torch.arange(length), length + visible])
             k_seen, v_seen = (c[slots[b]][:, keys].float().repeat_interleave(repeats, 0) for c in (k_cache, v_cache))
             scores = (k_seen @ _rope(q[i : i + 1], table[i : i + 1])[0, :, :, None])[..., 0] * head_size**-0.5

@@ -27,24 +27,27 @@ def tree_attention(
     num_heads: int,
     num_kv_heads: int,
     head_size: int,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """See README.md; returns [T, num_heads * head_size] in the dtype of `qkv`, computed sequence by sequence."""
     out = torch.zeros(len(qkv), num_heads * head_size, dtype=qkv.dtype, device=qkv.device)
     q, k, v = qkv.unflatten(-1, (-1, head_size)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     table = rope_table[positions][:, None]
     q, k = _rope(q, table), _rope(k, table)
-    offsets, places, lengths, commits = (x.tolist() for x in (row_offsets, slots, cache_lengths, commit_offsets))
-    for b, (slot, length) in enumerate(zip(places, lengths, strict=True)):
+    first_rows = cache_lengths if starts is None else starts
+    offsets, places, lengths, firsts = (x.tolist() for x in (row_offsets, slots, cache_lengths, first_rows))
+    commits = commit_offsets.tolist() or [0] * len(offsets)
+    for b, (slot, length, first) in enumerate(zip(places, lengths, firsts, strict=True)):
         rows, count = slice(offsets[b], offsets[b + 1]), offsets[b + 1] - offsets[b]
         if not count:
             continue
         committed = commit_src[commits[b] : commits[b + 1]]
-        start, end = length - len(committed), length + count
+        base, end = length - len(committed), first + count
         for cache, new in ((k_cache[slot], k), (v_cache[slot], v)):
-            cache[:, start:length] = cache[:, start + committed]
-            cache[:, length:end] = new[rows].transpose(0, 1).to(cache.dtype)
+            cache[:, base:length] = cache[:, base + committed]
+            cache[:, first:end] = new[rows].transpose(0, 1).to(cache.dtype)
         seen = torch.ones(count, end, dtype=torch.bool, device=qkv.device)
-        seen[:, length:] = visible_rows(tree_mask[rows])
+        seen[:, length:] = visible_rows(tree_mask[rows], count, end - length)
         attended = F.scaled_dot_product_attention(
             q[rows].transpose(0, 1)[None],
             k_cache[slot, None, :, :end].to(q.dtype),
@@ -58,18 +61,22 @@ def tree_attention(
 
 @tree_attention.register_fake
 def _(qkv: Tensor, *arguments: Any) -> Tensor:
-    num_heads, _, head_size = arguments[-3:]
+    num_heads, _, head_size = arguments[10:13]
     return qkv.new_empty(qkv.shape[0], num_heads * head_size)
 
 
-def visible_rows(tree_mask: Tensor) -> Tensor:
-    """bool [n, n] of a sequence's rows from their mask words int32 [n, words]: a row without any bit is causal."""
-    count = len(tree_mask)
+def visible_rows(tree_mask: Tensor, count: int, behind: int) -> Tensor:
+    """bool [count, behind]: which of the `behind` rows behind the context each of the last `count` of them sees, from
+    their mask words int32 [count, words]; a row without any bit is causal, and all are without words."""
+    words = tree_mask.shape[1]
+    own = torch.arange(behind - count, behind, device=tree_mask.device)[:, None]
+    row = torch.arange(behind, device=tree_mask.device)
+    if not words:
+        return row <= own
     bits = (tree_mask[:, :, None] >> torch.arange(BITS, device=tree_mask.device)) & 1
-    marked = F.pad(bits.flatten(1).bool(), (0, max(0, count - bits[0].numel())))[:, :count]
-    everything = torch.ones_like(marked)
+    marked = F.pad(bits.flatten(1).bool(), (0, max(0, behind - words * BITS)))[:, :behind]
     causal = (tree_mask == 0).all(1, keepdim=True)
-    return torch.where(causal, everything.tril(), marked | everything.tril() & everything.triu())
+    return torch.where(causal, row <= own, marked | (row == own))
 
 
 def _rope(x: Tensor, table: Tensor) -> Tensor:

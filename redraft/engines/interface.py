@@ -63,6 +63,7 @@ class DraftCandidates:
     candidates: np.ndarray  # int32 [B, L, W, K], target vocabulary ids
     log_probs: np.ndarray  # float32 [B, L, W, K], cumulative from the root; -inf where absent
     parents: np.ndarray  # int32 [B, L, W]
+    raw_logits: np.ndarray | None = None  # float32 [B, L, K], of a hidden-state drafter: what re-sampling starts from
 
 
 @dataclass
@@ -98,6 +99,11 @@ class DraftDraws:
 
 class Engine(Protocol):
     """A loaded bundle's networks on one device. Not thread-safe."""
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether its drafter takes every pair of a sequence: see `DraftBatch`."""
+        ...
 
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """One target forward: logits float32 [R, V] and, where the bundle drafts, hidden float32 [T, H].

@@ -12,7 +12,7 @@ from plugins.library import extension_path
 from plugins.program import ALIGNMENT, CONSTANTS
 from redraft.bundle import Bundle, BundleConfig, BundleError
 from redraft.engines.interface import DraftBatch, DraftCandidates, TargetBatch
-from redraft.engines.rows import RowBuffers
+from redraft.engines.rows import PairBuffers, RowBuffers
 
 COMPILE_OPTIONS = {
     # The operators bring their own threads; activations are float32 in every precision.
@@ -33,76 +33,51 @@ class OpenVINOEngine:
             kernels.set_threads(threads)
         core = ov.Core()
         core.add_extension(str(extension_path()))
-        self._weights: list[np.ndarray] = []
-        self._target = self._compile(core, bundle.path / "target.onnx")
-        has_drafter = (bundle.path / "drafter.onnx").exists()
-        self._drafter = self._compile(core, bundle.path / "drafter.onnx") if has_drafter else None
+        self.caches = _allocate_caches(config, config.target.num_layers, config.limits.max_tree)
+        self._target = _Network(core, bundle.path / "target.onnx", self.caches)
         self._rows = RowBuffers(config.limits, config.target.vocab_size)
-        self._hidden = np.zeros((config.limits.slots, config.target.hidden_size), np.float32)
-        self._roots = np.zeros(config.limits.slots, np.int32)
-        self._bound: dict[str, tuple[int, ...]] = {}
-        self._views: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
-        self._has_hidden = any("hidden" in output.names for output in self._target.model_outputs)
-        self.caches = _allocate_caches(config)
-        for name, cache in self.caches.items():
-            self._target.set_tensor(name, _shared(cache))
+        self._drafter: _Network | None = None
+        self.drafter_caches: dict[str, np.ndarray] = {}
+        if config.drafting and config.drafting.drafter:
+            context = config.drafting.context
+            if context:
+                self.drafter_caches = _allocate_caches(config, context.layers, context.draft_rows)
+            self._drafter = _Network(core, bundle.path / "drafter.onnx", self.drafter_caches)
+            self._pairs = PairBuffers(config.limits, config.target, reads_context=context is not None)
+            self._has_raw_logits = self._drafter.gives("raw_logits")
+        self._has_hidden = self._target.gives("hidden")
         self._self_test(bundle)
+
+    @property
+    def reads_context(self) -> bool:
+        """See `Engine.reads_context`."""
+        return bool(self.drafter_caches)
 
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
-        self._bind(self._target, self._rows.fill(batch))
-        if failure := _infer(self._target):
+        if failure := self._target.infer(self._rows.fill(batch)):
             self._rows.check(batch)
             raise RuntimeError(f"the target's network failed: {failure}")
-        logits = self._target.get_tensor("logits").data[: len(batch.logit_rows)]
-        return logits, self._target.get_tensor("hidden").data if self._has_hidden else None
+        logits = self._target.output("logits")[: len(batch.logit_rows)]
+        return logits, self._target.output("hidden") if self._has_hidden else None
 
     def draft(self, batch: DraftBatch) -> DraftCandidates:
         """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter, or its network fails, and
         ValueError for more sequences than the bundle has slots."""
         if self._drafter is None:
             raise RuntimeError("this bundle has no drafter")
-        count, slots = len(batch.tokens), len(self._roots)
-        if not 1 <= count == len(batch.hidden) <= slots:
-            raise ValueError(
-                f"{len(batch.hidden)} hidden states, {count} root tokens: expected one of each for 1 to {slots}"
-            )
-        self._hidden[:count], self._roots[:count] = batch.hidden, batch.tokens
-        self._bind(self._drafter, {"hidden": self._hidden[:count], "tokens": self._roots[:count]})
-        if failure := _infer(self._drafter):
+        if failure := self._drafter.infer(self._pairs.fill(batch)):
             raise RuntimeError(f"the drafter's network failed: {failure}")
-        outputs = (self._drafter.get_tensor(name).data for name in ("candidates", "log_probs", "parents"))
+        outputs = [self._drafter.output(name) for name in ("candidates", "log_probs", "parents")]
+        if self._has_raw_logits:
+            outputs.append(self._drafter.output("raw_logits").reshape(*outputs[0].shape[:2], -1))
         return DraftCandidates(*outputs)
 
     def close(self) -> None:
         """Free the networks and the cache."""
-        self._views.clear()
-        self._target = self._drafter = None
-        self._weights.clear()
-        self.caches = {}
-
-    def _compile(self, core: ov.Core, network: Path) -> ov.InferRequest:
-        """A request of a network. Its weights are bound to it and stay ours: OpenVINO does not keep them alive."""
-        request = core.compile_model(network, "CPU", COMPILE_OPTIONS).create_infer_request()
-        weights = network.with_suffix(".weights")
-        if weights.exists():
-            self._weights.append(_read_aligned(weights))
-            request.set_tensor(CONSTANTS, ov.Tensor(self._weights[-1], shared_memory=True))
-        return request
-
-    def _bind(self, request: ov.InferRequest, inputs: dict[str, np.ndarray]) -> None:
-        """Set inputs whose shape is not the last one's; the two networks have no name in common."""
-        for name, array in inputs.items():
-            if self._bound.get(name) != array.shape:
-                request.set_tensor(name, self._view(name, array))
-                self._bound[name] = array.shape
-
-    def _view(self, name: str, array: np.ndarray) -> ov.Tensor:
-        """A tensor over a buffer's first rows, made once for every number of rows."""
-        key = (name, array.shape)
-        if key not in self._views:
-            self._views[key] = ov.Tensor(array, shared_memory=True)
-        return self._views[key]
+        del self._target
+        self._drafter = None
+        self.caches, self.drafter_caches = {}, {}
 
     def _self_test(self, bundle: Bundle) -> None:
         """Plant a sentinel behind a cached row and commit it: it must arrive in our own arrays, in every layer."""
@@ -130,11 +105,47 @@ class OpenVINOEngine:
             cache[slot, :, :2] = 0
 
 
-def _infer(request: ov.InferRequest) -> str | None:
-    """Execute a network; an operator's error. With one thread OpenVINO loses it and leaves the outputs as they were."""
-    kernels.take_failure()
-    request.infer()
-    return kernels.take_failure()
+class _Network:
+    """A compiled network, its inputs bound to our buffers."""
+
+    def __init__(self, core: ov.Core, path: Path, caches: dict[str, np.ndarray]):
+        self._request = core.compile_model(path, "CPU", COMPILE_OPTIONS).create_infer_request()
+        self._bound: dict[str, tuple[int, ...]] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
+        self._caches = caches
+        for name, cache in caches.items():
+            self._request.set_tensor(name, _shared(cache))
+        weights = path.with_suffix(".weights")
+        if weights.exists():
+            # They stay ours: OpenVINO does not keep them alive.
+            self._weights = _read_aligned(weights)
+            self._request.set_tensor(CONSTANTS, ov.Tensor(self._weights, shared_memory=True))
+
+    def gives(self, name: str) -> bool:
+        """Whether the network has this output."""
+        return any(name in output.names for output in self._request.model_outputs)
+
+    def infer(self, inputs: dict[str, np.ndarray]) -> str | None:
+        """Execute with these inputs, always first rows of the same buffers. Returns an operator's error; with one
+        thread OpenVINO loses it and leaves the outputs as they were."""
+        for name, array in inputs.items():
+            if self._bound.get(name) != array.shape:
+                self._request.set_tensor(name, self._view(name, array))
+                self._bound[name] = array.shape
+        kernels.take_failure()
+        self._request.infer()
+        return kernels.take_failure()
+
+    def output(self, name: str) -> np.ndarray:
+        """A view that stays valid until the next `infer`."""
+        return self._request.get_tensor(name).data
+
+    def _view(self, name: str, array: np.ndarray) -> ov.Tensor:
+        """A tensor over a buffer's first rows, made once for every number of rows."""
+        key = (name, array.shape)
+        if key not in self._views:
+            self._views[key] = ov.Tensor(array, shared_memory=True)
+        return self._views[key]
 
 
 def _read_aligned(path: Path) -> np.ndarray:
@@ -150,13 +161,13 @@ def _read_aligned(path: Path) -> np.ndarray:
     return aligned
 
 
-def _allocate_caches(config: BundleConfig) -> dict[str, np.ndarray]:
-    """Zeros [slots, kv_heads, rows, head_size] by input name, in memory that is already there: float32 in fp32
-    bundles, else the uint16 bits of bf16."""
+def _allocate_caches(config: BundleConfig, layers: int, draft_rows: int) -> dict[str, np.ndarray]:
+    """Zeros [slots, kv_heads, max_len + draft_rows, head_size] by input name, in memory that is already there: float32
+    in fp32 bundles, else the uint16 bits of bf16."""
     target, limits = config.target, config.limits
-    shape = (limits.slots, target.num_kv_heads, limits.max_len + limits.max_tree, target.head_size)
+    shape = (limits.slots, target.num_kv_heads, limits.max_len + draft_rows, target.head_size)
     dtype = np.float32 if config.precision == "fp32" else np.uint16
-    return {f"{kind}_cache.{layer}": np.full(shape, 0, dtype) for layer in range(target.num_layers) for kind in "kv"}
+    return {f"{kind}_cache.{layer}": np.full(shape, 0, dtype) for layer in range(layers) for kind in "kv"}
 
 
 def _shared(cache: np.ndarray) -> ov.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from redraft.bundle import LimitsInfo
-from redraft.engines.interface import TargetBatch
+from redraft.bundle import LimitsInfo, TargetInfo
+from redraft.engines.interface import DraftBatch, TargetBatch
 
 
 class RowBuffers:
@@ -93,6 +93,39 @@ class RowBuffers:
         _expect_below(
             "cache_lengths after commits", batch.cache_lengths - np.diff(batch.commit_offsets), self._cache_rows
         )
+
+
+class PairBuffers:
+    """Copies the pairs that sequences draft from into preallocated arrays; memory is taken as rows are first used."""
+
+    def __init__(self, limits: LimitsInfo, target: TargetInfo, reads_context: bool):
+        self._limits, self._reads_context = limits, reads_context
+        self._most_pairs = limits.slots * (limits.max_len if reads_context else 1)
+        self._hidden = np.zeros((self._most_pairs, target.hidden_size), np.float32)
+        self._tokens = np.zeros(self._most_pairs, np.int32)
+        self._row_offsets = np.zeros(limits.slots + 1, np.int32)
+        self._slots = np.zeros(limits.slots, np.int32)
+        self._cache_lengths = np.zeros(limits.slots, np.int32)
+
+    def fill(self, batch: DraftBatch) -> dict[str, np.ndarray]:
+        """The network's inputs by name: views of the buffers. Raises ValueError for a batch that does not fit."""
+        pairs, count, slots = len(batch.tokens), len(batch.slots), self._limits.slots
+        unequal = len(batch.hidden) != pairs or not (self._reads_context or pairs == count)
+        if unequal or not 1 <= count <= slots or pairs > self._most_pairs:
+            each = "as many of both" if self._reads_context else "one of each"
+            raise ValueError(
+                f"{len(batch.hidden)} hidden states, {pairs} tokens, {count} slots: expected {each} for 1 to {slots}"
+            )
+        self._hidden[:pairs], self._tokens[:pairs] = batch.hidden, batch.tokens
+        given = {"hidden": self._hidden[:pairs], "tokens": self._tokens[:pairs]}
+        if not self._reads_context:
+            return given
+        if len(set(batch.slots.tolist())) < count:
+            raise ValueError(f"slots are {batch.slots.tolist()}: expected one of its own for every sequence")
+        self._row_offsets[: count + 1], self._slots[:count] = batch.row_offsets, batch.slots
+        self._cache_lengths[:count] = batch.cache_lengths
+        rows = {"row_offsets": self._row_offsets[: count + 1], "slots": self._slots[:count]}
+        return given | rows | {"cache_lengths": self._cache_lengths[:count]}
 
 
 def _expect(holds: bool, what: str, found: object, expected: object) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
-from redraft.bundle import Bundle
+from redraft.bundle import Bundle, BundleConfig
 from redraft.engines.interface import DraftBatch, DraftCandidates, TargetBatch
-from redraft.engines.rows import RowBuffers
+from redraft.engines.rows import PairBuffers, RowBuffers
 
 CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -25,11 +25,17 @@ class TorchEngine:
         self._target = self._load(bundle, "target")
         self._drafter = self._load(bundle, "drafter")
         self._rows = RowBuffers(limits, target.vocab_size)
-        shape = (limits.slots, target.num_kv_heads, limits.max_len + limits.max_tree, target.head_size)
-        dtype = CACHE_DTYPES[config.precision]
-        self.caches = [
-            [torch.zeros(shape, dtype=dtype, device=self._device) for _ in range(target.num_layers)] for _ in "kv"
-        ]
+        context = config.drafting.context if config.drafting else None
+        self._pairs = PairBuffers(limits, target, reads_context=context is not None)
+        self.caches = [self._allocate(config, target.num_layers, limits.max_tree) for _ in "kv"]
+        self.drafter_caches: list[torch.Tensor] = []
+        if context:
+            self.drafter_caches = self._allocate(config, 2 * context.layers, context.draft_rows)
+
+    @property
+    def reads_context(self) -> bool:
+        """See `Engine.reads_context`."""
+        return bool(self.drafter_caches)
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
@@ -42,16 +48,25 @@ class TorchEngine:
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftCandidates:
-        """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter."""
+        """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter, ValueError for a batch that does not
+        fit it."""
         if self._drafter is None:
             raise RuntimeError("this bundle has no drafter")
-        outputs = self._drafter([self._tensor(batch.hidden), self._tensor(batch.tokens)])
-        return DraftCandidates(*(output.cpu().numpy() for output in outputs))
+        inputs = [self._tensor(array) for array in self._pairs.fill(batch).values()]
+        outputs = self._drafter([*inputs, *self.drafter_caches])
+        candidates, log_probs, parents, *raw_logits = (output.cpu().numpy() for output in outputs)
+        kept = raw_logits[0].reshape(*candidates.shape[:2], -1) if raw_logits else None
+        return DraftCandidates(candidates, log_probs, parents, kept)
 
     def close(self) -> None:
         """Free the programs and the cache."""
         self._target = self._drafter = None
-        self.caches = []
+        self.caches, self.drafter_caches = [], []
+
+    def _allocate(self, config: BundleConfig, count: int, draft_rows: int) -> list[torch.Tensor]:
+        target, limits = config.target, config.limits
+        shape = (limits.slots, target.num_kv_heads, limits.max_len + draft_rows, target.head_size)
+        return [torch.zeros(shape, dtype=CACHE_DTYPES[config.precision], device=self._device) for _ in range(count)]
 
     def _load(self, bundle: Bundle, name: str) -> torch.nn.Module | None:
         path = bundle.path / f"{name}.pt2"

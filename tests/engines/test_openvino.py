@@ -10,7 +10,7 @@ import torch
 from model_defs.drafting import BeamSearch
 from redraft.bundle import BundleError
 from redraft.engines import load_engine
-from redraft.engines.interface import DraftBatch
+from redraft.engines.interface import DraftBatch, DraftCandidates
 from redraft.engines.openvino import OpenVINOEngine
 from tests.engines.tiny import (
     VOCAB,
@@ -107,10 +107,10 @@ def test_the_drafter_agrees_with_its_module(engine, target):
 def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, precision):
     engine = load_engine(tiny_bundle(tmp_path, target, precision=precision))
     hidden, roots = draft_inputs(target)
-    together = [array.copy() for array in dataclasses.astuple(engine.draft(DraftBatch.of_roots(hidden, roots)))]
+    together = [array.copy() for array in arrays_of(engine.draft(DraftBatch.of_roots(hidden, roots)))]
     for rows in ([1], [2, 0], [0, 0, 1, 2, 1]):
         some = engine.draft(DraftBatch.of_roots(hidden[rows], roots[rows]))
-        for array, whole in zip(dataclasses.astuple(some), together, strict=True):
+        for array, whole in zip(arrays_of(some), together, strict=True):
             np.testing.assert_array_equal(array, whole[rows])
 
 
@@ -128,9 +128,14 @@ def test_a_draft_that_fails_is_noticed(engine, target):
 def test_a_draft_for_too_many_or_unequal_inputs_is_refused(engine, target):
     hidden, roots = draft_inputs(target)
     for rows, tokens in ((hidden[:2], roots), (hidden[:0], roots[:0]), (np.tile(hidden, (4, 1)), np.tile(roots, 4))):
-        message = f"{len(rows)} hidden states, {len(tokens)} root tokens: expected one of each for 1 to 9"
+        count = len(tokens)
+        message = f"{len(rows)} hidden states, {count} tokens, {count} slots: expected one of each for 1 to 9"
         with pytest.raises(ValueError, match=message):
             engine.draft(DraftBatch.of_roots(rows, tokens))
+
+
+def arrays_of(drafted: DraftCandidates) -> list[np.ndarray]:
+    return [drafted.candidates, drafted.log_probs, drafted.parents]
 
 
 def draft_inputs(target):
@@ -147,7 +152,7 @@ def tiny_drafter_as_stored(target):
 
 def test_the_cache_is_updated_in_place(engine, target):
     for name, cache in engine.caches.items():
-        assert engine._target.get_tensor(name).data.ctypes.data == cache.ctypes.data
+        assert engine._target.output(name).ctypes.data == cache.ctypes.data
     before = {name: cache.copy() for name, cache in engine.caches.items()}
     engine.execute(make_batch([chain(4, [1] * 20, [7, 8])]))
     for name, cache in engine.caches.items():

@@ -12,6 +12,8 @@ import torch
 from build_engines import build, target_info
 from model_defs.attention import causal_attend
 from model_defs.config import RopeConfig, TargetConfig
+from model_defs.drafter import Drafter
+from model_defs.drafters import DRAFTERS
 from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
 from redraft.bundle import Bundle, BundleConfig, DraftingInfo, LimitsInfo
@@ -65,22 +67,45 @@ def tiny_drafter(target: Target, **changes: Any) -> RecurrentDrafter:
     return drafter
 
 
+CONTEXT_DRAFTERS: dict[str, dict[str, Any]] = {
+    "hidden_state": {"info_vocabulary": 37, "info_rank": 5},
+    "hidden_state, plain": {"token_info": False, "chain_map": False, "first_token": False},
+}
+
+
+def tiny_drafter_of(target: Target, variant: str) -> Drafter:
+    """Random, of a kind of `DRAFTERS` (and a setting, behind a comma), with a hot vocabulary of 50 rows, as stored."""
+    kind = DRAFTERS[variant.split(",")[0]]
+    torch.manual_seed(1)
+    drafter = kind(kind.configure(target, 50, CONTEXT_DRAFTERS[variant]), target, torch.arange(0, 100, 2))
+    for weight in drafter.parameters():
+        weight.requires_grad_(False).normal_(0, 0.2 if weight.ndim == 2 else 1).copy_(weight.bfloat16())
+    return drafter.eval()
+
+
 def tiny_bundle(
-    folder: Path, target: Target, backend: str = "openvino", precision: str = "fp32", drafts: bool = True
+    folder: Path,
+    target: Target,
+    backend: str = "openvino",
+    precision: str = "fp32",
+    drafts: bool = True,
+    trained: Drafter | None = None,
+    **plan: Any,
 ) -> Bundle:
-    """Build and load a bundle under `folder`."""
+    """Build and load a bundle under `folder`, with the recurrent drafter or the one given; `plan` changes DRAFTING."""
     model, drafter = folder / "model", folder / "drafter"
     model.mkdir(parents=True, exist_ok=True)
     (model / "tokenizer.json").write_text("{}")
+    trained = trained or tiny_drafter(target)
     if drafts:
-        tiny_drafter(target).save(drafter)
+        trained.save(drafter)
     config = BundleConfig(
         name="tiny",
         backend=backend,
         precision=precision,
         target=target_info(target),
         limits=LIMITS,
-        drafting=DRAFTING if drafts else None,
+        drafting=DRAFTING.model_copy(update={"drafter": trained.name, **plan}) if drafts else None,
     )
     build(config, target, model, drafter if drafts else None, folder / "bundle", hidden=drafts)
     return Bundle.load(folder / "bundle")

@@ -110,3 +110,45 @@ def test_bad_arguments_are_named(rng, name, index, value, message):
     case.arrays[name][index] = value
     with pytest.raises(ValueError, match=message):
         case.run()
+
+
+LEVELS = [([-1] * 3, 3), ([0, 2, 2], 3), ([3, 4, 4, 5], 4)]
+"""Trees fed level by level: rows 0 to 2 follow the context, rows 3 to 5 follow some of them, and so on."""
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_tree_fed_level_by_level_has_the_bits_of_the_whole(isa, rng, dtype):
+    parents = [parent for level, _ in LEVELS for parent in level]
+    trees = [Sequence(slot=1, length=40, parents=parents), Sequence(slot=0, length=7, parents=parents)]
+    whole = make_case(rng, trees, dtype=dtype)
+    caches = whole.arrays["k_cache"].copy(), whole.arrays["v_cache"].copy()
+    expected = whole.run().reshape(2, len(parents), -1)
+    begin = 0
+    for _, count in LEVELS:
+        rows = np.concatenate([np.arange(begin, begin + count) + b * len(parents) for b in range(2)])
+        level = make_case(rng, trees, dtype=dtype, qkv=whole.arrays["qkv"][rows].copy(), caches=caches)
+        for name in ("positions", "tree_mask"):
+            level.arrays[name] = level.arrays[name][rows].copy()
+        level.arrays["row_offsets"] = np.array([0, count, 2 * count], np.int32)
+        level.arrays["commit_src"] = level.arrays["commit_offsets"] = np.zeros(0, np.int32)
+        level.arrays["starts"] = level.arrays["cache_lengths"] + np.int32(begin)
+        reference, _, _ = level.reference()
+        found = level.run()
+        np.testing.assert_array_equal(found.reshape(2, count, -1), expected[:, begin : begin + count])
+        np.testing.assert_allclose(found, reference, atol=1e-5 if dtype == "fp32" else 5e-4)
+        begin += count
+    np.testing.assert_array_equal(caches[0], whole.arrays["k_cache"])
+
+
+def test_a_chain_fed_row_by_row_needs_no_mask(rng):
+    chunk = make_case(rng, [Sequence(slot=0, length=9, parents=5)])
+    caches = chunk.arrays["k_cache"].copy(), chunk.arrays["v_cache"].copy()
+    expected = chunk.run()
+    for i in range(5):
+        one = make_case(rng, [Sequence(slot=0, length=9, parents=1)], qkv=chunk.arrays["qkv"][i : i + 1], caches=caches)
+        one.arrays["positions"] += np.int32(i)
+        one.arrays |= {"tree_mask": np.zeros((0, 0), np.int32), "starts": np.array([9 + i], np.int32)}
+        np.testing.assert_array_equal(one.run()[0], expected[i])
+    one.arrays["starts"] = np.array([8], np.int32)
+    with pytest.raises(ValueError, match="start 8: expected at least the cache length"):
+        one.run()

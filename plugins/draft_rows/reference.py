@@ -1,0 +1,37 @@
+"""What `PairRows` and `DraftRows` compute, in torch: part of a drafter's module, and so of exported programs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BITS = 32
+
+
+def pair_rows(tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> tuple[Tensor, ...]:
+    """tokens int32 [P], row_offsets int32 [B + 1], cache_lengths int32 [B] to positions [P], last_rows, contexts, roots
+    and sequences [B], all int32: see README.md."""
+    rows = torch.arange(tokens.shape[0], dtype=torch.int32, device=tokens.device)
+    sequences = torch.arange(cache_lengths.shape[0], dtype=torch.int32, device=tokens.device)
+    begins, ends = row_offsets[sequences], row_offsets[sequences + 1]
+    owners = (rows[:, None] >= ends).sum(-1)
+    positions = cache_lengths[owners] + rows - begins[owners]
+    return positions.to(torch.int32), ends - 1, cache_lengths + ends - begins, tokens[ends - 1], sequences
+
+
+def draft_rows(contexts: Tensor, *grown: Tensor, level: int, first: int, width: int, words: int) -> tuple[Tensor, ...]:
+    """contexts int32 [B] and, behind the first level of a tree, origins int32 [B * W] and that level's tree_mask, to
+    positions [B * W], row_offsets [B + 1], tree_mask [B * W, words] and starts [B], all int32: see README.md."""
+    batch, device = contexts.shape[0], contexts.device
+    positions = (contexts[:, None] + (level - 1)).expand(-1, width).flatten()
+    row_offsets = width * torch.arange(batch + 1, dtype=torch.int32, device=device)
+    own = torch.zeros(width, words, dtype=torch.int32)
+    for w in range(width if words else 0):
+        bit = (first + w) % BITS
+        own[w, (first + w) // BITS] = (1 << bit) - (1 << BITS if bit == BITS - 1 else 0)
+    mask = own.to(device).repeat(batch, 1)
+    if grown:
+        origins, before = grown
+        mask = mask | F.pad(before[origins], (0, words - before.shape[1]))
+    return positions, row_offsets, mask, contexts + first

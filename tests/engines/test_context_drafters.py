@@ -1,0 +1,156 @@
+"""Drafters with a context cache in the engines, against their modules run from scratch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model_defs.attention import DenseCache
+from model_defs.context_drafter import ContextDrafter
+from model_defs.drafter import Drafter
+from model_defs.hidden_state import HiddenStateDrafter
+from model_defs.target import Target
+from redraft.engines import load_engine
+from redraft.engines.interface import DraftBatch, DraftCandidates
+from tests.engines.tiny import CONTEXT_DRAFTERS, VOCAB, tiny_bundle, tiny_drafter_of
+
+HIDDEN = 96
+
+
+def following(drafter: Drafter, hidden: Tensor, tokens: Tensor, path: list[int]) -> Tensor:
+    """Log-probabilities [K] of what follows the root (the last of the tokens [n]) and a path below it, for target
+    hidden states [n, H] that the tokens follow."""
+    assert isinstance(drafter, ContextDrafter)
+    cache = DenseCache(drafter.layer_config, 1, 200, hidden)
+    state = drafter.ingest(hidden[None], tokens[None], cache.attend)[:, -1:]
+    cache.starts += len(tokens)
+    for token in path:
+        state = drafter.step(drafter.chained(state, torch.tensor([[token]])), cache.attend)
+        cache.starts += 1
+    logits = drafter.head_rows @ state[0, 0]
+    if isinstance(drafter, HiddenStateDrafter) and drafter.token_info is not None:
+        info = drafter.token_info.collapse(torch.int8)(torch.tensor([tokens[-1], *path])[-1])
+        logits[: len(info)] += info
+    return logits.log_softmax(-1)
+
+
+@dataclass
+class Drafting:
+    """A sequence whose pairs come in over time."""
+
+    slot: int
+    hidden: Tensor = field(default_factory=lambda: torch.zeros(0, HIDDEN))
+    tokens: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
+    ingested: int = 0
+
+    def grow(self, rng: np.random.Generator, count: int) -> None:
+        new = torch.from_numpy(rng.standard_normal((count, HIDDEN)).astype(np.float32))
+        self.hidden = torch.cat([self.hidden, new])
+        self.tokens = torch.cat([self.tokens, torch.from_numpy(rng.integers(0, VOCAB, count).astype(np.int32))])
+
+
+def draft(engine, sequences: list[Drafting]) -> DraftCandidates:
+    """Draft for sequences that have pairs pending; they are ingested then."""
+    pending = [len(s.tokens) - s.ingested for s in sequences]
+    batch = DraftBatch(
+        hidden=torch.cat([s.hidden[s.ingested :] for s in sequences]).numpy(),
+        tokens=torch.cat([s.tokens[s.ingested :] for s in sequences]).numpy(),
+        row_offsets=np.cumsum([0, *pending]).astype(np.int32),
+        slots=np.array([s.slot for s in sequences], np.int32),
+        cache_lengths=np.array([s.ingested for s in sequences], np.int32),
+    )
+    for s in sequences:
+        s.ingested = len(s.tokens)
+    arrays = (array for array in dataclasses.astuple(engine.draft(batch)) if array is not None)
+    return DraftCandidates(*(array.copy() for array in arrays))
+
+
+def check(drafter: Drafter, drafted: DraftCandidates, b: int, s: Drafting) -> None:
+    """Every candidate's log-probability is the module's, and no other is likelier."""
+    _, length, width, count = drafted.candidates.shape
+    row_of = {int(token): row for row, token in enumerate(drafter.hot_ids)}
+    paths: list[tuple[list[int], float]] = [([], 0.0)]
+    for level in range(length):
+        candidates, log_probs = drafted.candidates[b, level], drafted.log_probs[b, level]
+        if level:
+            flat = drafted.parents[b, level].tolist()
+            before, scores = drafted.candidates[b, level - 1].flatten(), drafted.log_probs[b, level - 1].flatten()
+            paths = [([*paths[place // count][0], int(before[place])], float(scores[place])) for place in flat]
+        for w, (path, score) in enumerate(paths):
+            expected = following(drafter, s.hidden, s.tokens, path)
+            found = torch.from_numpy(log_probs[w] - score)
+            chosen = expected[[row_of[token] for token in candidates[w].tolist()]]
+            torch.testing.assert_close(found, chosen, atol=2e-4, rtol=1e-4)
+            torch.testing.assert_close(found, expected.topk(count).values, atol=2e-4, rtol=1e-4)
+        assert len({tuple(path) for path, _ in paths}) == (width if level else 1)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+@pytest.mark.parametrize("variant", CONTEXT_DRAFTERS)
+@torch.no_grad()
+def test_drafts_are_those_of_the_module_run_from_scratch(target: Target, tmp_path, variant, backend):
+    """Prompts at once, then a few pairs at a time, in changing company; some sequences skip drafts."""
+    drafter = tiny_drafter_of(target, variant)
+    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter))
+    assert engine.reads_context
+    rng = np.random.default_rng(3)
+    sequences = [Drafting(slot) for slot in (4, 0, 8)]
+    steps = [
+        ([0], [9]),
+        ([0, 1], [1, 21]),
+        ([2, 0], [1, 3]),
+        ([1, 0, 2], [4, 1, 5]),
+        ([2], [2]),
+        ([0, 2, 1], [5, 1, 2]),
+    ]
+    for company, counts in steps:
+        drafting = [sequences[place] for place in company]
+        for s, count in zip(drafting, counts, strict=True):
+            s.grow(rng, count)
+        drafted = draft(engine, drafting)
+        for b, s in enumerate(drafting):
+            check(drafter, drafted, b, s)
+        sequences[2].grow(rng, 1)
+    replaced = Drafting(4)
+    replaced.grow(rng, 6)
+    check(drafter, draft(engine, [replaced]), 0, replaced)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("variant", CONTEXT_DRAFTERS)
+def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precision):
+    """Whatever was ingested with it, and however its pairs were divided into calls."""
+    engine = load_engine(tiny_bundle(tmp_path, target, precision=precision, trained=tiny_drafter_of(target, variant)))
+    rng = np.random.default_rng(5)
+    sequences = [Drafting(slot) for slot in (1, 6, 3)]
+    for s, count in zip(sequences, (30, 1, 7), strict=True):
+        s.grow(rng, count)
+    together = draft(engine, sequences)
+    for b, s in enumerate(sequences):
+        alone = Drafting(5)
+        for end in sorted({1, len(s.tokens) // 2, len(s.tokens)} - {0}):
+            alone.hidden, alone.tokens = s.hidden[:end], s.tokens[:end]
+            last = draft(engine, [alone])
+        for array, whole in zip(dataclasses.astuple(last), dataclasses.astuple(together), strict=True):
+            np.testing.assert_array_equal(array[0], whole[b])
+
+
+def test_batches_that_do_not_fit_are_refused(target, tmp_path):
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state")))
+    rng = np.random.default_rng(5)
+    first, second = Drafting(1), Drafting(1)
+    first.grow(rng, 2)
+    second.grow(rng, 1)
+    with pytest.raises(ValueError, match=r"slots are \[1, 1\]: expected one of its own for every sequence"):
+        draft(engine, [first, second])
+    with pytest.raises(RuntimeError, match="sequence 1 has 0 pairs: expected at least 1"):
+        draft(engine, [Drafting(1, first.hidden, first.tokens), Drafting(2)])
+    long = Drafting(1)
+    long.grow(rng, 87)
+    with pytest.raises(RuntimeError, match="cache length and rows 90: expected at most the cache's rows"):
+        draft(engine, [long])

@@ -1,0 +1,111 @@
+"""The scheduler on real engines whose drafters keep a context: the text is the auto-regressive one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from redraft.budget import BudgetEntry, BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.engines import load_engine
+from redraft.protocol import GenerateRequest
+from redraft.scheduler import Limits, Scheduler
+from redraft.sequence import Sequence
+from tests.engines.tiny import CONTEXT_DRAFTERS, LIMITS, VOCAB, tiny_bundle, tiny_drafter_of
+from tests.toy_engine import toy_codec
+
+CODEC = toy_codec(VOCAB)
+SAMPLINGS = [
+    {},
+    {"temperature": 1.0, "seed": 3},
+    {"repetition_penalty": 1.2},
+    {"temperature": 0.7, "top_k": 9, "seed": 4},
+]
+TABLE = BudgetTable(entries=[BudgetEntry(running=1, greedy=9, sampled=7), BudgetEntry(running=3, greedy=5, sampled=0)])
+"""With three or more sequences, sampled ones do not draft: their pairs stay pending."""
+
+
+def requests() -> list[Sequence]:
+    """Prompts from one token to several chunks, of all samplings."""
+    rng = np.random.default_rng(1)
+    made = []
+    for key, count in enumerate((40, 1, 17, 5, 33, 16, 2)):
+        prompt = rng.integers(1, VOCAB, count).tolist()
+        sampling = SAMPLINGS[key % len(SAMPLINGS)]
+        request = GenerateRequest(id=str(key), input_ids=prompt, max_tokens=25 - key, sampling=sampling)
+        made.append(Sequence(key, request, prompt, CODEC, frozenset({0})))
+    return made
+
+
+def generate(
+    engine, plan: DraftingPlan | None, cancelled: tuple[int, ...] = ()
+) -> tuple[dict[int, list[int]], Scheduler]:
+    """Tokens of every request; they join two at a time, and some are cancelled soon."""
+    limits = Limits(slots=3, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
+    scheduler, tokens = Scheduler(engine, limits, plan), dict[int, list[int]]()
+    waiting = requests()
+    for step in range(1000):
+        if step % 4 == 0:
+            for sequence in waiting[:2]:
+                scheduler.submit(sequence)
+            waiting = waiting[2:]
+        if step == 9:
+            for key in cancelled:
+                scheduler.cancel(key)
+        for output in scheduler.step():
+            if output.finish_reason != "cancelled":
+                tokens[output.key] = tokens.get(output.key, []) + output.token_ids
+        if scheduler.idle and not waiting:
+            break
+    return tokens, scheduler
+
+
+@pytest.fixture(scope="module")
+def expected(target, tmp_path_factory) -> dict[int, list[int]]:
+    engine = load_engine(tiny_bundle(tmp_path_factory.mktemp("ar"), target, drafts=False))
+    return generate(engine, None)[0]
+
+
+@pytest.mark.parametrize("variant", CONTEXT_DRAFTERS)
+def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant):
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, variant)))
+    plans = {
+        "best_first": DraftingPlan("best_first", budget=TABLE),
+        "merged": DraftingPlan("beam", ngram=True, budget=BudgetTable.constant(12)),
+    }
+    for name, plan in plans.items():
+        tokens, scheduler = generate(engine, plan, cancelled=(1, 2))
+        assert scheduler.totals.drafted > scheduler.totals.accepted, name
+        for key, ids in tokens.items():
+            assert ids == expected[key], (name, key)
+        assert len(tokens) >= 5
+
+
+def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path):
+    """The engine is given each position's hidden state and the token that follows, in order, and nothing is kept."""
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state")))
+    sequences = requests()
+    ingested: dict[int, list[int]] = {}
+    draft = engine.draft
+
+    def recorded(batch):
+        for b, slot in enumerate(batch.slots.tolist()):
+            begin, end = batch.row_offsets[b : b + 2]
+            length = int(batch.cache_lengths[b])
+            kept = ingested.setdefault(slot, [])
+            assert length in (0, len(kept))
+            del kept[length:]
+            kept += batch.tokens[begin:end].tolist()
+            owner = next(s for s in sequences if s.slot == slot and not s.finish_reason)
+            assert owner.pairs.hidden == owner.pairs.tokens == []
+            assert kept == [*owner.prompt.tolist(), *owner._output.token_ids][1:]
+        return draft(batch)
+
+    engine.draft = recorded
+    limits = Limits(slots=2, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
+    scheduler = Scheduler(engine, limits, DraftingPlan("best_first", budget=BudgetTable.constant(7)))
+    for sequence in sequences:
+        scheduler.submit(sequence)
+    while not scheduler.idle:
+        scheduler.step()
+    assert len(ingested) == 2
