@@ -143,7 +143,7 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
                 print(json.dumps(record), flush=True)
 
 
-@interruptible("train_drafter", "the last checkpoint is kept: the same command goes on from it")
+@interruptible("train_drafter", "the same command goes on from the last checkpoint")
 def main(
     model: Annotated[Path, typer.Option(help="Target folder written by fetch_model.py.")],
     data: Annotated[list[Path], typer.Option(help="Teacher data written by distill.py; may be given several times.")],
