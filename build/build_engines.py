@@ -24,6 +24,7 @@ from model_defs.drafters import DRAFTERS, RECURRENT, load_drafter
 from model_defs.drafting import BeamSearch
 from model_defs.export import (
     CacheShape,
+    Drafting,
     export_drafter_native,
     export_drafter_plugin,
     export_target_native,
@@ -31,12 +32,15 @@ from model_defs.export import (
 )
 from model_defs.files import read_json
 from model_defs.fingerprint import target_fingerprint
+from model_defs.random_draws import RandomDraws
 from model_defs.target import Target
 from plugins.cpu.lowering import lower
 from plugins.program.fuse import detach_constants, fuse
 from redraft.bundle import BundleConfig, BundleError, ContextInfo, DraftingInfo, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
-from redraft.decoding.verification import check_pairing
+from redraft.decoding.construction import CONSTRUCTIONS
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.decoding.verification import VERIFIERS, check_pairing
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1}
 BIGRAMS = "bigrams.npy"
@@ -63,14 +67,18 @@ PRECISIONS = {
 }
 
 
-class Construction(StrEnum):
-    beam = "beam"
-    best_first = "best_first"
-
-
-class Verification(StrEnum):
-    greedy = "greedy"
-    sampled_walk = "sampled_walk"
+USUAL_BUDGET, USUAL_SUPPORT = 16, 64
+CONSTRUCTION_HELP = (
+    f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: {', '.join(RANDOM_CONSTRUCTIONS)}."
+)
+LEVELS_HELP = (
+    "Random draws at each depth, such as 4,2,1: children of every node (gumbel_top_k), or nodes of the depth. Default: "
+    + "; ".join(f"{name} {','.join(map(str, known.levels))}" for name, known in RANDOM_CONSTRUCTIONS.items())
+)
+VERIFICATION_HELP = (
+    f"Which drafted tokens are kept: {', '.join(VERIFIERS)}. Default: sampled_walk; at random: "
+    + ", ".join(f"{known.verification} ({name})" for name, known in RANDOM_CONSTRUCTIONS.items())
+)
 
 
 def main(
@@ -95,18 +103,30 @@ def main(
     ] = None,
     max_tree: Annotated[int, typer.Option(min=1, help="Rows of a draft tree, root included.")] = 32,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt rows in one step.")] = 128,
-    construction: Annotated[Construction, typer.Option(help="How draft trees are made.")] = Construction.best_first,
+    construction: Annotated[str, typer.Option(help=CONSTRUCTION_HELP)] = "best_first",
     beam_width: Annotated[int, typer.Option(min=1, help="Nodes that the drafter expands at each depth.")] = 4,
     beam_length: Annotated[int, typer.Option(min=1, help="Depth of the drafts.")] = 5,
     candidates: Annotated[int, typer.Option(min=1, help="Children of an expanded node.")] = 8,
-    tree_budget: Annotated[int, typer.Option(min=1, help="Drafted nodes a step until the bundle is tuned.")] = 16,
+    levels: Annotated[str | None, typer.Option(help=LEVELS_HELP, show_default=False)] = None,
+    support: Annotated[
+        int, typer.Option(min=1, help="Likeliest tokens that random draws are from, at each node.")
+    ] = USUAL_SUPPORT,
+    tree_budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Drafted nodes a step until the bundle is tuned; default: 16, or all of --levels.",
+            show_default=False,
+        ),
+    ] = None,
     ngram: Annotated[
         bool | None,
-        typer.Option("--ngram/--no-ngram", help="Merge an n-gram branch; default: where there is a drafter."),
+        typer.Option(
+            "--ngram/--no-ngram",
+            help="Merge an n-gram branch; default: where there is a drafter, and a verification that allows it.",
+        ),
     ] = None,
-    verification: Annotated[
-        Verification, typer.Option(help="Which drafted tokens are kept.")
-    ] = Verification.sampled_walk,
+    verification: Annotated[str | None, typer.Option(help=VERIFICATION_HELP, show_default=False)] = None,
 ) -> None:
     """Export a target and its drafter, and compile them into an engine bundle.
 
@@ -120,18 +140,24 @@ def main(
             raise BundleError(f"--precision {precision}: {backend} takes {', '.join(PRECISIONS[backend])}")
         with step("load the target"):
             target = Target.from_folder(model)
-        ngram = drafter is not None if ngram is None else ngram
         plan = None
         if drafter or ngram:
+            random = RANDOM_CONSTRUCTIONS.get(construction) if drafter else None
+            if levels and random is None:
+                raise BundleError(f"--levels {levels}: only for {', '.join(RANDOM_CONSTRUCTIONS)}, not {construction}")
+            draws = (parse_levels(levels) if levels else random.levels) if random else ()
+            verification = verification or (random.verification if random else "sampled_walk")
             plan = DraftingInfo(
                 drafter=read_json(drafter / "config.json").get("drafter", RECURRENT) if drafter else None,
-                construction=construction.value if drafter else None,
+                construction=construction if drafter else None,
                 beam_width=beam_width,
                 beam_length=beam_length,
                 candidates=candidates,
-                tree_budget=tree_budget,
-                ngram=ngram,
-                verification=verification.value,
+                tree_budget=tree_budget or (sum(random.shape(draws).widths) if random else USUAL_BUDGET),
+                ngram=verification in VERIFIERS and VERIFIERS[verification].merges if ngram is None else ngram,
+                verification=verification,
+                levels=draws,
+                support=support if random else 0,
             )
         config = BundleConfig(
             name=output.name,
@@ -162,6 +188,14 @@ def target_info(target: Target) -> TargetInfo:
     return TargetInfo(**fields)
 
 
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Numbers of draws from "4,2,1". Raises BundleError."""
+    counts = text.split(",")
+    if not all(count.strip().isdecimal() and int(count) for count in counts):
+        raise BundleError(f"--levels {text}: expected whole numbers of 1 or more with commas between them")
+    return tuple(map(int, counts))
+
+
 def check(config: BundleConfig, target: Target) -> None:
     """Refuse limits and plans that cannot work. Raises BundleError or ValueError."""
     limits, drafting = config.limits, config.drafting
@@ -177,8 +211,11 @@ def check(config: BundleConfig, target: Target) -> None:
     if drafting.drafter and config.backend == Backend.tensorrt_rtx and DRAFTERS[drafting.drafter].reads_context:
         raise BundleError(f"--backend {config.backend}: a drafter {drafting.drafter!r} keeps a context, which it lacks")
     if drafting.tree_budget >= limits.max_tree:
-        raise BundleError(f"--tree-budget {drafting.tree_budget}: expected less than --max-tree {limits.max_tree}")
-    if drafting.candidates < drafting.beam_width:
+        given = f"--levels {','.join(map(str, drafting.levels))}, " if drafting.levels else ""
+        raise BundleError(
+            f"{given}--tree-budget {drafting.tree_budget}: expected less than --max-tree {limits.max_tree}"
+        )
+    if not drafting.levels and drafting.candidates < drafting.beam_width:
         raise BundleError(f"--candidates {drafting.candidates}: expected at least --beam-width {drafting.beam_width}")
 
 
@@ -205,9 +242,7 @@ def build(
     out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
 
 
-def add_drafter(
-    folder: Path, target: Target, fingerprint: str, config: BundleConfig
-) -> tuple[BundleConfig, BeamSearch]:
+def add_drafter(folder: Path, target: Target, fingerprint: str, config: BundleConfig) -> tuple[BundleConfig, Drafting]:
     """The configuration with what a trained drafter needs, and its drafting loop. Raises BundleError where it was
     trained for another target, or is not whole, and ValueError where it cannot draft so deep."""
     with step("load the drafter"):
@@ -223,25 +258,29 @@ def add_drafter(
             drafter = load_drafter(folder, target)
         except (KeyError, RuntimeError) as error:
             raise BundleError(f"{folder} is not a whole drafter: {error}") from None
-        draft_rows = plan.beam_width * (plan.beam_length - 1)
-        drafter.prepare(config.limits.max_len + draft_rows, plan.beam_length)
+        random = RANDOM_CONSTRUCTIONS.get(plan.construction or "")
+        length = len(plan.levels) if random else plan.beam_length
+        draft_rows = sum(random.shape(plan.levels).widths[:-1]) if random else plan.beam_width * (length - 1)
+        drafter.prepare(config.limits.max_len + draft_rows, length)
         if drafter.reads_context:
             plan = plan.model_copy(
                 update={"context": ContextInfo(layers=drafter.context_layers, draft_rows=draft_rows)}
             )
-        loop = BeamSearch(drafter, plan.beam_width, plan.beam_length, plan.candidates).eval()
+        loop: Drafting = (
+            RandomDraws(drafter, random.rule, plan.levels, plan.support)
+            if random
+            else BeamSearch(drafter, plan.beam_width, plan.beam_length, plan.candidates)
+        )
     if table := getattr(drafter, "info_table", None):
         out.print(f"  token info: {table.nbytes / 1e6:.1f} MB in {str(table.rows.dtype).removeprefix('torch.')}")
-    return config.model_copy(update={"drafting": plan}), loop
+    return config.model_copy(update={"drafting": plan}), loop.eval()
 
 
 DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
 """How a drafter computes beside a target's precision: drafts decide speed, never output."""
 
 
-def write_openvino(
-    config: BundleConfig, target: Target, drafter: BeamSearch | None, folder: Path, hidden: bool
-) -> dict:
+def write_openvino(config: BundleConfig, target: Target, drafter: Drafting | None, folder: Path, hidden: bool) -> dict:
     """Plugin-form networks, lowered to the CPU operators."""
     cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     with step("export the target"):
@@ -255,7 +294,7 @@ def write_openvino(
     return {"openvino": version("openvino")}
 
 
-def write_torch(config: BundleConfig, target: Target, drafter: BeamSearch | None, folder: Path, hidden: bool) -> dict:
+def write_torch(config: BundleConfig, target: Target, drafter: Drafting | None, folder: Path, hidden: bool) -> dict:
     """Exported programs."""
     from model_defs.export_torch import export_drafter_torch, export_target_torch
 
@@ -270,7 +309,7 @@ def write_torch(config: BundleConfig, target: Target, drafter: BeamSearch | None
 
 
 def write_tensorrt_rtx(
-    config: BundleConfig, target: Target, drafter: BeamSearch | None, folder: Path, hidden: bool
+    config: BundleConfig, target: Target, drafter: Drafting | None, folder: Path, hidden: bool
 ) -> dict:
     """Native-form networks and the engines that TensorRT for RTX builds from them."""
     from redraft.engines.tensorrt_rtx import compile_drafter, compile_target

@@ -40,8 +40,10 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
     if drafting:
         network = "no drafter"
         if drafting.drafter:
-            network = (
-                f"{drafting.drafter}, {drafting.construction}, beam width {drafting.beam_width}, "
+            network = f"{drafting.drafter}, {drafting.construction}, " + (
+                f"{', '.join(map(str, drafting.levels))} draws per level from {drafting.support} tokens"
+                if drafting.levels
+                else f"beam width {drafting.beam_width}, "
                 f"beam length {drafting.beam_length}, {drafting.candidates} candidates"
             )
         plan = f"{network}; tree budget {drafting.tree_budget}, n-gram branch {'on' if drafting.ngram else 'off'}, "

@@ -22,6 +22,7 @@ from model_defs.attention import rope_table, split_qkv
 from model_defs.draft_context import CacheTables
 from model_defs.drafter import Drafter
 from model_defs.drafting import BeamSearch
+from model_defs.random_draws import RandomDraws
 from model_defs.target import Target
 
 OPSET = 24
@@ -250,13 +251,18 @@ class NodeOperators:
         )
 
 
+Drafting = BeamSearch | RandomDraws
+"""A drafting loop, with its drafter."""
+
+
 @dataclass(frozen=True)
 class DrafterInputs:
     """The inputs of a drafter's network.
 
     hidden [P, H] in the module's dtype, tokens int32 [P] and, for a drafter with a context, row_offsets int32 [B + 1],
     slots and cache_lengths int32 [B] (see `DraftBatch`), then k_cache.{l} and v_cache.{l} [slots, kv_heads, rows,
-    head_size]. Without a context P is B.
+    head_size]. Without a context P is B. For random draws, noise [B, R, M], temperature [B], top_k int32 [B] and top_p
+    [B] come last (see `DraftSampling`).
     """
 
     names: list[str]
@@ -264,7 +270,8 @@ class DrafterInputs:
     axes: list[dict[int, str]]
 
     @classmethod
-    def of(cls, drafter: Drafter, cache_dtype: torch.dtype) -> DrafterInputs:
+    def of(cls, drafting: Drafting, cache_dtype: torch.dtype) -> DrafterInputs:
+        drafter: Drafter = drafting.drafter
         pairs, ints = ("P", 5) if drafter.reads_context else ("B", 3), torch.int32
         dtype = next(drafter.parameters()).dtype
         given = {
@@ -281,59 +288,95 @@ class DrafterInputs:
             }
             shape = (7, config.num_kv_heads, len(tables.rope_table), config.head_size)
             given |= {name: (torch.zeros(shape, dtype=cache_dtype), "slots") for name in _cache_names(layers)}
+        if isinstance(drafting, RandomDraws):
+            given |= {
+                "noise": (torch.zeros(3, drafting.noise_rows, drafting.support), "B"),
+                "temperature": (torch.ones(3), "B"),
+                "top_k": (torch.zeros(3, dtype=ints), "B"),
+                "top_p": (torch.ones(3), "B"),
+            }
         return cls(list(given), [example for example, _ in given.values()], [{0: axis} for _, axis in given.values()])
 
 
 class _PluginDrafter(nn.Module):
-    """The drafting loop; a level of its beam search is one plugin node."""
+    """The drafting loop; a level of its beam search, or of its random draws, is one plugin node."""
 
-    def __init__(self, drafting: BeamSearch):
+    def __init__(self, drafting: Drafting):
         super().__init__()
         self.drafting = drafting
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        def beam_step(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
-            batch = draft[0].shape[0] if draft else values.shape[0]
-            level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
-            candidates, nodes, ints = (*level, values.shape[1]), (batch * width,), torch.int32
-            return torch.onnx.ops.symbolic_multi_out(
-                "redraft::BeamStep",
-                (values, ids, *draft),
-                attrs={"width": width},
-                dtypes=(ints, values.dtype, ints, ints, ints, ints),
-                shapes=(candidates, candidates, level, (batch, width), nodes, nodes),
-                version=1,
-            )
-
         drafter = self.drafting.drafter
         drafter.operators, eager = NodeOperators(), drafter.operators
         try:
-            return self.drafting(inputs, beam_step)
+            return self.drafting(inputs, _draw_node if isinstance(self.drafting, RandomDraws) else _beam_node)
         finally:
             drafter.operators = eager
 
 
-def export_drafter_plugin(drafting: BeamSearch, cache_dtype: torch.dtype = torch.float32) -> ir.Model:
+def _beam_node(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
+    batch = draft[0].shape[0] if draft else values.shape[0]
+    level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
+    candidates, nodes, ints = (*level, values.shape[1]), (batch * width,), torch.int32
+    return torch.onnx.ops.symbolic_multi_out(
+        "redraft::BeamStep",
+        (values, ids, *draft),
+        attrs={"width": width},
+        dtypes=(ints, values.dtype, ints, ints, ints, ints),
+        shapes=(candidates, candidates, level, (batch, width), nodes, nodes),
+        version=1,
+    )
+
+
+def _draw_node(
+    values: Tensor,
+    ids: Tensor,
+    noise: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    rule: str,
+    count: int,
+    *draft: Tensor,
+) -> Sequence[Tensor]:
+    batch, (expanded, drawn) = noise.shape[0], (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
+    nodes = drawn + 1 - expanded
+    size = nodes * count if rule == "gumbel_top_k" else count
+    state = 2 if rule == "stochastic_beam" else 0
+    level, floats, ints = (batch, expanded + nodes, values.shape[1]), values.dtype, torch.int32
+    return torch.onnx.ops.symbolic_multi_out(
+        "redraft::DrawStep",
+        (values, ids, noise, temperature, top_k, top_p, *draft),
+        attrs={"rule": rule, "count": count},
+        dtypes=(ints, floats, ints, *[floats] * state, *[ints] * 3),
+        shapes=(level, level, (batch, drawn + size), *[(batch, size)] * state, *[(batch * size,)] * 3),
+        version=1,
+    )
+
+
+def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ir.Model:
     """The drafter's network in plugin form; activations and weights in the module's dtype.
 
     Inputs: see `DrafterInputs`; caches are of `cache_dtype` and updated in place. Outputs: candidates int32 and
-    log_probs [B, L, W, K], parents int32 [B, L, W] and, of a hidden-state drafter, raw_logits [B * L, K].
+    log_probs [B, L, W, K], parents int32 [B, L, W] and, of a hidden-state drafter, raw_logits [B * L, K];
+    of random draws ids int32 and log_probs [B, E, M] and draws int32 [B, D].
     """
     return _export_drafter(_PluginDrafter(drafting), drafting, cache_dtype)
 
 
-def export_drafter_native(drafting: BeamSearch) -> ir.Model:
+def export_drafter_native(drafting: Drafting) -> ir.Model:
     """The same in native form. Raises ValueError for a drafter with a context."""
     if drafting.drafter.reads_context:
         raise ValueError(f"a drafter {drafting.drafter.name!r} keeps a context cache, which has no native form yet")
     return _export_drafter(drafting, drafting, torch.float32)
 
 
-def _export_drafter(module: nn.Module, drafting: BeamSearch, cache_dtype: torch.dtype) -> ir.Model:
-    inputs = DrafterInputs.of(drafting.drafter, cache_dtype)
-    outputs = ["candidates", "log_probs", "parents"]
-    if drafting.drafter.has_raw_logits:
-        outputs.append("raw_logits")
+def _export_drafter(module: nn.Module, drafting: Drafting, cache_dtype: torch.dtype) -> ir.Model:
+    inputs = DrafterInputs.of(drafting, cache_dtype)
+    if isinstance(drafting, RandomDraws):
+        outputs = ["ids", "log_probs", "draws"]
+    else:
+        outputs = ["candidates", "log_probs", "parents", *(["raw_logits"] if drafting.drafter.has_raw_logits else [])]
     return _export(module, (inputs.examples,), (inputs.axes,), inputs.names, outputs)
 
 

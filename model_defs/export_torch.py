@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from model_defs.attention import rope_table
-from model_defs.drafting import BeamSearch
-from model_defs.export import CacheShape, DrafterInputs
+from model_defs.export import CacheShape, DrafterInputs, Drafting
 from model_defs.target import Target
 from plugins.tree_attention.torch_op import tree_attention
 
@@ -50,9 +49,9 @@ def export_target_torch(target: Target, cache: CacheShape, *, hidden_output: boo
     return torch.export.export(_TorchTarget(target, cache, hidden_output).eval(), arguments, dynamic_shapes=shapes)
 
 
-def export_drafter_torch(drafting: BeamSearch, cache_dtype: torch.dtype = torch.float32) -> ExportedProgram:
+def export_drafter_torch(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ExportedProgram:
     """The drafter's program, with one argument: the list of its network's inputs, see `DrafterInputs`."""
-    inputs = DrafterInputs.of(drafting.drafter, cache_dtype)
+    inputs = DrafterInputs.of(drafting, cache_dtype)
     batch = Dim("B", min=1)
     sizes = {"B": batch, "B1": batch + 1, "P": Dim("P", min=1), "slots": Dim("slots", min=1)}
     shapes = [{axis: sizes[name] for axis, name in axes.items()} for axes in inputs.axes]

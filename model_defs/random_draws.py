@@ -27,13 +27,13 @@ class RandomDraws(nn.Module):
         self.drafter = drafter
         self.rule, self.levels, self.support = rule, tuple(levels), support
 
-    def forward(
-        self, inputs: Sequence[Tensor], sampling: Sequence[Tensor], draw_step: DrawStep = draw_step
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs of `drafter.paths`, and noise f32 [B, R, M], temperature f32, top_k i32 and top_p f32 [B] (see
+    def forward(self, inputs: Sequence[Tensor], draw_step: DrawStep = draw_step) -> tuple[Tensor, ...]:
+        """The inputs of `drafter.paths`, then noise f32 [B, R, M], temperature f32, top_k i32 and top_p f32 [B] (see
         `redraft.engines.interface.DraftSampling`), to ids i32 and log_probs f32 [B, E, M] and draws i32 [B, D] (see
         `DraftDraws`)."""
-        paths: Paths = self.drafter.paths(*inputs)
+        *own, noise, temperature, top_k, top_p = inputs
+        sampling = noise, temperature, top_k, top_p
+        paths: Paths = self.drafter.paths(*own)
         draft = list[Tensor]()
         width = 1
         for level, count in enumerate(self.levels):
@@ -42,8 +42,7 @@ class RandomDraws(nn.Module):
             width = width * count if self.rule == "gumbel_top_k" else count
             if level + 1 < len(self.levels):
                 paths = paths.extend(Children(tokens, origins, sequences, width))
-        ids, log_probs, draws = draft[:3]
-        return ids, log_probs, draws
+        return tuple(draft[:3])
 
     @property
     def noise_rows(self) -> int:

@@ -61,13 +61,17 @@ class DraftingInfo(_Section):
     """The drafting plan: what the drafter network is unrolled for, and how its drafts are used."""
 
     drafter: str | None
-    construction: Literal["beam", "best_first"] | None
+    construction: str | None
     beam_width: int
     beam_length: int
     candidates: int
     tree_budget: int
     ngram: bool
-    verification: Literal["greedy", "sampled_walk"]
+    verification: str
+    levels: tuple[int, ...] = ()
+    """Of a random construction: its draws at each level."""
+    support: int = 0
+    """Of a random construction: how many of the likeliest tokens it draws from at each node."""
     context: ContextInfo | None = None
     """None where the drafter keeps no context."""
 

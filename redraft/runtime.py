@@ -48,6 +48,8 @@ class Runtime:
         self.bigrams = bigrams
         self.name = name
         self.stream_interval_s = stream_interval_s
+        self.plan = plan
+        """The bundle's own."""
         self.drafts = plan is not None
         self.has_drafter = plan is not None and plan.construction is not None
         self.scheduler = Scheduler(engine, limits, plan, bigrams)
@@ -130,4 +132,6 @@ def bundle_plan(config: BundleConfig, path: Path) -> DraftingPlan | None:
         verification=drafting.verification,
         ngram=drafting.ngram if budget.ngram is None else budget.ngram,
         budget=budget,
+        levels=drafting.levels,
+        support=drafting.support,
     )

@@ -11,8 +11,8 @@ from plugins import kernels
 from plugins.library import extension_path
 from plugins.program import ALIGNMENT, CONSTANTS
 from redraft.bundle import Bundle, BundleConfig, BundleError
-from redraft.engines.interface import DraftBatch, DraftCandidates, TargetBatch
-from redraft.engines.rows import PairBuffers, RowBuffers
+from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
+from redraft.engines.rows import PairBuffers, RowBuffers, SamplingBuffers
 
 COMPILE_OPTIONS = {
     # The operators bring their own threads; activations are float32 in every precision.
@@ -25,7 +25,7 @@ SENTINEL = 3.0
 
 
 class OpenVINOEngine:
-    """A bundle's networks, compiled at load; `execute` and `draft` allocate nothing that lasts."""
+    """A bundle's networks, compiled at load; `execute`, `draft` and `draw` allocate nothing that lasts."""
 
     def __init__(self, bundle: Bundle, threads: int | None = None):
         config = bundle.config
@@ -45,6 +45,7 @@ class OpenVINOEngine:
             self._drafter = _Network(core, bundle.path / "drafter.onnx", self.drafter_caches)
             self._pairs = PairBuffers(config.limits, config.target, reads_context=context is not None)
             self._has_raw_logits = self._drafter.gives("raw_logits")
+        self._sampling = SamplingBuffers.of(config)
         self._has_hidden = self._target.gives("hidden")
         self._self_test(bundle)
 
@@ -66,12 +67,23 @@ class OpenVINOEngine:
         ValueError for more sequences than the bundle has slots."""
         if self._drafter is None:
             raise RuntimeError("this bundle has no drafter")
+        if self._sampling is not None:
+            raise RuntimeError("this bundle's drafter draws at random: it gives no candidates")
         if failure := self._drafter.infer(self._pairs.fill(batch)):
             raise RuntimeError(f"the drafter's network failed: {failure}")
         outputs = [self._drafter.output(name) for name in ("candidates", "log_probs", "parents")]
         if self._has_raw_logits:
             outputs.append(self._drafter.output("raw_logits").reshape(*outputs[0].shape[:2], -1))
         return DraftCandidates(*outputs)
+
+    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
+        """See `DrawingEngine.draw`. Raises as `draft` does, and where the bundle's drafter does not draw at random."""
+        if self._drafter is None or self._sampling is None:
+            raise RuntimeError("this bundle has no drafter that draws at random")
+        inputs = {**self._pairs.fill(batch), **self._sampling.fill(sampling, len(batch.slots))}
+        if failure := self._drafter.infer(inputs):
+            raise RuntimeError(f"the drafter's network failed: {failure}")
+        return DraftDraws(*(self._drafter.output(name) for name in ("ids", "log_probs", "draws")))
 
     def close(self) -> None:
         """Free the networks and the cache."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from redraft.bundle import LimitsInfo, TargetInfo
-from redraft.engines.interface import DraftBatch, TargetBatch
+from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
+from redraft.engines.interface import DraftBatch, DraftSampling, TargetBatch
 
 
 class RowBuffers:
@@ -126,6 +127,33 @@ class PairBuffers:
         self._cache_lengths[:count] = batch.cache_lengths
         rows = {"row_offsets": self._row_offsets[: count + 1], "slots": self._slots[:count]}
         return given | rows | {"cache_lengths": self._cache_lengths[:count]}
+
+
+class SamplingBuffers:
+    """Copies what random draws take besides the drafter's own inputs into preallocated arrays."""
+
+    def __init__(self, slots: int, shape: DrawShape, support: int):
+        self._buffers = {
+            "noise": np.zeros((slots, sum(shape.noise_rows), support), np.float32),
+            "temperature": np.zeros(slots, np.float32),
+            "top_k": np.zeros(slots, np.int32),
+            "top_p": np.zeros(slots, np.float32),
+        }
+
+    @classmethod
+    def of(cls, config: BundleConfig) -> SamplingBuffers | None:
+        """For a bundle's drafter; None where it does not draw at random."""
+        plan = config.drafting
+        random = RANDOM_CONSTRUCTIONS.get(plan.construction) if plan and plan.construction else None
+        return cls(config.limits.slots, random.shape(plan.levels), plan.support) if plan and random else None
+
+    def fill(self, sampling: DraftSampling, count: int) -> dict[str, np.ndarray]:
+        """The network's inputs by name for `count` sequences: views of the buffers. Raises ValueError for others."""
+        for name, buffer in self._buffers.items():
+            given, expected = getattr(sampling, name), (count, *buffer.shape[1:])
+            _expect(given.shape == expected, f"shape of {name}", given.shape, expected)
+            buffer[:count] = given
+        return {name: buffer[:count] for name, buffer in self._buffers.items()}
 
 
 def _expect(holds: bool, what: str, found: object, expected: object) -> None:

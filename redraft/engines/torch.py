@@ -7,8 +7,8 @@ import torch
 
 import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
 from redraft.bundle import Bundle, BundleConfig
-from redraft.engines.interface import DraftBatch, DraftCandidates, TargetBatch
-from redraft.engines.rows import PairBuffers, RowBuffers
+from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
+from redraft.engines.rows import PairBuffers, RowBuffers, SamplingBuffers
 
 CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -27,6 +27,7 @@ class TorchEngine:
         self._rows = RowBuffers(limits, target.vocab_size)
         context = config.drafting.context if config.drafting else None
         self._pairs = PairBuffers(limits, target, reads_context=context is not None)
+        self._sampling = SamplingBuffers.of(config)
         self.caches = [self._allocate(config, target.num_layers, limits.max_tree) for _ in "kv"]
         self.drafter_caches: list[torch.Tensor] = []
         if context:
@@ -52,11 +53,23 @@ class TorchEngine:
         fit it."""
         if self._drafter is None:
             raise RuntimeError("this bundle has no drafter")
+        if self._sampling is not None:
+            raise RuntimeError("this bundle's drafter draws at random: it gives no candidates")
         inputs = [self._tensor(array) for array in self._pairs.fill(batch).values()]
         outputs = self._drafter([*inputs, *self.drafter_caches])
         candidates, log_probs, parents, *raw_logits = (output.cpu().numpy() for output in outputs)
         kept = raw_logits[0].reshape(*candidates.shape[:2], -1) if raw_logits else None
         return DraftCandidates(candidates, log_probs, parents, kept)
+
+    @torch.inference_mode()
+    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
+        """See `DrawingEngine.draw`. Raises as `draft` does, and where the bundle's drafter does not draw at random."""
+        if self._drafter is None or self._sampling is None:
+            raise RuntimeError("this bundle has no drafter that draws at random")
+        pairs, filters = self._pairs.fill(batch), self._sampling.fill(sampling, len(batch.slots))
+        inputs, drawing = ([self._tensor(array) for array in given.values()] for given in (pairs, filters))
+        outputs = self._drafter([*inputs, *self.drafter_caches, *drawing])
+        return DraftDraws(*(output.cpu().numpy() for output in outputs))
 
     def close(self) -> None:
         """Free the programs and the cache."""

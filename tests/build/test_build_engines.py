@@ -70,6 +70,9 @@ def plugin_form() -> ir.Model:
     return export_target_plugin(tiny_target(), CACHE)
 
 
+RANDOM = ["--drafter", "DRAFTER", "--construction"]
+
+
 def run(*arguments: object):
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
@@ -95,6 +98,22 @@ def test_a_bundle_with_drafter(model, tmp_path, capsys):
     assert "beam width 2" in printed
 
 
+def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):
+    tiny_drafter(tiny_target()).save(tmp_path / "drafter")
+    options = ["--model", model, "--drafter", tmp_path / "drafter", "--output", tmp_path / "b", "--max-len", 64]
+    done = run(*options, "--slots", 3, "--construction", "stochastic_beam", "--levels", "3,2", "--support", 9)
+    assert done.exit_code == 0, done.output
+    drafting = Bundle.load(tmp_path / "b").config.drafting
+    assert drafting is not None
+    assert (drafting.levels, drafting.support, drafting.tree_budget) == ((3, 2), 9, 5)
+    assert (drafting.verification, drafting.ngram) == ("recursive_rejection", False)
+    inspect_bundle.main(tmp_path / "b")
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "stochastic_beam, 3, 2 draws per level from 9 tokens" in printed
+    assert "2 DrawStep" in printed
+    assert "recursive_rejection" in printed
+
+
 def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
     assert run("--model", model, "--no-drafter", "--output", tmp_path / "b", "--max-len", 64).exit_code == 0
     assert [output.name for output in ir.load(tmp_path / "b" / "target.onnx").graph.outputs] == ["logits"]
@@ -109,6 +128,18 @@ def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
         (["--no-drafter", "--max-len", "500"], "--max-len 500: the target's context has 128 positions"),
         (["--drafter", "DRAFTER", "--tree-budget", "40"], "--tree-budget 40: expected less than --max-tree 32"),
         (["--drafter", "DRAFTER", "--beam-width", "9"], "--candidates 8: expected at least --beam-width 9"),
+        (["--drafter", "DRAFTER", "--construction", "best"], "unknown construction 'best': expected one of beam, "),
+        (["--drafter", "DRAFTER", "--verification", "all"], "unknown verification 'all': expected one of greedy"),
+        (["--drafter", "DRAFTER", "--levels", "2,1"], "--levels 2,1: only for gumbel_top_k, stochastic_beam, "),
+        ([*RANDOM, "gumbel_top_k", "--levels", "2,x"], "--levels 2,x: expected whole numbers of 1 or more"),
+        (
+            [*RANDOM, "gumbel_top_k", "--levels", "5,5,1"],
+            "--levels 5,5,1, --tree-budget 55: expected less than --max-t",
+        ),
+        ([*RANDOM, "independent", "--levels", "2,1"], "independent sequences need as many draws on every level"),
+        ([*RANDOM, "stochastic_beam", "--ngram"], "'recursive_rejection' does not go with merged trees"),
+        ([*RANDOM, "independent", "--verification", "recursive_rejection"], "these draws repeat"),
+        ([*RANDOM, "random_chain", "--support", "51"], "support is 51, expected at most the 50 tokens"),
         (["--drafter", "nowhere"], "nowhere"),
         (["--no-drafter", "--model", "nowhere"], "nowhere"),
     ],

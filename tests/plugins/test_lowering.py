@@ -8,8 +8,11 @@ import torch
 
 from model_defs.drafting import BeamSearch
 from model_defs.export import export_drafter_plugin
+from model_defs.random_draws import RandomDraws
 from plugins.cpu.lowering import lower
 from plugins.program.fuse import fuse
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from tests.engines.draws import LEVELS as LEVELS_OF
 from tests.engines.tiny import tiny_drafter, tiny_target
 
 LEVELS = 3
@@ -24,6 +27,16 @@ def lowered_drafter(initial_state: str = "embedding") -> ir.Model:
 @pytest.mark.parametrize("initial_state", ["embedding", "zero"])
 def test_a_drafter_is_one_program(initial_state):
     assert [node.op_type for node in fuse(lowered_drafter(initial_state)).graph] == ["Program"]
+
+
+@pytest.mark.parametrize("construction", LEVELS_OF)
+def test_a_drafter_that_draws_is_one_program(construction):
+    rule = RANDOM_CONSTRUCTIONS[construction].rule
+    drawing = RandomDraws(tiny_drafter(tiny_target()), rule, LEVELS_OF[construction], 7)
+    with torch.no_grad():
+        lowered = lower(export_drafter_plugin(drawing), "w8a8")
+    assert Counter(node.op_type for node in lowered.graph)["DrawStep"] == len(LEVELS_OF[construction])
+    assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
 
 
 def test_what_surrounds_a_projection_is_part_of_it():
