@@ -27,15 +27,17 @@ from model_defs.export import (
     Drafting,
     export_drafter_native,
     export_drafter_plugin,
+    export_resampler_plugin,
     export_target_native,
     export_target_plugin,
 )
 from model_defs.files import read_json
 from model_defs.fingerprint import target_fingerprint
+from model_defs.hidden_state import HiddenStateDrafter, Resampler
 from model_defs.random_draws import RandomDraws
 from model_defs.target import Target
 from plugins.cpu.lowering import lower
-from plugins.program.fuse import detach_constants, fuse
+from plugins.program.fuse import Constants, detach_constants, fuse
 from redraft.bundle import BundleConfig, BundleError, ContextInfo, DraftingInfo, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.construction import CONSTRUCTIONS
@@ -44,6 +46,7 @@ from redraft.decoding.verification import VERIFIERS, check_pairing
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1}
 BIGRAMS = "bigrams.npy"
+HIDDEN_STATE = HiddenStateDrafter.name
 out = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -127,6 +130,16 @@ def main(
         ),
     ] = None,
     verification: Annotated[str | None, typer.Option(help=VERIFICATION_HELP, show_default=False)] = None,
+    resample_above: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Draft again from a rejected draft's chain where more steps than this are left of it."
+        ),
+    ] = None,
+    skip_above: Annotated[
+        int | None,
+        typer.Option(min=0, help="Where more steps than this are left, do so instead of a new draft."),
+    ] = None,
 ) -> None:
     """Export a target and its drafter, and compile them into an engine bundle.
 
@@ -158,6 +171,8 @@ def main(
                 verification=verification,
                 levels=draws,
                 support=support if random else 0,
+                resample_above=resample_above,
+                skip_above=skip_above,
             )
         config = BundleConfig(
             name=output.name,
@@ -205,11 +220,21 @@ def check(config: BundleConfig, target: Target) -> None:
         )
     if drafting is None:
         return
-    check_pairing(drafting.construction or "chain", drafting.verification, merged=drafting.ngram)
+    merged = drafting.ngram or drafting.resample_above is not None
+    check_pairing(drafting.construction or "chain", drafting.verification, merged)
     if drafting.drafter and drafting.drafter not in DRAFTERS:
         raise BundleError(f"unknown drafter {drafting.drafter!r}; known are {', '.join(DRAFTERS)}")
     if drafting.drafter and config.backend == Backend.tensorrt_rtx and DRAFTERS[drafting.drafter].reads_context:
         raise BundleError(f"--backend {config.backend}: a drafter {drafting.drafter!r} keeps a context, which it lacks")
+    if drafting.resample_above is not None and (drafting.drafter, config.backend) != (HIDDEN_STATE, Backend.openvino):
+        raise BundleError(
+            f"--resample-above {drafting.resample_above}: only drafters {HIDDEN_STATE!r} in {Backend.openvino} engines "
+            f"leave a chain behind, this is {drafting.drafter!r} in {config.backend}"
+        )
+    if drafting.resample_above is not None and drafting.levels:
+        raise BundleError(f"--resample-above {drafting.resample_above}: random draws leave no chain behind")
+    if drafting.skip_above is not None and drafting.resample_above is None:
+        raise BundleError(f"--skip-above {drafting.skip_above}: expected --resample-above too")
     if drafting.tree_budget >= limits.max_tree:
         given = f"--levels {','.join(map(str, drafting.levels))}, " if drafting.levels else ""
         raise BundleError(
@@ -266,6 +291,8 @@ def add_drafter(folder: Path, target: Target, fingerprint: str, config: BundleCo
             plan = plan.model_copy(
                 update={"context": ContextInfo(layers=drafter.context_layers, draft_rows=draft_rows)}
             )
+        if not random and drafter.has_raw_logits and config.backend == Backend.openvino:
+            plan = plan.model_copy(update={"chain_levels": plan.beam_length - 1})
         loop: Drafting = (
             RandomDraws(drafter, random.rule, plan.levels, plan.support)
             if random
@@ -290,7 +317,13 @@ def write_openvino(config: BundleConfig, target: Target, drafter: Drafting | Non
     if drafter:
         with step("export and compile the drafter"):
             network = lower(export_drafter_plugin(drafter, cache_dtype), DRAFTER_PRECISION[config.precision])
-            save_cpu_network(network, folder / "drafter.onnx")
+            constants = Constants()
+            save_cpu_network(network, folder / "drafter.onnx", constants)
+            levels = config.drafting.chain_levels if config.drafting else 0
+            if levels and isinstance(drafter, BeamSearch):
+                again = BeamSearch(Resampler(drafter.drafter, levels), drafter.width, levels, drafter.candidates)
+                resampler = lower(export_resampler_plugin(again), DRAFTER_PRECISION[config.precision])
+                save_cpu_network(resampler, folder / "resampler.onnx", constants, weights=folder / "drafter.weights")
     return {"openvino": version("openvino")}
 
 
@@ -339,12 +372,15 @@ def cache_shape(config: BundleConfig) -> CacheShape:
     return CacheShape(config.limits.slots, config.limits.max_len, config.limits.max_tree)
 
 
-def save_cpu_network(network: ir.Model, path: Path) -> None:
-    """Write a lowered network, and the weights of its programs as `NAME.weights`."""
-    fused = fuse(network)
-    weights = detach_constants(fused)
-    if weights is not None:
-        weights.tofile(path.with_suffix(".weights"))
+def save_cpu_network(
+    network: ir.Model, path: Path, constants: Constants | None = None, weights: Path | None = None
+) -> None:
+    """Write a lowered network, and the weights of its programs as `NAME.weights` or to the file that they share with
+    those of another network, which was given the same `constants` before."""
+    fused = fuse(network, constants)
+    stored = detach_constants(fused)
+    if stored is not None:
+        stored.tofile(weights or path.with_suffix(".weights"))
     save(fused, path)
 
 

@@ -46,6 +46,13 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
                 else f"beam width {drafting.beam_width}, "
                 f"beam length {drafting.beam_length}, {drafting.candidates} candidates"
             )
+            if context := drafting.context:
+                rows = limits.slots * (limits.max_len + context.draft_rows)
+                network += f", context cache {rows * context.layers * cache / target.num_layers / 1e6:.0f} MB"
+            if drafting.resample_above is not None:
+                network += f", drafted again where more than {drafting.resample_above} steps are left"
+            if drafting.skip_above is not None:
+                network += f" (alone where more than {drafting.skip_above} are)"
         plan = f"{network}; tree budget {drafting.tree_budget}, n-gram branch {'on' if drafting.ngram else 'off'}, "
         plan += f"verification {drafting.verification}; {'' if (bundle.path / FILE_NAME).exists() else 'not '}tuned"
     return [

@@ -314,6 +314,17 @@ class _PluginDrafter(nn.Module):
             drafter.operators = eager
 
 
+class _Resampling(_PluginDrafter):
+    """The drafting loop over chains that are there already; the module holds what it looks up."""
+
+    def __init__(self, drafting: BeamSearch, drafter: Drafter):
+        super().__init__(drafting)
+        self.drafter = drafter
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return super().forward(inputs)[:3]
+
+
 def _beam_node(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
     batch = draft[0].shape[0] if draft else values.shape[0]
     level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
@@ -369,6 +380,21 @@ def export_drafter_native(drafting: Drafting) -> ir.Model:
     if drafting.drafter.reads_context:
         raise ValueError(f"a drafter {drafting.drafter.name!r} keeps a context cache, which has no native form yet")
     return _export_drafter(drafting, drafting, torch.float32)
+
+
+def export_resampler_plugin(drafting: BeamSearch) -> ir.Model:
+    """The network that re-samples from chains: inputs raw_logits [B * L, K], sequences int32 [B] (0, 1, ...) and tokens
+    int32 [B], its outputs are the drafter's but for raw logits. Its drafting loop's drafter is a `Resampler`."""
+    drafter, levels = drafting.drafter.drafter, drafting.length
+    dtype = next(drafter.parameters()).dtype
+    examples = [
+        torch.zeros(3 * levels, len(drafter.hot_ids), dtype=dtype),
+        torch.arange(3, dtype=torch.int32),
+        torch.ones(3, dtype=torch.int32),
+    ]
+    axes = [{0: "R"}, {0: "B"}, {0: "B"}]
+    names, outputs = ["raw_logits", "sequences", "tokens"], ["candidates", "log_probs", "parents"]
+    return _export(_Resampling(drafting, drafter), (examples,), (axes,), names, outputs)
 
 
 def _export_drafter(module: nn.Module, drafting: Drafting, cache_dtype: torch.dtype) -> ir.Model:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from model_defs.context_drafter import ContextDrafter
 from model_defs.drafter import Decay, Recipe, ridge
 from model_defs.drafting import Children
+from model_defs.operators import Operators
 from model_defs.target import Attend, Target
 from model_defs.token_info import TokenInfo
 from model_defs.windows import Windows
@@ -55,6 +56,26 @@ class ChainPaths:
 
     def extend(self, children: Children) -> ChainPaths:
         return replace(self, sequences=children.sequences, tokens=children.tokens, level=self.level + 1)
+
+
+class Resampler:
+    """Drafts again from what is left of a chain, below another root (Lyanna, algorithm 2): the same drafting loops over
+    raw logits that are there already."""
+
+    def __init__(self, drafter: HiddenStateDrafter, levels: int):
+        self.drafter, self.levels = drafter, levels
+
+    @property
+    def operators(self) -> Operators:
+        return self.drafter.operators
+
+    @operators.setter
+    def operators(self, operators: Operators) -> None:
+        self.drafter.operators = operators
+
+    def paths(self, raw_logits: Tensor, sequences: Tensor, tokens: Tensor) -> ChainPaths:
+        """The roots: raw logits [B * levels, K], sequences int32 [B] (0, 1, ...) and tokens int32 [B]."""
+        return ChainPaths(self.drafter, raw_logits, self.levels, sequences, tokens)
 
 
 class HiddenStateDrafter(ContextDrafter):

@@ -74,6 +74,12 @@ class DraftingInfo(_Section):
     """Of a random construction: how many of the likeliest tokens it draws from at each node."""
     context: ContextInfo | None = None
     """None where the drafter keeps no context."""
+    chain_levels: int = 0
+    """Levels that the engine can draft again from the chain of a draft before; 0 where it cannot."""
+    resample_above: int | None = None
+    """Draft again from a chain where more than so many steps are left of it (Lyanna's r); null: never."""
+    skip_above: int | None = None
+    """Where more than so many are left, do not draft anew; null: always draft anew."""
 
 
 class BundleConfig(_Section):

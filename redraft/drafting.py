@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from redraft.budget import BudgetTable
-from redraft.decoding.construction import CONSTRUCTIONS
+from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.decoding.verification import VERIFIERS, check_pairing
-from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine
+from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine, ResamplingEngine
 from redraft.protocol import SamplingConfig
 from redraft.sequence import Sequence
 
@@ -24,7 +25,9 @@ class DraftingPlan:
     """What to draft and how to verify it. `construction` None: no neural drafter, the n-gram branch alone.
 
     A random construction draws `levels` tokens on each level (as its shape counts them) from the drafter's `support`
-    tokens per node. Raises ValueError (PairingError) for a plan that makes no sense.
+    tokens per node. Where more than `resample_above` steps are left of a hidden-state drafter's chain (Lyanna's r), a
+    tree is re-sampled from it and merged with the new draft; where more than `skip_above` are, it takes the new
+    draft's place. None: never. Raises ValueError (PairingError) for a plan that makes no sense.
     """
 
     construction: str | None
@@ -34,9 +37,12 @@ class DraftingPlan:
     budget: BudgetTable | None = None
     levels: tuple[int, ...] = ()
     support: int = 0
+    resample_above: int | None = None
+    skip_above: int | None = None
 
     def __post_init__(self) -> None:
-        check_pairing(self.construction or "chain", self.verification, merged=self.ngram)
+        merged = self.ngram or self.resample_above is not None
+        check_pairing(self.construction or "chain", self.verification, merged)
         if self.shape and (self.support < 1 or not self.levels or min(self.levels) < 1):
             raise ValueError(
                 f"{self.construction!r} needs levels of 1 draw or more and a support of 1 token or more, got levels "
@@ -69,11 +75,8 @@ class DraftSource:
     def draft(self, sequences: list[Sequence]) -> TokenTree:
         """Draft trees of the sequences (root alone where the budget is 0 or one token remains), in their order."""
         budgets = self._budgets(sequences)
-        drafting = [sequence for sequence, budget in zip(sequences, budgets, strict=True) if budget]
-        if not drafting:
-            return TokenTree.root_only(sequence.root for sequence in sequences)
-        drafted = self._trees(drafting, [budget for budget in budgets if budget])
-        return drafted if len(drafting) == len(sequences) else _spread(drafted, budgets, sequences)
+        given = [budget for budget in budgets if budget]
+        return _spread_over(sequences, [budget > 0 for budget in budgets], lambda some: self._trees(some, given))
 
     def _budgets(self, sequences: list[Sequence]) -> list[int]:
         if self._plan is None or self._plan.budget is None:
@@ -88,16 +91,44 @@ class DraftSource:
         assert self._plan is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
         deepest = [sequence.remaining - 1 for sequence in sequences]
+        resampled = None if self._plan.resample_above is None else self._resampled(sequences, max(budgets))
         trees = []
         if self._plan.shape is not None:
             trees.append(self._random_trees(self._plan.shape, sequences, roots, budgets, deepest))
         elif self._plan.construction is not None:
-            candidates = self._engine.draft(_batch(sequences, roots))
-            trees.append(CONSTRUCTIONS[self._plan.construction].build(candidates, roots, max(budgets)))
+            anew = [not _left(sequence, self._plan.skip_above) for sequence in sequences]
+            trees.append(_spread_over(sequences, anew, lambda some: self._drafted(some, max(budgets))))
         if self._plan.ngram:
             indices = [sequence.ngram for sequence in sequences if sequence.ngram is not None]
             trees.append(ngram_chains(roots, indices, self._plan.ngram_length))
-        return prune_tree(merge_trees(trees), budgets, deepest)
+        tree = merge_trees(trees)
+        if resampled is not None:
+            for sequence, nodes in zip(sequences, tree.nodes, strict=True):
+                sequence.fresh = nodes
+            tree = merge_trees([tree, resampled])
+        return prune_tree(tree, budgets, deepest)
+
+    def _drafted(self, sequences: list[Sequence], budget: int) -> TokenTree:
+        """New drafts; chains that they leave are kept."""
+        assert self._plan is not None
+        roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
+        candidates = self._engine.draft(_batch(sequences, roots))
+        if self._plan.resample_above is not None and candidates.raw_logits is not None:
+            for sequence, logits in zip(sequences, candidates.raw_logits, strict=True):
+                sequence.chain = logits.copy()
+        return CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
+
+    def _resampled(self, sequences: list[Sequence], budget: int) -> TokenTree:
+        """Trees from what earlier drafts left (Lyanna, algorithm 2); the root alone where too little is left."""
+        assert self._plan is not None
+
+        def again(some: list[Sequence]) -> TokenTree:
+            assert isinstance(self._engine, ResamplingEngine)
+            roots = np.array([sequence.root for sequence in some], dtype=np.int32)
+            chains = [sequence.chain for sequence in some if sequence.chain is not None]
+            return best_first(self._engine.resample(chains, roots), roots, budget)
+
+        return _spread_over(sequences, [_left(sequence, self._plan.resample_above) for sequence in sequences], again)
 
     def _random_trees(
         self, shape: DrawShape, sequences: list[Sequence], roots: np.ndarray, budgets: list[int], deepest: list[int]
@@ -147,13 +178,25 @@ def _batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:
     )
 
 
-def _spread(drafted: TokenTree, budgets: list[int], sequences: list[Sequence]) -> TokenTree:
-    """The trees drafted for the sequences that have a budget, and the root alone for the others."""
-    nodes, draws = iter(drafted.nodes), iter(drafted.draws or [])
+def _left(sequence: Sequence, threshold: int | None) -> bool:
+    """Whether more steps than the threshold are left of the sequence's chain."""
+    return threshold is not None and sequence.chain is not None and len(sequence.chain) > threshold
+
+
+def _spread_over(
+    sequences: list[Sequence], chosen: list[bool], make: Callable[[list[Sequence]], TokenTree]
+) -> TokenTree:
+    """The trees that `make` gives for the chosen sequences, and the root alone for the others."""
+    if all(chosen) and sequences:
+        return make(sequences)
+    some = [sequence for sequence, one in zip(sequences, chosen, strict=True) if one]
+    if not some:
+        return TokenTree.root_only(sequence.root for sequence in sequences)
+    made = make(some)
+    nodes, draws = iter(made.nodes), iter(made.draws or [])
     tree = TokenTree.from_nodes(
-        [next(nodes) if budget else [(sequence.root, -1, 0.0)]
-         for sequence, budget in zip(sequences, budgets, strict=True)]
-    )  # fmt: skip
-    if drafted.draws is not None:
-        tree.draws = [next(draws) if budget else {} for budget in budgets]
+        [next(nodes) if one else [(sequence.root, -1, 0.0)] for sequence, one in zip(sequences, chosen, strict=True)]
+    )
+    if made.draws is not None:
+        tree.draws = [next(draws) if one else {} for one in chosen]
     return tree

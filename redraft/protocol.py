@@ -130,6 +130,7 @@ class SequenceStats(BaseModel):
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    reused: int = Field(default=0, description="accepted tokens that only a re-sampled draft held")
     offered_by_depth: list[int] = Field(
         default_factory=list,
         description="steps that accepted the depth before (at depth 1: the root) and whose tree had a node below it",

@@ -132,6 +132,8 @@ def bundle_plan(config: BundleConfig, path: Path) -> DraftingPlan | None:
         verification=drafting.verification,
         ngram=drafting.ngram if budget.ngram is None else budget.ngram,
         budget=budget,
+        resample_above=drafting.resample_above,
+        skip_above=drafting.skip_above,
         levels=drafting.levels,
         support=drafting.support,
     )

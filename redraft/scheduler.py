@@ -13,7 +13,7 @@ import numpy as np
 from redraft.decoding.token_tree import MASK_BITS, TokenTree, mask_words
 from redraft.decoding.verification import VERIFIERS, Verdict
 from redraft.drafting import DraftingPlan, DraftSource
-from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine, TargetBatch
+from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine, ResamplingEngine, TargetBatch
 from redraft.protocol import WorkerStatus
 from redraft.sequence import Output, Pairs, Sequence
 
@@ -44,6 +44,7 @@ class Totals:
     output_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    reused: int = 0
     rows_executed: int = 0
     rows_unpacked: int = 0
     step_s: float = 0.0
@@ -216,7 +217,7 @@ class Scheduler:
             if self._observe:
                 self._observe(tree, place, verdict)
             last = verdict.path[-1]
-            before = sequence.stats.output_tokens
+            before, reused = sequence.stats.output_tokens, sequence.stats.reused
             rows = None if hidden is None else hidden[start : start + size]
             sequence.step(verdict, rows, size, unpacked, bool(tree.inner[place] >> last & 1))
             start += size
@@ -224,6 +225,7 @@ class Scheduler:
             totals.output_tokens += sequence.stats.output_tokens - before
             totals.drafted += size - 1
             totals.accepted += len(verdict.path) - 1
+            totals.reused += sequence.stats.reused - reused
             totals.rows_executed += size
             totals.rows_unpacked += unpacked
 
@@ -267,6 +269,13 @@ class _TimedEngine:
     def draft(self, batch: DraftBatch):
         started = time.perf_counter()
         result = self._engine.draft(batch)
+        self.seconds += time.perf_counter() - started
+        return result
+
+    def resample(self, chains: list[np.ndarray], roots: np.ndarray):
+        assert isinstance(self._engine, ResamplingEngine)
+        started = time.perf_counter()
+        result = self._engine.resample(chains, roots)
         self.seconds += time.perf_counter() - started
         return result
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.sampling import Sampler
+from redraft.decoding.token_tree import Node, follow
 from redraft.decoding.verification import Verdict
 from redraft.protocol import GenerateRequest, SequenceStats
 from redraft.text import TextCodec, TextStream
@@ -59,6 +60,9 @@ class Sequence:
 
     `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `hidden` float32 [H],
     the target's hidden state that the root was chosen from, or the `pairs` that a drafter with a context ingests.
+
+    `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens behind
+    the root. `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
     """
 
     def __init__(
@@ -96,6 +100,8 @@ class Sequence:
         self.root = -1
         self.hidden: np.ndarray | None = None
         self.pairs: Pairs | None = None
+        self.chain: np.ndarray | None = None
+        self.fresh: list[Node] | None = None
         self.finish_reason: FinishReason | None = None
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
@@ -163,6 +169,10 @@ class Sequence:
             self.pairs.add(hidden[verdict.path], verdict.tokens)
         elif hidden is not None:
             self.hidden = hidden[verdict.path[-1]].copy()
+        if self.chain is not None:
+            self.chain = self.chain[len(verdict.tokens) :]
+        if self.fresh is not None:
+            stats.reused += accepted - len(follow(self.fresh, verdict.tokens[:accepted]))
         self._advance(verdict)
 
     def _count_depths(self, accepted: int, offered: int) -> None:

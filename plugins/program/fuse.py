@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import onnx_ir as ir
 
@@ -14,11 +16,41 @@ OPERATORS = (
 )
 
 
-def fuse(model: ir.Model) -> ir.Model:
+class Constants:
+    """Arrays one behind the other, each once: those of all programs of a network, or of several networks."""
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+        self._lines: dict[tuple, str] = {}
+        self._size = 0
+
+    def declare(self, array: np.ndarray) -> str:
+        """Store an array unless it is there; the line of a program that declares it."""
+        array = np.ascontiguousarray(array)
+        key = array.dtype.name, array.shape, hashlib.sha256(array.data if array.size else b"").digest()
+        if key not in self._lines:
+            dimensions = " ".join(map(str, array.shape))
+            self._lines[key] = f"constant\t{CONSTANT_TYPES[array.dtype.name]}\t{self._size}\t{dimensions}"
+            self._arrays.append(array)
+            self._size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        return self._lines[key]
+
+    def stored(self) -> np.ndarray:
+        """All of them, uint8."""
+        stored, offset = np.zeros(self._size, np.uint8), 0
+        for array in self._arrays:
+            stored[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+            offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        return stored
+
+
+def fuse(model: ir.Model, constants: Constants | None = None) -> ir.Model:
     """A copy of a lowered network in which every run of two or more of our operators is one Program.
 
-    All programs share one constant, so that a weight that several of them use is stored once.
+    All programs share one constant, so that a weight that several of them use is stored once; so do networks that are
+    given the same `constants`, the last of which holds all of them.
     """
+    constants = constants or Constants()
     fused = model.clone()
     runs: list[list[ir.Node]] = [[]]
     for node in fused.graph:
@@ -29,12 +61,16 @@ def fuse(model: ir.Model) -> ir.Model:
     runs = [run for run in runs if len(run) > 1]
     if runs:
         sources = dict.fromkeys(value for run in runs for node in run for value in _arguments(node))
-        constants = [value for value in sources if ir.convenience.get_const_tensor(value) is not None]
-        stored, declarations = _store(constants)
+        declarations = {
+            value: constants.declare(tensor.numpy())
+            for value in sources
+            if (tensor := ir.convenience.get_const_tensor(value)) is not None
+        }
+        stored = ir.val(CONSTANTS, const_value=ir.tensor(constants.stored()))
         fused.graph.register_initializer(stored)
         for run in runs:
             _join(fused.graph, run, stored, declarations)
-        for value in constants:
+        for value in declarations:
             if value.is_initializer() and not value.uses() and not value.is_graph_output():
                 del fused.graph.initializers[str(value.name)]
     return fused
@@ -80,18 +116,6 @@ def _join(graph: ir.Graph, run: list[ir.Node], stored: ir.Value, declarations: d
         old.name = None
     for node in reversed(run):
         graph.remove(node, safe=True)
-
-
-def _store(constants: list[ir.Value]) -> tuple[ir.Value, dict[ir.Value, str]]:
-    """The constants' bytes one behind the other, and the line of a program that declares each."""
-    arrays = [tensor.numpy() for value in constants if (tensor := ir.convenience.get_const_tensor(value))]
-    offsets = np.cumsum([0, *(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays)])
-    stored = np.zeros(int(offsets[-1]), np.uint8)
-    lines = {}
-    for value, array, offset in zip(constants, arrays, offsets[:-1].tolist(), strict=True):
-        stored[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        lines[value] = f"constant\t{CONSTANT_TYPES[array.dtype.name]}\t{offset}\t{' '.join(map(str, array.shape))}"
-    return ir.val(CONSTANTS, const_value=ir.tensor(stored)), lines
 
 
 def _arguments(node: ir.Node) -> list[ir.Value]:

@@ -155,6 +155,18 @@ def merge_trees(trees: Sequence[TokenTree]) -> TokenTree:
     return TokenTree.from_nodes(merged)
 
 
+def follow(nodes: list[Node], tokens: Sequence[int]) -> list[int]:
+    """The nodes of a tree along the longest part of a path of tokens below the root that it holds."""
+    child_at = {(parent, token): node for node, (token, parent, _) in enumerate(nodes)}
+    path: list[int] = []
+    for token in tokens:
+        node = child_at.get((path[-1] if path else 0, token))
+        if node is None:
+            break
+        path.append(node)
+    return path
+
+
 def _insert(other: list[Node], nodes: list[Node], known: dict[tuple[int, int], int]) -> None:
     place = [0]
     for token, above, score in other[1:]:

@@ -122,6 +122,16 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class ResamplingEngine(Protocol):
+    """An engine that drafts again from what is left of the chains of earlier drafts."""
+
+    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """Draft below new roots int32 [B], in one call: float32 [n, K] are the raw logits of the n levels below each
+        root. Log-probabilities of the levels behind them are -inf."""
+        ...
+
+
+@runtime_checkable
 class DrawingEngine(Protocol):
     """An engine whose drafter network draws at random."""
 

@@ -12,7 +12,7 @@ from plugins.library import extension_path
 from plugins.program import ALIGNMENT, CONSTANTS
 from redraft.bundle import Bundle, BundleConfig, BundleError
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
-from redraft.engines.rows import PairBuffers, RowBuffers, SamplingBuffers
+from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 
 COMPILE_OPTIONS = {
     # The operators bring their own threads; activations are float32 in every precision.
@@ -45,6 +45,10 @@ class OpenVINOEngine:
             self._drafter = _Network(core, bundle.path / "drafter.onnx", self.drafter_caches)
             self._pairs = PairBuffers(config.limits, config.target, reads_context=context is not None)
             self._has_raw_logits = self._drafter.gives("raw_logits")
+            self._chains: ChainBuffers | None = None
+            if config.drafting.chain_levels:
+                self._resampler = _Network(core, bundle.path / "resampler.onnx", {}, self._drafter.weights)
+                self._chains = ChainBuffers(config.limits.slots, config.drafting.chain_levels)
         self._sampling = SamplingBuffers.of(config)
         self._has_hidden = self._target.gives("hidden")
         self._self_test(bundle)
@@ -75,6 +79,20 @@ class OpenVINOEngine:
         if self._has_raw_logits:
             outputs.append(self._drafter.output("raw_logits").reshape(*outputs[0].shape[:2], -1))
         return DraftCandidates(*outputs)
+
+    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """See `ResamplingEngine.resample`. Raises RuntimeError where the bundle leaves no chains or the network fails,
+        and ValueError for chains that do not fit it."""
+        if self._drafter is None or self._chains is None:
+            raise RuntimeError("this bundle's drafter leaves no chain to draft again from")
+        if failure := self._resampler.infer(self._chains.fill(chains, roots)):
+            raise RuntimeError(f"the re-sampling network failed: {failure}")
+        candidates, log_probs, parents = (
+            self._resampler.output(name) for name in ("candidates", "log_probs", "parents")
+        )
+        for b, chain in enumerate(chains):
+            log_probs[b, len(chain) :] = -np.inf
+        return DraftCandidates(candidates, log_probs, parents)
 
     def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
         """See `DrawingEngine.draw`. Raises as `draft` does, and where the bundle's drafter does not draw at random."""
@@ -118,20 +136,20 @@ class OpenVINOEngine:
 
 
 class _Network:
-    """A compiled network, its inputs bound to our buffers."""
+    """A compiled network, its inputs bound to our buffers. `weights` are another network's that hold its own."""
 
-    def __init__(self, core: ov.Core, path: Path, caches: dict[str, np.ndarray]):
+    def __init__(self, core: ov.Core, path: Path, caches: dict[str, np.ndarray], weights: np.ndarray | None = None):
         self._request = core.compile_model(path, "CPU", COMPILE_OPTIONS).create_infer_request()
         self._bound: dict[str, tuple[int, ...]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
         self._caches = caches
         for name, cache in caches.items():
             self._request.set_tensor(name, _shared(cache))
-        weights = path.with_suffix(".weights")
-        if weights.exists():
+        file = path.with_suffix(".weights")
+        self.weights = _read_aligned(file) if file.exists() else weights
+        if self.weights is not None:
             # They stay ours: OpenVINO does not keep them alive.
-            self._weights = _read_aligned(weights)
-            self._request.set_tensor(CONSTANTS, ov.Tensor(self._weights, shared_memory=True))
+            self._request.set_tensor(CONSTANTS, ov.Tensor(self.weights, shared_memory=True))
 
     def gives(self, name: str) -> bool:
         """Whether the network has this output."""

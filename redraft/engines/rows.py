@@ -129,6 +129,32 @@ class PairBuffers:
         return given | rows | {"cache_lengths": self._cache_lengths[:count]}
 
 
+class ChainBuffers:
+    """Copies what is left of chains into a preallocated array."""
+
+    def __init__(self, slots: int, levels: int):
+        self._slots, self._levels = slots, levels
+        self._sequences = np.arange(slots, dtype=np.int32)
+        self._roots = np.zeros(slots, np.int32)
+        self._logits: np.ndarray | None = None
+
+    def fill(self, chains: list[np.ndarray], roots: np.ndarray) -> dict[str, np.ndarray]:
+        """The network's inputs by name: views of the buffers. Raises ValueError for chains that do not fit."""
+        count, longest = len(chains), max(map(len, chains), default=0)
+        if not 1 <= count == len(roots) <= self._slots or longest > self._levels:
+            raise ValueError(
+                f"{count} chains of up to {longest} levels, {len(roots)} roots: expected one of each for 1 to "
+                f"{self._slots}, of up to {self._levels} levels"
+            )
+        if self._logits is None:
+            self._logits = np.zeros((self._slots, self._levels, chains[0].shape[1]), np.float32)
+        for rows, chain in zip(self._logits, chains, strict=False):
+            rows[: len(chain)] = chain
+        self._roots[:count] = roots
+        logits = self._logits[:count].reshape(count * self._levels, -1)
+        return {"raw_logits": logits, "sequences": self._sequences[:count], "tokens": self._roots[:count]}
+
+
 class SamplingBuffers:
     """Copies what random draws take besides the drafter's own inputs into preallocated arrays."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -39,6 +41,15 @@ def following(drafter: Drafter, hidden: Tensor, tokens: Tensor, path: list[int])
     return logits.log_softmax(-1)
 
 
+def following_chain(drafter: Drafter, chain: np.ndarray, root: int, path: list[int]) -> Tensor:
+    """The same for the raw logits [n, K] of a chain."""
+    assert drafter.token_info is not None
+    logits, info = torch.tensor(chain[len(path)]), drafter.token_info.collapse(torch.int8)
+    info_row = info(torch.tensor([root, *path][-1]))
+    logits[: len(info_row)] += info_row
+    return logits.log_softmax(-1)
+
+
 @dataclass
 class Drafting:
     """A sequence whose pairs come in over time."""
@@ -70,24 +81,30 @@ def draft(engine, sequences: list[Drafting]) -> DraftCandidates:
     return DraftCandidates(*(array.copy() for array in arrays))
 
 
-def check(drafter: Drafter, drafted: DraftCandidates, b: int, s: Drafting) -> None:
-    """Every candidate's log-probability is the module's, and no other is likelier."""
+def check(drafter: Drafter, drafted: DraftCandidates, b: int, expect: Callable[[list[int]], Tensor]) -> None:
+    """Every candidate has the log-probability that is expected after its path, and no other is likelier."""
     _, length, width, count = drafted.candidates.shape
     row_of = {int(token): row for row, token in enumerate(drafter.hot_ids)}
     paths: list[tuple[list[int], float]] = [([], 0.0)]
     for level in range(length):
         candidates, log_probs = drafted.candidates[b, level], drafted.log_probs[b, level]
+        if np.isinf(log_probs[0]).all():
+            break
         if level:
             flat = drafted.parents[b, level].tolist()
             before, scores = drafted.candidates[b, level - 1].flatten(), drafted.log_probs[b, level - 1].flatten()
             paths = [([*paths[place // count][0], int(before[place])], float(scores[place])) for place in flat]
         for w, (path, score) in enumerate(paths):
-            expected = following(drafter, s.hidden, s.tokens, path)
+            expected = expect(path)
             found = torch.from_numpy(log_probs[w] - score)
             chosen = expected[[row_of[token] for token in candidates[w].tolist()]]
             torch.testing.assert_close(found, chosen, atol=2e-4, rtol=1e-4)
             torch.testing.assert_close(found, expected.topk(count).values, atol=2e-4, rtol=1e-4)
         assert len({tuple(path) for path, _ in paths}) == (width if level else 1)
+
+
+def check_draft(drafter: Drafter, drafted: DraftCandidates, b: int, s: Drafting) -> None:
+    check(drafter, drafted, b, lambda path: following(drafter, s.hidden, s.tokens, path))
 
 
 @pytest.mark.parametrize("backend", ["openvino", "torch"])
@@ -114,11 +131,11 @@ def test_drafts_are_those_of_the_module_run_from_scratch(target: Target, tmp_pat
             s.grow(rng, count)
         drafted = draft(engine, drafting)
         for b, s in enumerate(drafting):
-            check(drafter, drafted, b, s)
+            check_draft(drafter, drafted, b, s)
         sequences[2].grow(rng, 1)
     replaced = Drafting(4)
     replaced.grow(rng, 6)
-    check(drafter, draft(engine, [replaced]), 0, replaced)
+    check_draft(drafter, draft(engine, [replaced]), 0, replaced)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -138,6 +155,30 @@ def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precis
             last = draft(engine, [alone])
         for array, whole in zip(dataclasses.astuple(last), dataclasses.astuple(together), strict=True):
             np.testing.assert_array_equal(array[0], whole[b])
+
+
+@torch.no_grad()
+def test_drafting_again_from_a_chain(target, tmp_path):
+    """From chains of several lengths, below other roots, and in other company."""
+    drafter = tiny_drafter_of(target, "hidden_state")
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=drafter))
+    rng = np.random.default_rng(5)
+    sequences = [Drafting(slot) for slot in (1, 6, 3)]
+    for s in sequences:
+        s.grow(rng, 5)
+    raw = draft(engine, sequences).raw_logits
+    assert raw.shape == (3, 4, 50)
+    roots = np.array([4, 110, 98], np.int32)
+    for company, starts in (((0, 1, 2), (1, 3, 2)), ((2,), (1,)), ((1, 0), (2, 1))):
+        chains = [raw[b, start:] for b, start in zip(company, starts, strict=True)]
+        drafted = engine.resample(chains, roots[list(company)])
+        assert drafted.candidates.shape == (len(company), 3, 3, 5)
+        for place, (b, chain) in enumerate(zip(company, chains, strict=True)):
+            assert np.isfinite(drafted.log_probs[place, : len(chain), 0]).all()
+            assert np.isinf(drafted.log_probs[place, len(chain) :]).all()
+            check(drafter, drafted, place, partial(following_chain, drafter, chain, int(roots[b])))
+    with pytest.raises(ValueError, match="1 chains of up to 4 levels, 1 roots: expected one of each for 1 to 9"):
+        engine.resample([raw[0]], roots[:1])
 
 
 def test_batches_that_do_not_fit_are_refused(target, tmp_path):

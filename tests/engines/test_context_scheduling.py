@@ -81,6 +81,48 @@ def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant)
         assert len(tokens) >= 5
 
 
+def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected):
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state")))
+    totals = {}
+    for skip_above in (None, 1):
+        plan = DraftingPlan("best_first", ngram=True, budget=TABLE, resample_above=0, skip_above=skip_above)
+        tokens, scheduler = generate(engine, plan, cancelled=(1, 2))
+        totals[skip_above] = scheduler.totals
+        for key, ids in tokens.items():
+            assert ids == expected[key], (skip_above, key)
+        assert len(tokens) >= 5
+
+
+def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path):
+    """A chain that knows the text, beside drafts that never do."""
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state", hot=None)))
+
+    def run(plan: DraftingPlan | None) -> Sequence:
+        request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=20)
+        running.append(Sequence("a", request, [5, 6], CODEC, frozenset()))
+        scheduler = Scheduler(engine, Limits(1, 80, 40, 16), plan)
+        scheduler.submit(running[-1])
+        while not scheduler.idle:
+            outputs = scheduler.step()
+        text[:] = outputs[0].token_ids
+        return running[-1]
+
+    def knowing(batch):
+        drafted = draft(batch)
+        drafted.candidates[:] = next(token for token in range(VOCAB) if token not in text)
+        for logits, token in zip(drafted.raw_logits[0], text[20 - running[-1].remaining :], strict=False):
+            logits[:] = -50
+            logits[token] = 50
+        return drafted
+
+    running, text, draft = list[Sequence](), list[int](), engine.draft
+    run(None)
+    engine.draft = knowing
+    plan = DraftingPlan("best_first", budget=BudgetTable.constant(6), resample_above=0, skip_above=0)
+    stats = run(plan).stats
+    assert stats.reused == stats.accepted > 8
+
+
 def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path):
     """The engine is given each position's hidden state and the token that follows, in order, and nothing is kept."""
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state")))

@@ -73,11 +73,12 @@ CONTEXT_DRAFTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_drafter_of(target: Target, variant: str) -> Drafter:
-    """Random, of a kind of `DRAFTERS` (and a setting, behind a comma), with a hot vocabulary of 50 rows, as stored."""
+def tiny_drafter_of(target: Target, variant: str, hot: int | None = 50) -> Drafter:
+    """Random, of a kind of `DRAFTERS` (and a setting, behind a comma), with so many hot tokens, as stored."""
     kind = DRAFTERS[variant.split(",")[0]]
     torch.manual_seed(1)
-    drafter = kind(kind.configure(target, 50, CONTEXT_DRAFTERS[variant]), target, torch.arange(0, 100, 2))
+    ids = None if hot is None else torch.arange(0, 2 * hot, 2)
+    drafter = kind(kind.configure(target, hot, CONTEXT_DRAFTERS[variant]), target, ids)
     for weight in drafter.parameters():
         weight.requires_grad_(False).normal_(0, 0.2 if weight.ndim == 2 else 1).copy_(weight.bfloat16())
     return drafter.eval()
