@@ -14,6 +14,8 @@ def read_json(file: Path) -> dict[str, Any]:
     """A JSON object. Raises FileNotFoundError, or ValueError for anything else."""
     try:
         value = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{file} does not exist") from None
     except ValueError as error:
         raise ValueError(f"{file}: not JSON ({error})") from None
     if not isinstance(value, dict):
