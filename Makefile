@@ -42,10 +42,10 @@ help: ## this list
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
 $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt
 	@command -v g++ >/dev/null || { echo "setup: g++ is missing (Debian: apt-get install g++)"; exit 1; }
-	@$(PYTHON) -c "import ctypes; ctypes.CDLL('libpython3.11.so.1.0')" 2>/dev/null || { echo "setup: libpython3.11," \
-	  "which Triton's Python backend loads, is missing (Debian: apt-get install libpython3.11)"; exit 1; }
 	@$(PYTHON) -m venv .venv || \
 	  { echo "setup: needs Python 3.11 with venv (Debian: apt-get install python3.11-venv), or PYTHON=path"; exit 1; }
+	@.venv/bin/python -c "import ctypes; ctypes.CDLL('libpython3.11.so.1.0')" 2>/dev/null || { echo "setup: libpython3.11," \
+	  "which Triton's Python backend loads, is missing (Debian: apt-get install libpython3.11)"; exit 1; }
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 	  echo "setup: NVIDIA GPU found, torch with CUDA"; \
 	  .venv/bin/pip install -r requirements-gpu.txt; \
