@@ -29,7 +29,7 @@ def example():
     scope = {name: value for name, value in globals().items() if any(value is known for known in NAMES)}
     scope["__name__"] = __name__
     known = [(registry, dict(registry)) for registry in (CONSTRUCTIONS, DRAFTERS)]
-    exec(compile(code, str(PAGE), "exec"), scope)  # noqa: S102
+    exec(compile(code, str(PAGE), "exec"), scope)
     yield scope
     for registry, before in known:
         registry.clear()
