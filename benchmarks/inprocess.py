@@ -65,6 +65,11 @@ class TimedEngine:
         """See `Engine.reads_context`."""
         return self._engine.reads_context
 
+    @property
+    def reads_text(self) -> bool:
+        """See `Engine.reads_text`."""
+        return self._engine.reads_text
+
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """One target forward."""
         started = time.perf_counter()

@@ -289,7 +289,11 @@ def add_drafter(folder: Path, target: Target, fingerprint: str, config: BundleCo
         drafter.prepare(config.limits.max_len + draft_rows, length)
         if drafter.reads_context:
             plan = plan.model_copy(
-                update={"context": ContextInfo(layers=drafter.context_layers, draft_rows=draft_rows)}
+                update={
+                    "context": ContextInfo(
+                        layers=drafter.context_layers, draft_rows=draft_rows, from_text=drafter.reads_text
+                    )
+                }
             )
         if not random and drafter.has_raw_logits and config.backend == Backend.openvino:
             plan = plan.model_copy(update={"chain_levels": plan.beam_length - 1})

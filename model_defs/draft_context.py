@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.attention import rope_table
@@ -88,3 +91,36 @@ class DraftContext:
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
         )
+
+
+class Grower(Protocol):
+    """A drafter whose nodes attend to the context and to the nodes above them."""
+
+    def likeliest(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Drafter.likeliest`."""
+        ...
+
+    def grow(self, features: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+        """Features [N, H] of new nodes from their parents' [N, H] and their own tokens int32 [N]."""
+        ...
+
+
+@dataclass
+class TreePaths:
+    """Nodes at a level of trees, by what the head takes [N, H]; `first` nodes of each tree stand above them."""
+
+    drafter: Grower
+    context: DraftContext
+    features: Tensor
+    level: int = 0
+    first: int = 0
+    mask: Tensor | None = None
+    raw_logits: None = None
+
+    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+        return self.drafter.likeliest(self.features, count)
+
+    def extend(self, children: Children) -> TreePaths:
+        attend, mask = self.context.place_tree(self.level + 1, children, self.first, self.mask)
+        features = self.drafter.grow(F.embedding(children.origins, self.features), children.tokens, attend)
+        return TreePaths(self.drafter, self.context, features, self.level + 1, self.first + children.width, mask)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from model_defs.draft_context import CacheTables, DraftContext, TreePaths
 from model_defs.drafter import Drafter, Recipe
 from model_defs.target import Attend, DecoderLayer, RMSNorm, Target
 from model_defs.window_attention import WindowAttention
@@ -32,20 +33,36 @@ class DraftLM(Drafter):
     config_type = DraftLMConfig
     recipe = Recipe(peak_rate=1e-3, window=256, batch=4, depth_shares=(1.0, 0.0))
     reads_context = True
+    reads_text = True
     config: DraftLMConfig
+    tables: CacheTables
 
     def __init__(self, config: DraftLMConfig, target: Target, hot_ids: Tensor | None = None):
         super().__init__(config, target, hot_ids)
         self.lm_config = replace(target.config, num_layers=config.num_layers)
+        self.context_layers = config.num_layers
         self.layers = nn.ModuleList(DecoderLayer(self.lm_config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, target.config.rms_norm_eps)
 
-    def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
-        """int64 [...] tokens to [..., H], what the head takes to predict the next ones."""
+    def forward(self, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """int [...] tokens to [..., H], what the head takes to predict the next ones; `rows`: of some rows alone."""
         x = self.embed(tokens)
         for index, layer in enumerate(self.layers):
-            x = layer(x, index, attend)
+            x = layer(x, index, attend, rows if index + 1 == len(self.layers) else None)
         return self.norm(x)
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        self.tables = CacheTables(self.lm_config, cache_rows, self.embedding.device)
+
+    def grow(self, features: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+        """See `Grower.grow`."""
+        return self(tokens, attend)
+
+    def paths(self, hidden: Tensor, *inputs: Tensor) -> TreePaths:
+        """The roots, from the inputs of a DraftContext, whose pairs begin with the text's first token; hidden states
+        [P, H] are not read."""
+        context = DraftContext(self.operators, self.tables, inputs)
+        return TreePaths(self, context, self(inputs[0], context.attend_pairs, context.last_rows))
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
         attention = WindowAttention(self.lm_config, windows.documents)

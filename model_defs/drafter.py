@@ -71,6 +71,8 @@ class Drafter(nn.Module):
     reads_context: ClassVar[bool] = False
     """Whether it attends to all that was committed, prompts included."""
 
+    reads_text: ClassVar[bool] = False
+    """Whether that is the text from its first token on, which follows no hidden state"""
     has_raw_logits: ClassVar[bool] = False
     """Whether its paths have `raw_logits`, from which drafts can be re-sampled"""
     context_layers: int = 0

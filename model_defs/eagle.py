@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from model_defs.context_drafter import ContextDrafter
+from model_defs.draft_context import TreePaths
 from model_defs.drafter import Recipe
+from model_defs.target import Attend
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class EagleDrafter(ContextDrafter):
     def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
         return self.fused(predicted, tokens)
 
-    def logits(self, predicted: Tensor) -> Tensor:
-        """[..., K] over the head's rows."""
-        return F.linear(predicted, self.head_rows.to(predicted.dtype))
+    def grow(self, features: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+        """See `Grower.grow`."""
+        return self.step(self.chained(features, tokens), attend)
+
+    def paths(self, hidden: Tensor, *inputs: Tensor) -> TreePaths:
+        """The roots: hidden [P, H], and the inputs of a DraftContext."""
+        return TreePaths(self, *self.begin(hidden, inputs))

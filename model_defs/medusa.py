@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.drafter import Drafter, Recipe, ridge
+from model_defs.drafting import Children
 from model_defs.recurrent import ResidualBlock
 from model_defs.target import Target
 from model_defs.windows import Windows
@@ -36,6 +38,27 @@ class MedusaHead(nn.Module):
         return self.out(self.blocks(hidden))
 
 
+@dataclass
+class MedusaPaths:
+    """Nodes at a level, all of a sequence alike: the target's hidden states [B, H], and the nodes' sequences int32 [N],
+    None where they are the roots."""
+
+    drafter: MedusaDrafter
+    hidden: Tensor
+    sequences: Tensor | None = None
+    level: int = 0
+    raw_logits: None = None
+
+    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+        features = self.drafter.heads[self.level](self.hidden)
+        if self.sequences is not None:
+            features = F.embedding(self.sequences, features)
+        return self.drafter.likeliest(features, count)
+
+    def extend(self, children: Children) -> MedusaPaths:
+        return MedusaPaths(self.drafter, self.hidden, children.sequences, self.level + 1)
+
+
 class MedusaDrafter(Drafter):
     """Features of depth d: W_d blocks_d(H_t). No head sees a token, not even the root."""
 
@@ -48,9 +71,19 @@ class MedusaDrafter(Drafter):
         super().__init__(config, target, hot_ids)
         self.heads = nn.ModuleList(MedusaHead(config) for _ in range(config.heads))
 
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        self._require(levels)
+
+    def _require(self, steps: int) -> None:
+        if steps > len(self.heads):
+            raise ValueError(f"{steps} drafting steps need as many heads, this drafter has {len(self.heads)}")
+
+    def paths(self, hidden: Tensor, tokens: Tensor) -> MedusaPaths:
+        """The roots: hidden [B, H], whose logits gave them; their tokens int32 [B] are not read."""
+        return MedusaPaths(self, hidden)
+
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
-        if len(kept) > len(self.heads):
-            raise ValueError(f"{len(kept)} drafting steps need as many heads, this drafter has {len(self.heads)}")
+        self._require(len(kept))
         hidden = windows.rows(windows.hidden, kept[0], 0)
         for head, here in zip(self.heads, kept, strict=False):
             yield head(hidden[:, :here].flatten(0, 1))

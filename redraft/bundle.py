@@ -55,6 +55,8 @@ class ContextInfo(_Section):
 
     layers: int = Field(ge=1)
     draft_rows: int = Field(ge=0)
+    from_text: bool = False
+    """Whether the first token of a text has a row too, which follows no hidden state."""
 
 
 class DraftingInfo(_Section):

@@ -142,7 +142,7 @@ class Scheduler:
             sequence = self._waiting.popleft()
             sequence.admit(self._free_slots.pop())
             sequence.ngram = self._source.index(sequence.prompt)
-            sequence.pairs = Pairs() if self._source.reads_context else None
+            sequence.pairs = Pairs(self._engine.reads_text) if self._source.reads_context else None
             self.totals.prompt_tokens += len(sequence.prompt)
             self._running.append(sequence)
 
@@ -259,6 +259,10 @@ class _TimedEngine:
     @property
     def reads_context(self) -> bool:
         return self._engine.reads_context
+
+    @property
+    def reads_text(self) -> bool:
+        return self._engine.reads_text
 
     def execute(self, batch: TargetBatch):
         started = time.perf_counter()

@@ -34,8 +34,9 @@ class Output:
 @dataclass
 class Pairs:
     """A sequence's pairs, each a hidden state of the target and the token that follows it, that its drafter has not
-    ingested yet, and how many it has."""
+    ingested yet, and how many it has. With `from_text` they begin with the first token, behind zeros."""
 
+    from_text: bool = False
     ingested: int = 0
     hidden: list[np.ndarray] = field(default_factory=list)
     """float32 [n, H] each"""
@@ -135,6 +136,8 @@ class Sequence:
         """`rows` more tokens of the prompt are in the cache; `hidden` float32 [rows, H] are theirs."""
         start, self.cache_length = self.cache_length, self.cache_length + rows
         if self.pairs is not None and hidden is not None:
+            if self.pairs.from_text and not start:
+                self.pairs.add(np.zeros_like(hidden[:1]), self.prompt[:1].tolist())
             self.pairs.add(hidden.copy(), self.prompt[start + 1 : self.cache_length + 1].tolist())
         elif hidden is not None:
             self.hidden = hidden[-1].copy()

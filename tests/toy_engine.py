@@ -17,7 +17,7 @@ _MASK = 2**64 - 1
 
 
 class ToyEngine:
-    reads_context = False
+    reads_context = reads_text = False
 
     def __init__(self, vocab_size=111, slots=4, max_len=256, max_tree=32, seed=0, sharpness=3.0, quality=0.7,
                  width=4, length=4, candidates=6):  # fmt: skip

@@ -105,6 +105,11 @@ class Engine(Protocol):
         """Whether its drafter takes every pair of a sequence: see `DraftBatch`."""
         ...
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether these begin with the sequence's first token, which follows no hidden state: zeros stand for it."""
+        ...
+
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """One target forward: logits float32 [R, V] and, where the bundle drafts, hidden float32 [T, H].
 

@@ -37,13 +37,13 @@ class OpenVINOEngine:
         self._target = _Network(core, bundle.path / "target.onnx", self.caches)
         self._rows = RowBuffers(config.limits, config.target.vocab_size)
         self._drafter: _Network | None = None
+        self._context = config.drafting.context if config.drafting else None
         self.drafter_caches: dict[str, np.ndarray] = {}
         if config.drafting and config.drafting.drafter:
-            context = config.drafting.context
-            if context:
+            if context := self._context:
                 self.drafter_caches = _allocate_caches(config, context.layers, context.draft_rows)
             self._drafter = _Network(core, bundle.path / "drafter.onnx", self.drafter_caches)
-            self._pairs = PairBuffers(config.limits, config.target, reads_context=context is not None)
+            self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
             self._has_raw_logits = self._drafter.gives("raw_logits")
             self._chains: ChainBuffers | None = None
             if config.drafting.chain_levels:
@@ -56,7 +56,12 @@ class OpenVINOEngine:
     @property
     def reads_context(self) -> bool:
         """See `Engine.reads_context`."""
-        return bool(self.drafter_caches)
+        return self._context is not None
+
+    @property
+    def reads_text(self) -> bool:
+        """See `Engine.reads_text`."""
+        return self._context is not None and self._context.from_text
 
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""

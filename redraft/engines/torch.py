@@ -25,8 +25,8 @@ class TorchEngine:
         self._target = self._load(bundle, "target")
         self._drafter = self._load(bundle, "drafter")
         self._rows = RowBuffers(limits, target.vocab_size)
-        context = config.drafting.context if config.drafting else None
-        self._pairs = PairBuffers(limits, target, reads_context=context is not None)
+        self._context = context = config.drafting.context if config.drafting else None
+        self._pairs = PairBuffers(limits, target, self.reads_context)
         self._sampling = SamplingBuffers.of(config)
         self.caches = [self._allocate(config, target.num_layers, limits.max_tree) for _ in "kv"]
         self.drafter_caches: list[torch.Tensor] = []
@@ -36,7 +36,12 @@ class TorchEngine:
     @property
     def reads_context(self) -> bool:
         """See `Engine.reads_context`."""
-        return bool(self.drafter_caches)
+        return self._context is not None
+
+    @property
+    def reads_text(self) -> bool:
+        """See `Engine.reads_text`."""
+        return self._context is not None and self._context.from_text
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from model_defs.attention import DenseCache
 from model_defs.context_drafter import ContextDrafter
+from model_defs.draft_lm import DraftLM
 from model_defs.drafter import Drafter
 from model_defs.hidden_state import HiddenStateDrafter
+from model_defs.medusa import MedusaDrafter
 from model_defs.target import Target
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch, DraftCandidates
@@ -27,6 +29,12 @@ HIDDEN = 96
 def following(drafter: Drafter, hidden: Tensor, tokens: Tensor, path: list[int]) -> Tensor:
     """Log-probabilities [K] of what follows the root (the last of the tokens [n]) and a path below it, for target
     hidden states [n, H] that the tokens follow."""
+    if isinstance(drafter, MedusaDrafter):
+        return (drafter.head_rows @ drafter.heads[len(path)](hidden[-1])).log_softmax(-1)
+    if isinstance(drafter, DraftLM):
+        text = torch.tensor([[*tokens.tolist(), *path]])
+        features = drafter(text, DenseCache(drafter.lm_config, 1, 200, hidden).attend)
+        return (drafter.head_rows @ features[0, -1]).log_softmax(-1)
     assert isinstance(drafter, ContextDrafter)
     cache = DenseCache(drafter.layer_config, 1, 200, hidden)
     state = drafter.ingest(hidden[None], tokens[None], cache.attend)[:, -1:]
@@ -77,8 +85,11 @@ def draft(engine, sequences: list[Drafting]) -> DraftCandidates:
     )
     for s in sequences:
         s.ingested = len(s.tokens)
-    arrays = (array for array in dataclasses.astuple(engine.draft(batch)) if array is not None)
-    return DraftCandidates(*(array.copy() for array in arrays))
+    return DraftCandidates(*(array.copy() for array in arrays_of(engine.draft(batch))))
+
+
+def arrays_of(drafted: DraftCandidates) -> list[np.ndarray]:
+    return [array for array in dataclasses.astuple(drafted) if array is not None]
 
 
 def check(drafter: Drafter, drafted: DraftCandidates, b: int, expect: Callable[[list[int]], Tensor]) -> None:
@@ -138,6 +149,27 @@ def test_drafts_are_those_of_the_module_run_from_scratch(target: Target, tmp_pat
     check_draft(drafter, draft(engine, [replaced]), 0, replaced)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+def test_a_drafter_without_context(target: Target, tmp_path, backend):
+    drafter = tiny_drafter_of(target, "medusa")
+    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter))
+    assert not engine.reads_context
+    rng = np.random.default_rng(3)
+    for batch in (3, 1):
+        sequences = [Drafting(slot) for slot in range(batch)]
+        for s in sequences:
+            s.grow(rng, 1)
+        drafted = draft(engine, sequences)
+        for b, s in enumerate(sequences):
+            check_draft(drafter, drafted, b, s)
+
+
+def test_a_draft_deeper_than_there_are_heads_is_refused(target, tmp_path):
+    with pytest.raises(ValueError, match="6 drafting steps need as many heads, this drafter has 5"):
+        tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "medusa"), beam_length=6)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("variant", CONTEXT_DRAFTERS)
 def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precision):
@@ -153,7 +185,7 @@ def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precis
         for end in sorted({1, len(s.tokens) // 2, len(s.tokens)} - {0}):
             alone.hidden, alone.tokens = s.hidden[:end], s.tokens[:end]
             last = draft(engine, [alone])
-        for array, whole in zip(dataclasses.astuple(last), dataclasses.astuple(together), strict=True):
+        for array, whole in zip(arrays_of(last), arrays_of(together), strict=True):
             np.testing.assert_array_equal(array[0], whole[b])
 
 

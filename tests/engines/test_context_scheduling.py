@@ -123,9 +123,10 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path):
     assert stats.reused == stats.accepted > 8
 
 
-def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path):
+@pytest.mark.parametrize(("variant", "first"), [("hidden_state", 1), ("draft_lm", 0)])
+def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, first):
     """The engine is given each position's hidden state and the token that follows, in order, and nothing is kept."""
-    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state")))
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, variant)))
     sequences = requests()
     ingested: dict[int, list[int]] = {}
     draft = engine.draft
@@ -140,7 +141,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path):
             kept += batch.tokens[begin:end].tolist()
             owner = next(s for s in sequences if s.slot == slot and not s.finish_reason)
             assert owner.pairs.hidden == owner.pairs.tokens == []
-            assert kept == [*owner.prompt.tolist(), *owner._output.token_ids][1:]
+            assert kept == [*owner.prompt.tolist(), *owner._output.token_ids][first:]
         return draft(batch)
 
     engine.draft = recorded

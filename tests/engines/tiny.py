@@ -70,6 +70,8 @@ def tiny_drafter(target: Target, **changes: Any) -> RecurrentDrafter:
 CONTEXT_DRAFTERS: dict[str, dict[str, Any]] = {
     "hidden_state": {"info_vocabulary": 37, "info_rank": 5},
     "hidden_state, plain": {"token_info": False, "chain_map": False, "first_token": False},
+    "eagle": {},
+    "draft_lm": {"num_layers": 2},
 }
 
 
@@ -78,7 +80,7 @@ def tiny_drafter_of(target: Target, variant: str, hot: int | None = 50) -> Draft
     kind = DRAFTERS[variant.split(",")[0]]
     torch.manual_seed(1)
     ids = None if hot is None else torch.arange(0, 2 * hot, 2)
-    drafter = kind(kind.configure(target, hot, CONTEXT_DRAFTERS[variant]), target, ids)
+    drafter = kind(kind.configure(target, hot, CONTEXT_DRAFTERS.get(variant, {})), target, ids)
     for weight in drafter.parameters():
         weight.requires_grad_(False).normal_(0, 0.2 if weight.ndim == 2 else 1).copy_(weight.bfloat16())
     return drafter.eval()
