@@ -37,6 +37,7 @@ from model_defs.hidden_state import HiddenStateDrafter, Resampler
 from model_defs.random_draws import RandomDraws
 from model_defs.target import Target
 from plugins.cpu.lowering import lower
+from plugins.library import operators_digest
 from plugins.program.fuse import Constants, detach_constants, fuse
 from redraft.bundle import BundleConfig, BundleError, ContextInfo, DraftingInfo, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
@@ -233,6 +234,8 @@ def check(config: BundleConfig, target: Target) -> None:
         )
     if drafting.resample_above is not None and drafting.levels:
         raise BundleError(f"--resample-above {drafting.resample_above}: random draws leave no chain behind")
+    if drafting.resample_above is not None and drafting.levels:
+        raise BundleError(f"--resample-above {drafting.resample_above}: random draws leave no chain behind")
     if drafting.skip_above is not None and drafting.resample_above is None:
         raise BundleError(f"--skip-above {drafting.skip_above}: expected --resample-above too")
     if drafting.tree_budget >= limits.max_tree:
@@ -328,7 +331,7 @@ def write_openvino(config: BundleConfig, target: Target, drafter: Drafting | Non
                 again = BeamSearch(Resampler(drafter.drafter, levels), drafter.width, levels, drafter.candidates)
                 resampler = lower(export_resampler_plugin(again), DRAFTER_PRECISION[config.precision])
                 save_cpu_network(resampler, folder / "resampler.onnx", constants, weights=folder / "drafter.weights")
-    return {"openvino": version("openvino")}
+    return {"openvino": version("openvino"), "operators": operators_digest()}
 
 
 def write_torch(config: BundleConfig, target: Target, drafter: Drafting | None, folder: Path, hidden: bool) -> dict:

@@ -45,6 +45,11 @@ def extension_path() -> Path:
     return path
 
 
+def operators_digest() -> str:
+    """Names the operators' source text: a network runs on the operators that it was lowered for."""
+    return _digest("")[:16]
+
+
 def _digest(salt: str) -> str:
     digest = hashlib.sha256(f"{FLAGS}{INSTRUCTION_SETS}{SHARED}{salt}".encode())
     for path in sorted([*PLUGINS.glob("*/*.h"), *PLUGINS.glob("*/*.cpp")]):

@@ -8,7 +8,7 @@ import numpy as np
 import openvino as ov
 
 from plugins import kernels
-from plugins.library import extension_path
+from plugins.library import extension_path, operators_digest
 from plugins.program import ALIGNMENT, CONSTANTS
 from redraft.bundle import Bundle, BundleConfig, BundleError
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
@@ -29,6 +29,11 @@ class OpenVINOEngine:
 
     def __init__(self, bundle: Bundle, threads: int | None = None):
         config = bundle.config
+        if (built_for := bundle.manifest.versions.get("operators")) != (present := operators_digest()):
+            raise BundleError(
+                f"{bundle.path} was built for other CPU operators ({built_for}) than these ({present}); "
+                f"rebuild it with: {bundle.manifest.command}"
+            )
         if threads is not None:
             kernels.set_threads(threads)
         core = ov.Core()

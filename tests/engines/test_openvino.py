@@ -168,6 +168,13 @@ def test_an_engine_that_copies_the_cache_is_refused(fp32_bundle, monkeypatch):
         OpenVINOEngine(fp32_bundle)
 
 
+def test_a_bundle_for_other_operators_is_refused(fp32_bundle):
+    versions = fp32_bundle.manifest.versions | {"operators": "0123"}
+    stale = dataclasses.replace(fp32_bundle, manifest=fp32_bundle.manifest.model_copy(update={"versions": versions}))
+    with pytest.raises(BundleError, match=r"built for other CPU operators \(0123\) than these .*rebuild it with"):
+        OpenVINOEngine(stale)
+
+
 def test_memory_does_not_grow_with_steps(engine):
     rng = np.random.default_rng(9)
 
