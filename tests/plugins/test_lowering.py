@@ -13,7 +13,7 @@ from plugins.cpu.lowering import lower
 from plugins.program.fuse import fuse
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from tests.engines.draws import LEVELS as LEVELS_OF
-from tests.engines.tiny import tiny_drafter, tiny_target
+from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_drafter, tiny_drafter_of, tiny_target
 
 LEVELS = 3
 
@@ -37,6 +37,15 @@ def test_a_drafter_that_draws_is_one_program(construction):
         lowered = lower(export_drafter_plugin(drawing), "w8a8")
     assert Counter(node.op_type for node in lowered.graph)["DrawStep"] == len(LEVELS_OF[construction])
     assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
+
+
+@pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "medusa"])
+def test_every_drafter_is_one_program(variant):
+    drafter = tiny_drafter_of(tiny_target(), variant)
+    drafter.prepare(90, LEVELS)
+    with torch.no_grad():
+        network = lower(export_drafter_plugin(BeamSearch(drafter, 3, LEVELS, 4)), "w8a8")
+    assert [node.op_type for node in fuse(network).graph] == ["Program"]
 
 
 def test_what_surrounds_a_projection_is_part_of_it():
