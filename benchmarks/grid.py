@@ -138,7 +138,8 @@ def build_trees(shape: Shape, replay: Replay) -> TokenTree:
     """The tree of a shape at every place of an answer, as one batch."""
     roots = np.array(replay.tokens[:-1], np.int32)
     drafts = replay.drafts
-    cut = DraftCandidates(*(array[:, : shape.length] for array in (drafts.candidates, drafts.log_probs, drafts.parents)))
+    arrays = (drafts.candidates, drafts.log_probs, drafts.parents)
+    cut = DraftCandidates(*(array[:, : shape.length] for array in arrays))
     trees = []
     if shape.width:
         trees.append(pack_beams(roots, *beams_of(cut, shape.width)))
@@ -272,6 +273,8 @@ def main(argv: list[str] | None = None) -> int:
         session, tokenizer = load_session(parser, bundle), ChatTokenizer(bundle)
         if not session.runtime.has_drafter:
             parser.error(f"--bundle: {bundle} has no drafter")
+        if session.runtime.engine.reads_context:
+            parser.error(f"--bundle: the drafter of {bundle} reads the context, which a replay does not give it")
         results += measure(session, [tokenizer.chat(user) for user in users], args, bundle.name)
         session.runtime.engine.close()
         write_json(args.output, {"temperature": args.temperature, "prompts": len(users), "shapes": results})

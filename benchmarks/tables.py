@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from benchmarks.metrics import METRICS, PERCENTILES
@@ -21,14 +22,15 @@ class Table:
     rows: list[list[str]] = field(default_factory=list)
 
     def show(self, console: Console) -> None:
-        """Print title and table on the terminal."""
+        """Print title and table on the terminal, whole even where it is too narrow."""
         table = RichTable()
         for index, column in enumerate(self.columns):
             table.add_column(column, justify="right" if index else "left", no_wrap=index > 0)
         for row in self.rows:
             table.add_row(*row)
         console.print(f"\n[bold]{self.title}", soft_wrap=True)
-        console.print(table)
+        width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+        console.print(table, width=max(width, console.width), crop=False, soft_wrap=True)
 
     def html(self) -> str:
         """The table as HTML, title included."""
