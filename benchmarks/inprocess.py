@@ -12,7 +12,15 @@ import numpy as np
 
 from redraft.decoding.token_tree import MASK_BITS
 from redraft.drafting import DraftingPlan
-from redraft.engines.interface import DraftBatch, DraftCandidates, Engine, TargetBatch
+from redraft.engines.interface import (
+    DraftBatch,
+    DraftCandidates,
+    DraftDraws,
+    DraftSampling,
+    DrawingEngine,
+    Engine,
+    TargetBatch,
+)
 from redraft.protocol import GenerateRequest, SamplingConfig, SequenceStats
 from redraft.runtime import Runtime, bundle_plan
 
@@ -81,6 +89,14 @@ class TimedEngine:
         """One drafter call."""
         started = time.perf_counter()
         result = self._engine.draft(batch)
+        self.draft_s += time.perf_counter() - started
+        return result
+
+    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
+        """One drafter call that draws at random. Raises as the engine does, where its drafter does not."""
+        assert isinstance(self._engine, DrawingEngine)
+        started = time.perf_counter()
+        result = self._engine.draw(batch, sampling)
         self.draft_s += time.perf_counter() - started
         return result
 

@@ -234,8 +234,6 @@ def check(config: BundleConfig, target: Target) -> None:
         )
     if drafting.resample_above is not None and drafting.levels:
         raise BundleError(f"--resample-above {drafting.resample_above}: random draws leave no chain behind")
-    if drafting.resample_above is not None and drafting.levels:
-        raise BundleError(f"--resample-above {drafting.resample_above}: random draws leave no chain behind")
     if drafting.skip_above is not None and drafting.resample_above is None:
         raise BundleError(f"--skip-above {drafting.skip_above}: expected --resample-above too")
     if drafting.tree_budget >= limits.max_tree:

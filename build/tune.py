@@ -4,7 +4,8 @@
 
 How many nodes to draft depends on what a step costs, which depends on how many sequences run. Three measurements:
 1. acceptance: each tree shape drafts its largest tree once; where the accepted nodes rank in it says what every
-   smaller tree would have gained;
+   smaller tree would have gained. A bundle that draws at random has one shape, whose trees are cut in draw order: each
+   budget is measured by itself;
 2. step times t(running, budget), whole steps with drafting and host time, interleaved so that a busy moment of the
    machine hits all budgets alike;
 3. the budget with the most tokens per second for each number of running sequences; 0 (no drafting) unless drafting
@@ -17,7 +18,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -73,13 +74,36 @@ class Acceptance:
         return 1 + sum(rank <= budget for rank in self.ranks) / max(self.steps, 1)
 
 
+@dataclass
+class CutAcceptance:
+    """The same, measured with trees of each budget."""
+
+    by_budget: dict[int, Acceptance]
+
+    def length(self, budget: int) -> float:
+        """Acceptance length (bonus token included) with trees of `budget` nodes."""
+        return self.by_budget[budget].length(budget)
+
+
+def measure_cuts(runtime: Runtime, shape: tuple[str | None, bool], prompts: list[str], tokens: int, sampling: dict,
+                 budgets: list[int], say: Say) -> CutAcceptance:  # fmt: skip
+    """Generate `tokens` after each prompt with trees of each budget."""
+    return CutAcceptance(
+        {
+            budget: measure_acceptance(runtime, shape, prompts, tokens, sampling, say, budget)
+            if budget
+            else Acceptance()
+            for budget in budgets
+        }
+    )
+
+
 def measure_acceptance(runtime: Runtime, shape: tuple[str | None, bool], prompts: list[str], tokens: int,
-                       sampling: dict, say: Say) -> Acceptance:  # fmt: skip
-    """Generate `tokens` after each prompt with the largest trees of one shape."""
-    largest = min(runtime.limits.max_tree - 1, BUDGETS[-1])
+                       sampling: dict, say: Say, budget: int = BUDGETS[-1]) -> Acceptance:  # fmt: skip
+    """Generate `tokens` after each prompt with trees of one shape, of `budget` nodes."""
+    largest = min(runtime.limits.max_tree - 1, budget)
     found = Acceptance()
-    plan = DraftingPlan(shape[0], ngram=shape[1], budget=BudgetTable.constant(largest))
-    runtime.with_plan(plan, found.observe)
+    runtime.with_plan(plan_of(runtime, shape, BudgetTable.constant(largest)), found.observe)
     waiting = [(f"p{place}", prompt) for place, prompt in enumerate(prompts)]
     while waiting or not runtime.scheduler.idle:
         while waiting and _load(runtime.scheduler) < runtime.limits.slots:
@@ -95,7 +119,7 @@ def measure_steps(runtime: Runtime, shape: tuple[str | None, bool], prompts: lis
                   counts: list[int], say: Say) -> dict[int, dict[int, float]]:  # fmt: skip
     """Median wall time of a whole step, seconds, for each number of running sequences and budget."""
     table = BudgetTable.constant(0)
-    runtime.with_plan(DraftingPlan(shape[0], ngram=shape[1], budget=table))
+    runtime.with_plan(plan_of(runtime, shape, table))
     scheduler = runtime.scheduler
     times: dict[int, dict[int, float]] = {}
     joined = 0
@@ -116,6 +140,12 @@ def measure_steps(runtime: Runtime, shape: tuple[str | None, bool], prompts: lis
         scheduler.cancel(f"s{place}")
     scheduler.step()
     return times
+
+
+def plan_of(runtime: Runtime, shape: tuple[str | None, bool], budget: BudgetTable) -> DraftingPlan:
+    """The bundle's plan with another tree shape and budget."""
+    assert runtime.plan is not None
+    return replace(runtime.plan, construction=shape[0], ngram=shape[1], budget=budget)
 
 
 def _join(runtime: Runtime, prompt: str, place: int) -> None:
@@ -144,11 +174,12 @@ def _timed_step(scheduler: Scheduler) -> float:
 
 
 def choose(
-    times: dict[int, dict[int, float]], greedy: Acceptance, sampled: Acceptance
+    times: dict[int, dict[int, float]], greedy: Acceptance | CutAcceptance, sampled: Acceptance | CutAcceptance
 ) -> tuple[list[BudgetEntry], dict[str, dict[str, float]]]:
     """The best budgets, never growing with load, and the speed-up over no drafting that each should bring."""
     entries, gains = [], {}
-    most = {"greedy": max(BUDGETS), "sampled": max(BUDGETS)}
+    largest = max(max(by_budget) for by_budget in times.values())
+    most = {"greedy": largest, "sampled": largest}
     for count, by_budget in sorted(times.items()):
         best, gain = {}, {}
         for mode, acceptance in (("greedy", greedy), ("sampled", sampled)):
@@ -163,11 +194,24 @@ def choose(
 
 def tune(runtime: Runtime, prompts: list[str], tokens: int, say: Say) -> BudgetTable:
     """Measure a runtime and return its budget table. The runtime must draft and be idle."""
+    plan = runtime.plan
+    assert plan is not None
+    random = plan.shape is not None
     shapes: list[tuple[str | None, bool]] = list(SHAPES) if runtime.has_drafter else [(None, True)]
+    if random:
+        shapes = [(plan.construction, plan.ngram)]
     counts = sorted({count for count in RUNNING if count < runtime.limits.slots} | {runtime.limits.slots})
     budgets = [budget for budget in BUDGETS if budget < runtime.limits.max_tree]
-    accepted = {
-        shape: [measure_acceptance(runtime, shape, prompts, tokens, sampling, say) for sampling in ({}, SAMPLED)]
+    if plan.shape is not None and not plan.ngram:
+        draws = sum(plan.shape.widths)
+        budgets = [budget for budget in budgets if budget < draws] + [draws]
+    accepted: dict[tuple[str | None, bool], list[Acceptance | CutAcceptance]] = {
+        shape: [
+            measure_cuts(runtime, shape, prompts, tokens, sampling, budgets, say)
+            if random
+            else measure_acceptance(runtime, shape, prompts, tokens, sampling, say)
+            for sampling in ({}, SAMPLED)
+        ]
         for shape in shapes
     }
     best: tuple[float, BudgetTable] | None = None

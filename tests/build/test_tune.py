@@ -11,20 +11,29 @@ from redraft.budget import BudgetTable
 from redraft.drafting import DraftingPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
+from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import ToyEngine, toy_codec
 
 LIMITS = Limits(slots=4, max_len=256, max_tree=14, prefill_chunk=64)
 
 
-class PricedEngine(ToyEngine):
+class Priced:
     """Costs 4 ms per step up to 10 rows and 2 ms for each further one."""
 
     def execute(self, batch):
         started = time.perf_counter()
-        result = super().execute(batch)
+        result = super().execute(batch)  # type: ignore[misc]
         cost = 0.004 + 0.002 * max(len(batch.input_ids) - 10, 0)
         time.sleep(max(cost - (time.perf_counter() - started), 0))
         return result
+
+
+class PricedEngine(Priced, ToyEngine):
+    pass
+
+
+class PricedDrawingEngine(Priced, DrawingToyEngine):
+    pass
 
 
 @pytest.fixture
@@ -62,3 +71,23 @@ def test_small_trees_are_predicted_from_the_large_one(runtime):
             runtime.scheduler.step()
         totals = runtime.scheduler.totals
         assert predicted.length(budget) == pytest.approx(1 + totals.accepted / totals.sequence_steps, rel=0.2)
+
+
+def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree(monkeypatch):
+    """Each budget with trees cut to it, in draw order; the sampled ones at temperature 1."""
+    monkeypatch.setattr(tune, "BUDGETS", (0, 3, 8, 12))
+    monkeypatch.setattr(tune, "RUNNING", (1, 4))
+    monkeypatch.setattr(tune, "ROUNDS", 3)
+    levels = (3, 2)
+    engine = PricedDrawingEngine("gumbel_top_k", levels, 12, slots=4, max_tree=14)
+    plan = DraftingPlan("gumbel_top_k", "recursive_rejection", levels=levels, support=12)
+    runtime = Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), plan)
+    table = tune.tune(runtime, ["hello", "world"], 40, lambda text: None)
+    assert (table.construction, table.ngram) == ("gumbel_top_k", False)
+    lengths = table.measured["acceptance"]["gumbel_top_k"]
+    assert list(lengths["sampled"]) == ["0", "3", "8", "9"], "no budget beyond the nine draws"
+    assert lengths["sampled"]["0"] == 1
+    assert lengths["sampled"]["9"] > lengths["sampled"]["3"] > 1.1
+    assert lengths["greedy"]["9"] >= lengths["greedy"]["3"]
+    assert table.entries[0].sampled > 0
+    assert table.entries[-1].sampled <= 3, "four trees of more than two rows are dear"

@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import onnxruntime
 import pytest
 
+from build_engines import save
+from model_defs.export import export_drafter_native
+from model_defs.random_draws import RandomDraws
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch, DraftDraws, DraftSampling, DrawingEngine, Engine
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, expected_draws, sampling_of
+from tests.engines.test_context_drafters import Drafting, following
 from tests.engines.test_openvino import tiny_drafter_as_stored
-from tests.engines.tiny import tiny_bundle, tiny_target
+from tests.engines.tiny import tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
+from tests.toy_drafter import reference_draws
 
 
 def drawing_engine(folder, construction: str, **options) -> Engine:
@@ -67,6 +74,51 @@ def test_a_draw_in_a_batch_has_the_bits_of_the_one_alone(drawing):
 
 def test_a_draw_of_rounded_weights_has_them_too(tmp_path):
     assert_same_alone("stochastic_beam", drawing_engine(tmp_path, "stochastic_beam", precision="bf16"))
+
+
+@pytest.mark.parametrize("variant", ["hidden_state", "eagle", "draft_lm", "medusa"])
+def test_every_draft_model_draws(variant, tmp_path):
+    """Levels of several widths, and nodes that are not there, below contexts of several lengths."""
+    drafter, construction = tiny_drafter_of(tiny_target(), variant), "gumbel_top_k"
+    engine = drawing_engine(tmp_path, construction, trained=drafter)
+    sequences, rng = [Drafting(4), Drafting(0), Drafting(7)], np.random.default_rng(3)
+    for sequence, count in zip(sequences, (5, 1, 9), strict=True):
+        sequence.grow(rng, count)
+    batch = DraftBatch.of_roots(
+        np.stack([sequence.hidden[-1].numpy() for sequence in sequences]),
+        np.array([int(sequence.tokens[-1]) for sequence in sequences], np.int32),
+    )
+    if engine.reads_context:
+        batch = DraftBatch(
+            np.concatenate([sequence.hidden.numpy() for sequence in sequences]),
+            np.concatenate([sequence.tokens.numpy() for sequence in sequences]),
+            np.array([0, 5, 6, 15], np.int32),
+            np.array([sequence.slot for sequence in sequences], np.int32),
+            np.zeros(3, np.int32),
+        )
+
+    def support_of(b: int, path: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        expected = following(drafter, sequences[b].hidden, sequences[b].tokens, path[1:])
+        values, places = expected.topk(SUPPORT)
+        return drafter.hot_ids[places].int().numpy(), values.numpy()
+
+    sampling, roots = sampling_of(construction, 3), [int(sequence.tokens[-1]) for sequence in sequences]
+    expected = reference_draws(construction, LEVELS[construction], roots, sampling, support_of)
+    assert (expected.draws == -1).any()
+    assert_same_draws(draw(engine, batch, sampling), expected)
+
+
+@pytest.mark.parametrize("construction", ["gumbel_top_k", "stochastic_beam", "independent"])
+def test_the_native_form_draws_the_same(construction, tmp_path):
+    drafter = tiny_drafter(tiny_target())
+    loop = RandomDraws(drafter, RANDOM_CONSTRUCTIONS[construction].rule, LEVELS[construction], SUPPORT)
+    network = export_drafter_native(loop)
+    assert {node.domain for node in network.graph} == {""}
+    save(network, tmp_path / "drafter.onnx")
+    batch, sampling = draft_batch(5), sampling_of(construction, 5)
+    inputs = {"hidden": batch.hidden, "tokens": batch.tokens} | vars(sampling)
+    drawn = onnxruntime.InferenceSession(tmp_path / "drafter.onnx").run(None, inputs)
+    assert_same_draws(DraftDraws(*drawn), expected_draws(drafter, construction, batch, sampling))
 
 
 def test_what_does_not_fit_is_refused(drawing, fp32_bundle):
