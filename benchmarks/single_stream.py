@@ -182,11 +182,20 @@ def measure(sessions: dict[str, Session], args: argparse.Namespace, tokenizer: C
     """Everything the command line asks for; what was measured before Ctrl-C."""
     prompts = spread(load_prompts(args.dataset), args.num_prompts)
     texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
-    report: dict[str, Any] = {"max_tokens": args.max_tokens, "repeats": args.repeats, "single": {}, "concurrent": {}}
+    report: dict[str, Any] = {
+        "max_tokens": args.max_tokens,
+        "top_p": args.top_p,
+        "repeats": args.repeats,
+        "single": {},
+        "concurrent": {},
+    }
 
     def requests(temperature: float, count: int) -> list[GenerateRequest]:
         pick = [(texts * (count // len(texts) + 1))[i] for i in range(count)]
-        return [request(text, args.max_tokens, temperature=temperature, seed=i) for i, text in enumerate(pick)]
+        filters = {"top_p": args.top_p} if args.top_p and temperature else {}
+        return [
+            request(text, args.max_tokens, temperature=temperature, seed=i, **filters) for i, text in enumerate(pick)
+        ]
 
     with Progress(console=console) as progress:
         try:
@@ -272,6 +281,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
     add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    add("--top-p", type=float, help="of requests above temperature 0")
     add("--streams", type=int, nargs="*", default=[2, 4, 8, 16], help="numbers of streams at once")
     add("--repeats", type=int, default=3)
     add("--threads", type=int)

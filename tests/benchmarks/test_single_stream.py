@@ -52,7 +52,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     rows = [{"category": kind, "turns": [text]} for kind, text in (("a", "hello"), ("a", "abab"), ("b", "to be"))]
     dataset.write_text("\n".join(map(json.dumps, rows)))
     args = argparse.Namespace(
-        dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], streams=[2], repeats=2
+        dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], top_p=0.9, streams=[2], repeats=2
     )
     plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
     sessions = {single_stream.AR: session(), "speculative": session(plan), "ngram": session(NGRAM_ALONE)}
