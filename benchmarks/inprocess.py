@@ -19,6 +19,7 @@ from redraft.engines.interface import (
     DraftSampling,
     DrawingEngine,
     Engine,
+    ResamplingEngine,
     TargetBatch,
 )
 from redraft.protocol import GenerateRequest, SamplingConfig, SequenceStats
@@ -97,6 +98,14 @@ class TimedEngine:
         assert isinstance(self._engine, DrawingEngine)
         started = time.perf_counter()
         result = self._engine.draw(batch, sampling)
+        self.draft_s += time.perf_counter() - started
+        return result
+
+    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """One draft from what earlier ones left. Raises as the engine does, where its drafter leaves nothing."""
+        assert isinstance(self._engine, ResamplingEngine)
+        started = time.perf_counter()
+        result = self._engine.resample(chains, roots)
         self.draft_s += time.perf_counter() - started
         return result
 

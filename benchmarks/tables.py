@@ -29,8 +29,10 @@ class Table:
         for row in self.rows:
             table.add_row(*row)
         console.print(f"\n[bold]{self.title}", soft_wrap=True)
-        width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-        console.print(table, width=max(width, console.width), crop=False, soft_wrap=True)
+        natural = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+        width, console.width = console.width, max(console.width, natural)
+        console.print(table)
+        console.width = width
 
     def html(self) -> str:
         """The table as HTML, title included."""
