@@ -39,7 +39,7 @@ from redraft.protocol import GenerateRequest
 from redraft.runtime import Runtime
 from redraft.scheduler import Scheduler
 
-MARGIN = 0.1
+MARGIN = 0.15
 """Prefill, which drafts do not speed up, and harder prompts than the tuner's leave less of a gain than it expects."""
 BUDGETS = (0, 2, 4, 6, 8, 12, 16, 24)
 RUNNING = (1, 2, 3, 4, 6, 8, 16, 32)

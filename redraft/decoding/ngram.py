@@ -23,7 +23,7 @@ LONGEST, MOST_TIMES = max(CHANCES), 4
 
 
 class NgramIndex:
-    """What followed the last 1 to 6 tokens of one sequence most recently; O(1) per new token."""
+    """What followed the last 1 to 6 tokens of one sequence most recently; O(1) per new token, spent at the next draft."""
 
     def __init__(self, tokens: Iterable[int] = (), table: np.ndarray | None = None):
         """`table`: int32 [V], the usual successor of each token, -1 where there is none; used where history has no
@@ -31,12 +31,15 @@ class NgramIndex:
         self._table = table
         self._successors: dict[tuple[int, ...], tuple[int, int]] = {}
         self._tail: tuple[int, ...] = ()
-        self.extend(tokens)
+        self._unread = list(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the history."""
+        self._unread += tokens
+
+    def _read(self) -> None:
         successors, tail = self._successors, self._tail
-        for token in tokens:
+        for token in self._unread:
             for length in CHANCES:
                 if length <= len(tail):
                     match = tail[-length:]
@@ -44,9 +47,11 @@ class NgramIndex:
                     successors[match] = token, times + 1 if known == token else 1
             tail = (*tail, token)[-LONGEST:]
         self._tail = tail
+        self._unread.clear()
 
     def draft(self, length: int) -> list[tuple[int, float]]:
         """Up to `length` tokens that may come next, each with the log of its cumulative estimated probability."""
+        self._read()
         tail, score, drafted = self._tail, 0.0, []
         for _ in range(length):
             token, chance = self.guess(tail)
@@ -66,6 +71,7 @@ class NgramIndex:
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
         """What followed the longest known end of `tail`, that end's length, and how often in a row (4: or more)."""
+        self._read()
         for length in CHANCES:
             if length <= len(tail) and (known := self._successors.get(tail[-length:])):
                 return known[0], length, min(known[1], MOST_TIMES)
