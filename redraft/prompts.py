@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -15,11 +17,14 @@ class Prompt:
     question_id: str
     category: str
     turns: tuple[str, ...]
+    references: tuple[tuple[str, ...], ...] = ()
+    """Texts that answer each turn as it should be, any of them; empty where none are known."""
 
 
 def load_prompts(path: str | Path) -> list[Prompt]:
     """Prompts of a JSON-lines file: `turns` with `question_id` and `category` (MT-bench, Spec-Bench), or `prompt`.
 
+    `reference`, where given, has a text or a list of texts for each turn; empty ones are left out.
     Raises ValueError naming the file, the line and what is wrong with it.
     """
     prompts = []
@@ -41,11 +46,25 @@ def _parse(row: Any, number: int) -> Prompt:
     turns = row.get("turns", [row["prompt"]] if "prompt" in row else None)
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError(f"expected 'turns' (a list of texts) or 'prompt' (a text), got {turns!r:.60}")
-    return Prompt(str(row.get("question_id", number)), str(row.get("category", "all")), tuple(turns))
+    references = _references(row.get("reference"), len(turns))
+    return Prompt(str(row.get("question_id", number)), str(row.get("category", "all")), tuple(turns), references)
 
 
-def spread(prompts: list[Prompt], count: int | None) -> list[Prompt]:
-    """`count` prompts evenly spaced over a file that is sorted by kind; all of them for None or more than there are."""
-    if count is None or count >= len(prompts):
-        return prompts
-    return [prompts[index * len(prompts) // count] for index in range(count)]
+def _references(given: Any, turns: int) -> tuple[tuple[str, ...], ...]:
+    if given is None or given == []:
+        return ()
+    answers = [[turn] if isinstance(turn, str) else turn for turn in given] if isinstance(given, list) else []
+    known = all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in answers)
+    if len(answers) != turns or not known:
+        raise ValueError(
+            f"expected 'reference' to have a text or a list of texts for each of {turns} turns, got {given!r:.60}"
+        )
+    return tuple(tuple(text for text in texts if text.strip()) for texts in answers)
+
+
+def spread(items: list[T], count: int | None) -> list[T]:
+    """`count` prompts evenly spaced over a file that is sorted by kind, or as many of other items; all of them for None
+    or more than there are."""
+    if count is None or count >= len(items):
+        return items
+    return [items[index * len(items) // count] for index in range(count)]

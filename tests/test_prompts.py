@@ -32,6 +32,28 @@ def test_prompt_formats(tmp_path):
     assert (second.question_id, second.category, second.turns) == ("2", "all", ("c",))
 
 
+def test_references_are_texts_by_turn(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [
+        {"turns": ["a"], "reference": ["x"]},
+        {"turns": ["a", "b"], "reference": [["x", " ", "y"], ""]},
+        {"turns": ["a"], "reference": None},
+        {"turns": ["a"]},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert [prompt.references for prompt in load_prompts(file)] == [(("x",),), (("x", "y"), ()), (), ()]
+
+
+@pytest.mark.parametrize("reference", ["x", 0, {}, ["x", "y"], [1], [["x", 2]], [None]])
+def test_wrong_references_are_named(tmp_path, reference):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"turns": ["a"], "reference": reference}))
+    with pytest.raises(
+        ValueError, match="line 1: expected 'reference' to have a text or a list of texts for each of 1"
+    ):
+        load_prompts(file)
+
+
 @pytest.mark.parametrize("line", ["{", "[1]", '{"turns": []}', '{"turns": "text"}', '{"prompt": " "}', '{"other": 1}'])
 def test_wrong_prompt_lines_are_named(tmp_path, line):
     file = tmp_path / "prompts.jsonl"
