@@ -70,8 +70,8 @@ class Replayer:
     """A drafter that drafts at every place of an answer."""
 
     def __init__(self, drafter: Drafter, levels: int):
-        """Drafts will be `levels` deep at most. Raises ValueError as `Drafter.prepare`, and for a drafter that attends to
-        its own draft tokens."""
+        """Drafts will be `levels` deep at most. Raises ValueError for a drafter that attends to its own draft tokens or
+        that cannot draft so deep."""
         if drafter.reads_context and not isinstance(drafter, HiddenStateDrafter):
             raise ValueError(f"a drafter {drafter.name!r} attends to its own draft tokens: it cannot be replayed")
         drafter.prepare(0, levels)

@@ -1,0 +1,121 @@
+"""N-gram retrieval against a search through everything that was read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redraft.decoding.retrieval import ESCAPES, LONGEST, OCCURRENCES, Retrieval, RetrievalText, retrieved_trees
+
+Log = list[tuple[tuple[int, ...], int]]
+"""What was read, in order: the text before a token, whole, and the token."""
+
+READS = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), max_size=7)), max_size=30)
+"""Which of three texts is given which tokens."""
+
+
+def read(retrieval: Retrieval, reads: list[tuple[int, list[int]]]) -> tuple[list[RetrievalText], list[list[int]], Log]:
+    """Three texts that are read in turns."""
+    texts, whole, log = [RetrievalText(retrieval) for _ in range(3)], [list[int]() for _ in range(3)], Log()
+    for which, tokens in reads:
+        texts[which].extend(tokens)
+        for token in tokens:
+            log.append((tuple(whole[which]), token))
+            whole[which].append(token)
+    return texts, whole, log
+
+
+def searched(log: Log, capacity: int, tail: tuple[int, ...]) -> dict[int, float]:
+    """What may follow `tail`, by the definition: from the shortest match up."""
+    chances: dict[int, float] = {}
+    for length in sorted(ESCAPES):
+        if length > len(tail):
+            continue
+        match = tail[-length:]
+        found = [token for before, token in log[-capacity:] if before[-length:] == match]
+        found = found[-OCCURRENCES:]
+        if found:
+            escape = ESCAPES[length]
+            chances = {
+                token: (found.count(token) + escape * chances.get(token, 0.0)) / (len(found) + escape)
+                for token in {*found, *chances}
+            }
+    return chances
+
+
+@given(READS, st.integers(1, 60), st.lists(st.integers(0, 4), min_size=1, max_size=9))
+def test_estimates_are_those_of_a_search(reads, capacity, tail):
+    """Texts read in turns do not mix, a text's first tokens follow nothing, what was forgotten does not count."""
+    retrieval = Retrieval(capacity)
+    _, whole, log = read(retrieval, reads)
+    assert len(retrieval) == min(len(log), capacity)
+    for end in (tuple(tail), *(tuple(text[-LONGEST:]) for text in whole if text)):
+        assert retrieval.after(end) == pytest.approx(searched(log, capacity, end))
+
+
+@given(READS, st.integers(1, 40))
+def test_memory_is_bounded(reads, capacity):
+    retrieval = Retrieval(capacity)
+    read(retrieval, reads * 3)
+    for _, newest, before, matches in retrieval._index:
+        assert len(newest) <= len(retrieval)
+        assert len(before) == len(matches) == capacity
+
+
+def paths(log: Log, capacity: int, tail: tuple[int, ...], depth: int) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Every path of up to `depth` tokens below a text's end, with its log-probability."""
+    if depth:
+        for token, chance in searched(log, capacity, tail[-LONGEST:]).items():
+            yield (token,), math.log(chance)
+            for path, score in paths(log, capacity, (*tail, token), depth - 1):
+                yield (token, *path), math.log(chance) + score
+
+
+@given(READS, st.integers(5, 50), st.integers(0, 9), st.integers(0, 3))
+def test_trees_hold_the_likeliest_paths(reads, capacity, budget, depth):
+    retrieval = Retrieval(capacity)
+    texts, whole, log = read(retrieval, reads)
+    for text, tokens in zip(texts, whole, strict=True):
+        if not tokens:
+            continue
+        nodes = text.draft(budget, depth)
+        known = dict(paths(log, capacity, tuple(tokens), depth))
+        assert nodes[0] == (tokens[-1], -1, 0.0)
+        assert len(nodes) - 1 == min(budget, len(known))
+        drafted: list[tuple[int, ...]] = [()]
+        for token, parent, score in nodes[1:]:
+            drafted.append((*drafted[parent], token))
+            assert score == pytest.approx(known[drafted[-1]])
+        assert len(set(drafted)) == len(drafted)
+        best = sorted(known.values(), reverse=True)[: len(nodes) - 1]
+        assert sorted((score for *_, score in nodes[1:]), reverse=True) == pytest.approx(best)
+
+
+def test_longer_matches_come_first_and_branches_follow_their_counts():
+    retrieval = Retrieval()
+    RetrievalText(retrieval, [1, 2, 3, 4, 50] + [9, 4, 60] * 3 + [8, 4, 70])
+    text = RetrievalText(retrieval, [1, 2, 3, 4])
+    first = [token for token, parent, _ in text.draft(3, 1)[1:]]
+    assert first == [50, 60, 70]
+
+
+def test_what_one_request_was_served_is_drafted_for_the_next():
+    retrieval = Retrieval()
+    served = RetrievalText(retrieval, [5, 6, 7])
+    served.extend([8, 9])
+    nodes = RetrievalText(retrieval, [5, 6, 7]).draft(2, 8)
+    assert [node[:2] for node in nodes] == [(7, -1), (8, 0), (9, 1)]
+
+
+def test_trees_of_a_batch():
+    retrieval = Retrieval()
+    texts = [RetrievalText(retrieval, [3, 4, 5, 3]), RetrievalText(retrieval, [7])]
+    trees = retrieved_trees(texts, [2, 2], 4)
+    np.testing.assert_array_equal(trees.tokens, [[3, 4, 5], [7, 0, 0]])
+    np.testing.assert_array_equal(trees.sizes, [3, 1])
+    assert trees.scores[0, 2] < trees.scores[0, 1] < 0
