@@ -67,7 +67,7 @@ class Retrieval:
         for length, newest, before, _ in self._index:
             if length > len(tail) or (place := newest.get(hash(tail[-length:]), -1)) < oldest:
                 continue
-            found = []
+            found: list[int] = []
             while place >= oldest and len(found) < OCCURRENCES:
                 slot = place % capacity
                 found.append(tokens[slot])

@@ -1,0 +1,82 @@
+"""Lyanna's figure 13: which operators run in which order, and what their times add up to."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks import drafting_latency
+from benchmarks.drafting_latency import ALL, HEAD, SAMPLING, WAYS, Head, milliseconds
+from model_defs.config import RopeConfig, TargetConfig
+from model_defs.drafters import load_drafter
+from model_defs.target import Target
+from plugins import kernels
+
+
+@pytest.mark.parametrize(
+    ("way", "head_rows", "sampled"),
+    [
+        ("token by token", [1, 3, 3, 3, 3], [(1, 1, 0)] + [(3, 1, 0)] * 4),
+        ("one pass", [5], [(1, 5, 0), (3, 5, 1), (3, 5, 2), (3, 5, 3), (3, 5, 4)]),
+        ("token by token, fused", [], []),
+    ],
+)
+def test_rows_of_each_way(monkeypatch, way, head_rows, sampled):
+    """The head runs once for a whole chain, once a level otherwise; a chain's level is what its nodes read."""
+    projected, drawn = [], []
+    linear, topk = kernels.linear, kernels.token_info_topk
+
+    def counted_linear(x, *rest, **options):
+        projected.append(len(x))
+        return linear(x, *rest, **options)
+
+    def counted_topk(logits, sequences, *rest, level, levels, **options):
+        drawn.append((len(sequences), levels, level))
+        return topk(logits, sequences, *rest, level=level, levels=levels, **options)
+
+    monkeypatch.setattr(kernels, "linear", counted_linear)
+    monkeypatch.setattr(kernels, "token_info_topk", counted_topk)
+    head = Head(columns=111, hidden=32, dtype="fp32", width=3, k=2)
+    with kernels.Recording() as recording:
+        parts = WAYS[way](head)
+    assert len(parts) == len(recording.calls)
+    assert (projected, drawn) == (head_rows, sampled)
+
+
+def test_parts_add_up(monkeypatch):
+    monkeypatch.setattr(drafting_latency, "CACHE_BYTES", 800)
+    times = milliseconds(Head(111, 32, "fp32", 3, 2), Head.one_pass, repeats=1)
+    assert times[ALL] == pytest.approx(times[HEAD] + times[SAMPLING])
+
+
+def test_table_of_heads(tmp_path, monkeypatch):
+    monkeypatch.setattr(drafting_latency, "CACHE_BYTES", 800)
+    output = tmp_path / "r.json"
+    arguments = ["--hidden", "32", "--columns", "111", "--widths", "1", "--widths", "3", "--k", "2", "--repeats", "2"]
+    result = CliRunner().invoke(drafting_latency.app, ["heads", *arguments, "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    drafts = json.loads(output.read_text())["drafts"]
+    assert [(row["width"], row["way"]) for row in drafts] == [(width, way) for width in (1, 3) for way in WAYS]
+    assert "figure 13a" in result.output
+
+
+def test_untrained_drafters_and_their_methods(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    config = TargetConfig(111, 24, 40, 1, 6, 2, 4, 1e-5, RopeConfig(), 64, True, False, (2,))
+    target = Target(config).eval().requires_grad_(False)
+    monkeypatch.setattr(Target, "from_folder", lambda folder: target)
+    result = CliRunner().invoke(
+        drafting_latency.app, ["untrained", "--model", "m", "--output", str(tmp_path), "--hot", "53"]
+    )
+    assert result.exit_code == 0, result.output
+    methods = tomllib.loads((tmp_path / "methods.toml").read_text())
+    assert list(methods) == ["lyanna_hot", "lyanna_full", "eagle_hot", "eagle_full"]
+    for name, method in methods.items():
+        drafter = load_drafter(tmp_path / name, target)
+        assert method["drafter"] == str(tmp_path / name)
+        assert len(drafter.hot_ids) == (53 if "hot" in name else 111)
+        assert drafter.name == ("eagle" if "eagle" in name else "hidden_state")
