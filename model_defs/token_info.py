@@ -35,8 +35,17 @@ class TokenInfo(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[..., K], what tokens int64 [...] add to the logits of the K tokens; zero for any other token."""
-        rows = self.norm(self.up(self.down(F.embedding(tokens, self.embedding))))
-        return rows * (self.row_of[tokens] < self.kept)[..., None].to(rows.dtype)
+        z, up = self.factors(tokens)
+        return F.linear(z, up)
+
+    def factors(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """z [..., rank] and U [K, rank] whose product z U^T is the token info of tokens int64 [...]. The norm's mean
+        square of W_2 z is z^T (W_2^T W_2) z / K, so that no row of K exists."""
+        hot = (self.row_of[tokens] < self.kept)[..., None]
+        z = self.down(F.embedding(tokens, self.embedding)) * hot
+        gram = self.up.weight.T @ self.up.weight / self.kept
+        mean_square = (F.linear(z, gram) * z).sum(-1, keepdim=True).float()
+        return z * torch.rsqrt(mean_square + EPS), self.up.weight * self.norm.weight[:, None]
 
     @torch.no_grad()
     def factorize(self, correction: Tensor, head_rows: Tensor, tokens: Tensor) -> None:

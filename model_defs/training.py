@@ -32,37 +32,40 @@ class Labels(StrEnum):
 
 
 class HeadLoss(torch.autograd.Function):
-    """Cross-entropy of softmax(x W^T + info) against label masses, with the gradients found in the same pass, so that
-    only one block of logits exists at a time."""
+    """Cross-entropy of softmax(x W^T + z U^T) against label masses, with the gradients found in the same pass, so that
+    only one block of logits exists at a time. W is frozen; z U^T, where there is any, is token info of the first
+    logits."""
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight: Tensor, rows: Tensor, mass: Tensor, info: Tensor | None, info_of: Tensor | None
+        ctx, x: Tensor, weight: Tensor, rows: Tensor, mass: Tensor, z: Tensor | None = None, up: Tensor | None = None
     ) -> Tensor:
-        """x [N, H], weight [K, H], rows int64 [N, M] of the head, distinct for each x, and their label mass [N, M]; row
-        info_of int64 [N] of info [U, <= K] is added to the first logits."""
-        gradient, total = torch.empty_like(x), x.new_zeros((), dtype=torch.float32)
-        info_gradient = None if info is None else torch.zeros_like(info, dtype=torch.float32)
+        """x [N, H], weight [K, H], rows int64 [N, M] of the head, distinct for each x, and their label mass [N, M]; z
+        [N, R], up [<= K, R]."""
+        gradients = [torch.empty_like(x)]
+        if z is not None and up is not None:
+            gradients += [torch.empty_like(z), torch.zeros_like(up, dtype=torch.float32)]
+        total = x.new_zeros((), dtype=torch.float32)
         for part in (slice(i, i + LOGIT_ROWS) for i in range(0, len(x), LOGIT_ROWS)):
             logits = F.linear(x[part], weight)
-            if info is not None and info_of is not None:
-                logits[:, : info.shape[1]] += info[info_of[part]]
+            if z is not None and up is not None:
+                logits[:, : len(up)] += F.linear(z[part], up)
             p = torch.softmax(logits, dim=-1)
             total -= (p.gather(1, rows[part]).float().clamp(min=1e-12).log() * mass[part]).sum()
             p *= mass[part].sum(-1, keepdim=True).to(p.dtype)
-            p.scatter_(1, rows[part], p.gather(1, rows[part]) - mass[part].to(p.dtype))
-            gradient[part] = p @ weight
-            if info_gradient is not None and info_of is not None:
-                info_gradient.index_add_(0, info_of[part], p[:, : info_gradient.shape[1]].float())
-        ctx.save_for_backward(gradient, info_gradient)
+            p.scatter_add_(1, rows[part], -mass[part].to(p.dtype))
+            gradients[0][part] = p @ weight
+            if z is not None and up is not None:
+                informed = p[:, : len(up)]
+                gradients[1][part] = informed @ up
+                gradients[2] += informed.T @ z[part]
+        ctx.save_for_backward(*gradients)
         return total
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None, Tensor | None, None]:
-        gradient, info_gradient = ctx.saved_tensors
-        if info_gradient is not None:
-            info_gradient = info_gradient * grad
-        return gradient * grad.to(gradient.dtype), None, None, None, info_gradient, None
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *info = (gradient * grad.to(gradient.dtype) for gradient in ctx.saved_tensors)
+        return x, None, None, None, *(info or (None, None))
 
 
 class Trainer:
@@ -101,7 +104,7 @@ class Trainer:
         scale = torch.cat(scales).to(self.device)
         tokens, hidden = windows.tokens.flatten(), windows.hidden.flatten(0, 1)
         labels = self._scaled_labels(at, tokens, hidden, scale)
-        total = HeadLoss.apply(x.to(torch.bfloat16), self.weight, *labels, *(self._info(tokens[at]) or (None, None)))
+        total = HeadLoss.apply(x.to(torch.bfloat16), self.weight, *labels, *self._info(tokens[at]))
         if self.hidden_weight:
             error = (x.float() - hidden[at].float()).square().mean(-1)
             total = total + self.hidden_weight * (error * scale).sum()
@@ -119,13 +122,13 @@ class Trainer:
         rows, mass = self.teacher(tokens[distinct + 1], hidden[distinct])
         return rows[label_of], mass[label_of] * scale[:, None]
 
-    def _info(self, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Token info of the distinct ones among tokens [N], bfloat16 [U, K], and which of its rows each has."""
+    def _info(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """The factors of the token info of tokens [N], if the drafter has any: z [N, R] and U [<= K, R], bfloat16."""
         if self.drafter.token_info is None:
-            return None
-        distinct, info_of = tokens.unique(return_inverse=True)
+            return ()
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            return self.drafter.token_info(distinct).to(torch.bfloat16), info_of
+            z, up = self.drafter.token_info.factors(tokens)
+        return z.to(torch.bfloat16), up.to(torch.bfloat16)
 
     @torch.no_grad()
     def evaluate(self, held_out: Iterable[Windows]) -> dict[str, object]:
@@ -169,9 +172,9 @@ class Trainer:
         best = []
         for i in range(0, len(x), LOGIT_ROWS):
             logits = F.linear(x[i : i + LOGIT_ROWS].to(torch.bfloat16), weight)
-            if tokens is not None and (found := self._info(tokens[i : i + LOGIT_ROWS])):
-                info, info_of = found
-                logits[:, : info.shape[1]] += info[info_of]
+            if tokens is not None and (info := self._info(tokens[i : i + LOGIT_ROWS])):
+                z, up = info
+                logits[:, : len(up)] += F.linear(z, up)
             best.append(logits.argmax(-1))
         return torch.cat(best) if best else torch.zeros(0, dtype=torch.long, device=x.device)
 
