@@ -36,6 +36,7 @@ class Generation:
     max_tokens: int
     sampling: dict[str, Any] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()
+    method: str | None = None
 
 
 @dataclass
@@ -163,6 +164,7 @@ def worker_request(generation: Generation, request_id: str) -> GenerateRequest:
         stream=True,
         sampling=SamplingConfig(**generation.sampling),
         bad_words=list(generation.bad_words),
+        method=generation.method,
     )
 
 
@@ -180,6 +182,8 @@ def _inputs(generation: Generation) -> list[InferInput]:
             values[name] = np.array([[value]], DTYPES[name])
     if generation.bad_words:
         values["bad_words"] = np.array([[word.encode() for word in generation.bad_words]], object)
+    if generation.method:
+        values["drafting_method"] = np.array([[generation.method.encode()]], object)
     inputs = []
     for name, array in values.items():
         tensor = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))

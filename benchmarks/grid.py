@@ -31,7 +31,7 @@ from redraft.decoding.construction import CONSTRUCTIONS, beams_of
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
-from redraft.engines.interface import DraftBatch, DraftCandidates
+from redraft.engines.interface import DraftBatch, DraftCandidates, DraftEngine
 from redraft.prompts import load_prompts, spread
 
 NGRAM_LENGTH = 8
@@ -102,7 +102,7 @@ def shapes(drafts: DraftCandidates, budgets: list[int]) -> Iterator[Shape]:
 
 def record(session: Session, prompts: list[str], max_tokens: int, sampling: dict[str, Any], batch: int) -> list[Replay]:
     """Answers of the target and the drafter's candidates at every place of them."""
-    session.use_plan(None)
+    session.use_plans({})
     requests = [request(text, max_tokens, **{**sampling, "seed": i}) for i, text in enumerate(prompts)]
     answers = session.run(requests, min(batch, session.runtime.limits.slots))
     replays = []
@@ -121,9 +121,14 @@ def _draft(session: Session, hidden: np.ndarray, roots: list[int], batch: int) -
     parts = []
     for start in range(0, len(roots), batch):
         rows = slice(start, start + batch)
-        part = session.runtime.engine.draft(DraftBatch.of_roots(hidden[rows], np.array(roots[rows], np.int32)))
+        part = _drafter(session).draft(DraftBatch.of_roots(hidden[rows], np.array(roots[rows], np.int32)))
         parts.append([part.candidates.copy(), part.log_probs.copy(), part.parents.copy()])
     return DraftCandidates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _drafter(session: Session) -> DraftEngine:
+    """Of the bundle's first method."""
+    return next(iter(session.runtime.engine.drafters.values()))
 
 
 def _ngrams(session: Session, prompt: list[int], tokens: list[int]) -> list[list[tuple[int, float]]]:
@@ -207,7 +212,7 @@ def drafting_time(session: Session, rounds: int = 20) -> float:
     ((_, hidden),) = session.teacher_force([1], 0)
     assert hidden is not None
     batch = DraftBatch.of_roots(hidden, np.ones(1, np.int32))
-    return float(np.median([_seconds(partial(session.runtime.engine.draft, batch)) for _ in range(rounds)]))
+    return float(np.median([_seconds(partial(_drafter(session).draft, batch)) for _ in range(rounds)]))
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -271,9 +276,9 @@ def main(argv: list[str] | None = None) -> int:
     results = []
     for bundle in args.bundle:
         session, tokenizer = load_session(parser, bundle), ChatTokenizer(bundle)
-        if not session.runtime.has_drafter:
+        if not session.runtime.engine.drafters:
             parser.error(f"--bundle: {bundle} has no drafter")
-        if session.runtime.engine.reads_context:
+        if _drafter(session).reads_context:
             parser.error(f"--bundle: the drafter of {bundle} reads the context, which a replay does not give it")
         results += measure(session, [tokenizer.chat(user) for user in users], args, bundle.name)
         session.runtime.engine.close()

@@ -1,10 +1,10 @@
-"""A bundle run inside this process, with clocks around the engine: what the single-stream benchmarks measure on."""
+"""A bundle run inside this process: what the single-stream benchmarks measure on."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,18 +12,9 @@ import numpy as np
 
 from redraft.decoding.token_tree import MASK_BITS
 from redraft.drafting import DraftingPlan
-from redraft.engines.interface import (
-    DraftBatch,
-    DraftCandidates,
-    DraftDraws,
-    DraftSampling,
-    DrawingEngine,
-    Engine,
-    ResamplingEngine,
-    TargetBatch,
-)
+from redraft.engines.interface import TargetBatch
 from redraft.protocol import GenerateRequest, SamplingConfig, SequenceStats
-from redraft.runtime import Runtime, bundle_plan
+from redraft.runtime import Runtime
 
 
 @dataclass
@@ -51,6 +42,10 @@ class Clock:
         """What was added after `before`."""
         return Clock(**{name: value - getattr(before, name) for name, value in vars(self).items()})
 
+    def plus(self, other: Clock) -> Clock:
+        """Both together."""
+        return Clock(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
     @property
     def drafting_share(self) -> float:
         """Part of the steps' time spent in the drafter's network."""
@@ -62,87 +57,27 @@ class Clock:
         return 1 - (self.target_s + self.draft_s) / self.step_s if self.step_s else 0.0
 
 
-class TimedEngine:
-    """An engine that counts the seconds inside its two networks."""
-
-    def __init__(self, engine: Engine):
-        self._engine = engine
-        self.target_s = self.draft_s = 0.0
-
-    @property
-    def reads_context(self) -> bool:
-        """See `Engine.reads_context`."""
-        return self._engine.reads_context
-
-    @property
-    def reads_text(self) -> bool:
-        """See `Engine.reads_text`."""
-        return self._engine.reads_text
-
-    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
-        """One target forward."""
-        started = time.perf_counter()
-        result = self._engine.execute(batch)
-        self.target_s += time.perf_counter() - started
-        return result
-
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
-        """One drafter call."""
-        started = time.perf_counter()
-        result = self._engine.draft(batch)
-        self.draft_s += time.perf_counter() - started
-        return result
-
-    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
-        """One drafter call that draws at random. Raises as the engine does, where its drafter does not."""
-        assert isinstance(self._engine, DrawingEngine)
-        started = time.perf_counter()
-        result = self._engine.draw(batch, sampling)
-        self.draft_s += time.perf_counter() - started
-        return result
-
-    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
-        """One draft from what earlier ones left. Raises as the engine does, where its drafter leaves nothing."""
-        assert isinstance(self._engine, ResamplingEngine)
-        started = time.perf_counter()
-        result = self._engine.resample(chains, roots)
-        self.draft_s += time.perf_counter() - started
-        return result
-
-    def close(self) -> None:
-        """Free the engine."""
-        self._engine.close()
-
-
 class Session:
     """A runtime whose requests run here, several at a time, until all are answered."""
 
-    def __init__(self, runtime: Runtime, plan: DraftingPlan | None):
+    def __init__(self, runtime: Runtime):
         self.runtime = runtime
-        self._engine = TimedEngine(runtime.engine)
-        runtime.engine = self._engine
-        self.use_plan(plan)
+        self._wall_s = 0.0
 
     @classmethod
     def load(cls, bundle: Path, threads: int | None = None) -> Session:
-        """Load a bundle with its own plan. Raises as `Runtime.load`."""
-        from redraft.bundle import Bundle
+        """Load a bundle. Raises as `Runtime.load`."""
+        return cls(Runtime.load(bundle, threads))
 
-        runtime = Runtime.load(bundle, threads)
-        return cls(runtime, bundle_plan(Bundle.load(bundle).config, bundle))
-
-    def use_plan(self, plan: DraftingPlan | None) -> None:
-        """Draft by another plan from now on; None decodes auto-regressively."""
-        self.plan = plan
-        self.runtime.with_plan(plan)
-        self._clock = Clock()
+    def use_plans(self, plans: Mapping[str, DraftingPlan]) -> None:
+        """Draft by other plans from now on; the first is the default."""
+        self.runtime.with_plans(plans)
+        self._wall_s = 0.0
 
     def clock(self) -> Clock:
-        """Readings since the plan was set; take two and subtract."""
-        totals = self.runtime.scheduler.totals
-        self._clock.step_s, self._clock.steps = totals.step_s, totals.steps
-        self._clock.target_s, self._clock.draft_s = self._engine.target_s, self._engine.draft_s
-        return Clock(**vars(self._clock))
+        """Readings since the plans were set; take two and subtract."""
+        totals, engine = self.runtime.scheduler.totals, self.runtime.scheduler.clock
+        return Clock(self._wall_s, totals.step_s, engine.target_s, engine.draft_s, totals.steps)
 
     def run(self, requests: Sequence[GenerateRequest], concurrency: int = 1) -> list[Answer]:
         """Answers in the requests' order, `concurrency` of them in flight as long as there are enough."""
@@ -162,7 +97,7 @@ class Session:
                     answer.finish_reason, answer.stats = output.finish_reason, output.stats or SequenceStats()
                     answer.seconds = time.perf_counter() - started[int(output.key)]  # type: ignore[call-overload]
                     in_flight -= 1
-        self._clock.wall_s += time.perf_counter() - begin
+        self._wall_s += time.perf_counter() - begin
         return answers
 
     def teacher_force(self, token_ids: Sequence[int], first: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -185,7 +120,7 @@ class Session:
         """One target forward of a chain of rows int32 [T] behind the first `start` rows of slot 0: logits of the rows
         `wanted` int32 and hidden states of all, as `Engine.execute` gives them."""
         count = len(rows)
-        return self._engine.execute(
+        return self.runtime.engine.execute(
             TargetBatch(
                 input_ids=rows,
                 positions=np.arange(start, start + count, dtype=np.int32),
@@ -208,7 +143,10 @@ def load_session(parser: argparse.ArgumentParser, bundle: Path, threads: int | N
         parser.error(str(error))
 
 
-def request(text: str, max_tokens: int, bad_words: Sequence[str] = (), **sampling: float | int) -> GenerateRequest:
+def request(
+    text: str, max_tokens: int, bad_words: Sequence[str] = (), method: str | None = None, **sampling: float | int
+) -> GenerateRequest:
     """A request for a session; `sampling` as in SamplingConfig."""
     config = SamplingConfig(**sampling)  # type: ignore[arg-type]
-    return GenerateRequest(id="r", text=text, max_tokens=max_tokens, sampling=config, bad_words=list(bad_words))
+    words = list(bad_words)
+    return GenerateRequest(id="r", text=text, max_tokens=max_tokens, sampling=config, bad_words=words, method=method)

@@ -28,6 +28,7 @@ from benchmarks.runner import open_loop, run_one
 from benchmarks.tables import run_table, speedup_table
 from benchmarks.workload import ARRIVALS, ChatTokenizer, arrival_times, pick_prompts
 from redraft.prompts import Prompt, load_prompts
+from redraft.protocol import AUTO_REGRESSIVE
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 SETTING = (
@@ -70,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     add("--warmup", type=int, default=3, help="requests before the first rate that do not count")
     add("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics whose percentiles the table shows")
     add("--goodput", "--slo", nargs="+", default=[], metavar="METRIC:MS", help="limits on ttft, tpot, e2el")
+    add("--method", help="one of the bundle's methods of drafting, or auto_regressive (default: its first)")
     add("--table2", action="store_true", help="ReDrafter's Table 2: rates 0.1 0.5 1, temperature 1, beam 6 x 5")
     add("--label", default="run", help="name of this run in tables and plots")
     add("--result-dir", type=Path, default=Path("artifacts/loadtest/run"), help="earlier runs in it are replaced")
@@ -83,9 +85,9 @@ def check(args: argparse.Namespace) -> dict[str, float]:
     """Settle presets and check what argparse cannot; the service level objective. Raises ValueError."""
     if args.table2:
         vars(args).update(TABLE2)
-        drafting = bundle_plan(args.tokenizer).get("drafting")
-        if drafting and any(drafting.get(key) != value for key, value in TABLE2_PLAN.items()):
-            raise ValueError(f"--table2 needs a bundle with {TABLE2_PLAN} or without drafter, got {drafting}")
+        plan = bundle_plan(args.tokenizer, args.method).get("plan")
+        if plan and any(plan.get(key) != value for key, value in TABLE2_PLAN.items()):
+            raise ValueError(f"--table2 needs a method with {TABLE2_PLAN} or none, got {plan}")
     if args.baseline_url and not args.baseline:
         raise ValueError("--baseline-url needs --baseline: the folder for that server's results")
     for name in ("num_prompts", "max_tokens"):
@@ -99,11 +101,18 @@ def check(args: argparse.Namespace) -> dict[str, float]:
     return parse_slo(args.goodput)
 
 
-def bundle_plan(folder: Path) -> dict[str, Any]:
-    """Name, precision and drafting plan of an engine bundle; empty for a mere model folder."""
+def bundle_plan(folder: Path, method: str | None) -> dict[str, Any]:
+    """Name and precision of an engine bundle, and the plan of one of its methods (None: its first); empty for a mere
+    model folder. Raises ValueError for a method that the bundle lacks."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return {key: config.get(key) for key in ("name", "precision", "drafting")} if "precision" in config else {}
+    if "precision" not in config:
+        return {}
+    methods = config["methods"]
+    name = method or next(iter(methods), AUTO_REGRESSIVE)
+    if name not in (*methods, AUTO_REGRESSIVE):
+        raise ValueError(f"--method: expected one of {', '.join((*methods, AUTO_REGRESSIVE))}, got {name!r}")
+    return {key: config[key] for key in ("name", "precision")} | {"method": name, "plan": methods.get(name)}
 
 
 def build_requests(args: argparse.Namespace, prompts: list[Prompt], tokenizer: ChatTokenizer, count: int, seed: int):
@@ -114,7 +123,8 @@ def build_requests(args: argparse.Namespace, prompts: list[Prompt], tokenizer: C
     for index, prompt in enumerate(pick_prompts(prompts, count, seed)):
         text = prompt.turns[0] if args.no_chat_template else tokenizer.chat(prompt.turns[0])
         timeline = Timeline(prompt.question_id, prompt.category, len(tokenizer.encode(text)))
-        requests.append((Generation(text, args.max_tokens, {**sampling, "seed": args.seed + index}), timeline))
+        sampled = {**sampling, "seed": args.seed + index}
+        requests.append((Generation(text, args.max_tokens, sampled, method=args.method), timeline))
     return requests
 
 
@@ -166,10 +176,11 @@ def acceptance_between(before: dict[str, float], after: dict[str, float]) -> dic
 
 def contenders(args: argparse.Namespace) -> list[argparse.Namespace]:
     """The servers to measure, each as the flags of a run of its own: the one asked for last."""
-    args.plan = bundle_plan(args.tokenizer)
+    args.plan = bundle_plan(args.tokenizer, args.method)
     if not args.baseline_url:
         return [args]
-    server = {"url": args.baseline_url, "metrics_url": args.baseline_metrics_url, "worker": None, "plan": {}}
+    server = {"url": args.baseline_url, "metrics_url": args.baseline_metrics_url, "worker": None}
+    server |= {"plan": {}, "method": None}
     return [argparse.Namespace(**{**vars(args), **server, "label": BASELINE, "result_dir": args.baseline}), args]
 
 

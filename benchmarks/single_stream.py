@@ -1,9 +1,12 @@
 """Speculative against auto-regressive decoding without a server: one stream, then several at once.
 
     python -m benchmarks.single_stream --auto-regressive AR_BUNDLE --speculative BUNDLE [BUNDLE ...]
+    python -m benchmarks.single_stream --speculative BUNDLE --methods NAME [NAME ...]
 
-All bundles are loaded side by side and take turns prompt by prompt, so that a busy machine slows all alike; seconds
-are medians over the repeats. With --llama-cpp a llama.cpp process takes its turn too (see docs/load-testing.md).
+Bundles race by their first method, or methods of one bundle by name; without a bundle of its own, auto-regressive
+decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so that a busy
+machine slows all alike; seconds are medians over the repeats. With --llama-cpp a llama.cpp process takes its turn too
+(see docs/load-testing.md).
 """
 
 from __future__ import annotations
@@ -26,10 +29,25 @@ from benchmarks.results import write_json
 from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer
 from redraft.prompts import Prompt, load_prompts, spread
-from redraft.protocol import GenerateRequest, SequenceStats
+from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest, SequenceStats
 
 console = Console()
 AR, LLAMA = "auto-regressive", "llama.cpp"
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A session and the method that its requests name."""
+
+    session: Session
+    method: str | None = None
+
+    def run(self, requests: list[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:
+        """Answers, and what they took."""
+        before = self.session.clock()
+        own = [request.model_copy(update={"method": self.method}) for request in requests]
+        answers = self.session.run(own, concurrency)
+        return answers, self.session.clock().since(before)
 
 
 @dataclass
@@ -90,13 +108,12 @@ def acceptance_figures(answers: list[Answer]) -> dict[str, Any]:
     }
 
 
-def race(sessions: dict[str, Session], requests: list[GenerateRequest], repeats: int, tick: Callable[[], None],
+def race(entrants: dict[str, Entrant], requests: list[GenerateRequest], repeats: int, tick: Callable[[], None],
          llama: LlamaCpp | None = None) -> dict[str, Contender]:  # fmt: skip
-    """Let every session answer every request, taking turns in alternating order; llama.cpp joins where given."""
-    contenders = {name: Contender(name) for name in sessions}
+    """Let every entrant answer every request, taking turns in alternating order; llama.cpp joins where given."""
+    contenders = {name: Contender(name, clock=Clock()) for name in entrants}
     if llama:
         contenders[LLAMA] = Contender(LLAMA)
-    before = {name: session.clock() for name, session in sessions.items()}
     for repeat in range(repeats):
         for contender in contenders.values():
             contender.seconds.append([])
@@ -106,14 +123,15 @@ def race(sessions: dict[str, Session], requests: list[GenerateRequest], repeats:
             for contender in order if (index + repeat) % 2 == 0 else reversed(order):
                 if contender.name == LLAMA:
                     assert llama is not None
-                    answer = llama.answer(sessions[AR].runtime.sequence(0, generation), generation.max_tokens)
+                    sequence = entrants[AR].session.runtime.sequence(0, generation)
+                    answer = llama.answer(sequence, generation.max_tokens)
                 else:
-                    (answer,) = sessions[contender.name].run([generation])
+                    (answer,), took = entrants[contender.name].run([generation])
+                    assert contender.clock is not None
+                    contender.clock = contender.clock.plus(took)
                 contender.seconds[-1].append(answer.seconds)
                 contender.answers.append(answer)
                 tick()
-    for name, session in sessions.items():
-        contenders[name].clock = session.clock().since(before[name])
     return contenders
 
 
@@ -152,17 +170,15 @@ def _part_speed(contender: Contender, places: list[int]) -> float:
     return sum(len(contender.answers[i].token_ids) for i in places) / sum(seconds[i] for i in places)
 
 
-def race_concurrent(sessions: dict[str, Session], requests: list[GenerateRequest], level: int, repeats: int,
+def race_concurrent(entrants: dict[str, Entrant], requests: list[GenerateRequest], level: int, repeats: int,
                     tick: Callable[[], None]) -> dict[str, Any]:  # fmt: skip
-    """Throughput with `level` streams at once, each session in turn: median of the repeats."""
-    speeds: dict[str, list[float]] = {name: [] for name in sessions}
+    """Throughput with `level` streams at once, each entrant in turn: median of the repeats."""
+    speeds: dict[str, list[float]] = {name: [] for name in entrants}
     answers: dict[str, list[Answer]] = {}
     for repeat in range(repeats):
-        for name in list(sessions) if repeat % 2 == 0 else reversed(list(sessions)):
-            before = sessions[name].clock()
-            answers[name] = sessions[name].run(requests, level)
-            tokens = sum(len(answer.token_ids) for answer in answers[name])
-            speeds[name].append(tokens / sessions[name].clock().since(before).wall_s)
+        for name in list(entrants) if repeat % 2 == 0 else reversed(list(entrants)):
+            answers[name], took = entrants[name].run(requests, level)
+            speeds[name].append(sum(len(answer.token_ids) for answer in answers[name]) / took.wall_s)
             tick()
     return {
         "streams": level,
@@ -177,7 +193,7 @@ def race_concurrent(sessions: dict[str, Session], requests: list[GenerateRequest
     }
 
 
-def measure(sessions: dict[str, Session], args: argparse.Namespace, tokenizer: ChatTokenizer,
+def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: ChatTokenizer,
             llama: LlamaCpp | None = None) -> dict[str, Any]:  # fmt: skip
     """Everything the command line asks for; what was measured before Ctrl-C."""
     prompts = spread(load_prompts(args.dataset), args.num_prompts)
@@ -200,20 +216,20 @@ def measure(sessions: dict[str, Session], args: argparse.Namespace, tokenizer: C
     with Progress(console=console) as progress:
         try:
             for temperature in args.temperature:
-                for session in sessions.values():
-                    session.run(requests(temperature, 1))
-                rounds = (len(sessions) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
+                for entrant in entrants.values():
+                    entrant.run(requests(temperature, 1))
+                rounds = (len(entrants) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
                 task = progress.add_task(f"one stream, temperature {temperature:g}", total=rounds)
                 turn = lambda task=task: progress.advance(task)  # noqa: E731
-                players = race(sessions, requests(temperature, len(texts)), args.repeats, turn,
+                players = race(entrants, requests(temperature, len(texts)), args.repeats, turn,
                                llama if temperature == 0 else None)  # fmt: skip
                 report["single"][f"{temperature:g}"] = report_single(players, prompts)
                 levels = report["concurrent"].setdefault(f"{temperature:g}", [])
-                task = progress.add_task("several streams", total=len(sessions) * len(args.streams) * args.repeats)
+                task = progress.add_task("several streams", total=len(entrants) * len(args.streams) * args.repeats)
                 turn = lambda task=task: progress.advance(task)  # noqa: E731
                 for level in args.streams:
                     many = requests(temperature, max(2 * level, 8))
-                    levels.append(race_concurrent(sessions, many, level, args.repeats, turn))
+                    levels.append(race_concurrent(entrants, many, level, args.repeats, turn))
         except KeyboardInterrupt:
             console.print("[yellow]interrupted: what was measured is written")
     return report
@@ -271,12 +287,33 @@ def show(report: dict[str, Any]) -> None:
             console.print(f"  {name}: {' '.join(counts)}")
 
 
+def load_entrants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Entrant]:
+    """Who races, by name, auto-regressive decoding first; what cannot race ends the command with the reason."""
+    bundles = {bundle.name: bundle for bundle in args.speculative}
+    names = args.methods or list(bundles)
+    if len(bundles) < len(args.speculative) or len(set(names)) < len(names) or {AR, LLAMA} & set(names):
+        parser.error(f"--speculative, --methods: expected names that differ, and other than {AR!r} and {LLAMA!r}")
+    if args.methods and len(bundles) > 1:
+        parser.error("--methods: expected one bundle")
+    sessions = {name: load_session(parser, bundle, args.threads) for name, bundle in bundles.items()}
+    first = next(iter(sessions.values()))
+    if unknown := set(args.methods) - set(first.runtime.plans):
+        parser.error(f"--methods: expected some of {', '.join(first.runtime.plans)}, got {', '.join(sorted(unknown))}")
+    base = load_session(parser, args.auto_regressive, args.threads) if args.auto_regressive else first
+    if args.methods:
+        racing = {name: Entrant(first, name) for name in args.methods}
+    else:
+        racing = {name: Entrant(session) for name, session in sessions.items()}
+    return {AR: Entrant(base, AUTO_REGRESSIVE)} | racing
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--auto-regressive", type=Path, required=True, help="bundle without drafter")
+    add("--auto-regressive", type=Path, help="bundle without drafter")
     add("--speculative", type=Path, nargs="+", required=True, help="bundles that draft, named by their folders")
+    add("--methods", nargs="+", default=[], help="race these methods of the one bundle")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
@@ -291,17 +328,14 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.llama_cpp and not args.llama_model:
         parser.error("--llama-cpp needs --llama-model")
-    bundles = {AR: args.auto_regressive} | {bundle.name: bundle for bundle in args.speculative}
-    if len(bundles) <= len(args.speculative) or LLAMA in bundles:
-        parser.error("--speculative: the folders' names must differ, and be other than 'auto-regressive', 'llama.cpp'")
-    sessions = {name: load_session(parser, bundle, args.threads) for name, bundle in bundles.items()}
+    entrants = load_entrants(parser, args)
     llama = LlamaCpp(args.llama_cpp, args.llama_model, args.threads) if args.llama_cpp else None
     try:
-        report = measure(sessions, args, ChatTokenizer(args.auto_regressive), llama)
+        report = measure(entrants, args, ChatTokenizer(args.speculative[0]), llama)
     finally:
         if llama:
             llama.close()
-    report["auto_regressive"] = args.auto_regressive.name
+    report["auto_regressive"] = (args.auto_regressive or args.speculative[0]).name
     write_json(args.output, report)
     show(report)
     console.print(f"written to {args.output}")

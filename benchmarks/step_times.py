@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -69,11 +70,11 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
     for step in steps:
         batch = causal_batch(*step, words)
         calls[step] = lambda batch=batch: engine.execute(batch)  # type: ignore[misc]
-    if bundle.config.drafting and bundle.config.drafting.drafter:
+    if drafter := next(iter(engine.drafters.values()), None):
         for sequences in (1, *BATCHES):
             hidden = np.random.default_rng(0).standard_normal((sequences, bundle.config.target.hidden_size))
             roots = DraftBatch.of_roots(hidden.astype(np.float32), np.ones(sequences, np.int32))
-            calls[sequences, 0, 0] = lambda roots=roots: engine.draft(roots)  # type: ignore[misc]
+            calls[sequences, 0, 0] = partial(drafter.draft, roots)
     samples: dict[tuple[int, int, int], list[float]] = {step: [] for step in calls}
     rounds = 10
     for _ in track(range(rounds), "measuring", console=Console(stderr=True), transient=True):

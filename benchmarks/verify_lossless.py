@@ -244,11 +244,11 @@ def main(argv: list[str] | None = None) -> int:
     add("--output", type=Path, default=Path("artifacts/reports/lossless.json"))
     args = parser.parse_args(argv)
     auto_regressive, speculative = (load_session(parser, path) for path in (args.auto_regressive, args.speculative))
-    if speculative.plan is None:
+    if not speculative.runtime.plans:
         parser.error(f"--speculative: {args.speculative} has no drafter")
     if args.tree_budget is not None:
-        budget = BudgetTable.constant(args.tree_budget)
-        speculative.use_plan(dataclasses.replace(speculative.plan, budget=budget))
+        budget, plans = BudgetTable.constant(args.tree_budget), speculative.runtime.plans
+        speculative.use_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans.items()})
     same = args.reference == args.auto_regressive
     reference = auto_regressive if same else load_session(parser, args.reference)
     report = verify(Verifier(auto_regressive, speculative, reference), args)

@@ -1,4 +1,4 @@
-"""Export a target and its drafter, and compile them into an engine bundle."""
+"""Export a target and its drafters, and compile them into an engine bundle."""
 
 from __future__ import annotations
 
@@ -6,49 +6,27 @@ import platform
 import shlex
 import shutil
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import onnx_ir as ir
 import torch
 import typer
-from rich.console import Console
+from pydantic import ValidationError
+from rich.markup import escape
 
+from methods import NGRAM, MethodSettings, check_method, drafting_loop, kind_of, load_checked, read_methods
 from model_defs.config import UnsupportedModelError
-from model_defs.drafters import DRAFTERS, RECURRENT, load_drafter
-from model_defs.drafting import BeamSearch
-from model_defs.export import (
-    CacheShape,
-    Drafting,
-    export_drafter_native,
-    export_drafter_plugin,
-    export_resampler_plugin,
-    export_target_native,
-    export_target_plugin,
-)
-from model_defs.files import read_json
+from model_defs.drafter import Drafter
 from model_defs.fingerprint import target_fingerprint
-from model_defs.hidden_state import HiddenStateDrafter, Resampler
-from model_defs.random_draws import RandomDraws
 from model_defs.target import Target
-from plugins.cpu.lowering import lower
-from plugins.library import operators_digest
-from plugins.program.fuse import Constants, detach_constants, fuse
-from redraft.bundle import BundleConfig, BundleError, ContextInfo, DraftingInfo, LimitsInfo, TargetInfo
+from networks import WRITERS, Loops, out, step
+from redraft.bundle import BundleConfig, BundleError, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
-from redraft.decoding.construction import CONSTRUCTIONS
-from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
-from redraft.decoding.verification import VERIFIERS, check_pairing
+from redraft.protocol import describe
+from redraft.runtime import BIGRAMS_FILE_NAME
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1}
-BIGRAMS = "bigrams.npy"
-HIDDEN_STATE = HiddenStateDrafter.name
-out = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class Backend(StrEnum):
@@ -71,29 +49,30 @@ PRECISIONS = {
 }
 
 
-USUAL_BUDGET, USUAL_SUPPORT = 16, 64
-CONSTRUCTION_HELP = (
-    f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: {', '.join(RANDOM_CONSTRUCTIONS)}."
-)
-LEVELS_HELP = (
-    "Random draws at each depth, such as 4,2,1: children of every node (gumbel_top_k), or nodes of the depth. Default: "
-    + "; ".join(f"{name} {','.join(map(str, known.levels))}" for name, known in RANDOM_CONSTRUCTIONS.items())
-)
-VERIFICATION_HELP = (
-    f"Which drafted tokens are kept: {', '.join(VERIFIERS)}. Default: sampled_walk; at random: "
-    + ", ".join(f"{known.verification} ({name})" for name, known in RANDOM_CONSTRUCTIONS.items())
-)
+def setting(name: str, *flags: str) -> Any:
+    """The flag of a method's setting. Without it, the setting's default."""
+    field = MethodSettings.model_fields[name]
+    default = f" [default: {field.default}]" if field.default is not None else ""
+    return typer.Option(*flags, help=f"{field.description}{default}", show_default=False)
 
 
 def main(
     model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
     output: Annotated[Path, typer.Option(help="The bundle's folder; replaced when the build succeeds.")],
-    drafter: Annotated[
-        Path | None, typer.Option(help="Trained drafter's folder. Without it: --no-drafter must be given.")
-    ] = None,
     no_drafter: Annotated[
-        bool, typer.Option("--no-drafter", help="An auto-regressive bundle without drafter.")
+        bool, typer.Option("--no-drafter", help="No drafter: an auto-regressive bundle, or the n-gram branch alone.")
     ] = False,
+    methods: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with a table for each of several methods, of the settings from --drafter on."),
+    ] = None,
+    method_name: Annotated[
+        str | None,
+        typer.Option(
+            help="What requests call the method that the flags describe; default: its drafter's kind.",
+            show_default=False,
+        ),
+    ] = None,
     hidden_states: Annotated[
         bool, typer.Option("--hidden-states", help="Output hidden states without a drafter too, as distill.py needs.")
     ] = False,
@@ -107,74 +86,40 @@ def main(
     ] = None,
     max_tree: Annotated[int, typer.Option(min=1, help="Rows of a draft tree, root included.")] = 32,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt rows in one step.")] = 128,
-    construction: Annotated[str, typer.Option(help=CONSTRUCTION_HELP)] = "best_first",
-    beam_width: Annotated[int, typer.Option(min=1, help="Nodes that the drafter expands at each depth.")] = 4,
-    beam_length: Annotated[int, typer.Option(min=1, help="Depth of the drafts.")] = 5,
-    candidates: Annotated[int, typer.Option(min=1, help="Children of an expanded node.")] = 8,
-    levels: Annotated[str | None, typer.Option(help=LEVELS_HELP, show_default=False)] = None,
-    support: Annotated[
-        int, typer.Option(min=1, help="Likeliest tokens that random draws are from, at each node.")
-    ] = USUAL_SUPPORT,
-    tree_budget: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Drafted nodes a step until the bundle is tuned; default: 16, or all of --levels.",
-            show_default=False,
-        ),
+    bigrams: Annotated[
+        Path | None,
+        typer.Option(help="Token successors for the n-gram branch, from count_tokens.py; default: the drafter's own."),
     ] = None,
-    ngram: Annotated[
-        bool | None,
-        typer.Option(
-            "--ngram/--no-ngram",
-            help="Merge an n-gram branch; default: where there is a drafter, and a verification that allows it.",
-        ),
-    ] = None,
-    verification: Annotated[str | None, typer.Option(help=VERIFICATION_HELP, show_default=False)] = None,
-    resample_above: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Draft again from a rejected draft's chain where more steps than this are left of it."
-        ),
-    ] = None,
-    skip_above: Annotated[
-        int | None,
-        typer.Option(min=0, help="Where more steps than this are left, do so instead of a new draft."),
-    ] = None,
+    drafter: Annotated[Path | None, setting("drafter")] = None,
+    construction: Annotated[str | None, setting("construction")] = None,
+    beam_width: Annotated[int | None, setting("beam_width")] = None,
+    beam_length: Annotated[int | None, setting("beam_length")] = None,
+    candidates: Annotated[int | None, setting("candidates")] = None,
+    levels: Annotated[str | None, setting("levels")] = None,
+    support: Annotated[int | None, setting("support")] = None,
+    tree_budget: Annotated[int | None, setting("tree_budget")] = None,
+    ngram: Annotated[bool | None, setting("ngram", "--ngram/--no-ngram")] = None,
+    verification: Annotated[str | None, setting("verification")] = None,
+    resample_above: Annotated[int | None, setting("resample_above")] = None,
+    skip_above: Annotated[int | None, setting("skip_above")] = None,
 ) -> None:
-    """Export a target and its drafter, and compile them into an engine bundle.
+    """Export a target and its drafters, and compile them into an engine bundle.
 
     The bundle is written to a temporary folder and renamed: a failure leaves nothing, and an old bundle in place.
     """
+    flags = {name: value for name, value in locals().items() if name in MethodSettings.model_fields}
+    given = {name: value for name, value in flags.items() if value is not None}
     try:
-        if (drafter is None) != no_drafter:
-            raise BundleError("give either --drafter FOLDER or --no-drafter")
         precision = precision or (Precision.fp16 if backend == Backend.tensorrt_rtx else Precision.bf16)
         if precision not in PRECISIONS[backend]:
             raise BundleError(f"--precision {precision}: {backend} takes {', '.join(PRECISIONS[backend])}")
+        if methods and (given or no_drafter or method_name):
+            others = ["--no-drafter"] * no_drafter + ["--method-name"] * bool(method_name)
+            named = [*others, *(f"--{name.replace('_', '-')}" for name in given)]
+            raise BundleError(f"--methods describes all methods: expected it without {', '.join(named)}")
+        chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
         with step("load the target"):
             target = Target.from_folder(model)
-        plan = None
-        if drafter or ngram:
-            random = RANDOM_CONSTRUCTIONS.get(construction) if drafter else None
-            if levels and random is None:
-                raise BundleError(f"--levels {levels}: only for {', '.join(RANDOM_CONSTRUCTIONS)}, not {construction}")
-            draws = (parse_levels(levels) if levels else random.levels) if random else ()
-            verification = verification or (random.verification if random else "sampled_walk")
-            plan = DraftingInfo(
-                drafter=read_json(drafter / "config.json").get("drafter", RECURRENT) if drafter else None,
-                construction=construction if drafter else None,
-                beam_width=beam_width,
-                beam_length=beam_length,
-                candidates=candidates,
-                tree_budget=tree_budget or (sum(random.shape(draws).widths) if random else USUAL_BUDGET),
-                ngram=verification in VERIFIERS and VERIFIERS[verification].merges if ngram is None else ngram,
-                verification=verification,
-                levels=draws,
-                support=support if random else 0,
-                resample_above=resample_above,
-                skip_above=skip_above,
-            )
         config = BundleConfig(
             name=output.name,
             backend=backend.value,
@@ -186,16 +131,34 @@ def main(
                 max_tree=max_tree,
                 prefill_chunk=prefill_chunk,
             ),
-            drafting=plan,
+            methods={name: settings.info() for name, settings in chosen.items()},
         )
         check(config, target)
-        build(config, target, model, drafter, output, hidden_states or drafter is not None)
+        folders = {name: settings.drafter for name, settings in chosen.items() if settings.drafter}
+        build(config, target, model, folders, output, hidden_states or bool(folders), bigrams)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
-        out.print(f"[red]build_engines:[/red] {error.args[0] if isinstance(error, KeyError) else error}")
+        out.print(f"[red]build_engines:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         out.print("build_engines: interrupted, nothing was written")
         raise typer.Exit(130) from None
+
+
+def method_of_flags(given: dict[str, Any], no_drafter: bool, name: str | None) -> dict[str, MethodSettings]:
+    """The one method that flags describe, or none. Raises BundleError or ValueError."""
+    if ("drafter" in given) == no_drafter:
+        raise BundleError("give one of --drafter FOLDER, --methods FILE and --no-drafter")
+    settings = MethodSettings(**given)
+    if not settings.drafter and not settings.ngram:
+        return {}
+    return {name or (kind_of(settings.drafter) if settings.drafter else NGRAM): settings}
+
+
+def reason(error: Exception) -> str:
+    """What is wrong, in a line."""
+    if isinstance(error, ValidationError):
+        return describe(error)
+    return str(error.args[0] if isinstance(error, KeyError) else error)
 
 
 def target_info(target: Target) -> TargetInfo:
@@ -204,203 +167,56 @@ def target_info(target: Target) -> TargetInfo:
     return TargetInfo(**fields)
 
 
-def parse_levels(text: str) -> tuple[int, ...]:
-    """Numbers of draws from "4,2,1". Raises BundleError."""
-    counts = text.split(",")
-    if not all(count.strip().isdecimal() and int(count) for count in counts):
-        raise BundleError(f"--levels {text}: expected whole numbers of 1 or more with commas between them")
-    return tuple(map(int, counts))
-
-
 def check(config: BundleConfig, target: Target) -> None:
-    """Refuse limits and plans that cannot work. Raises BundleError or ValueError."""
-    limits, drafting = config.limits, config.drafting
-    if limits.max_len > target.config.max_position:
+    """Refuse limits and methods that cannot work. Raises BundleError or ValueError."""
+    if config.limits.max_len > target.config.max_position:
         raise BundleError(
-            f"--max-len {limits.max_len}: the target's context has {target.config.max_position} positions"
+            f"--max-len {config.limits.max_len}: the target's context has {target.config.max_position} positions"
         )
-    if drafting is None:
-        return
-    merged = drafting.ngram or drafting.resample_above is not None
-    check_pairing(drafting.construction or "chain", drafting.verification, merged)
-    if drafting.drafter and drafting.drafter not in DRAFTERS:
-        raise BundleError(f"unknown drafter {drafting.drafter!r}; known are {', '.join(DRAFTERS)}")
-    if drafting.drafter and config.backend == Backend.tensorrt_rtx and DRAFTERS[drafting.drafter].reads_context:
-        raise BundleError(f"--backend {config.backend}: a drafter {drafting.drafter!r} keeps a context, which it lacks")
-    if drafting.resample_above is not None and (drafting.drafter, config.backend) != (HIDDEN_STATE, Backend.openvino):
-        raise BundleError(
-            f"--resample-above {drafting.resample_above}: only drafters {HIDDEN_STATE!r} in {Backend.openvino} engines "
-            f"leave a chain behind, this is {drafting.drafter!r} in {config.backend}"
-        )
-    if drafting.resample_above is not None and drafting.levels:
-        raise BundleError(f"--resample-above {drafting.resample_above}: random draws leave no chain behind")
-    if drafting.skip_above is not None and drafting.resample_above is None:
-        raise BundleError(f"--skip-above {drafting.skip_above}: expected --resample-above too")
-    if drafting.tree_budget >= limits.max_tree:
-        given = f"--levels {','.join(map(str, drafting.levels))}, " if drafting.levels else ""
-        raise BundleError(
-            f"{given}--tree-budget {drafting.tree_budget}: expected less than --max-tree {limits.max_tree}"
-        )
-    if not drafting.levels and drafting.candidates < drafting.beam_width:
-        raise BundleError(f"--candidates {drafting.candidates}: expected at least --beam-width {drafting.beam_width}")
+    for name, method in config.methods.items():
+        try:
+            check_method(name, method, config)
+        except (BundleError, ValueError) as error:
+            raise BundleError(f"{name}: {error}" if len(config.methods) > 1 else str(error)) from None
 
 
 def build(
-    config: BundleConfig, target: Target, model: Path, drafter_folder: Path | None, output: Path, hidden: bool
+    config: BundleConfig,
+    target: Target,
+    model: Path,
+    drafters: dict[str, Path],
+    output: Path,
+    hidden: bool,
+    bigrams: Path | None = None,
 ) -> None:
-    """Write the bundle. Raises BundleError or ValueError."""
+    """Write the bundle; `drafters` are the methods' trained ones. Raises BundleError or ValueError."""
     fingerprint = target_fingerprint(target)
-    drafter = None
-    if drafter_folder is not None:
-        config, drafter = add_drafter(drafter_folder, target, fingerprint, config)
-    parameters = sum(weight.numel() for module in (target, drafter) if module for weight in module.parameters())
+    loops: Loops = {}
+    modules: list[Drafter] = []
+    methods = dict(config.methods)
+    with step("load the drafters"):
+        for name, folder in drafters.items():
+            modules.append(load_checked(folder, target, fingerprint))
+            methods[name], loops[name] = drafting_loop(modules[-1], methods[name], config)
+    for name, module in zip(drafters, modules, strict=True):
+        if table := getattr(module, "info_table", None):
+            dtype = str(table.rows.dtype).removeprefix("torch.")
+            out.print(f"  token info of {name}: {table.nbytes / 1e6:.1f} MB in {dtype}")
+    config = config.model_copy(update={"methods": methods})
+    parameters = sum(weight.numel() for module in (target, *modules) for weight in module.parameters())
     needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend == "tensorrt_rtx" else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
-        versions = WRITERS[Backend(config.backend)](config, target, drafter, folder, hidden)
+        versions = WRITERS[config.backend](config, target, loops, folder, hidden)
         with step("write the manifest"):
             copy_tokenizer(model, folder)
-            if drafter_folder and (drafter_folder / BIGRAMS).is_file():
-                shutil.copy2(drafter_folder / BIGRAMS, folder / BIGRAMS)
+            own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter in drafters.values()) if path.is_file()]
+            if bigrams or own:
+                shutil.copy2(bigrams or own[0], folder / BIGRAMS_FILE_NAME)
             versions |= {"torch": torch.__version__, "python": platform.python_version()}
             command = shlex.join(["python", "build/build_engines.py", *sys.argv[1:]])
             finish_bundle(folder, config, versions, fingerprint, command)
     size = sum(file.stat().st_size for file in output.iterdir())
     out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
-
-
-def add_drafter(folder: Path, target: Target, fingerprint: str, config: BundleConfig) -> tuple[BundleConfig, Drafting]:
-    """The configuration with what a trained drafter needs, and its drafting loop. Raises BundleError where it was
-    trained for another target, or is not whole, and ValueError where it cannot draft so deep."""
-    with step("load the drafter"):
-        raw = read_json(folder / "config.json")
-        if raw.get("target_fingerprint") not in (None, fingerprint):
-            raise BundleError(
-                f"{folder} was trained for another target: fingerprint {raw['target_fingerprint']}, "
-                f"this one's is {fingerprint}"
-            )
-        plan = config.drafting
-        assert plan is not None
-        try:
-            drafter = load_drafter(folder, target)
-        except (KeyError, RuntimeError) as error:
-            raise BundleError(f"{folder} is not a whole drafter: {error}") from None
-        random = RANDOM_CONSTRUCTIONS.get(plan.construction or "")
-        length = len(plan.levels) if random else plan.beam_length
-        draft_rows = sum(random.shape(plan.levels).widths[:-1]) if random else plan.beam_width * (length - 1)
-        drafter.prepare(config.limits.max_len + draft_rows, length)
-        if drafter.reads_context:
-            plan = plan.model_copy(
-                update={
-                    "context": ContextInfo(
-                        layers=drafter.context_layers, draft_rows=draft_rows, from_text=drafter.reads_text
-                    )
-                }
-            )
-        if not random and drafter.has_raw_logits and config.backend == Backend.openvino:
-            plan = plan.model_copy(update={"chain_levels": plan.beam_length - 1})
-        loop: Drafting = (
-            RandomDraws(drafter, random.rule, plan.levels, plan.support)
-            if random
-            else BeamSearch(drafter, plan.beam_width, plan.beam_length, plan.candidates)
-        )
-    if table := getattr(drafter, "info_table", None):
-        out.print(f"  token info: {table.nbytes / 1e6:.1f} MB in {str(table.rows.dtype).removeprefix('torch.')}")
-    return config.model_copy(update={"drafting": plan}), loop.eval()
-
-
-DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
-"""How a drafter computes beside a target's precision: drafts decide speed, never output."""
-
-
-def write_openvino(config: BundleConfig, target: Target, drafter: Drafting | None, folder: Path, hidden: bool) -> dict:
-    """Plugin-form networks, lowered to the CPU operators."""
-    cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
-    with step("export the target"):
-        network = export_target_plugin(target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=hidden)
-    with step(f"compile the target ({config.precision})"):
-        save_cpu_network(lower(network, config.precision), folder / "target.onnx")
-    if drafter:
-        with step("export and compile the drafter"):
-            network = lower(export_drafter_plugin(drafter, cache_dtype), DRAFTER_PRECISION[config.precision])
-            constants = Constants()
-            save_cpu_network(network, folder / "drafter.onnx", constants)
-            levels = config.drafting.chain_levels if config.drafting else 0
-            if levels and isinstance(drafter, BeamSearch):
-                again = BeamSearch(Resampler(drafter.drafter, levels), drafter.width, levels, drafter.candidates)
-                resampler = lower(export_resampler_plugin(again), DRAFTER_PRECISION[config.precision])
-                save_cpu_network(resampler, folder / "resampler.onnx", constants, weights=folder / "drafter.weights")
-    return {"openvino": version("openvino"), "operators": operators_digest()}
-
-
-def write_torch(config: BundleConfig, target: Target, drafter: Drafting | None, folder: Path, hidden: bool) -> dict:
-    """Exported programs."""
-    from model_defs.export_torch import export_drafter_torch, export_target_torch
-
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
-    with step("export the target"):
-        program = export_target_torch(target.to(dtype), cache_shape(config), hidden_output=hidden)
-        torch.export.save(program, folder / "target.pt2")
-    if drafter:
-        with step("export the drafter"):
-            torch.export.save(export_drafter_torch(drafter.float(), dtype), folder / "drafter.pt2")
-    return {}
-
-
-def write_tensorrt_rtx(
-    config: BundleConfig, target: Target, drafter: Drafting | None, folder: Path, hidden: bool
-) -> dict:
-    """Native-form networks and the engines that TensorRT for RTX builds from them."""
-    from redraft.engines.tensorrt_rtx import compile_drafter, compile_target
-
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
-    with step("export the target"):
-        network = export_target_native(target.to(dtype), cache_shape(config), hidden_output=hidden)
-        save(network, folder / "target.onnx")
-    with step("build the target's engine"):
-        compile_target(folder / "target.onnx", folder / "target.engine", config.limits)
-    if drafter:
-        with step("export the drafter and build its engine"):
-            save(export_drafter_native(drafter.to(dtype)), folder / "drafter.onnx")
-            compile_drafter(folder / "drafter.onnx", folder / "drafter.engine", config.limits)
-    return {"tensorrt_rtx": version("tensorrt-rtx-cu13")}
-
-
-WRITERS = {
-    Backend.openvino: write_openvino,
-    Backend.torch: write_torch,
-    Backend.tensorrt_rtx: write_tensorrt_rtx,
-}
-
-
-def cache_shape(config: BundleConfig) -> CacheShape:
-    """The cache that a bundle's limits ask for."""
-    return CacheShape(config.limits.slots, config.limits.max_len, config.limits.max_tree)
-
-
-def save_cpu_network(
-    network: ir.Model, path: Path, constants: Constants | None = None, weights: Path | None = None
-) -> None:
-    """Write a lowered network, and the weights of its programs as `NAME.weights` or to the file that they share with
-    those of another network, which was given the same `constants` before."""
-    fused = fuse(network, constants)
-    stored = detach_constants(fused)
-    if stored is not None:
-        stored.tofile(weights or path.with_suffix(".weights"))
-    save(fused, path)
-
-
-def save(network: ir.Model, path: Path) -> None:
-    """Write a network with its weights beside it."""
-    ir.save(network, path, external_data=f"{path.name}.data")
-
-
-@contextmanager
-def step(name: str) -> Iterator[None]:
-    """Show that a step is under way, and how long it took."""
-    start = time.monotonic()
-    with out.status(name):
-        yield
-    out.print(f"  {name}: {time.monotonic() - start:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Print what an engine bundle is: its model, limits, drafting plan, networks, and whether it can be loaded here."""
+"""Print what an engine bundle is: its model, limits, methods, networks, and whether it can be loaded here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from redraft.budget import FILE_NAME
-from redraft.bundle import Bundle, BundleError
+from redraft.budget import BudgetFile
+from redraft.bundle import Bundle, BundleError, LimitsInfo, MethodInfo
 
 out = Console(highlight=False, soft_wrap=True)
 
@@ -33,28 +33,15 @@ def main(bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")]) -
 def rows(bundle: Bundle) -> list[tuple[str, str]]:
     """Names and values, in the order to print them in."""
     config, manifest = bundle.config, bundle.manifest
-    target, limits, drafting = config.target, config.limits, config.drafting
+    target, limits = config.target, config.limits
     cache = 2 * target.num_layers * target.num_kv_heads * target.head_size * (4 if config.precision == "fp32" else 2)
     tokens = limits.slots * (limits.max_len + limits.max_tree)
-    plan = "none: auto-regressive"
-    if drafting:
-        network = "no drafter"
-        if drafting.drafter:
-            network = f"{drafting.drafter}, {drafting.construction}, " + (
-                f"{', '.join(map(str, drafting.levels))} draws per level from {drafting.support} tokens"
-                if drafting.levels
-                else f"beam width {drafting.beam_width}, "
-                f"beam length {drafting.beam_length}, {drafting.candidates} candidates"
-            )
-            if context := drafting.context:
-                rows = limits.slots * (limits.max_len + context.draft_rows)
-                network += f", context cache {rows * context.layers * cache / target.num_layers / 1e6:.0f} MB"
-            if drafting.resample_above is not None:
-                network += f", drafted again where more than {drafting.resample_above} steps are left"
-            if drafting.skip_above is not None:
-                network += f" (alone where more than {drafting.skip_above} are)"
-        plan = f"{network}; tree budget {drafting.tree_budget}, n-gram branch {'on' if drafting.ngram else 'off'}, "
-        plan += f"verification {drafting.verification}; {'' if (bundle.path / FILE_NAME).exists() else 'not '}tuned"
+    tuned = BudgetFile.load(bundle.path).methods
+    per_row = cache / target.num_layers
+    methods = [
+        (f"method {name}", describe_method(method, limits, per_row, name in tuned))
+        for name, method in config.methods.items()
+    ]
     return [
         ("engine", f"{config.backend}, {config.precision} weights"),
         (
@@ -68,13 +55,35 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
             f"{limits.slots} slots of {limits.max_len} tokens, trees of {limits.max_tree} rows, "
             f"prefill chunks of {limits.prefill_chunk}; KV cache {tokens * cache / 1e6:.0f} MB",
         ),
-        ("drafting", plan),
+        *(methods or [("methods", "none: auto-regressive")]),
         *[(file.name, network_summary(file)) for file in sorted(bundle.path.glob("*.onnx"))],
         ("files", ", ".join(f"{name} ({entry.size / 1e6:.1f} MB)" for name, entry in manifest.files.items())),
         ("CPU needs", ", ".join(manifest.cpu_features) or "nothing particular"),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),
         ("command", manifest.command),
     ]
+
+
+def describe_method(method: MethodInfo, limits: LimitsInfo, bytes_per_row: float, tuned: bool) -> str:
+    """A method in words; `bytes_per_row` of one layer's cache."""
+    network = "no drafter"
+    if method.drafter:
+        network = f"{method.drafter}, {method.construction}, " + (
+            f"{', '.join(map(str, method.levels))} draws per level from {method.support} tokens"
+            if method.levels
+            else f"beam width {method.beam_width}, beam length {method.beam_length}, {method.candidates} candidates"
+        )
+    if context := method.context:
+        rows = limits.slots * (limits.max_len + context.draft_rows)
+        network += f", context cache {rows * context.layers * bytes_per_row / 1e6:.0f} MB"
+    if method.resample_above is not None:
+        network += f", drafted again where more than {method.resample_above} steps are left"
+    if method.skip_above is not None:
+        network += f" (alone where more than {method.skip_above} are)"
+    return (
+        f"{network}; tree budget {method.tree_budget}, n-gram branch {'on' if method.ngram else 'off'}, "
+        f"verification {method.verification}; {'' if tuned else 'not '}tuned"
+    )
 
 
 def network_summary(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""Measure step times and acceptance on a bundle, and write its budget table.
+"""Measure step times and acceptance on a bundle, and write the budget tables of its methods.
 
     python build/tune.py --bundle artifacts/engines/NAME --prompts benchmarks/prompts.jsonl
 
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from redraft.budget import FILE_NAME, BudgetEntry, BudgetTable
+from redraft.budget import FILE_NAME, BudgetEntry, BudgetFile, BudgetTable
 from redraft.chat import render_chat
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
@@ -85,12 +85,12 @@ class CutAcceptance:
         return self.by_budget[budget].length(budget)
 
 
-def measure_cuts(runtime: Runtime, shape: tuple[str | None, bool], prompts: list[str], tokens: int, sampling: dict,
-                 budgets: list[int], say: Say) -> CutAcceptance:  # fmt: skip
+def measure_cuts(runtime: Runtime, method: str, shape: tuple[str | None, bool], prompts: list[str], tokens: int,
+                 sampling: dict, budgets: list[int], say: Say) -> CutAcceptance:  # fmt: skip
     """Generate `tokens` after each prompt with trees of each budget."""
     return CutAcceptance(
         {
-            budget: measure_acceptance(runtime, shape, prompts, tokens, sampling, say, budget)
+            budget: measure_acceptance(runtime, method, shape, prompts, tokens, sampling, say, budget)
             if budget
             else Acceptance()
             for budget in budgets
@@ -98,12 +98,12 @@ def measure_cuts(runtime: Runtime, shape: tuple[str | None, bool], prompts: list
     )
 
 
-def measure_acceptance(runtime: Runtime, shape: tuple[str | None, bool], prompts: list[str], tokens: int,
-                       sampling: dict, say: Say, budget: int = BUDGETS[-1]) -> Acceptance:  # fmt: skip
+def measure_acceptance(runtime: Runtime, method: str, shape: tuple[str | None, bool], prompts: list[str],
+                       tokens: int, sampling: dict, say: Say, budget: int = BUDGETS[-1]) -> Acceptance:  # fmt: skip
     """Generate `tokens` after each prompt with trees of one shape, of `budget` nodes."""
     largest = min(runtime.limits.max_tree - 1, budget)
     found = Acceptance()
-    runtime.with_plan(plan_of(runtime, shape, BudgetTable.constant(largest)), found.observe)
+    runtime.with_plans(plan_of(runtime, method, shape, BudgetTable.constant(largest)), found.observe)
     waiting = [(f"p{place}", prompt) for place, prompt in enumerate(prompts)]
     while waiting or not runtime.scheduler.idle:
         while waiting and _load(runtime.scheduler) < runtime.limits.slots:
@@ -115,11 +115,11 @@ def measure_acceptance(runtime: Runtime, shape: tuple[str | None, bool], prompts
     return found
 
 
-def measure_steps(runtime: Runtime, shape: tuple[str | None, bool], prompts: list[str], budgets: list[int],
-                  counts: list[int], say: Say) -> dict[int, dict[int, float]]:  # fmt: skip
+def measure_steps(runtime: Runtime, method: str, shape: tuple[str | None, bool], prompts: list[str],
+                  budgets: list[int], counts: list[int], say: Say) -> dict[int, dict[int, float]]:  # fmt: skip
     """Median wall time of a whole step, seconds, for each number of running sequences and budget."""
     table = BudgetTable.constant(0)
-    runtime.with_plan(plan_of(runtime, shape, table))
+    runtime.with_plans(plan_of(runtime, method, shape, table))
     scheduler = runtime.scheduler
     times: dict[int, dict[int, float]] = {}
     joined = 0
@@ -142,10 +142,11 @@ def measure_steps(runtime: Runtime, shape: tuple[str | None, bool], prompts: lis
     return times
 
 
-def plan_of(runtime: Runtime, shape: tuple[str | None, bool], budget: BudgetTable) -> DraftingPlan:
-    """The bundle's plan with another tree shape and budget."""
-    assert runtime.plan is not None
-    return replace(runtime.plan, construction=shape[0], ngram=shape[1], budget=budget)
+def plan_of(
+    runtime: Runtime, method: str, shape: tuple[str | None, bool], budget: BudgetTable
+) -> dict[str, DraftingPlan]:
+    """One method's plan with another tree shape and budget, as the only one."""
+    return {method: replace(runtime.plans[method], construction=shape[0], ngram=shape[1], budget=budget)}
 
 
 def _join(runtime: Runtime, prompt: str, place: int) -> None:
@@ -192,12 +193,11 @@ def choose(
     return entries, gains
 
 
-def tune(runtime: Runtime, prompts: list[str], tokens: int, say: Say) -> BudgetTable:
-    """Measure a runtime and return its budget table. The runtime must draft and be idle."""
-    plan = runtime.plan
-    assert plan is not None
+def tune(runtime: Runtime, method: str, prompts: list[str], tokens: int, say: Say) -> BudgetTable:
+    """Measure a runtime's method and return its budget table. The runtime must be idle."""
+    plan = runtime.plans[method]
     random = plan.shape is not None
-    shapes: list[tuple[str | None, bool]] = list(SHAPES) if runtime.has_drafter else [(None, True)]
+    shapes: list[tuple[str | None, bool]] = list(SHAPES) if plan.construction else [(None, True)]
     if random:
         shapes = [(plan.construction, plan.ngram)]
     counts = sorted({count for count in RUNNING if count < runtime.limits.slots} | {runtime.limits.slots})
@@ -207,15 +207,15 @@ def tune(runtime: Runtime, prompts: list[str], tokens: int, say: Say) -> BudgetT
         budgets = [budget for budget in budgets if budget < draws] + [draws]
     accepted: dict[tuple[str | None, bool], list[Acceptance | CutAcceptance]] = {
         shape: [
-            measure_cuts(runtime, shape, prompts, tokens, sampling, budgets, say)
+            measure_cuts(runtime, method, shape, prompts, tokens, sampling, budgets, say)
             if random
-            else measure_acceptance(runtime, shape, prompts, tokens, sampling, say)
+            else measure_acceptance(runtime, method, shape, prompts, tokens, sampling, say)
             for sampling in ({}, SAMPLED)
         ]
         for shape in shapes
     }
     best: tuple[float, BudgetTable] | None = None
-    times = measure_steps(runtime, shapes[-1], prompts, budgets, counts, say)
+    times = measure_steps(runtime, method, shapes[-1], prompts, budgets, counts, say)
     step_ms = {str(r): {str(n): round(1e3 * t, 3) for n, t in row.items()} for r, row in times.items()}
     for shape in shapes:
         entries, gains = choose(times, *accepted[shape])
@@ -243,9 +243,9 @@ def shape_name(shape: tuple[str | None, bool]) -> str:
     return " + ".join([*([shape[0]] if shape[0] else []), *(["n-gram"] if shape[1] else [])])
 
 
-def show(table: BudgetTable, console: Console) -> None:
+def show(method: str, table: BudgetTable, console: Console) -> None:
     """Print the table with the speed-ups that it rests on."""
-    shown = Table(title=f"tree: {shape_name((table.construction, bool(table.ngram)))}")
+    shown = Table(title=f"{method}: {shape_name((table.construction, bool(table.ngram)))}")
     for column in ("running", "budget, greedy", "speed-up", "budget, sampled", "speed-up"):
         shown.add_column(column, justify="right")
     for entry in table.entries:
@@ -259,11 +259,14 @@ def show(table: BudgetTable, console: Console) -> None:
 def main(
     bundle: Annotated[Path, typer.Option(help="Folder of the engine bundle to tune.")],
     prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` or `prompt`.")],
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method to tune; may be given several times. Default: all.")
+    ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure acceptance on.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
 ) -> None:
-    """Write a bundle's budget table: how many nodes to draft for each number of running sequences."""
+    """Write a bundle's budget tables: how many nodes to draft for each number of running sequences."""
     console = Console(stderr=True)
     try:
         runtime = Runtime.load(bundle, threads)
@@ -271,19 +274,30 @@ def main(
     except (ValueError, OSError, RuntimeError) as error:
         console.print(f"tune: {error}")
         raise typer.Exit(2) from None
-    if not runtime.drafts:
+    if not runtime.plans:
         console.print(f"{bundle.name} has no drafter: nothing to tune")
         raise typer.Exit()
+    if unknown := set(method or ()) - set(runtime.plans):
+        console.print(f"tune: --method: expected some of {', '.join(runtime.plans)}, got {', '.join(sorted(unknown))}")
+        raise typer.Exit(2)
     texts = [render_chat(bundle, prompt.turns[0]) for prompt in chosen]
-    with Progress(TextColumn("tune: {task.description}"), BarColumn(), TimeRemainingColumn(), console=console,
-                  disable=not sys.stderr.isatty()) as progress:  # fmt: skip
-        task = progress.add_task("loading", total=None)
-        table = tune(runtime, texts, tokens, lambda text: progress.update(task, description=text))
+    for name in method or list(runtime.plans):
+        with Progress(TextColumn(name + ": {task.description}"), BarColumn(), TimeRemainingColumn(), console=console,
+                      disable=not sys.stderr.isatty()) as progress:  # fmt: skip
+            task = progress.add_task("loading", total=None)
+            table = tune(runtime, name, texts, tokens, lambda text: progress.update(task, description=text))  # noqa: B023
+        save(bundle, name, table)
+        show(name, table, console)
     runtime.engine.close()
+
+
+def save(bundle: Path, method: str, table: BudgetTable) -> None:
+    """Put a method's table into the bundle's file."""
+    tables = BudgetFile.load(bundle)
+    tables.methods[method] = table
     partial = bundle / f".{FILE_NAME}.partial"
-    partial.write_text(table.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    partial.write_text(tables.model_dump_json(indent=1) + "\n", encoding="utf-8")
     os.replace(partial, bundle / FILE_NAME)
-    show(table, console)
 
 
 if __name__ == "__main__":

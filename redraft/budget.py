@@ -20,7 +20,7 @@ class BudgetEntry(BaseModel):
 
 
 class BudgetTable(BaseModel):
-    """Written by `build/tune.py` next to the engines. `construction` and `ngram`, where given, replace the bundle's."""
+    """One method's budgets. `construction` and `ngram`, where given, replace the bundle's."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,17 +39,28 @@ class BudgetTable(BaseModel):
         """The same budget whatever runs: what an untuned bundle uses."""
         return cls(entries=[BudgetEntry(running=1, greedy=budget, sampled=budget)])
 
-    @classmethod
-    def load(cls, path: Path) -> BudgetTable:
-        """Read a table. Raises ValueError naming the file when it is not one."""
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise ValueError(f"{path} is not a budget table; run tune again: {error}") from None
-
     def lookup(self, running: int, greedy: bool) -> int:
         """Tree budget with `running` sequences: that of the next larger count measured, or of the largest."""
         for entry in self.entries:
             if entry.running >= running:
                 break
         return entry.greedy if greedy else entry.sampled
+
+
+class BudgetFile(BaseModel):
+    """Written by `build/tune.py` next to the engines: the tables of the methods that were tuned."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    methods: dict[str, BudgetTable] = Field(default_factory=dict)
+
+    @classmethod
+    def load(cls, bundle: Path) -> BudgetFile:
+        """A bundle's tables; none where it has not been tuned. Raises ValueError naming the file that is no table."""
+        path = bundle / FILE_NAME
+        if not path.is_file():
+            return cls()
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise ValueError(f"{path} does not hold budget tables; run tune again: {error}") from None

@@ -7,12 +7,14 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONFIG, MANIFEST = "config.json", "manifest.json"
+METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+"""What a method may be called: it is part of file names."""
 
 Backend = Literal["openvino", "torch", "tensorrt_rtx"]
 Precision = Literal["fp32", "bf16", "int8", "fp16"]
@@ -59,8 +61,8 @@ class ContextInfo(_Section):
     """Whether the first token of a text has a row too, which follows no hidden state."""
 
 
-class DraftingInfo(_Section):
-    """The drafting plan: what the drafter network is unrolled for, and how its drafts are used."""
+class MethodInfo(_Section):
+    """A method: what its drafter network is unrolled for, and how its drafts are used."""
 
     drafter: str | None
     construction: str | None
@@ -85,7 +87,8 @@ class DraftingInfo(_Section):
 
 
 class BundleConfig(_Section):
-    """`config.json`. `drafting` is null in an auto-regressive bundle."""
+    """`config.json`. The first of the methods serves requests that name none; without any it decodes
+    auto-regressively."""
 
     format_version: int = FORMAT_VERSION
     name: str
@@ -93,7 +96,7 @@ class BundleConfig(_Section):
     precision: Precision
     target: TargetInfo
     limits: LimitsInfo
-    drafting: DraftingInfo | None
+    methods: dict[Annotated[str, Field(pattern=METHOD_NAME)], MethodInfo]
 
 
 class FileEntry(_Section):

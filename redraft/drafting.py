@@ -13,11 +13,11 @@ from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
-from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
+from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prune_tree
 from redraft.decoding.verification import VERIFIERS, check_pairing
-from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine, ResamplingEngine
+from redraft.engines.interface import DraftBatch, DraftEngine, DraftSampling, DrawingEngine, ResamplingEngine
 from redraft.protocol import SamplingConfig
-from redraft.sequence import Sequence
+from redraft.sequence import Pairs, Sequence
 
 
 @dataclass(frozen=True)
@@ -57,31 +57,48 @@ class DraftingPlan:
 
 
 class DraftSource:
-    """Makes the draft trees of a step according to a plan."""
+    """A method at work: makes the draft trees of a step according to its plan, and verifies them."""
 
-    def __init__(self, plan: DraftingPlan | None, engine: Engine, max_tree: int, bigrams: np.ndarray | None = None):
-        """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`. No plan: no drafts."""
+    def __init__(
+        self,
+        plan: DraftingPlan | None,
+        drafter: DraftEngine | None,
+        max_tree: int,
+        bigrams: np.ndarray | None = None,
+    ):
+        """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`. No plan: no drafts.
+
+        Raises ValueError where the plan asks of the drafter what it cannot do.
+        """
+        if plan and plan.construction and drafter is None:
+            raise ValueError(f"{plan.construction!r} needs a drafter, and this engine has none for it")
+        if plan and plan.shape and not isinstance(drafter, DrawingEngine):
+            raise ValueError(f"{plan.construction!r} needs a drafter that draws at random, and this engine's does not")
         self._plan = plan
-        self._engine = engine
+        self._drafter = drafter
         self._most = max_tree - 1
         self._bigrams = bigrams
-        self.reads_context = plan is not None and plan.construction is not None and engine.reads_context
-        """Whether sequences are to keep their pairs"""
+        self.verify = VERIFIERS[plan.verification if plan else "greedy"].verify
 
     def index(self, prompt: np.ndarray) -> NgramIndex | None:
         """The n-gram index of a new sequence, if the plan has an n-gram branch."""
         return NgramIndex(prompt.tolist(), self._bigrams) if self._plan and self._plan.ngram else None
 
-    def draft(self, sequences: list[Sequence]) -> TokenTree:
-        """Draft trees of the sequences (root alone where the budget is 0 or one token remains), in their order."""
-        budgets = self._budgets(sequences)
+    def pairs(self) -> Pairs | None:
+        """Where a new sequence keeps its pairs, if the drafter reads them."""
+        return Pairs(self._drafter.reads_text) if self._drafter and self._drafter.reads_context else None
+
+    def draft(self, sequences: list[Sequence], running: int) -> TokenTree:
+        """Draft trees of the sequences, some of `running`, in their order: the root alone where the budget is 0 or one
+        token remains."""
+        budgets = self._budgets(sequences, running)
         given = [budget for budget in budgets if budget]
         return _spread_over(sequences, [budget > 0 for budget in budgets], lambda some: self._trees(some, given))
 
-    def _budgets(self, sequences: list[Sequence]) -> list[int]:
+    def _budgets(self, sequences: list[Sequence], running: int) -> list[int]:
         if self._plan is None or self._plan.budget is None:
             return [0] * len(sequences)
-        lookup, running = self._plan.budget.lookup, len(sequences)
+        lookup = self._plan.budget.lookup
         return [
             min(lookup(running, sequence.sampler.greedy), self._most) if sequence.remaining > 1 else 0
             for sequence in sequences
@@ -111,8 +128,9 @@ class DraftSource:
     def _drafted(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """New drafts; chains that they leave are kept."""
         assert self._plan is not None
+        assert self._drafter is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
-        candidates = self._engine.draft(_batch(sequences, roots))
+        candidates = self._drafter.draft(_batch(sequences, roots))
         if self._plan.resample_above is not None and candidates.raw_logits is not None:
             for sequence, logits in zip(sequences, candidates.raw_logits, strict=True):
                 sequence.chain = logits.copy()
@@ -123,10 +141,10 @@ class DraftSource:
         assert self._plan is not None
 
         def again(some: list[Sequence]) -> TokenTree:
-            assert isinstance(self._engine, ResamplingEngine)
+            assert isinstance(self._drafter, ResamplingEngine)
             roots = np.array([sequence.root for sequence in some], dtype=np.int32)
             chains = [sequence.chain for sequence in some if sequence.chain is not None]
-            return best_first(self._engine.resample(chains, roots), roots, budget)
+            return best_first(self._drafter.resample(chains, roots), roots, budget)
 
         return _spread_over(sequences, [_left(sequence, self._plan.resample_above) for sequence in sequences], again)
 
@@ -135,7 +153,7 @@ class DraftSource:
     ) -> TokenTree:
         """Trees of random draws: cut to their budgets where only a cut in draw order is lossless, else to be pruned."""
         assert self._plan is not None
-        assert isinstance(self._engine, DrawingEngine)
+        assert isinstance(self._drafter, DrawingEngine)
         any_cut = VERIFIERS[self._plan.verification].merges
         limits = [
             len(shape.cut_order) if any_cut or sequence.sampler.greedy else budget
@@ -150,7 +168,7 @@ class DraftSource:
             top_k=np.array(top_k, dtype=np.int32),
             top_p=np.array(top_p, dtype=np.float32),
         )
-        draws = self._engine.draw(_batch(sequences, roots), sampling)
+        draws = self._drafter.draw(_batch(sequences, roots), sampling)
         return pack_draws(draws, roots, shape.kept(np.array(limits), np.array(deepest)))
 
 
@@ -187,16 +205,12 @@ def _spread_over(
     sequences: list[Sequence], chosen: list[bool], make: Callable[[list[Sequence]], TokenTree]
 ) -> TokenTree:
     """The trees that `make` gives for the chosen sequences, and the root alone for the others."""
-    if all(chosen) and sequences:
-        return make(sequences)
-    some = [sequence for sequence, one in zip(sequences, chosen, strict=True) if one]
-    if not some:
+    groups = [[place for place, one in enumerate(chosen) if one is wanted] for wanted in (True, False)]
+    drafted, bare = ([sequences[place] for place in group] for group in groups)
+    if not drafted:
         return TokenTree.root_only(sequence.root for sequence in sequences)
-    made = make(some)
-    nodes, draws = iter(made.nodes), iter(made.draws or [])
-    tree = TokenTree.from_nodes(
-        [next(nodes) if one else [(sequence.root, -1, 0.0)] for sequence, one in zip(sequences, chosen, strict=True)]
+    if not bare:
+        return make(drafted)
+    return join_trees(
+        [(groups[0], make(drafted)), (groups[1], TokenTree.root_only(sequence.root for sequence in bare))]
     )
-    if made.draws is not None:
-        tree.draws = [next(draws) if one else {} for one in chosen]
-    return tree

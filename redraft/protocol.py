@@ -20,6 +20,8 @@ MAX_PENALTY = 1e6
 """Of any penalty's size: products and sums of logits stay far inside float32."""
 MIN_TEMPERATURE = 1e-4
 """Below it, sampling is greedy: the quotients would leave float32."""
+AUTO_REGRESSIVE = "auto_regressive"
+"""The method that every bundle has: no drafts."""
 INVALID, OVERLOADED, CANCELLED, INTERNAL, RESTARTING = "invalid", "overloaded", "cancelled", "internal", "restarting"
 
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -71,7 +73,8 @@ class GenerateRequest(_Message):
     `text` is taken as it is: a chat template is applied by the client. Generation ends at the first of `stop_words`,
     which the text includes, as with TensorRT-LLM, unless `include_stop_words` is false; `bad_words` are never
     generated. With `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces
-    the model's own end tokens; -1 means that nothing ends the text.
+    the model's own end tokens; -1 means that nothing ends the text. `method` names one of the bundle's methods of
+    drafting, or `auto_regressive`; the bundle's first is the default.
     """
 
     op: Literal["generate"] = "generate"
@@ -88,6 +91,7 @@ class GenerateRequest(_Message):
     bad_words: list[Word] = Field(default_factory=list, max_length=1024)
     return_log_probs: bool = False
     exclude_input_in_output: bool = True
+    method: str | None = Field(default=None, max_length=200)
 
     @field_validator("stop_words", "bad_words")
     @classmethod

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from redraft.budget import FILE_NAME, BudgetTable
+from redraft.budget import BudgetFile, BudgetTable
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan
 from redraft.engines.interface import Engine
-from redraft.protocol import GenerateRequest, InvalidRequest
+from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from redraft.text import TextCodec
@@ -35,7 +35,7 @@ class Runtime:
         limits: Limits,
         vocab_size: int,
         end_ids: frozenset[int] = frozenset(),
-        plan: DraftingPlan | None = None,
+        plans: Mapping[str, DraftingPlan] | None = None,
         bigrams: np.ndarray | None = None,
         name: str = "",
         stream_interval_s: float = 0.0,
@@ -48,11 +48,9 @@ class Runtime:
         self.bigrams = bigrams
         self.name = name
         self.stream_interval_s = stream_interval_s
-        self.plan = plan
-        """The bundle's own."""
-        self.drafts = plan is not None
-        self.has_drafter = plan is not None and plan.construction is not None
-        self.scheduler = Scheduler(engine, limits, plan, bigrams)
+        self.plans = dict(plans or {})
+        """The bundle's own, by method."""
+        self.scheduler = Scheduler(engine, limits, self.plans, bigrams)
 
     @classmethod
     def load(
@@ -72,22 +70,26 @@ class Runtime:
             limits=limits,
             vocab_size=config.target.vocab_size,
             end_ids=frozenset(config.target.eos_token_ids),
-            plan=bundle_plan(config, Path(path)),
+            plans=bundle_plans(config, Path(path)),
             bigrams=np.load(bigrams) if bigrams.is_file() else None,
             name=config.name,
             stream_interval_s=stream_interval_s,
         )
 
-    def with_plan(
-        self, plan: DraftingPlan | None, observe: Callable[[TokenTree, int, Verdict], None] | None = None
+    def with_plans(
+        self, plans: Mapping[str, DraftingPlan], observe: Callable[[TokenTree, int, Verdict], None] | None = None
     ) -> None:
-        """Serve with another plan from now on, on the same engine. Raises RuntimeError while a request is running."""
+        """Serve with other plans from now on, on the same engine, whose methods keep their names. Raises RuntimeError
+        while a request is running."""
         if not self.scheduler.idle:
-            raise RuntimeError("the plan can change only while no request is running")
-        self.scheduler = Scheduler(self.engine, self.limits, plan, self.bigrams, observe)
+            raise RuntimeError("the plans can change only while no request is running")
+        self.scheduler = Scheduler(self.engine, self.limits, plans, self.bigrams, observe)
 
     def sequence(self, key: Hashable, request: GenerateRequest) -> Sequence:
         """The sequence of a request. Raises InvalidRequest where it does not fit the bundle."""
+        if request.method not in (None, AUTO_REGRESSIVE, *self.plans):
+            known = ", ".join((*self.plans, AUTO_REGRESSIVE))
+            raise InvalidRequest(f"method: expected one of {known}, got {request.method!r}")
         seed = secrets.randbits(63)
         return Sequence(key, request, self._prompt(request), self.codec, self.end_ids, seed, self.stream_interval_s)
 
@@ -120,20 +122,20 @@ class Runtime:
         return prompt
 
 
-def bundle_plan(config: BundleConfig, path: Path) -> DraftingPlan | None:
-    """The drafting plan of a bundle: its own, with what its budget table says where it has been tuned."""
-    drafting = config.drafting
-    if drafting is None:
-        return None
-    tuned = path / FILE_NAME
-    budget = BudgetTable.load(tuned) if tuned.is_file() else BudgetTable.constant(drafting.tree_budget)
-    return DraftingPlan(
-        construction=budget.construction or drafting.construction,
-        verification=drafting.verification,
-        ngram=drafting.ngram if budget.ngram is None else budget.ngram,
-        budget=budget,
-        resample_above=drafting.resample_above,
-        skip_above=drafting.skip_above,
-        levels=drafting.levels,
-        support=drafting.support,
-    )
+def bundle_plans(config: BundleConfig, path: Path) -> dict[str, DraftingPlan]:
+    """The plans of a bundle's methods: their own, with what its budget tables say of those that have been tuned."""
+    tuned = BudgetFile.load(path).methods
+    plans = {}
+    for name, method in config.methods.items():
+        budget = tuned.get(name) or BudgetTable.constant(method.tree_budget)
+        plans[name] = DraftingPlan(
+            construction=budget.construction or method.construction,
+            verification=method.verification,
+            ngram=method.ngram if budget.ngram is None else budget.ngram,
+            budget=budget,
+            resample_above=method.resample_above,
+            skip_above=method.skip_above,
+            levels=method.levels,
+            support=method.support,
+        )
+    return plans

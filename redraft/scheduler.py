@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
-from redraft.decoding.token_tree import MASK_BITS, TokenTree, mask_words
-from redraft.decoding.verification import VERIFIERS, Verdict
+from redraft.decoding.token_tree import MASK_BITS, TokenTree, join_trees, mask_words
+from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan, DraftSource
-from redraft.engines.interface import DraftBatch, DraftSampling, DrawingEngine, Engine, ResamplingEngine, TargetBatch
-from redraft.protocol import WorkerStatus
-from redraft.sequence import Output, Pairs, Sequence
+from redraft.engines.interface import Engine, TargetBatch
+from redraft.engines.timing import EngineClock, TimedEngine
+from redraft.protocol import AUTO_REGRESSIVE, WorkerStatus
+from redraft.sequence import Output, Sequence
 
 
 class Overloaded(RuntimeError):
@@ -58,21 +59,25 @@ class Scheduler:
         self,
         engine: Engine,
         limits: Limits,
-        plan: DraftingPlan | None = None,
+        plans: Mapping[str, DraftingPlan] | None = None,
         bigrams: np.ndarray | None = None,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
     ):
-        """`observe` is shown every step's tree, place in it and verdict of each sequence.
+        """`plans` by method, the first of which serves requests that name none; `observe` is shown every step's tree,
+        place in it and verdict of each sequence.
 
-        Raises ValueError where the plan draws at random and the engine's drafter does not.
+        Raises ValueError where a plan asks of the engine's drafter what it cannot do.
         """
-        if plan and plan.shape and not isinstance(engine, DrawingEngine):
-            raise ValueError(f"{plan.construction!r} needs a drafter that draws at random, and this engine's does not")
+        plans = plans or {}
         self.limits = limits
         self.totals = Totals()
-        self._engine = _TimedEngine(engine)
-        self._source = DraftSource(plan, self._engine, limits.max_tree, bigrams)
-        self._verify = VERIFIERS[plan.verification if plan else "greedy"].verify
+        self.clock = EngineClock()
+        self._engine = TimedEngine(engine, self.clock)
+        self._sources = {AUTO_REGRESSIVE: DraftSource(None, None, limits.max_tree)} | {
+            name: DraftSource(plan, self._engine.drafters.get(name), limits.max_tree, bigrams)
+            for name, plan in plans.items()
+        }
+        self._default = next(iter(plans), AUTO_REGRESSIVE)
         self._observe = observe
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -100,6 +105,9 @@ class Scheduler:
         self.totals.requests += 1
         self._waiting.append(sequence)
 
+    def _source(self, sequence: Sequence) -> DraftSource:
+        return self._sources[sequence.request.method or self._default]
+
     def cancel(self, key: Hashable) -> None:
         """End a sequence before the next step; its final output comes with that step. Unknown keys are ignored."""
         for sequence in (*self._running, *self._waiting):
@@ -113,7 +121,7 @@ class Scheduler:
             running=len(self._running),
             waiting=len(self._waiting),
             kv_use=used / (self.limits.slots * self.limits.max_len),
-            totals={**vars(self.totals), "engine_s": self._engine.seconds},
+            totals={**vars(self.totals), "engine_s": self.clock.engine_s},
         )
 
     def step(self) -> list[Output]:
@@ -125,7 +133,7 @@ class Scheduler:
             return outputs
         decoding = [sequence for sequence in self._running if sequence.prefilled]
         chunks = self._prefill_chunks()
-        tree = self._source.draft(decoding)
+        tree = self._draft(decoding)
         batch = self._batch(decoding, tree, chunks)
         logits, hidden = self._engine.execute(batch)
         self._take_trees(decoding, tree, logits, hidden)
@@ -133,7 +141,7 @@ class Scheduler:
         outputs += self._sweep()
         totals = self.totals
         totals.steps += 1
-        totals.engine_s = self._engine.seconds
+        totals.engine_s = self.clock.engine_s
         totals.step_s += time.perf_counter() - started
         return outputs
 
@@ -141,8 +149,8 @@ class Scheduler:
         while self._waiting and self._free_slots:
             sequence = self._waiting.popleft()
             sequence.admit(self._free_slots.pop())
-            sequence.ngram = self._source.index(sequence.prompt)
-            sequence.pairs = Pairs(self._engine.reads_text) if self._source.reads_context else None
+            source = self._source(sequence)
+            sequence.ngram, sequence.pairs = source.index(sequence.prompt), source.pairs()
             self.totals.prompt_tokens += len(sequence.prompt)
             self._running.append(sequence)
 
@@ -169,6 +177,20 @@ class Scheduler:
                 chunks.append((sequence, rows))
                 left -= rows
         return chunks
+
+    def _draft(self, sequences: list[Sequence]) -> TokenTree:
+        """Draft trees of the sequences, in their order; each method drafts for all of its own at once."""
+        groups: dict[DraftSource, list[int]] = {}
+        for place, sequence in enumerate(sequences):
+            groups.setdefault(self._source(sequence), []).append(place)
+        if not groups:
+            return TokenTree.root_only([])
+        return join_trees(
+            [
+                (places, source.draft([sequences[place] for place in places], len(sequences)))
+                for source, places in groups.items()
+            ]
+        )
 
     def _batch(self, decoding: list[Sequence], tree: TokenTree, chunks: list[tuple[Sequence, int]]) -> TargetBatch:
         sequences = [*decoding, *(sequence for sequence, _ in chunks)]
@@ -211,7 +233,7 @@ class Scheduler:
         start = 0
         for place, (sequence, unpacked) in enumerate(zip(sequences, tree.unpacked_rows(), strict=True)):
             size = len(tree.nodes[place])
-            verdict = self._verify(
+            verdict = self._source(sequence).verify(
                 tree, place, logits[start : start + size], sequence.sampler, sequence.request.return_log_probs
             )
             if self._observe:
@@ -246,52 +268,7 @@ class Scheduler:
 
     def _first_token(self, sequence: Sequence, logits: np.ndarray) -> Verdict:
         root = TokenTree.root_only(sequence.prompt[-1:])
-        return self._verify(root, 0, logits, sequence.sampler, sequence.request.return_log_probs)
-
-
-class _TimedEngine:
-    """An engine that counts the seconds spent inside it."""
-
-    def __init__(self, engine: Engine):
-        self._engine = engine
-        self.seconds = 0.0
-
-    @property
-    def reads_context(self) -> bool:
-        return self._engine.reads_context
-
-    @property
-    def reads_text(self) -> bool:
-        return self._engine.reads_text
-
-    def execute(self, batch: TargetBatch):
-        started = time.perf_counter()
-        result = self._engine.execute(batch)
-        self.seconds += time.perf_counter() - started
-        return result
-
-    def draft(self, batch: DraftBatch):
-        started = time.perf_counter()
-        result = self._engine.draft(batch)
-        self.seconds += time.perf_counter() - started
-        return result
-
-    def resample(self, chains: list[np.ndarray], roots: np.ndarray):
-        assert isinstance(self._engine, ResamplingEngine)
-        started = time.perf_counter()
-        result = self._engine.resample(chains, roots)
-        self.seconds += time.perf_counter() - started
-        return result
-
-    def draw(self, batch: DraftBatch, sampling: DraftSampling):
-        assert isinstance(self._engine, DrawingEngine)
-        started = time.perf_counter()
-        result = self._engine.draw(batch, sampling)
-        self.seconds += time.perf_counter() - started
-        return result
-
-    def close(self) -> None:
-        self._engine.close()
+        return self._source(sequence).verify(root, 0, logits, sequence.sampler, sequence.request.return_log_probs)
 
 
 def _int32_arrays(**columns: list[int]) -> dict[str, np.ndarray]:

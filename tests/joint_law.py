@@ -21,7 +21,7 @@ from redraft.protocol import GenerateRequest, SamplingConfig
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_drafter import DrawingToyEngine
-from tests.toy_engine import toy_codec
+from tests.toy_engine import only, toy_codec
 
 CODEC = toy_codec()
 PROMPT = [1, 2, 1]
@@ -124,7 +124,7 @@ def generate(
     )
     sizes: Counter[int] = Counter()
     scheduler = Scheduler(
-        engine_of(case), LIMITS, plan, observe=lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])
+        engine_of(case), LIMITS, only(plan), observe=lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])
     )
     for number, (_, kind) in enumerate(product(range(requests), kinds)):
         sampling = SamplingConfig(**KINDS[kind], seed=number)

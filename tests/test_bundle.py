@@ -28,7 +28,7 @@ CONFIG = BundleConfig(
         max_position=64,
     ),
     limits=LimitsInfo(slots=1, max_len=8, max_tree=4, prefill_chunk=4),
-    drafting=None,
+    methods={},
 )
 
 

@@ -13,7 +13,7 @@ from redraft.sequence import Sequence
 from tests.joint_law import CASES, KINDS, THRESHOLD, deviation, engine_of, generate, target_law
 from tests.test_scheduler import SAMPLINGS, alone, make, run
 from tests.toy_drafter import DrawingToyEngine
-from tests.toy_engine import ToyEngine
+from tests.toy_engine import ToyEngine, only
 
 REQUESTS = 300
 """Of each kind; `tests.mutants` shows what this finds."""
@@ -68,7 +68,7 @@ def batch() -> list[Sequence]:
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("construction", PLANS)
 def test_the_sampled_walk_over_random_trees_equals_autoregressive(construction, merged):
-    scheduler = Scheduler(engine(construction), LIMITS, plan(construction, "sampled_walk", ngram=merged))
+    scheduler = Scheduler(engine(construction), LIMITS, only(plan(construction, "sampled_walk", ngram=merged)))
     results = run(scheduler, batch(), joins=[0, 0, 1, 4, 4, 9])
     for sequence in batch():
         assert results[sequence.key][:4] == alone(sequence, slots=3)
@@ -83,7 +83,7 @@ def test_the_sampled_walk_over_random_trees_equals_autoregressive(construction, 
 )  # fmt: skip
 def test_a_request_does_not_depend_on_its_neighbours_and_greedy_ones_are_exact(construction, verification, budget):
     def outputs(sequences, joins=None):
-        scheduler = Scheduler(engine(construction), LIMITS, plan(construction, verification, budget))
+        scheduler = Scheduler(engine(construction), LIMITS, only(plan(construction, verification, budget)))
         return run(scheduler, sequences, joins)
 
     together = outputs(batch(), [0, 0, 1, 4, 4, 9])
@@ -106,7 +106,7 @@ def test_greedy_trees_are_cut_to_their_likeliest_nodes(construction, verificatio
     def first_trees(budget):
         seen: list = []
         cutting = plan(construction, verification, budget)
-        scheduler = Scheduler(engine(construction), LIMITS, cutting, observe=lambda *step: seen.append(step))
+        scheduler = Scheduler(engine(construction), LIMITS, only(cutting), observe=lambda *step: seen.append(step))
         run(scheduler, [make("a", prompt=[1, 2, 3]), make("b", {"temperature": 1.0, "seed": 1}, prompt=[1, 2])])
         return seen[0][0]
 
@@ -126,7 +126,7 @@ def test_a_vocabulary_of_two():
             construction, verification, budget=BudgetTable.constant(9), levels=PLANS[construction], support=2
         )
         sequence = make("a", sampling={"temperature": 0.01, "seed": 1}, prompt=[1], end_ids=frozenset())
-        got = run(Scheduler(toy, LIMITS, two), [sequence])["a"]
+        got = run(Scheduler(toy, LIMITS, only(two)), [sequence])["a"]
         cold = make("a", prompt=[1], end_ids=frozenset())
         assert got[1] == alone(cold, slots=3, vocab_size=2)[1], "at temperature 0.01 the most probable tokens"
 
@@ -137,7 +137,7 @@ def test_plans_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"got levels \(2, 0\) and support 0"):
         DraftingPlan("stochastic_beam", "recursive_rejection", levels=(2, 0))
     with pytest.raises(ValueError, match="'independent' needs a drafter that draws at random"):
-        Scheduler(ToyEngine(slots=3), LIMITS, plan("independent", "k_seq"))
+        Scheduler(ToyEngine(slots=3), LIMITS, only(plan("independent", "k_seq")))
 
 
 def test_deviations_are_standard_normal():

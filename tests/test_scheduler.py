@@ -12,7 +12,7 @@ from redraft.drafting import DraftingPlan
 from redraft.protocol import GenerateRequest
 from redraft.scheduler import Limits, Overloaded, Scheduler
 from redraft.sequence import Sequence
-from tests.toy_engine import ToyEngine, toy_codec
+from tests.toy_engine import ToyEngine, only, toy_codec
 
 CODEC = toy_codec()
 LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=4)
@@ -75,7 +75,7 @@ def test_speculation_equals_autoregressive(plan, sampling):
         "sampling": SAMPLINGS[sampling], "bad_words": ["ab", "c"], "stop_words": ["zz", "q!"], "max_tokens": 60,
     }  # fmt: skip
     expected = alone(make("a", **options), slots=3)
-    got = run(Scheduler(ToyEngine(slots=3), LIMITS, PLANS[plan]), [make("a", **options)])["a"]
+    got = run(Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS[plan])), [make("a", **options)])["a"]
     assert got[:4] == expected
     stats = got[4]
     assert stats.output_tokens <= 1 + stats.steps + stats.accepted
@@ -100,13 +100,46 @@ def test_mixed_batches_joining_and_leaving(plan, vocab_size):
         joins.append(int(rng.integers(0, 12)))
     engine = ToyEngine(slots=3, vocab_size=vocab_size, candidates=2 if vocab_size == 2 else 6)
     limits = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=9)
-    results = run(Scheduler(engine, limits, PLANS[plan]), sequences, joins)
+    results = run(Scheduler(engine, limits, only(PLANS[plan])), sequences, joins)
     assert {key: result[:4] for key, result in results.items()} == expected
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
+def test_requests_of_different_methods_share_steps(sampling):
+    """Each gets its own method's drafts, by what runs in all, and its own text."""
+
+    class ThreeDrafters(ToyEngine):
+        @property
+        def drafters(self):
+            return dict.fromkeys(("beam", "best_first", "busy"), self)
+
+    table = BudgetTable(
+        entries=[BudgetEntry(running=1, greedy=6, sampled=6), BudgetEntry(running=3, greedy=0, sampled=0)]
+    )
+    plans = {name: PLANS[name] for name in ("beam", "best_first", "ngram")}
+    plans["busy"] = DraftingPlan("best_first", budget=table)
+    methods = [None, "busy", "ngram", "auto_regressive", "best_first", "beam"]
+    limits = Limits(slots=6, max_len=256, max_tree=24, prefill_chunk=16)
+    options = {"sampling": SAMPLINGS[sampling], "end_ids": frozenset(), "max_tokens": 30}
+    prompts = [list(range(1, 9 + place)) for place in range(len(methods))]
+    sequences = [
+        make(place, prompt=prompt, method=method, **options)
+        for place, (prompt, method) in enumerate(zip(prompts, methods, strict=True))
+    ]
+    results = run(Scheduler(ThreeDrafters(slots=6), limits, plans), sequences, joins=[0, 0, 0, 1, 1, 2])
+    used = ["beam", "busy", "ngram", None, "best_first", "beam"]
+    for place, (prompt, method) in enumerate(zip(prompts, used, strict=True)):
+        apart = Scheduler(ToyEngine(slots=6), limits, only(plans.get(method)))
+        expected = run(apart, [make(place, prompt=prompt, **options)])[place]
+        assert results[place][:4] == expected[:4]
+        drafted, drafted_apart = results[place][4].drafted, expected[4].drafted
+        assert drafted == drafted_apart if method != "busy" else drafted < drafted_apart / 2, method
+    assert results[1][4].drafted < results[4][4].drafted, "three and more run nearly all the time"
 
 
 def test_a_long_prompt_stalls_no_one_by_more_than_a_chunk():
     engine = ToyEngine(slots=3)
-    scheduler = Scheduler(engine, LIMITS, PLANS["best_first"])
+    scheduler = Scheduler(engine, LIMITS, only(PLANS["best_first"]))
     scheduler.submit(make("short", prompt=[1, 2], stream=True))
     scheduler.step()
     scheduler.submit(make("long", prompt=[3] * 150))
@@ -122,7 +155,7 @@ def test_one_drafter_call_per_step_and_none_without_budget():
                  BudgetEntry(running=3, greedy=0, sampled=0)]
     )  # fmt: skip
     engine = ToyEngine(slots=3)
-    scheduler = Scheduler(engine, LIMITS, DraftingPlan("best_first", budget=table))
+    scheduler = Scheduler(engine, LIMITS, only(DraftingPlan("best_first", budget=table)))
     for key in range(2):
         scheduler.submit(make(key, prompt=[key + 1], end_ids=frozenset()))
     scheduler.step()
@@ -144,7 +177,7 @@ def test_budget_lookup(running, greedy, expected):
 
 
 def test_cancellation_within_one_step_frees_the_slot():
-    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, PLANS["merged"])
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS["merged"]))
     for key in range(4):
         scheduler.submit(make(key, prompt=[key + 1] * 5, end_ids=frozenset(), max_tokens=200))
     scheduler.step()
@@ -172,7 +205,7 @@ def test_a_full_queue_is_refused_at_once():
 
 
 def test_slots_are_reused_without_leftovers():
-    scheduler = Scheduler(ToyEngine(slots=1), Limits(1, 256, 24, 16), PLANS["merged"])
+    scheduler = Scheduler(ToyEngine(slots=1), Limits(1, 256, 24, 16), only(PLANS["merged"]))
     sequences = [make(key, prompt=[key + 1] * (40 - 9 * key), max_tokens=9 + key) for key in range(4)]
     results = run(scheduler, sequences)
     for key in range(4):
@@ -181,7 +214,7 @@ def test_slots_are_reused_without_leftovers():
 
 
 def test_statistics_add_up():
-    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, PLANS["beam"])
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS["beam"]))
     stats = run(scheduler, [make("a", end_ids=frozenset(), max_tokens=50)])["a"][4]
     totals = scheduler.status().totals
     assert stats.prompt_tokens == 29
@@ -203,7 +236,7 @@ def test_depths_count_where_the_accepted_path_could_have_gone_on(plan):
             offered[depth] += node in tree.parents[place, 1:size]
             accepted[depth - 1] += 1
 
-    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, PLANS[plan], observe=observe)
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS[plan]), observe=observe)
     stats = run(scheduler, [make("a", end_ids=frozenset(), max_tokens=150)])["a"][4]
     depths = range(1, len(stats.offered_by_depth) + 1)
     assert stats.offered_by_depth == [offered[depth] for depth in depths]
@@ -213,14 +246,14 @@ def test_depths_count_where_the_accepted_path_could_have_gone_on(plan):
 
 def test_the_last_tokens_are_not_overdrafted():
     engine = ToyEngine(slots=3, quality=1.0)
-    run(Scheduler(engine, LIMITS, PLANS["best_first"]), [make("a", max_tokens=2, end_ids=frozenset())])
+    run(Scheduler(engine, LIMITS, only(PLANS["best_first"])), [make("a", max_tokens=2, end_ids=frozenset())])
     assert engine.rows_per_step[-1] == 1
 
 
 @pytest.mark.parametrize("end_id", [None, -1, 5])
 def test_end_ids(end_id):
     sequence = make("a", end_id=end_id, sampling={"temperature": 3.0, "seed": 1}, max_tokens=200)
-    _, tokens, _, reason, stats = run(Scheduler(ToyEngine(slots=3), LIMITS, PLANS["beam"]), [sequence])["a"]
+    _, tokens, _, reason, stats = run(Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS["beam"])), [sequence])["a"]
     assert reason == ("length" if end_id == -1 else "stop")
     assert (0 if end_id is None else end_id) not in tokens or end_id == -1
     assert stats.output_tokens == len(tokens)

@@ -12,12 +12,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from redraft.engines.interface import DraftBatch, DraftCandidates, TargetBatch
 from redraft.text import TextCodec
 
+TOY = "toy"
 _PRIME = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 
 class ToyEngine:
+    """Target and drafter in one; its only method is called TOY."""
+
     reads_context = reads_text = False
+
+    @property
+    def drafters(self):
+        return {TOY: self}
 
     def __init__(self, vocab_size=111, slots=4, max_len=256, max_tree=32, seed=0, sharpness=3.0, quality=0.7,
                  width=4, length=4, candidates=6):  # fmt: skip
@@ -123,6 +130,11 @@ class ToyEngine:
 def _mix(state: int, token: int) -> int:
     mixed = ((state ^ (token + 1)) * _PRIME + 0x1234567) & _MASK
     return (mixed ^ mixed >> 31) & 0xFFFFFFFF
+
+
+def only(plan) -> dict:
+    """A plan as the toy engine's method; none for None."""
+    return {} if plan is None else {TOY: plan}
 
 
 def toy_codec(vocab_size=111) -> TextCodec:

@@ -14,7 +14,7 @@ from redraft.drafting import DraftingPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from redraft.worker import serve
-from tests.toy_engine import ToyEngine, toy_codec
+from tests.toy_engine import ToyEngine, only, toy_codec
 
 LIMITS = Limits(slots=2, max_len=256, max_tree=16, prefill_chunk=32, max_queue=2)
 
@@ -32,7 +32,7 @@ class SlowEngine(ToyEngine):
 def toy_runtime(delay: float = 0.0) -> Runtime:
     plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
     engine = SlowEngine(delay, slots=LIMITS.slots, max_tree=LIMITS.max_tree)
-    return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), plan, name="toy")
+    return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan), name="toy")
 
 
 if __name__ == "__main__":

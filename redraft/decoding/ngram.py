@@ -23,7 +23,7 @@ LONGEST, MOST_TIMES = max(CHANCES), 4
 
 
 class NgramIndex:
-    """What followed the last 1 to 6 tokens of one sequence most recently; O(1) per new token, spent at the next draft."""
+    """What followed the last 1 to 6 tokens of one sequence most recently; O(1) per token, spent at the next draft."""
 
     def __init__(self, tokens: Iterable[int] = (), table: np.ndarray | None = None):
         """`table`: int32 [V], the usual successor of each token, -1 where there is none; used where history has no

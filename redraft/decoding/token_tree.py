@@ -155,6 +155,22 @@ def merge_trees(trees: Sequence[TokenTree]) -> TokenTree:
     return TokenTree.from_nodes(merged)
 
 
+def join_trees(parts: Sequence[tuple[Sequence[int], TokenTree]]) -> TokenTree:
+    """The trees of several groups of sequences as one batch: each group with its sequences' places in it."""
+    if len(parts) == 1:
+        return parts[0][1]
+    nodes: dict[int, list[Node]] = {}
+    draws: dict[int, dict[int, NodeDraws]] = {}
+    for places, tree in parts:
+        nodes |= zip(places, tree.nodes, strict=True)
+        if tree.draws is not None:
+            draws |= zip(places, tree.draws, strict=True)
+    joined = TokenTree.from_nodes([nodes[place] for place in sorted(nodes)])
+    if draws:
+        joined.draws = [draws.get(place, {}) for place in sorted(nodes)]
+    return joined
+
+
 def follow(nodes: list[Node], tokens: Sequence[int]) -> list[int]:
     """The nodes of a tree along the longest part of a path of tokens below the root that it holds."""
     child_at = {(parent, token): node for node, (token, parent, _) in enumerate(nodes)}

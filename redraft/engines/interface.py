@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -101,13 +102,8 @@ class Engine(Protocol):
     """A loaded bundle's networks on one device. Not thread-safe."""
 
     @property
-    def reads_context(self) -> bool:
-        """Whether its drafter takes every pair of a sequence: see `DraftBatch`."""
-        ...
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether these begin with the sequence's first token, which follows no hidden state: zeros stand for it."""
+    def drafters(self) -> Mapping[str, DraftEngine]:
+        """The drafters of the bundle's methods by the method's name; those without a neural drafter have none."""
         ...
 
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
@@ -117,18 +113,32 @@ class Engine(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Free the networks and the caches."""
+        ...
+
+
+class DraftEngine(Protocol):
+    """The drafter of one method."""
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether it takes every pair of a sequence: see `DraftBatch`."""
+        ...
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether these begin with the sequence's first token, which follows no hidden state: zeros stand for it."""
+        ...
+
     def draft(self, batch: DraftBatch) -> DraftCandidates:
         """Draft for the whole batch, in one call."""
         ...
 
-    def close(self) -> None:
-        """Free the networks and the cache."""
-        ...
-
 
 @runtime_checkable
-class ResamplingEngine(Protocol):
-    """An engine that drafts again from what is left of the chains of earlier drafts."""
+class ResamplingEngine(DraftEngine, Protocol):
+    """A drafter that drafts again from what is left of the chains of earlier drafts."""
 
     def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
         """Draft below new roots int32 [B], in one call: float32 [n, K] are the raw logits of the n levels below each
@@ -137,8 +147,8 @@ class ResamplingEngine(Protocol):
 
 
 @runtime_checkable
-class DrawingEngine(Protocol):
-    """An engine whose drafter network draws at random."""
+class DrawingEngine(DraftEngine, Protocol):
+    """A drafter whose network draws at random."""
 
     def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
         """Draw for the whole batch, in one call."""

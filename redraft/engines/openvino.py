@@ -10,7 +10,7 @@ import openvino as ov
 from plugins import kernels
 from plugins.library import extension_path, operators_digest
 from plugins.program import ALIGNMENT, CONSTANTS
-from redraft.bundle import Bundle, BundleConfig, BundleError
+from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 
@@ -25,7 +25,7 @@ SENTINEL = 3.0
 
 
 class OpenVINOEngine:
-    """A bundle's networks, compiled at load; `execute`, `draft` and `draw` allocate nothing that lasts."""
+    """A bundle's networks, compiled at load; no call allocates anything that lasts."""
 
     def __init__(self, bundle: Bundle, threads: int | None = None):
         config = bundle.config
@@ -39,34 +39,14 @@ class OpenVINOEngine:
         core = ov.Core()
         core.add_extension(str(extension_path()))
         self.caches = _allocate_caches(config, config.target.num_layers, config.limits.max_tree)
-        self._target = _Network(core, bundle.path / "target.onnx", self.caches)
+        weights = _read_aligned(bundle.path / "target.weights")
+        self._target = _Network(core, bundle.path / "target.onnx", self.caches, weights)
         self._rows = RowBuffers(config.limits, config.target.vocab_size)
-        self._drafter: _Network | None = None
-        self._context = config.drafting.context if config.drafting else None
-        self.drafter_caches: dict[str, np.ndarray] = {}
-        if config.drafting and config.drafting.drafter:
-            if context := self._context:
-                self.drafter_caches = _allocate_caches(config, context.layers, context.draft_rows)
-            self._drafter = _Network(core, bundle.path / "drafter.onnx", self.drafter_caches)
-            self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
-            self._has_raw_logits = self._drafter.gives("raw_logits")
-            self._chains: ChainBuffers | None = None
-            if config.drafting.chain_levels:
-                self._resampler = _Network(core, bundle.path / "resampler.onnx", {}, self._drafter.weights)
-                self._chains = ChainBuffers(config.limits.slots, config.drafting.chain_levels)
-        self._sampling = SamplingBuffers.of(config)
+        methods = {name: method for name, method in config.methods.items() if method.drafter}
+        shared = _read_aligned(bundle.path / "drafters.weights") if methods else weights
+        self.drafters = {name: OpenVINODrafter(core, bundle, name, method, shared) for name, method in methods.items()}
         self._has_hidden = self._target.gives("hidden")
         self._self_test(bundle)
-
-    @property
-    def reads_context(self) -> bool:
-        """See `Engine.reads_context`."""
-        return self._context is not None
-
-    @property
-    def reads_text(self) -> bool:
-        """See `Engine.reads_text`."""
-        return self._context is not None and self._context.from_text
 
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
@@ -76,48 +56,10 @@ class OpenVINOEngine:
         logits = self._target.output("logits")[: len(batch.logit_rows)]
         return logits, self._target.output("hidden") if self._has_hidden else None
 
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
-        """See `Engine.draft`. Raises RuntimeError where the bundle has no drafter, or its network fails, and
-        ValueError for more sequences than the bundle has slots."""
-        if self._drafter is None:
-            raise RuntimeError("this bundle has no drafter")
-        if self._sampling is not None:
-            raise RuntimeError("this bundle's drafter draws at random: it gives no candidates")
-        if failure := self._drafter.infer(self._pairs.fill(batch)):
-            raise RuntimeError(f"the drafter's network failed: {failure}")
-        outputs = [self._drafter.output(name) for name in ("candidates", "log_probs", "parents")]
-        if self._has_raw_logits:
-            outputs.append(self._drafter.output("raw_logits").reshape(*outputs[0].shape[:2], -1))
-        return DraftCandidates(*outputs)
-
-    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
-        """See `ResamplingEngine.resample`. Raises RuntimeError where the bundle leaves no chains or the network fails,
-        and ValueError for chains that do not fit it."""
-        if self._drafter is None or self._chains is None:
-            raise RuntimeError("this bundle's drafter leaves no chain to draft again from")
-        if failure := self._resampler.infer(self._chains.fill(chains, roots)):
-            raise RuntimeError(f"the re-sampling network failed: {failure}")
-        candidates, log_probs, parents = (
-            self._resampler.output(name) for name in ("candidates", "log_probs", "parents")
-        )
-        for b, chain in enumerate(chains):
-            log_probs[b, len(chain) :] = -np.inf
-        return DraftCandidates(candidates, log_probs, parents)
-
-    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
-        """See `DrawingEngine.draw`. Raises as `draft` does, and where the bundle's drafter does not draw at random."""
-        if self._drafter is None or self._sampling is None:
-            raise RuntimeError("this bundle has no drafter that draws at random")
-        inputs = {**self._pairs.fill(batch), **self._sampling.fill(sampling, len(batch.slots))}
-        if failure := self._drafter.infer(inputs):
-            raise RuntimeError(f"the drafter's network failed: {failure}")
-        return DraftDraws(*(self._drafter.output(name) for name in ("ids", "log_probs", "draws")))
-
     def close(self) -> None:
-        """Free the networks and the cache."""
+        """Free the networks and the caches."""
         del self._target
-        self._drafter = None
-        self.caches, self.drafter_caches = {}, {}
+        self.caches, self.drafters = {}, {}
 
     def _self_test(self, bundle: Bundle) -> None:
         """Plant a sentinel behind a cached row and commit it: it must arrive in our own arrays, in every layer."""
@@ -145,21 +87,72 @@ class OpenVINOEngine:
             cache[slot, :, :2] = 0
 
 
-class _Network:
-    """A compiled network, its inputs bound to our buffers. `weights` are another network's that hold its own."""
+class OpenVINODrafter:
+    """The drafter of one method: its network, and its context cache if it reads one."""
 
-    def __init__(self, core: ov.Core, path: Path, caches: dict[str, np.ndarray], weights: np.ndarray | None = None):
+    def __init__(self, core: ov.Core, bundle: Bundle, name: str, method: MethodInfo, weights: np.ndarray):
+        config, context = bundle.config, method.context
+        self.reads_context = context is not None
+        self.reads_text = context is not None and context.from_text
+        self.caches = _allocate_caches(config, context.layers, context.draft_rows) if context else {}
+        self._network = _Network(core, bundle.path / f"drafter.{name}.onnx", self.caches, weights)
+        self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
+        self._has_raw_logits = self._network.gives("raw_logits")
+        self._chains: ChainBuffers | None = None
+        if method.chain_levels:
+            self._resampler = _Network(core, bundle.path / f"resampler.{name}.onnx", {}, weights)
+            self._chains = ChainBuffers(config.limits.slots, method.chain_levels)
+        self._sampling = SamplingBuffers.of(method, config.limits.slots)
+
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
+        """See `DraftEngine.draft`. Raises RuntimeError where the drafter draws at random, or its network fails, and
+        ValueError for more sequences than the bundle has slots."""
+        if self._sampling is not None:
+            raise RuntimeError("this drafter draws at random: it gives no candidates")
+        if failure := self._network.infer(self._pairs.fill(batch)):
+            raise RuntimeError(f"the drafter's network failed: {failure}")
+        outputs = [self._network.output(name) for name in ("candidates", "log_probs", "parents")]
+        if self._has_raw_logits:
+            outputs.append(self._network.output("raw_logits").reshape(*outputs[0].shape[:2], -1))
+        return DraftCandidates(*outputs)
+
+    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains or the network fails,
+        and ValueError for chains that do not fit it."""
+        if self._chains is None:
+            raise RuntimeError("this drafter leaves no chain to draft again from")
+        if failure := self._resampler.infer(self._chains.fill(chains, roots)):
+            raise RuntimeError(f"the re-sampling network failed: {failure}")
+        candidates, log_probs, parents = (
+            self._resampler.output(name) for name in ("candidates", "log_probs", "parents")
+        )
+        for b, chain in enumerate(chains):
+            log_probs[b, len(chain) :] = -np.inf
+        return DraftCandidates(candidates, log_probs, parents)
+
+    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
+        """See `DrawingEngine.draw`. Raises as `draft` does, and where the drafter does not draw at random."""
+        if self._sampling is None:
+            raise RuntimeError("this drafter does not draw at random")
+        inputs = {**self._pairs.fill(batch), **self._sampling.fill(sampling, len(batch.slots))}
+        if failure := self._network.infer(inputs):
+            raise RuntimeError(f"the drafter's network failed: {failure}")
+        return DraftDraws(*(self._network.output(name) for name in ("ids", "log_probs", "draws")))
+
+
+class _Network:
+    """A compiled network, its inputs bound to our buffers. `weights` hold its own, and may hold others'."""
+
+    def __init__(self, core: ov.Core, path: Path, caches: dict[str, np.ndarray], weights: np.ndarray):
         self._request = core.compile_model(path, "CPU", COMPILE_OPTIONS).create_infer_request()
         self._bound: dict[str, tuple[int, ...]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], ov.Tensor] = {}
         self._caches = caches
         for name, cache in caches.items():
             self._request.set_tensor(name, _shared(cache))
-        file = path.with_suffix(".weights")
-        self.weights = _read_aligned(file) if file.exists() else weights
-        if self.weights is not None:
-            # They stay ours: OpenVINO does not keep them alive.
-            self._request.set_tensor(CONSTANTS, ov.Tensor(self.weights, shared_memory=True))
+        self._weights = weights
+        # They stay ours: OpenVINO does not keep them alive.
+        self._request.set_tensor(CONSTANTS, ov.Tensor(weights, shared_memory=True))
 
     def gives(self, name: str) -> bool:
         """Whether the network has this output."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
+from redraft.bundle import LimitsInfo, MethodInfo, TargetInfo
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
 from redraft.engines.interface import DraftBatch, DraftSampling, TargetBatch
 
@@ -167,11 +167,10 @@ class SamplingBuffers:
         }
 
     @classmethod
-    def of(cls, config: BundleConfig) -> SamplingBuffers | None:
-        """For a bundle's drafter; None where it does not draw at random."""
-        plan = config.drafting
-        random = RANDOM_CONSTRUCTIONS.get(plan.construction) if plan and plan.construction else None
-        return cls(config.limits.slots, random.shape(plan.levels), plan.support) if plan and random else None
+    def of(cls, method: MethodInfo, slots: int) -> SamplingBuffers | None:
+        """For a method's drafter; None where it does not draw at random."""
+        random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
+        return cls(slots, random.shape(method.levels), method.support) if random else None
 
     def fill(self, sampling: DraftSampling, count: int) -> dict[str, np.ndarray]:
         """The network's inputs by name for `count` sequences: views of the buffers. Raises ValueError for others."""

@@ -28,6 +28,7 @@ _SHARED = {
     "pad_id": "pad_id",
     "return_log_probs": "return_log_probs",
     "exclude_input_in_output": "exclude_input_in_output",
+    "drafting_method": "method",
 }
 _LISTS = {"input_ids", "stop_words", "bad_words"}
 _MUST_BE_ONE = {"beam_width", "num_return_sequences"}

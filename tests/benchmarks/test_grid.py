@@ -12,7 +12,7 @@ from redraft.decoding.token_tree import TokenTree
 from redraft.drafting import DraftingPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
-from tests.toy_engine import ToyEngine, toy_codec
+from tests.toy_engine import ToyEngine, only, toy_codec
 
 LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
 PROMPTS = ["hello world", "abcabcabc", "to be or not to be"]
@@ -22,7 +22,7 @@ PROMPTS = ["hello world", "abcabcabc", "to be or not to be"]
 def session():
     engine = ToyEngine(width=4, length=3)
     plan = DraftingPlan("best_first", budget=BudgetTable.constant(8))
-    return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), plan), plan)
+    return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -41,7 +41,7 @@ def test_replay_equals_a_live_run(session, shape, plan, temperature):
     outcome = grid.Outcome()
     for replay in replays:
         grid.follow(grid.build_trees(shape, replay), replay.tokens, outcome)
-    session.use_plan(plan)
+    session.use_plans(only(plan))
     live = session.run([request(text, 60, temperature=temperature, seed=i) for i, text in enumerate(PROMPTS)])
     assert [answer.token_ids for answer in live if len(answer.token_ids) > 1] == [replay.tokens for replay in replays]
     live_steps = sum(answer.stats.steps for answer in live)

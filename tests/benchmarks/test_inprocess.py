@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from benchmarks import verify_lossless
-from benchmarks.inprocess import Session, TimedEngine, request
+from benchmarks.inprocess import Session, request
 from redraft.budget import BudgetTable
 from redraft.drafting import DraftingPlan
-from redraft.engines.interface import DrawingEngine, Engine, ResamplingEngine
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits, _TimedEngine
-from tests.toy_engine import ToyEngine, toy_codec
+from redraft.scheduler import Limits
+from tests.toy_engine import ToyEngine, only, toy_codec
 
 LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
 
@@ -21,7 +20,7 @@ LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
 def session(budget=None, end_ids=(0,), **engine):
     plan = None if budget is None else DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(budget))
     toy = ToyEngine(**engine)
-    return Session(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids)), plan)
+    return Session(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids), only(plan)))
 
 
 def test_answers_come_in_order_with_statistics():
@@ -121,10 +120,3 @@ def test_first_difference():
     assert verify_lossless.first_difference([1, 2], [1, 2]) is None
     assert verify_lossless.first_difference([1, 2], [1, 3]) == 1
     assert verify_lossless.first_difference([1, 2], [1, 2, 3]) == 2
-
-
-@pytest.mark.parametrize("clock", [TimedEngine, _TimedEngine])
-def test_clocks_pass_on_every_call_of_an_engine(clock):
-    calls = {name for kind in (Engine, DrawingEngine, ResamplingEngine) for name in vars(kind) if name[0] != "_"}
-    assert calls >= {"execute", "draft", "draw", "resample", "reads_context", "close"}
-    assert calls <= set(dir(clock))

@@ -132,7 +132,14 @@ def test_table2_setting(backend, command, tokenizer_folder, tmp_path, capsys):
     assert (args.request_rate, args.temperature) == ([0.1, 0.5, 1.0], 1.0)
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    (bundle / "config.json").write_text(json.dumps({"precision": "bf16", "drafting": {"beam_width": 4}}))
+    (bundle / "config.json").write_text(
+        json.dumps({"name": "b", "precision": "bf16", "methods": {"four": {"beam_width": 4}}})
+    )
     args = loadtest.parser().parse_args(["--tokenizer", str(bundle), "--table2"])
     with pytest.raises(ValueError, match="--table2 needs"):
+        loadtest.check(args)
+    args.method = "auto_regressive"
+    loadtest.check(args)
+    args.method = "five"
+    with pytest.raises(ValueError, match="--method: expected one of four, auto_regressive, got 'five'"):
         loadtest.check(args)

@@ -18,7 +18,7 @@ from redraft.drafting import DraftingPlan
 from redraft.protocol import SequenceStats
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
-from tests.toy_engine import ToyEngine, toy_codec
+from tests.toy_engine import TOY, ToyEngine, toy_codec
 
 FAKE_LLAMA = """
 class Llama:
@@ -32,10 +32,10 @@ class Llama:
 NGRAM_ALONE = DraftingPlan(None, ngram=True, budget=BudgetTable.constant(8))
 
 
-def session(plan=None):
+def session(plans):
     engine = ToyEngine()
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
-    return Session(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plan), plan)
+    return Session(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans))
 
 
 @pytest.fixture
@@ -55,8 +55,10 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
         dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], top_p=0.9, streams=[2], repeats=2
     )
     plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
-    sessions = {single_stream.AR: session(), "speculative": session(plan), "ngram": session(NGRAM_ALONE)}
-    report = single_stream.measure(sessions, args, ChatTokenizer(tokenizer_folder), llama)
+    both = session({TOY: plan, "ngram": NGRAM_ALONE})
+    methods = {single_stream.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
+    entrants = {name: single_stream.Entrant(both, method) for name, method in methods.items()}
+    report = single_stream.measure(entrants, args, ChatTokenizer(tokenizer_folder), llama)
     single_stream.show(report)
     cold = report["single"]["0"]
     spec, ar = cold["contenders"]["speculative"], cold["contenders"]["auto-regressive"]

@@ -21,6 +21,8 @@ from model_defs.export import CacheShape, export_target_native, export_target_pl
 from model_defs.fingerprint import target_fingerprint
 from plugins.cpu.lowering import lower
 from redraft.bundle import Bundle
+from redraft.engines import load_engine
+from redraft.engines.interface import DraftBatch
 from tests.engines.tiny import tiny_drafter, tiny_drafter_of, tiny_target
 
 CACHE = CacheShape(4, 40, 8)
@@ -84,14 +86,11 @@ def test_a_bundle_with_drafter(model, tmp_path, capsys):
     done = run(*options, "--slots", 3, "--construction", "beam", "--beam-width", 2, "--candidates", 2)
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "b")
-    assert bundle.config.drafting is not None
-    assert (bundle.config.limits.slots, bundle.config.drafting.construction, bundle.config.drafting.ngram) == (
-        3,
-        "beam",
-        True,
-    )
+    method = bundle.config.methods["recurrent"]
+    assert (bundle.config.limits.slots, method.construction, method.ngram) == (3, "beam", True)
     assert bundle.manifest.command.startswith("python build/build_engines.py")
-    assert {"target.onnx", "drafter.onnx", "bigrams.npy", "tokenizer.json"} < set(bundle.manifest.files)
+    files = {"target.onnx", "drafter.recurrent.onnx", "drafters.weights", "bigrams.npy", "tokenizer.json"}
+    assert files < set(bundle.manifest.files)
     inspect_bundle.main(tmp_path / "b")
     printed = capsys.readouterr().out
     assert "2 TreeAttention" in printed
@@ -103,10 +102,9 @@ def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):
     options = ["--model", model, "--drafter", tmp_path / "drafter", "--output", tmp_path / "b", "--max-len", 64]
     done = run(*options, "--slots", 3, "--construction", "stochastic_beam", "--levels", "3,2", "--support", 9)
     assert done.exit_code == 0, done.output
-    drafting = Bundle.load(tmp_path / "b").config.drafting
-    assert drafting is not None
-    assert (drafting.levels, drafting.support, drafting.tree_budget) == ((3, 2), 9, 5)
-    assert (drafting.verification, drafting.ngram) == ("recursive_rejection", False)
+    method = Bundle.load(tmp_path / "b").config.methods["recurrent"]
+    assert (method.levels, method.support, method.tree_budget) == ((3, 2), 9, 5)
+    assert (method.verification, method.ngram) == ("recursive_rejection", False)
     inspect_bundle.main(tmp_path / "b")
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "stochastic_beam, 3, 2 draws per level from 9 tokens" in printed
@@ -114,16 +112,95 @@ def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):
     assert "recursive_rejection" in printed
 
 
+def test_a_bundle_of_several_methods(model, tmp_path, capsys):
+    """One target, the drafters' weights once, and each method's answers those of a bundle of its own."""
+    target = tiny_target()
+    tiny_drafter(target).save(tmp_path / "recurrent")
+    tiny_drafter_of(target, "hidden_state").save(tmp_path / "hidden")
+    (tmp_path / "methods.toml").write_text(
+        f"""
+        [wide]
+        drafter = "{tmp_path}/recurrent"
+        beam_width = 5
+        [narrow]
+        drafter = "{tmp_path}/recurrent"
+        beam_width = 2
+        ngram = false
+        [lyanna]
+        drafter = "{tmp_path}/hidden"
+        beam_length = 3
+        resample_above = 0
+        [rsd-s]
+        drafter = "{tmp_path}/recurrent"
+        construction = "stochastic_beam"
+        levels = "3,2"
+        support = 9
+        [lookup]
+        ngram = true
+        """
+    )
+    options = ["--model", model, "--max-len", 64, "--precision", "fp32", "--slots", 3]
+    done = run(*options, "--methods", tmp_path / "methods.toml", "--output", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    done = run(*options, "--drafter", tmp_path / "recurrent", "--beam-width", 5, "--output", tmp_path / "alone")
+    assert done.exit_code == 0, done.output
+    bundle, alone = (Bundle.load(tmp_path / name) for name in ("b", "alone"))
+    methods = bundle.config.methods
+    assert list(methods) == ["wide", "narrow", "lyanna", "rsd-s", "lookup"]
+    assert (methods["wide"].beam_width, methods["narrow"].ngram, methods["lookup"].drafter) == (5, False, None)
+    assert methods["rsd-s"].verification == "recursive_rejection"
+    sizes = [entry.manifest.files["drafters.weights"].size for entry in (bundle, alone)]
+    assert sizes[0] < 3.5 * sizes[1], "three methods of one drafter, whose weights are there once"
+    engine, own = load_engine(bundle), load_engine(alone)
+    assert set(engine.drafters) == set(methods) - {"lookup"}
+    batch = DraftBatch.of_roots(np.ones((2, 96), np.float32), np.array([3, 7], np.int32))
+    got, expected = engine.drafters["wide"].draft(batch), own.drafters["recurrent"].draft(batch)
+    np.testing.assert_array_equal(got.candidates, expected.candidates)
+    np.testing.assert_array_equal(got.log_probs, expected.log_probs)
+    assert engine.drafters["narrow"].draft(batch).candidates.shape == (2, 5, 2, 8)
+    inspect_bundle.main(tmp_path / "b")
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "method narrow recurrent, best_first, beam width 2" in printed
+    assert "method lookup no drafter; " in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a table for each method, found none"),
+        ("[a", "methods.toml: "),
+        ("[a]\nbeam_with = 3", "methods.toml, [a]: beam_with: unknown field"),
+        ("[a]\nngram = true\nbeam_width = 0", "[a]: beam_width: input should be greater than or equal to 1, got 0"),
+        ("[a]\nbeam_width = 2", "[a]: expected a drafter, or ngram = true"),
+        ("['a/b']\nngram = true", "a/b"),
+        ("[auto_regressive]\nngram = true", "a method cannot be called 'auto_regressive'"),
+        ("[a]\nngram = true\n[b]\nngram = true\ntree_budget = 90", "b: --tree-budget 90: expected less than"),
+        ("[a]\ndrafter = 'nowhere'", "nowhere"),
+    ],
+)
+def test_methods_that_cannot_be_are_refused(model, tmp_path, text, message):
+    (tmp_path / "methods.toml").write_text(text)
+    done = run("--model", model, "--max-len", 64, "--methods", tmp_path / "methods.toml", "--output", tmp_path / "b")
+    assert done.exit_code == 1
+    assert message in done.output
+    assert not (tmp_path / "b").exists()
+
+
+def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
+    done = run("--model", model, "--methods", "m.toml", "--beam-width", 3, "--no-drafter", "--output", tmp_path / "b")
+    assert "--methods describes all methods: expected it without --no-drafter, --beam-width" in done.output
+
+
 def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
     assert run("--model", model, "--no-drafter", "--output", tmp_path / "b", "--max-len", 64).exit_code == 0
     assert [output.name for output in ir.load(tmp_path / "b" / "target.onnx").graph.outputs] == ["logits"]
-    assert Bundle.load(tmp_path / "b").config.drafting is None
+    assert Bundle.load(tmp_path / "b").config.methods == {}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give either --drafter FOLDER or --no-drafter"),
+        ([], "give one of --drafter FOLDER, --methods FILE and --no-drafter"),
         (["--no-drafter", "--precision", "fp16"], "--precision fp16: openvino takes fp32, bf16, int8"),
         (["--no-drafter", "--max-len", "500"], "--max-len 500: the target's context has 128 positions"),
         (["--drafter", "DRAFTER", "--tree-budget", "40"], "--tree-budget 40: expected less than --max-tree 32"),

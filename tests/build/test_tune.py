@@ -12,7 +12,7 @@ from redraft.drafting import DraftingPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.toy_drafter import DrawingToyEngine
-from tests.toy_engine import ToyEngine, toy_codec
+from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
 LIMITS = Limits(slots=4, max_len=256, max_tree=14, prefill_chunk=64)
 
@@ -40,7 +40,7 @@ class PricedDrawingEngine(Priced, DrawingToyEngine):
 def runtime():
     engine = PricedEngine(slots=4, max_tree=14, quality=0.95)
     plan = DraftingPlan("best_first", budget=BudgetTable.constant(8))
-    return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), plan)
+    return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan))
 
 
 def test_budgets_follow_the_price_of_rows(runtime, monkeypatch):
@@ -49,7 +49,7 @@ def test_budgets_follow_the_price_of_rows(runtime, monkeypatch):
     monkeypatch.setattr(tune, "SHAPES", (("best_first", False),))
     monkeypatch.setattr(tune, "ROUNDS", 3)
     said: list[str] = []
-    table = tune.tune(runtime, ["hello", "world"], 24, said.append)
+    table = tune.tune(runtime, TOY, ["hello", "world"], 24, said.append)
     first, last = table.entries[0], table.entries[-1]
     assert (first.running, last.running) == (1, 4)
     assert first.greedy in (4, 8)
@@ -61,9 +61,11 @@ def test_budgets_follow_the_price_of_rows(runtime, monkeypatch):
 
 
 def test_small_trees_are_predicted_from_the_large_one(runtime):
-    predicted = tune.measure_acceptance(runtime, ("best_first", False), ["hello", "world"], 90, {}, lambda text: None)
+    predicted = tune.measure_acceptance(
+        runtime, TOY, ("best_first", False), ["hello", "world"], 90, {}, lambda text: None
+    )
     for budget in (2, 6):
-        runtime.with_plan(DraftingPlan("best_first", budget=BudgetTable.constant(budget)))
+        runtime.with_plans(only(DraftingPlan("best_first", budget=BudgetTable.constant(budget))))
         for key, text in enumerate(["hello", "world"]):
             request = tune.GenerateRequest(id=str(key), text=text, max_tokens=90)
             runtime.scheduler.submit(runtime.sequence(str(key), request))
@@ -81,8 +83,8 @@ def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree(monkeypatch):
     levels = (3, 2)
     engine = PricedDrawingEngine("gumbel_top_k", levels, 12, slots=4, max_tree=14)
     plan = DraftingPlan("gumbel_top_k", "recursive_rejection", levels=levels, support=12)
-    runtime = Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), plan)
-    table = tune.tune(runtime, ["hello", "world"], 40, lambda text: None)
+    runtime = Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan))
+    table = tune.tune(runtime, TOY, ["hello", "world"], 40, lambda text: None)
     assert (table.construction, table.ngram) == ("gumbel_top_k", False)
     lengths = table.measured["acceptance"]["gumbel_top_k"]
     assert list(lengths["sampled"]) == ["0", "3", "8", "9"], "no budget beyond the nine draws"

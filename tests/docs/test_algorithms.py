@@ -16,7 +16,7 @@ from model_defs.windows import Windows
 from redraft.decoding.construction import CONSTRUCTIONS, Draws, register_construction
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch
-from tests.engines.tiny import VOCAB, tiny_bundle, tiny_target
+from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_target
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 NAMES = (CONSTRUCTIONS, DRAFTERS, Drafter, Draws, Recipe, Tensor, dataclass, np, nn, register_construction, replace)
@@ -56,9 +56,9 @@ def test_the_example_is_trained_compiled_and_drafts(example, tmp_path):
         trainer.loss(windows).backward()
         optimizer.step()
     bundle = tiny_bundle(tmp_path, target, trained=drafter.eval(), construction="confident")
-    assert bundle.config.drafting.construction == "confident"
+    assert bundle.config.methods[METHOD].construction == "confident"
     roots = np.array([5, 17], np.int32)
-    drafted = load_engine(bundle).draft(DraftBatch.of_roots(np.zeros((2, 96), np.float32), roots))
+    drafted = load_engine(bundle).drafters[METHOD].draft(DraftBatch.of_roots(np.zeros((2, 96), np.float32), roots))
     tree = CONSTRUCTIONS["confident"].build(drafted, roots, 8)
     for root, nodes in zip(roots.tolist(), tree.nodes, strict=True):
         assert [(root + 1, 0), (root + 2, 1)] == [(token, parent) for token, parent, _ in nodes[1:3]]

@@ -21,7 +21,7 @@ from model_defs.medusa import MedusaDrafter
 from model_defs.target import Target
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch, DraftCandidates
-from tests.engines.tiny import CONTEXT_DRAFTERS, VOCAB, tiny_bundle, tiny_drafter_of
+from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
 
 HIDDEN = 96
 
@@ -85,7 +85,7 @@ def draft(engine, sequences: list[Drafting]) -> DraftCandidates:
     )
     for s in sequences:
         s.ingested = len(s.tokens)
-    return DraftCandidates(*(array.copy() for array in arrays_of(engine.draft(batch))))
+    return DraftCandidates(*(array.copy() for array in arrays_of(engine.drafters[METHOD].draft(batch))))
 
 
 def arrays_of(drafted: DraftCandidates) -> list[np.ndarray]:
@@ -125,7 +125,7 @@ def test_drafts_are_those_of_the_module_run_from_scratch(target: Target, tmp_pat
     """Prompts at once, then a few pairs at a time, in changing company; some sequences skip drafts."""
     drafter = tiny_drafter_of(target, variant)
     engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter))
-    assert engine.reads_context
+    assert engine.drafters[METHOD].reads_context
     rng = np.random.default_rng(3)
     sequences = [Drafting(slot) for slot in (4, 0, 8)]
     steps = [
@@ -154,7 +154,7 @@ def test_drafts_are_those_of_the_module_run_from_scratch(target: Target, tmp_pat
 def test_a_drafter_without_context(target: Target, tmp_path, backend):
     drafter = tiny_drafter_of(target, "medusa")
     engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter))
-    assert not engine.reads_context
+    assert not engine.drafters[METHOD].reads_context
     rng = np.random.default_rng(3)
     for batch in (3, 1):
         sequences = [Drafting(slot) for slot in range(batch)]
@@ -203,14 +203,14 @@ def test_drafting_again_from_a_chain(target, tmp_path):
     roots = np.array([4, 110, 98], np.int32)
     for company, starts in (((0, 1, 2), (1, 3, 2)), ((2,), (1,)), ((1, 0), (2, 1))):
         chains = [raw[b, start:] for b, start in zip(company, starts, strict=True)]
-        drafted = engine.resample(chains, roots[list(company)])
+        drafted = engine.drafters[METHOD].resample(chains, roots[list(company)])
         assert drafted.candidates.shape == (len(company), 3, 3, 5)
         for place, (b, chain) in enumerate(zip(company, chains, strict=True)):
             assert np.isfinite(drafted.log_probs[place, : len(chain), 0]).all()
             assert np.isinf(drafted.log_probs[place, len(chain) :]).all()
             check(drafter, drafted, place, partial(following_chain, drafter, chain, int(roots[b])))
     with pytest.raises(ValueError, match="1 chains of up to 4 levels, 1 roots: expected one of each for 1 to 9"):
-        engine.resample([raw[0]], roots[:1])
+        engine.drafters[METHOD].resample([raw[0]], roots[:1])
 
 
 def test_batches_that_do_not_fit_are_refused(target, tmp_path):

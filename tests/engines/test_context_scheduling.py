@@ -11,7 +11,7 @@ from redraft.engines import load_engine
 from redraft.protocol import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
-from tests.engines.tiny import CONTEXT_DRAFTERS, LIMITS, VOCAB, tiny_bundle, tiny_drafter_of
+from tests.engines.tiny import CONTEXT_DRAFTERS, LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
 from tests.toy_engine import toy_codec
 
 CODEC = toy_codec(VOCAB)
@@ -42,7 +42,7 @@ def generate(
 ) -> tuple[dict[int, list[int]], Scheduler]:
     """Tokens of every request; they join two at a time, and some are cancelled soon."""
     limits = Limits(slots=3, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
-    scheduler, tokens = Scheduler(engine, limits, plan), dict[int, list[int]]()
+    scheduler, tokens = Scheduler(engine, limits, {METHOD: plan} if plan else {}), dict[int, list[int]]()
     waiting = requests()
     for step in range(1000):
         if step % 4 == 0:
@@ -100,7 +100,7 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path):
     def run(plan: DraftingPlan | None) -> Sequence:
         request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=20)
         running.append(Sequence("a", request, [5, 6], CODEC, frozenset()))
-        scheduler = Scheduler(engine, Limits(1, 80, 40, 16), plan)
+        scheduler = Scheduler(engine, Limits(1, 80, 40, 16), {METHOD: plan})
         scheduler.submit(running[-1])
         while not scheduler.idle:
             outputs = scheduler.step()
@@ -146,7 +146,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
 
     engine.draft = recorded
     limits = Limits(slots=2, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
-    scheduler = Scheduler(engine, limits, DraftingPlan("best_first", budget=BudgetTable.constant(7)))
+    scheduler = Scheduler(engine, limits, {METHOD: DraftingPlan("best_first", budget=BudgetTable.constant(7))})
     for sequence in sequences:
         scheduler.submit(sequence)
     while not scheduler.idle:

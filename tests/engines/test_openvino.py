@@ -13,6 +13,7 @@ from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch, DraftCandidates
 from redraft.engines.openvino import OpenVINOEngine
 from tests.engines.tiny import (
+    METHOD,
     VOCAB,
     Rows,
     chain,
@@ -95,7 +96,7 @@ def test_a_tree_row_has_the_bits_of_the_token_decoded_alone(target, tmp_path, pr
 
 def test_the_drafter_agrees_with_its_module(engine, target):
     hidden, roots = draft_inputs(target)
-    drafted = engine.draft(DraftBatch.of_roots(hidden, roots))
+    drafted = engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, roots))
     module = BeamSearch(tiny_drafter_as_stored(target), 3, 4, 5)
     candidates, log_probs, parents = (x.numpy() for x in module([torch.from_numpy(hidden), torch.from_numpy(roots)]))
     np.testing.assert_array_equal(drafted.parents, parents, strict=True)
@@ -107,9 +108,9 @@ def test_the_drafter_agrees_with_its_module(engine, target):
 def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, precision):
     engine = load_engine(tiny_bundle(tmp_path, target, precision=precision))
     hidden, roots = draft_inputs(target)
-    together = [array.copy() for array in arrays_of(engine.draft(DraftBatch.of_roots(hidden, roots)))]
+    together = [array.copy() for array in arrays_of(engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, roots)))]
     for rows in ([1], [2, 0], [0, 0, 1, 2, 1]):
-        some = engine.draft(DraftBatch.of_roots(hidden[rows], roots[rows]))
+        some = engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden[rows], roots[rows]))
         for array, whole in zip(arrays_of(some), together, strict=True):
             np.testing.assert_array_equal(array, whole[rows])
 
@@ -120,9 +121,9 @@ def test_a_draft_that_fails_is_noticed(engine, target):
     beyond = np.array([5, VOCAB, 110], np.int32)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the drafter's network failed: token id 111: expected 0 to 110"):
-            engine.draft(DraftBatch.of_roots(hidden, beyond))
-        engine.draft(DraftBatch.of_roots(hidden[:1], roots[:1]))
-    engine.draft(DraftBatch.of_roots(hidden, roots))
+            engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, beyond))
+        engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden[:1], roots[:1]))
+    engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, roots))
 
 
 def test_a_draft_for_too_many_or_unequal_inputs_is_refused(engine, target):
@@ -131,7 +132,7 @@ def test_a_draft_for_too_many_or_unequal_inputs_is_refused(engine, target):
         count = len(tokens)
         message = f"{len(rows)} hidden states, {count} tokens, {count} slots: expected one of each for 1 to 9"
         with pytest.raises(ValueError, match=message):
-            engine.draft(DraftBatch.of_roots(rows, tokens))
+            engine.drafters[METHOD].draft(DraftBatch.of_roots(rows, tokens))
 
 
 def arrays_of(drafted: DraftCandidates) -> list[np.ndarray]:
@@ -181,7 +182,7 @@ def test_memory_does_not_grow_with_steps(engine):
     def steps(count: int) -> None:
         for _ in range(count):
             engine.execute(make_batch([random_tree(rng, 0, [1] * 20, int(rng.integers(1, 39)))]))
-            engine.draft(DraftBatch.of_roots(np.zeros((2, 96), np.float32), np.zeros(2, np.int32)))
+            engine.drafters[METHOD].draft(DraftBatch.of_roots(np.zeros((2, 96), np.float32), np.zeros(2, np.int32)))
 
     steps(200)
     before = psutil.Process().memory_info().rss

@@ -8,16 +8,16 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from build_engines import save
 from model_defs.export import export_drafter_native
 from model_defs.random_draws import RandomDraws
+from networks import save
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch, DraftDraws, DraftSampling, DrawingEngine, Engine
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, expected_draws, sampling_of
 from tests.engines.test_context_drafters import Drafting, following
 from tests.engines.test_openvino import tiny_drafter_as_stored
-from tests.engines.tiny import tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
+from tests.engines.tiny import METHOD, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
 from tests.toy_drafter import reference_draws
 
 
@@ -33,7 +33,7 @@ def drawing(request, tmp_path_factory) -> tuple[str, Engine]:
 
 def draw(engine: Engine, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
     assert isinstance(engine, DrawingEngine)
-    return DraftDraws(*(array.copy() for array in vars(engine.draw(batch, sampling)).values()))
+    return DraftDraws(*(array.copy() for array in vars(engine.drafters[METHOD].draw(batch, sampling)).values()))
 
 
 def rows(batch: DraftBatch, sampling: DraftSampling, chosen: list[int]) -> tuple[DraftBatch, DraftSampling]:
@@ -88,7 +88,7 @@ def test_every_draft_model_draws(variant, tmp_path):
         np.stack([sequence.hidden[-1].numpy() for sequence in sequences]),
         np.array([int(sequence.tokens[-1]) for sequence in sequences], np.int32),
     )
-    if engine.reads_context:
+    if engine.drafters[METHOD].reads_context:
         batch = DraftBatch(
             np.concatenate([sequence.hidden.numpy() for sequence in sequences]),
             np.concatenate([sequence.tokens.numpy() for sequence in sequences]),
@@ -125,10 +125,10 @@ def test_what_does_not_fit_is_refused(drawing, fp32_bundle):
     construction, engine = drawing
     batch, sampling = draft_batch(3), sampling_of(construction, 3)
     with pytest.raises(ValueError, match=r"shape of noise is \(2, .*: expected \(3, "):
-        engine.draw(batch, sampling_of(construction, 2))
+        engine.drafters[METHOD].draw(batch, sampling_of(construction, 2))
     with pytest.raises(ValueError, match=r"shape of noise is \(3, \d+, 6\): expected \(3, \d+, 7\)"):
-        engine.draw(batch, dataclasses.replace(sampling, noise=sampling.noise[:, :, :6]))
+        engine.drafters[METHOD].draw(batch, dataclasses.replace(sampling, noise=sampling.noise[:, :, :6]))
     with pytest.raises(RuntimeError, match="draws at random: it gives no candidates"):
-        engine.draft(batch)
+        engine.drafters[METHOD].draft(batch)
     with pytest.raises(RuntimeError, match="no drafter that draws at random"):
-        load_engine(fp32_bundle).draw(batch, sampling)
+        load_engine(fp32_bundle).drafters[METHOD].draw(batch, sampling)

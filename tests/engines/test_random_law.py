@@ -23,7 +23,7 @@ from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.decoding.test_sampling import chi_square
 from tests.engines.draws import LEVELS
-from tests.engines.tiny import LIMITS, VOCAB, tiny_bundle, tiny_drafter, tiny_target
+from tests.engines.tiny import LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_target
 from tests.joint_law import CODEC, THRESHOLD
 from tests.mutants import MUTANTS, planted
 
@@ -74,7 +74,7 @@ def deviation(pairs: np.ndarray, engine: Engine, construction: str, verification
         levels=LEVELS[construction],
         support=SUPPORT,
     )
-    scheduler = Scheduler(engine, Limits(**LIMITS.model_dump(), max_queue=requests), plan)
+    scheduler = Scheduler(engine, Limits(**LIMITS.model_dump(), max_queue=requests), {METHOD: plan})
     for seed in range(requests):
         sampling = SamplingConfig(temperature=TEMPERATURE, seed=seed)
         request = GenerateRequest(id=str(seed), input_ids=PROMPT, max_tokens=4, sampling=sampling)
@@ -114,14 +114,15 @@ class _Damped:
     """An engine that draws likely tokens too often, and says nothing of it."""
 
     def __init__(self, engine: Engine):
-        self.execute, self.reads_context, self._engine = engine.execute, engine.reads_context, engine
+        self.execute, self._drafter = engine.execute, engine.drafters[METHOD]
+        self.drafters, self.reads_context, self.reads_text = {METHOD: self}, False, False
 
     def draft(self, batch: DraftBatch):
-        return self._engine.draft(batch)
+        return self._drafter.draft(batch)
 
     def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
         sampling.noise *= 0.7
-        return self._engine.draw(batch, sampling)  # type: ignore[attr-defined]
+        return self._drafter.draw(batch, sampling)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         pass

@@ -19,7 +19,7 @@ def test_the_real_target_in_fp32(smollm2, tmp_path):
         precision="fp32",
         target=target_info(target),
         limits=LimitsInfo(slots=3, max_len=2048, max_tree=64, prefill_chunk=64),
-        drafting=None,
+        methods={},
     )
     build(config, target, smollm2, None, tmp_path / "bundle", hidden=False)
     engine = load_engine(Bundle.load(tmp_path / "bundle"))

@@ -11,14 +11,14 @@ import onnxruntime
 import pytest
 import torch
 
-from build_engines import save, write_tensorrt_rtx
 from model_defs.drafting import BeamSearch
 from model_defs.export import CacheShape, export_target_native
 from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
+from networks import save, write_tensorrt_rtx
 from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
 from redraft.engines.tensorrt_rtx import network_sha256
-from tests.engines.tiny import DRAFTING, VOCAB, Rows, chain, expected, random_tree, tiny_drafter, tiny_target
+from tests.engines.tiny import DRAFTING, METHOD, VOCAB, Rows, chain, expected, random_tree, tiny_drafter, tiny_target
 
 SMOLLM2 = TargetInfo(
     num_layers=30,
@@ -89,12 +89,12 @@ def built(smollm2, tmp_path_factory) -> tuple[Path, Target, BeamSearch]:
         precision="fp16",
         target=SMOLLM2,
         limits=LimitsInfo(slots=2, max_len=2048, max_tree=32, prefill_chunk=128),
-        drafting=DRAFTING,
+        methods={METHOD: DRAFTING},
     )
     template = tiny_drafter(tiny_target())
     drafter = RecurrentDrafter(replace(template.config, hidden_size=576, vocab_size=49152), target, template.hot_ids)
     drafting = BeamSearch(drafter.eval().requires_grad_(False), 3, 2, 4)
-    write_tensorrt_rtx(config, target, drafting, folder, hidden=True)
+    write_tensorrt_rtx(config, target, {METHOD: drafting}, folder, hidden=True)
     return folder, target.float(), drafting
 
 
@@ -116,11 +116,11 @@ def test_engines_are_built_from_the_file_that_onnx_runtime_verifies(built):
 
 def test_the_drafters_engine_is_built_from_a_verified_file(built):
     folder, _, drafting = built
-    report = json.loads((folder / "drafter.engine.json").read_text())
-    assert report["network_sha256"] == network_sha256(folder / "drafter.onnx")
+    report = json.loads((folder / "drafter.tiny.engine.json").read_text())
+    assert report["network_sha256"] == network_sha256(folder / "drafter.tiny.onnx")
     assert report["engine_bytes"] >= 0.9 * report["weight_bytes"]
     hidden, tokens = torch.randn(2, 576), torch.tensor([5, 77], dtype=torch.int32)
-    session = onnxruntime.InferenceSession(folder / "drafter.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(folder / "drafter.tiny.onnx", providers=["CPUExecutionProvider"])
     _, log_probs, _ = session.run(None, {"hidden": hidden.half().numpy(), "tokens": tokens.numpy()})
     want = drafting.float()([hidden.half().float(), tokens])[1].numpy()
     np.testing.assert_allclose(log_probs.astype(np.float32)[:, 0, 0], want[:, 0, 0], atol=0.05)

@@ -9,7 +9,7 @@ import pytest
 
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch
-from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_tree, tiny_bundle, tiny_target
+from tests.engines.tiny import METHOD, VOCAB, chain, expected, make_batch, random_tree, tiny_bundle, tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_trees_prefill_and_commits_agree_with_the_module(engine, target):
 def test_drafts_are_those_of_the_embedded_engine(engine, fp32_bundle):
     hidden = np.random.default_rng(1).standard_normal((2, 96), dtype=np.float32)
     batch = DraftBatch.of_roots(hidden, np.array([3, 110], np.int32))
-    ours, reference = load_engine(fp32_bundle).draft(batch), engine.draft(batch)
+    ours, reference = load_engine(fp32_bundle).drafters[METHOD].draft(batch), engine.drafters[METHOD].draft(batch)
     present = np.isfinite(reference.log_probs)
     np.testing.assert_array_equal(ours.candidates[present], reference.candidates[present])
     np.testing.assert_allclose(ours.log_probs, reference.log_probs, atol=1e-4)

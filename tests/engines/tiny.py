@@ -16,12 +16,14 @@ from model_defs.drafter import Drafter
 from model_defs.drafters import DRAFTERS
 from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
-from redraft.bundle import Bundle, BundleConfig, DraftingInfo, LimitsInfo
+from redraft.bundle import Bundle, BundleConfig, LimitsInfo, MethodInfo
 from redraft.engines.interface import TargetBatch
 
 VOCAB = 111
 LIMITS = LimitsInfo(slots=9, max_len=80, max_tree=40, prefill_chunk=16)
-DRAFTING = DraftingInfo(
+METHOD = "tiny"
+"""What the tiny bundle's only method is called."""
+DRAFTING = MethodInfo(
     drafter="recurrent",
     construction="beam",
     beam_width=3,
@@ -108,9 +110,9 @@ def tiny_bundle(
         precision=precision,
         target=target_info(target),
         limits=LIMITS,
-        drafting=DRAFTING.model_copy(update={"drafter": trained.name, **plan}) if drafts else None,
+        methods={METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {},
     )
-    build(config, target, model, drafter if drafts else None, folder / "bundle", hidden=drafts)
+    build(config, target, model, {METHOD: drafter} if drafts else {}, folder / "bundle", hidden=drafts)
     return Bundle.load(folder / "bundle")
 
 

@@ -39,12 +39,14 @@ def test_every_field_reaches_the_worker():
             beam_width=ints(1),
             length_penalty=floats(2.0),
             exclude_input_in_output=np.array([[False]]),
+            drafting_method=np.array([[b"rsd"]], object),
         ),
         json.dumps({"id": "7", "triton_enable_empty_final_response": True}),
     )
     assert (request.text, request.max_tokens, request.stream) == ("hi", 4, True)
     assert request.sampling.temperature == 0.7, "the decimal that the client wrote, not its float32 neighbour"
     assert request.sampling.seed == 2**64 - 1
+    assert request.method == "rsd"
     assert (request.stop_words, request.bad_words, request.exclude_input_in_output) == (["a", "é"], [], False)
 
 

@@ -1,0 +1,190 @@
+"""The methods of a bundle, as flags or a TOML file describe them, and their drafting loops."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from model_defs.drafter import Drafter
+from model_defs.drafters import DRAFTERS, RECURRENT, load_drafter
+from model_defs.drafting import BeamSearch
+from model_defs.export import Drafting
+from model_defs.files import read_json
+from model_defs.hidden_state import HiddenStateDrafter
+from model_defs.random_draws import RandomDraws
+from model_defs.target import Target
+from redraft.bundle import BundleConfig, BundleError, ContextInfo, MethodInfo
+from redraft.decoding.construction import CONSTRUCTIONS
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.decoding.verification import VERIFIERS, check_pairing
+from redraft.protocol import AUTO_REGRESSIVE, describe
+
+USUAL_BUDGET = 16
+HIDDEN_STATE = HiddenStateDrafter.name
+NGRAM = "ngram"
+"""What a method without drafter is called."""
+
+
+class MethodSettings(BaseModel):
+    """One method: a table of the TOML file, or the flags of the same names. The descriptions are their help."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    drafter: Path | None = Field(None, description="Trained drafter's folder.")
+    construction: str = Field(
+        "best_first",
+        description=f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: "
+        f"{', '.join(RANDOM_CONSTRUCTIONS)}.",
+    )
+    beam_width: int = Field(4, ge=1, description="Nodes that the drafter expands at each depth.")
+    beam_length: int = Field(5, ge=1, description="Depth of the drafts.")
+    candidates: int = Field(8, ge=1, description="Children of an expanded node.")
+    levels: str | None = Field(
+        None,
+        description="Random draws at each depth, such as 4,2,1: children of every node (gumbel_top_k), or nodes of the "
+        "depth. Default: "
+        + "; ".join(f"{name} {','.join(map(str, known.levels))}" for name, known in RANDOM_CONSTRUCTIONS.items()),
+    )
+    support: int = Field(64, ge=1, description="Likeliest tokens that random draws are from, at each node.")
+    tree_budget: int | None = Field(
+        None, ge=1, description="Drafted nodes a step until the bundle is tuned; default: 16, or all of --levels."
+    )
+    ngram: bool | None = Field(
+        None,
+        description="Merge an n-gram branch; default: where there is a drafter, and a verification that allows it.",
+    )
+    verification: str | None = Field(
+        None,
+        description=f"Which drafted tokens are kept: {', '.join(VERIFIERS)}. Default: sampled_walk; at random: "
+        + ", ".join(f"{known.verification} ({name})" for name, known in RANDOM_CONSTRUCTIONS.items()),
+    )
+    resample_above: int | None = Field(
+        None,
+        ge=0,
+        description="Draft again from a rejected draft's chain where more steps than this are left of it.",
+    )
+    skip_above: int | None = Field(
+        None, ge=0, description="Where more steps than this are left, do so instead of a new draft."
+    )
+
+    def info(self) -> MethodInfo:
+        """What the bundle says of the method. Raises BundleError, or FileNotFoundError where there is no drafter."""
+        random = RANDOM_CONSTRUCTIONS.get(self.construction) if self.drafter else None
+        if self.levels and random is None:
+            raise BundleError(
+                f"--levels {self.levels}: only for {', '.join(RANDOM_CONSTRUCTIONS)}, not {self.construction}"
+            )
+        draws = (parse_levels(self.levels) if self.levels else random.levels) if random else ()
+        verification = self.verification or (random.verification if random else "sampled_walk")
+        merges = verification in VERIFIERS and VERIFIERS[verification].merges
+        return MethodInfo(
+            drafter=kind_of(self.drafter) if self.drafter else None,
+            construction=self.construction if self.drafter else None,
+            beam_width=self.beam_width,
+            beam_length=self.beam_length,
+            candidates=self.candidates,
+            tree_budget=self.tree_budget or (sum(random.shape(draws).widths) if random else USUAL_BUDGET),
+            ngram=merges if self.ngram is None else self.ngram,
+            verification=verification,
+            levels=draws,
+            support=self.support if random else 0,
+            resample_above=self.resample_above,
+            skip_above=self.skip_above,
+        )
+
+
+def kind_of(drafter: Path) -> str:
+    """Which kind of `DRAFTERS` a folder holds."""
+    return read_json(drafter / "config.json").get("drafter", RECURRENT)
+
+
+def read_methods(path: Path) -> dict[str, MethodSettings]:
+    """The methods of a TOML file, in its order. Raises BundleError that names the file and what is wrong with it."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"--methods {path}: {error}") from None
+    if not tables:
+        raise BundleError(f"--methods {path}: expected a table for each method, found none")
+    found = {}
+    for name, table in tables.items():
+        try:
+            found[name] = MethodSettings.model_validate(table)
+        except ValidationError as error:
+            raise BundleError(f"--methods {path}, [{name}]: {describe(error)}") from None
+        if not (found[name].drafter or found[name].ngram):
+            raise BundleError(f"--methods {path}, [{name}]: expected a drafter, or ngram = true")
+    return found
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Numbers of draws from "4,2,1". Raises BundleError."""
+    counts = text.split(",")
+    if not all(count.strip().isdecimal() and int(count) for count in counts):
+        raise BundleError(f"--levels {text}: expected whole numbers of 1 or more with commas between them")
+    return tuple(map(int, counts))
+
+
+def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
+    """Refuse a method that cannot work in this bundle. Raises BundleError or ValueError."""
+    if name == AUTO_REGRESSIVE:
+        raise BundleError(f"a method cannot be called {name!r}: every bundle has that one")
+    merged = method.ngram or method.resample_above is not None
+    check_pairing(method.construction or "chain", method.verification, merged)
+    if method.drafter and method.drafter not in DRAFTERS:
+        raise BundleError(f"unknown drafter {method.drafter!r}; known are {', '.join(DRAFTERS)}")
+    if method.drafter and config.backend == "tensorrt_rtx" and DRAFTERS[method.drafter].reads_context:
+        raise BundleError(f"--backend {config.backend}: a drafter {method.drafter!r} keeps a context, which it lacks")
+    if method.resample_above is not None and (method.drafter, config.backend) != (HIDDEN_STATE, "openvino"):
+        raise BundleError(
+            f"--resample-above {method.resample_above}: only drafters {HIDDEN_STATE!r} in openvino engines "
+            f"leave a chain behind, this is {method.drafter!r} in {config.backend}"
+        )
+    if method.resample_above is not None and method.levels:
+        raise BundleError(f"--resample-above {method.resample_above}: random draws leave no chain behind")
+    if method.skip_above is not None and method.resample_above is None:
+        raise BundleError(f"--skip-above {method.skip_above}: expected --resample-above too")
+    if method.tree_budget >= config.limits.max_tree:
+        given = f"--levels {','.join(map(str, method.levels))}, " if method.levels else ""
+        raise BundleError(
+            f"{given}--tree-budget {method.tree_budget}: expected less than --max-tree {config.limits.max_tree}"
+        )
+    if not method.levels and method.candidates < method.beam_width:
+        raise BundleError(f"--candidates {method.candidates}: expected at least --beam-width {method.beam_width}")
+
+
+def load_checked(folder: Path, target: Target, fingerprint: str) -> Drafter:
+    """A trained drafter. Raises BundleError where it was trained for another target, or is not whole."""
+    trained_for = read_json(folder / "config.json").get("target_fingerprint")
+    if trained_for not in (None, fingerprint):
+        raise BundleError(
+            f"{folder} was trained for another target: fingerprint {trained_for}, this one's is {fingerprint}"
+        )
+    try:
+        return load_drafter(folder, target)
+    except (KeyError, RuntimeError) as error:
+        raise BundleError(f"{folder} is not a whole drafter: {error}") from None
+
+
+def drafting_loop(drafter: Drafter, method: MethodInfo, config: BundleConfig) -> tuple[MethodInfo, Drafting]:
+    """The method with what its drafter needs at run time, and its drafting loop. Raises ValueError where the drafter
+    cannot draft so deep."""
+    random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
+    length = len(method.levels) if random else method.beam_length
+    draft_rows = sum(random.shape(method.levels).widths[:-1]) if random else method.beam_width * (length - 1)
+    drafter.prepare(config.limits.max_len + draft_rows, length)
+    needs: dict[str, object] = {}
+    if drafter.reads_context:
+        needs["context"] = ContextInfo(
+            layers=drafter.context_layers, draft_rows=draft_rows, from_text=drafter.reads_text
+        )
+    if not random and drafter.has_raw_logits and config.backend == "openvino":
+        needs["chain_levels"] = method.beam_length - 1
+    loop: Drafting = (
+        RandomDraws(drafter, random.rule, method.levels, method.support)
+        if random
+        else BeamSearch(drafter, method.beam_width, method.beam_length, method.candidates)
+    )
+    return method.model_copy(update=needs), loop.eval()

@@ -1,0 +1,126 @@
+"""Writes the networks of a bundle: one writer for each backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from rich.console import Console
+
+from model_defs.drafting import BeamSearch
+from model_defs.export import (
+    CacheShape,
+    Drafting,
+    export_drafter_native,
+    export_drafter_plugin,
+    export_resampler_plugin,
+    export_target_native,
+    export_target_plugin,
+)
+from model_defs.hidden_state import Resampler
+from model_defs.target import Target
+from plugins.cpu.lowering import lower
+from plugins.library import operators_digest
+from plugins.program.fuse import Constants, detach_constants, fuse
+from redraft.bundle import BundleConfig
+
+Loops = dict[str, Drafting]
+"""The drafting loops of a bundle's methods."""
+out = Console(stderr=True, highlight=False, soft_wrap=True)
+
+DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
+"""How a drafter computes beside a target's precision: drafts decide speed, never output."""
+
+
+def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
+    """Plugin-form networks, lowered to the CPU operators. The methods share their weights."""
+    cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
+    with step("export the target"):
+        network = export_target_plugin(target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=hidden)
+    with step(f"compile the target ({config.precision})"):
+        save_cpu_network(lower(network, config.precision), folder / "target.onnx").tofile(folder / "target.weights")
+    constants, precision = Constants(), DRAFTER_PRECISION[config.precision]
+    for name, loop in loops.items():
+        with step(f"export and compile {name}"):
+            save_cpu_network(
+                lower(export_drafter_plugin(loop, cache_dtype), precision), folder / f"drafter.{name}.onnx", constants
+            )
+            if (levels := config.methods[name].chain_levels) and isinstance(loop, BeamSearch):
+                again = BeamSearch(Resampler(loop.drafter, levels), loop.width, levels, loop.candidates)
+                save_cpu_network(
+                    lower(export_resampler_plugin(again), precision), folder / f"resampler.{name}.onnx", constants
+                )
+    if loops:
+        constants.stored().tofile(folder / "drafters.weights")
+    return {"openvino": version("openvino"), "operators": operators_digest()}
+
+
+def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
+    """Exported programs."""
+    from model_defs.export_torch import export_drafter_torch, export_target_torch
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
+    with step("export the target"):
+        program = export_target_torch(target.to(dtype), cache_shape(config), hidden_output=hidden)
+        torch.export.save(program, folder / "target.pt2")
+    for name, loop in loops.items():
+        with step(f"export {name}"):
+            torch.export.save(export_drafter_torch(loop.float(), dtype), folder / f"drafter.{name}.pt2")
+    return {}
+
+
+def write_tensorrt_rtx(
+    config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool
+) -> dict[str, str]:
+    """Native-form networks and the engines that TensorRT for RTX builds from them."""
+    from redraft.engines.tensorrt_rtx import compile_drafter, compile_target
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+    with step("export the target"):
+        network = export_target_native(target.to(dtype), cache_shape(config), hidden_output=hidden)
+        save(network, folder / "target.onnx")
+    with step("build the target's engine"):
+        compile_target(folder / "target.onnx", folder / "target.engine", config.limits)
+    for name, loop in loops.items():
+        network_file = folder / f"drafter.{name}.onnx"
+        with step(f"export {name} and build its engine"):
+            save(export_drafter_native(loop.to(dtype)), network_file)
+            compile_drafter(network_file, network_file.with_suffix(".engine"), config.limits)
+    return {"tensorrt_rtx": version("tensorrt-rtx-cu13")}
+
+
+WRITERS = {"openvino": write_openvino, "torch": write_torch, "tensorrt_rtx": write_tensorrt_rtx}
+
+
+def cache_shape(config: BundleConfig) -> CacheShape:
+    """The cache that a bundle's limits ask for."""
+    return CacheShape(config.limits.slots, config.limits.max_len, config.limits.max_tree)
+
+
+def save_cpu_network(network: ir.Model, path: Path, constants: Constants | None = None) -> np.ndarray:
+    """Write a lowered network, and return the weights of its programs with all that `constants` held before."""
+    fused = fuse(network, constants)
+    stored = detach_constants(fused)
+    assert stored is not None
+    save(fused, path)
+    return stored
+
+
+def save(network: ir.Model, path: Path) -> None:
+    """Write a network with its weights beside it."""
+    ir.save(network, path, external_data=f"{path.name}.data")
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Show that a step is under way, and how long it took."""
+    start = time.monotonic()
+    with out.status(name):
+        yield
+    out.print(f"  {name}: {time.monotonic() - start:.1f} s")

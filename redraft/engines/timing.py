@@ -1,0 +1,80 @@
+"""Clocks around an engine's networks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from redraft.engines.interface import (
+    DraftBatch,
+    DraftCandidates,
+    DraftEngine,
+    DrawingEngine,
+    Engine,
+    ResamplingEngine,
+    TargetBatch,
+)
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class EngineClock:
+    """Seconds inside the target's network and inside the drafters'."""
+
+    target_s: float = 0.0
+    draft_s: float = 0.0
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds inside any network."""
+        return self.target_s + self.draft_s
+
+    def time_draft(self, call: Callable[..., Result], *inputs: object) -> Result:
+        """A drafter's call, timed."""
+        started = time.perf_counter()
+        result = call(*inputs)
+        self.draft_s += time.perf_counter() - started
+        return result
+
+
+class TimedEngine:
+    """An engine with a clock."""
+
+    def __init__(self, engine: Engine, clock: EngineClock):
+        self._engine, self._clock = engine, clock
+        self.drafters: Mapping[str, DraftEngine] = {
+            name: TimedDrafter(drafter, clock) for name, drafter in engine.drafters.items()
+        }
+
+    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Engine.execute`."""
+        started = time.perf_counter()
+        result = self._engine.execute(batch)
+        self._clock.target_s += time.perf_counter() - started
+        return result
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._engine.close()
+
+
+class TimedDrafter:
+    """A drafter with a clock. It draws and re-samples if the drafter does."""
+
+    def __init__(self, drafter: DraftEngine, clock: EngineClock):
+        self._drafter, self._clock = drafter, clock
+        self.reads_context, self.reads_text = drafter.reads_context, drafter.reads_text
+        if isinstance(drafter, ResamplingEngine):
+            self.resample = partial(clock.time_draft, drafter.resample)
+        if isinstance(drafter, DrawingEngine):
+            self.draw = partial(clock.time_draft, drafter.draw)
+
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
+        """See `DraftEngine.draft`."""
+        return self._clock.time_draft(self._drafter.draft, batch)

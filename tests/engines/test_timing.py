@@ -1,0 +1,46 @@
+"""Clocks around engines pass on every call."""
+
+import numpy as np
+import pytest
+
+from redraft.engines.interface import DraftBatch, DraftEngine, DrawingEngine, Engine, ResamplingEngine
+from redraft.engines.timing import EngineClock, TimedDrafter, TimedEngine
+from tests.toy_drafter import DrawingToyEngine
+from tests.toy_engine import TOY, ToyEngine
+
+
+def names(*protocols: type) -> set[str]:
+    return {name for kind in protocols for name in vars(kind) if name[0] != "_"}
+
+
+class Everything(DrawingToyEngine):
+    def resample(self, chains, roots):
+        return self.draft(chains)
+
+
+@pytest.fixture
+def engine() -> Everything:
+    return Everything("gumbel_top_k", (2, 1), 5)
+
+
+def test_every_call_is_passed_on(engine):
+    calls = names(Engine)
+    assert calls >= {"execute", "close", "drafters"}
+    assert calls <= set(dir(TimedEngine(engine, EngineClock())))
+    calls = names(DraftEngine, DrawingEngine, ResamplingEngine)
+    assert calls >= {"draft", "draw", "resample", "reads_context", "reads_text"}
+    assert calls <= set(dir(TimedDrafter(engine, EngineClock())))
+
+
+def test_a_drafter_does_no_more_with_a_clock_than_without():
+    drafter = TimedDrafter(ToyEngine(), EngineClock())
+    assert not isinstance(drafter, DrawingEngine)
+    assert not isinstance(drafter, ResamplingEngine)
+
+
+def test_drafting_is_timed_apart(engine):
+    clock = EngineClock()
+    timed = TimedEngine(engine, clock)
+    timed.drafters[TOY].draft(DraftBatch.of_roots(np.zeros((1, 2), np.float32), np.ones(1, np.int32)))
+    assert clock.draft_s > 0 == clock.target_s
+    assert clock.engine_s == clock.draft_s
