@@ -26,7 +26,7 @@ RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 PY      := .venv/bin/python
 SETUP   := .venv/.setup
 BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
-SOURCES := $(wildcard build/build_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp)
+SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model distill train engines tune serve stop loadtest bench quickstart test verify lint clean

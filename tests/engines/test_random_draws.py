@@ -32,8 +32,9 @@ def drawing(request, tmp_path_factory) -> tuple[str, Engine]:
 
 
 def draw(engine: Engine, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
-    assert isinstance(engine, DrawingEngine)
-    return DraftDraws(*(array.copy() for array in vars(engine.drafters[METHOD].draw(batch, sampling)).values()))
+    drafter = engine.drafters[METHOD]
+    assert isinstance(drafter, DrawingEngine)
+    return DraftDraws(*(array.copy() for array in vars(drafter.draw(batch, sampling)).values()))
 
 
 def rows(batch: DraftBatch, sampling: DraftSampling, chosen: list[int]) -> tuple[DraftBatch, DraftSampling]:
@@ -130,5 +131,5 @@ def test_what_does_not_fit_is_refused(drawing, fp32_bundle):
         engine.drafters[METHOD].draw(batch, dataclasses.replace(sampling, noise=sampling.noise[:, :, :6]))
     with pytest.raises(RuntimeError, match="draws at random: it gives no candidates"):
         engine.drafters[METHOD].draft(batch)
-    with pytest.raises(RuntimeError, match="no drafter that draws at random"):
+    with pytest.raises(RuntimeError, match="does not draw at random"):
         load_engine(fp32_bundle).drafters[METHOD].draw(batch, sampling)
