@@ -40,8 +40,8 @@ class Measure:
         """The score of summed counts float64 [C]: corpus BLEU (smoothed as sacrebleu does), mean F-measure."""
         if self.name == BLEU_NAME:
             counts, ngrams = total[:_ORDERS], total[_ORDERS : 2 * _ORDERS]
-            smooth = {"smooth_method": "exp", "effective_order": False, "max_ngram_order": _ORDERS}
-            return BLEU.compute_bleu(counts.tolist(), ngrams.tolist(), *total[-2:].astype(int).tolist(), **smooth).score
+            length, reference = total[-2:].astype(int).tolist()
+            return BLEU.compute_bleu(counts.tolist(), ngrams.tolist(), length, reference, smooth_method="exp").score
         return 100 * float(total[0] / total[1])
 
 

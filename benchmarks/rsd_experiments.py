@@ -29,12 +29,12 @@ from safetensors import safe_open
 from benchmarks import rsd_report
 from benchmarks.inprocess import Answer, load_session, request
 from benchmarks.rsd_shapes import ALGORITHMS, EXPERIMENTS, Experiment, Shape, methods_toml, shapes_of
-from benchmarks.rsd_store import BASELINE, Row, Store
+from benchmarks.rsd_store import Row, Store
 from benchmarks.workload import ChatTokenizer
 from redraft.bundle import Bundle, BundleError
 from redraft.interrupt import interruptible
 from redraft.prompts import Prompt, load_prompts, spread
-from redraft.protocol import GenerateRequest
+from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 TASKS = {task: (task,) for task in ("translation", "summarization", "qa", "math_reasoning", "rag")} | {
@@ -94,7 +94,7 @@ def measure(
         for setting, method in cells:
             progress.update(task, description=f"{method}, temperature {setting.name}")
             if not store.has(setting.name, method):
-                rounds = BASELINE_ROUNDS if method == BASELINE else 1
+                rounds = BASELINE_ROUNDS if method == AUTO_REGRESSIVE else 1
                 pairs = list(product(prompts[setting.name], range(rounds)))
                 requests = [asked(setting, method, prompt, round_) for prompt, round_ in pairs]
                 answers = session.run(requests, concurrency)
@@ -269,7 +269,7 @@ def main(argv: list[str] | None = None) -> int:
             text = tokenizer.chat(prompt.turns[0])
             return request(text, args.max_tokens, method=method, seed=seed(method, prompt, round_), **setting.sampling)
 
-        methods = [BASELINE, *(shape.method for shape in shapes)]
+        methods = [AUTO_REGRESSIVE, *(shape.method for shape in shapes)]
         cells = [(setting, method) for method in methods for setting in settings]
         if args.timing:
             few = {name: spread(some, args.timing_prompts) for name, some in prompts.items()}

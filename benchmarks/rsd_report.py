@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -15,8 +13,9 @@ from benchmarks.intervals import interval, ratio, statistic
 from benchmarks.plots import COLORS, new_figure, save
 from benchmarks.quality import Measure
 from benchmarks.rsd_shapes import ALGORITHMS, PUBLISHED, RSD_S, Experiment, Shape
-from benchmarks.rsd_store import BASELINE, Row, Store, sums
+from benchmarks.rsd_store import Row, Store, sums
 from benchmarks.tables import Table, number
+from redraft.protocol import AUTO_REGRESSIVE
 
 QUALITY_RESAMPLES = 400
 DEPTHS = 3
@@ -63,15 +62,16 @@ class Figures:
         for cell, shapes in self.experiment.cells.items():
             yield from ((cell, shape) for shape in shapes if shape in self.efficiency)
 
-    def best(self, cell: int, algorithm: str) -> Shape | None:
-        """The shape with the highest block efficiency of an algorithm in a cell."""
+    def best(self, cell: int, algorithm: str, by: Callable[[Shape], float] | None = None) -> Shape | None:
+        """The best shape of an algorithm in a cell: that of the highest block efficiency, or value of `by`."""
         shapes = [s for s in self.experiment.cells[cell] if s.algorithm == algorithm and s in self.efficiency]
-        return max(shapes, key=lambda shape: self.efficiency[shape].value, default=None)
+        return max(shapes, key=by or (lambda shape: self.efficiency[shape].value), default=None)
 
     def memory_bound(self, shape: Shape) -> float:
-        """MBSU's divisor: a step's cost where time is the reading of weights, 1 for auto-regressive decoding."""
-        setup = self.store.setup
-        return 1 + shape.length * setup["draft_parameters"] / setup["target_parameters"]
+        """MBSU (appendix D.2, which prints its ratio's inverse): the speed-up where a network's time is the reading of
+        its weights, with one pass of the drafter for each level."""
+        ratio_of_sizes = self.store.setup["draft_parameters"] / self.store.setup["target_parameters"]
+        return self.efficiency[shape].value / (1 + shape.length * ratio_of_sizes)
 
     def rate(self, method: str) -> float | None:
         """Tokens per second of a single stream after its first token; None where it was not timed."""
@@ -81,7 +81,7 @@ class Figures:
     def speedup(self, method: str) -> float | None:
         """The token rate over auto-regressive decoding's, on the prompts that both were timed on."""
         timing = self.store.timing.get(self.setting, {})
-        ours, base = timing.get(method, {}), timing.get(BASELINE, {})
+        ours, base = timing.get(method, {}), timing.get(AUTO_REGRESSIVE, {})
         if not (common := ours.keys() & base.keys()):
             return None
         per_token = [sum(part[key][1] for key in common) / sum(part[key][0] for key in common) for part in (ours, base)]
@@ -150,7 +150,7 @@ def details(figures: Figures) -> Table:
             [
                 str(cell), shape.algorithm, shape.spec, str(shape.nodes), f"{efficiency.value:.2f}",
                 f"{low:.2f} to {high:.2f}", *conditional_acceptance(figures.rows[shape.method]),
-                f"{efficiency.value / figures.memory_bound(shape):.2f}", number(figures.rate(shape.method)),
+                f"{figures.memory_bound(shape):.2f}", number(figures.rate(shape.method)),
                 f"{speedup:.2f}x" if speedup else "-",
             ]
         )  # fmt: skip
@@ -173,7 +173,7 @@ def quality_table(store: Store, setting: str, references: References) -> Table |
     """BLEU or ROUGE-2 by task, all shapes of an algorithm together, and the difference to auto-regressive sampling;
     None without references."""
     rows = store.rows.get(setting, {})
-    categories = sorted({row.category for row in rows.get(BASELINE, []) if row.question_id in references})
+    categories = sorted({row.category for row in rows.get(AUTO_REGRESSIVE, []) if row.question_id in references})
     if not categories:
         return None
     measures = {category: Measure.for_category(category) for category in categories}
@@ -182,7 +182,7 @@ def quality_table(store: Store, setting: str, references: References) -> Table |
     table = Table(f"Quality against references{filters}: all shapes together", ["", "answers", *heads])
     base: dict[str, tuple[float, np.ndarray]] = {}
     for name in ("auto-regressive", *ALGORITHMS):
-        prefix = BASELINE if name == "auto-regressive" else name.lower().replace("-", "_") + "_"
+        prefix = AUTO_REGRESSIVE if name == "auto-regressive" else name.lower().replace("-", "_") + "_"
         ours = [row for method, some in rows.items() if method.startswith(prefix) for row in some]
         ours = [row for row in ours if row.category in measures and row.question_id in references]
         if not ours:
@@ -207,58 +207,84 @@ def quality_counts(rows: list[Row], measure: Measure, references: References) ->
     return np.array([np.sum(counts, axis=0) for counts in prompts.values()])
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A plot's panel: `point(cell, algorithm)` gives a value and its interval, None where nothing was measured."""
+
+    label: str
+    point: Callable[[int, str], tuple[float, float, float] | None]
+    baseline: float | None = None
+    """Auto-regressive decoding's value."""
+    from_zero: bool = False
+
+
 def plot(figures: Figures, references: References, path: Path) -> Path:
-    """The paper's figures 4 and 5: block efficiency, MBSU, token rate where it was timed, and quality where there are
-    references, of the best shapes in each cell; bars are 95% intervals over prompts."""
+    """The paper's figures 4 and 5: block efficiency, MBSU and, where it was timed, token rate of each cell's best
+    shapes; quality of all of a cell's shapes together. Bars are 95% intervals over prompts."""
+    panels = list(_panels(figures, references))
+    canvas, axes = new_figure(len(panels), width=3.4)
     cells = list(figures.experiment.cells)
-    timed = figures.rate(BASELINE) is not None
-    scored = {row.category for rows in figures.rows.values() for row in rows if row.question_id in references}
-    canvas, axes = new_figure(2 + timed + len(scored), width=3.6)
-    panels = iter(axes)
-    efficiency, bound = next(panels), next(panels)
-    efficiency.set_ylabel("block efficiency")
-    bound.set_ylabel("MBSU")
-    rate = next(panels) if timed else None
-    quality = {category: next(panels) for category in sorted(scored)}
-    for place, (algorithm, color) in enumerate(zip(ALGORITHMS, COLORS, strict=True)):
-        shift = 0.07 * (place - (len(ALGORITHMS) - 1) / 2)
-        best = {at: shape for at, cell in enumerate(cells) if (shape := figures.best(cell, algorithm))}
-        style: dict[str, Any] = {"color": color, "label": algorithm, "markersize": 4, "linewidth": 1.3}
-        for axis, divided in ((efficiency, False), (bound, True)):
-            values, spreads = list[float](), list[tuple[float, float]]()
-            for shape in best.values():
-                scale = figures.memory_bound(shape) if divided else 1.0
-                value = figures.efficiency[shape].value / scale
-                low, high = interval(figures.efficiency[shape].samples / scale)
-                values.append(value)
-                spreads.append((value - low, high - value))
-            x = [at + shift for at in best]
-            axis.errorbar(x, values, np.array(spreads).T if spreads else None, fmt="o-", elinewidth=0.8, **style)
-        if rate is not None:
-            fastest = {at: figures.rate(shape.method) for at, shape in best.items()}
-            rate.plot(list(fastest), [value or math.nan for value in fastest.values()], "o-", **style)
-        for category, axis in quality.items():
-            measure = Measure.for_category(category)
-            scores = [_score(figures.rows[shape.method], category, measure, references) for shape in best.values()]
-            axis.plot(list(best), scores, "o-", **style)
-    if rate is not None:
-        rate.set_ylabel("tokens/s, one stream")
-        rate.axhline(figures.rate(BASELINE) or math.nan, color="#9ca3af", linestyle=":")
-    for category, axis in quality.items():
-        measure = Measure.for_category(category)
-        axis.set_ylabel(f"{measure.name}, {category}")
-        if BASELINE in figures.rows:
-            axis.axhline(_score(figures.rows[BASELINE], category, measure, references), color="#9ca3af", linestyle=":")
-        axis.set_ylim(bottom=0)
-    for axis in axes:
+    for panel, axis in zip(panels, axes, strict=True):
+        for place, (algorithm, color) in enumerate(zip(ALGORITHMS, COLORS, strict=True)):
+            shift = 0.07 * (place - (len(ALGORITHMS) - 1) / 2)
+            points = {at + shift: point for at, cell in enumerate(cells) if (point := panel.point(cell, algorithm))}
+            values, lows, highs = np.array(list(points.values())).reshape(-1, 3).T
+            bars = (values - lows, highs - values)
+            axis.errorbar(
+                list(points), values, bars, fmt="o-", color=color, label=algorithm, markersize=4, linewidth=1.3,
+                elinewidth=0.8,
+            )  # fmt: skip
+        if panel.baseline is not None:
+            axis.axhline(panel.baseline, color="#9ca3af", linestyle=":", label="auto-regressive")
+        if panel.from_zero:
+            axis.set_ylim(bottom=0)
         axis.set_xticks(range(len(cells)), [str(cell) for cell in cells])
         axis.set_xlabel(figures.experiment.axis)
-    axes[0].set_title(figures.title, loc="left", fontsize=10)
-    handles, names = axes[0].get_legend_handles_labels()
+        axis.set_title(panel.label, loc="left", fontsize=10)
+    canvas.suptitle(figures.title, x=0.01, ha="left", fontsize=11)
+    handles, names = axes[-1].get_legend_handles_labels()
     canvas.legend(handles, names, loc="outside lower center", ncols=len(handles), frameon=False)
     return save(canvas, path)
 
 
-def _score(rows: list[Row], category: str, measure: Measure, references: References) -> float:
+def _panels(figures: Figures, references: References) -> Iterator[Panel]:
+    def efficiency(cell: int, algorithm: str) -> tuple[float, float, float] | None:
+        shape = figures.best(cell, algorithm)
+        return (figures.efficiency[shape].value, *interval(figures.efficiency[shape].samples)) if shape else None
+
+    def bound(cell: int, algorithm: str) -> tuple[float, float, float] | None:
+        shape = figures.best(cell, algorithm, figures.memory_bound)
+        if shape is None:
+            return None
+        scale = figures.memory_bound(shape) / figures.efficiency[shape].value
+        low, high = interval(scale * figures.efficiency[shape].samples)
+        return figures.memory_bound(shape), low, high
+
+    def rate(cell: int, algorithm: str) -> tuple[float, float, float] | None:
+        shape = figures.best(cell, algorithm, lambda shape: figures.rate(shape.method) or 0.0)
+        value = figures.rate(shape.method) if shape else None
+        return (value, value, value) if value else None
+
+    yield Panel("block efficiency", efficiency)
+    yield Panel("MBSU", bound)
+    if (base := figures.rate(AUTO_REGRESSIVE)) is not None:
+        yield Panel("tokens/s, one stream", rate, base)
+    scored = {row.category for rows in figures.rows.values() for row in rows if row.question_id in references}
+    for category in sorted(scored):
+        measure = Measure.for_category(category)
+
+        def quality(cell: int, algorithm: str, category: str = category) -> tuple[float, float, float] | None:
+            shapes = [shape for shape in figures.experiment.cells[cell] if shape.algorithm == algorithm]
+            return _score([row for shape in shapes for row in figures.rows.get(shape.method, [])], category, references)
+
+        base_score = _score(figures.rows.get(AUTO_REGRESSIVE, []), category, references)
+        yield Panel(f"{measure.name}, {category}", quality, base_score[0] if base_score else None, from_zero=True)
+
+
+def _score(rows: list[Row], category: str, references: References) -> tuple[float, float, float] | None:
     some = [row for row in rows if row.category == category and row.question_id in references]
-    return measure.of(quality_counts(some, measure, references).sum(axis=0))
+    if not some:
+        return None
+    measure = Measure.for_category(category)
+    counts = quality_counts(some, measure, references)
+    return measure.of(counts.sum(axis=0)), *interval(statistic(measure.of, counts, QUALITY_RESAMPLES))

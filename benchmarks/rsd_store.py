@@ -13,8 +13,6 @@ from benchmarks.inprocess import Answer
 from benchmarks.results import write_json
 from redraft.prompts import Prompt
 
-BASELINE = "auto_regressive"
-
 
 @dataclass(frozen=True)
 class Row:

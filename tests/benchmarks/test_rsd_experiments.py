@@ -15,15 +15,15 @@ from benchmarks.inprocess import Answer
 from benchmarks.rsd_experiments import Setting, measure, measure_rates, parameters, pick_prompts, seed
 from benchmarks.rsd_report import Figures, summary
 from benchmarks.rsd_shapes import ALGORITHMS, BUDGETS, EXPERIMENTS, LENGTHS, RSD_C, RSD_S, SD, SPECTR, Shape, shapes_of
-from benchmarks.rsd_store import BASELINE, Row, Store
+from benchmarks.rsd_store import Row, Store
 from redraft.prompts import Prompt
-from redraft.protocol import GenerateRequest, SequenceStats
+from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest, SequenceStats
 
 COLD = Setting(0.3, None, ("translation",))
 WARM = Setting(1.0, 0.95, ("translation",))
 PROMPTS = [Prompt(str(place), "translation", ("a",), (("ein Text",),)) for place in range(3)]
 BY_SETTING = {"0.3": PROMPTS, "1": PROMPTS[:2]}
-METHODS = [BASELINE, "sd_2", "rsd_s_2x2"]
+METHODS = [AUTO_REGRESSIVE, "sd_2", "rsd_s_2x2"]
 CELLS = [(setting, method) for method in METHODS for setting in (COLD, WARM)]
 SETUP = {"target_parameters": 1000, "draft_parameters": 100, "max_tokens": 9}
 PARTS = {"0.3": {"sampling": {"temperature": 0.3}, "prompts": ["0", "1", "2"]},
@@ -60,7 +60,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert [kept.has(setting.name, method) for setting, method in CELLS] == [True] * 4 + [False] * 2
     measure(again, kept, CELLS, BY_SETTING, asked, 2)
     assert {wanted.text.split()[0] for wanted in again.asked} == {"rsd_s_2x2"}
-    assert len(store(tmp_path).rows["0.3"][BASELINE]) == 3 * rsd_experiments.BASELINE_ROUNDS
+    assert len(store(tmp_path).rows["0.3"][AUTO_REGRESSIVE]) == 3 * rsd_experiments.BASELINE_ROUNDS
     assert store(tmp_path).rows["1"]["sd_2"] == [
         Row(str(place), "translation", f"sd_2 {place} 0", 9, 4, 5, [4, 1], [4, 2]) for place in range(2)
     ]
@@ -137,19 +137,19 @@ def test_figures_by_hand(tmp_path):
     """RSD-S is half a token ahead of SpecTr on every prompt, whose own efficiencies differ by far more."""
     kept = store(tmp_path)
     kept.rows["0.3"] = {
-        BASELINE: rows([1.0, 1.0, 1.0]),
+        AUTO_REGRESSIVE: rows([1.0, 1.0, 1.0]),
         "sd_2": rows([1.1, 1.2, 1.3]),
         "spectr_2x2": rows([1.5, 2.0, 2.5]),
         "spectr_3x2": rows([1.4, 1.9, 2.3]),
         "rsd_s_2x2": rows([2.0, 2.5, 3.0]),
         "best_first_2x2": rows([3.0, 3.0, 3.0]),
     }
-    kept.timing["0.3"] = {BASELINE: {"0": (10, 1.0), "1": (10, 3.0)}, "sd_2": {"1": (30, 3.0)}}
+    kept.timing["0.3"] = {AUTO_REGRESSIVE: {"0": (10, 1.0), "1": (10, 3.0)}, "sd_2": {"1": (30, 3.0)}}
     figures = Figures(kept, "0.3", LENGTHS)
     assert figures.best(2, SPECTR) == Shape(SPECTR, (2, 2))
     assert figures.best(2, RSD_C) is None
     assert figures.efficiency[Shape(RSD_S, (2, 2))].value == pytest.approx(2.5)
-    assert figures.memory_bound(Shape(RSD_S, (2, 2))) == pytest.approx(1.2)
+    assert figures.memory_bound(Shape(RSD_S, (2, 2))) == pytest.approx(2.5 / 1.2)
     assert figures.rate("sd_2") == pytest.approx(10)
     assert figures.speedup("sd_2") == pytest.approx(3)
     assert figures.speedup("rsd_s_2x2") is None
@@ -164,7 +164,7 @@ def test_figures_by_hand(tmp_path):
 def test_quality_is_compared_with_auto_regressive_sampling(tmp_path):
     kept = store(tmp_path)
     same, other = rows([1.0] * 3, "das ist ein Text von hier"), rows([1.0] * 3, "das war kein Text von hier")
-    kept.rows["0.3"] = {BASELINE: same, "sd_2": same, "sd_3": same, "rsd_s_2x2": other}
+    kept.rows["0.3"] = {AUTO_REGRESSIVE: same, "sd_2": same, "sd_3": same, "rsd_s_2x2": other}
     references = {str(place): ("das ist ein Text von hier",) for place in range(2)}
     table = rsd_report.quality_table(kept, "0.3", references)
     base, sd, rsd = table.rows
@@ -177,7 +177,7 @@ def test_quality_is_compared_with_auto_regressive_sampling(tmp_path):
 def test_tables_and_plots_are_written(tmp_path):
     kept, rng = store(tmp_path), np.random.default_rng(0)
     for setting, count in (("0.3", 3), ("1", 2)):
-        for method in [BASELINE, *(shape.method for shape in shapes_of(list(EXPERIMENTS.values())))]:
+        for method in [AUTO_REGRESSIVE, *(shape.method for shape in shapes_of(list(EXPERIMENTS.values())))]:
             kept.rows.setdefault(setting, {})[method] = rows(list(1 + rng.random(count)))
             kept.timing.setdefault(setting, {})[method] = {"0": (10, 0.1)}
     references = {prompt.question_id: prompt.references[0] for prompt in PROMPTS}
