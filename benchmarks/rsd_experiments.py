@@ -266,8 +266,8 @@ def main(argv: list[str] | None = None) -> int:
         session, tokenizer = load_session(parser, folder, args.threads), ChatTokenizer(folder)
 
         def asked(setting: Setting, method: str, prompt: Prompt, round_: int) -> GenerateRequest:
-            text = tokenizer.chat(prompt.turns[0])
-            return request(text, args.max_tokens, method=method, seed=seed(method, prompt, round_), **setting.sampling)
+            sampling = setting.sampling | {"seed": seed(method, prompt, round_)}
+            return request(tokenizer.chat(prompt.turns[0]), args.max_tokens, (), method, **sampling)
 
         methods = [AUTO_REGRESSIVE, *(shape.method for shape in shapes)]
         cells = [(setting, method) for method in methods for setting in settings]
