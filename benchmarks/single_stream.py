@@ -101,6 +101,9 @@ def acceptance_figures(answers: list[Answer]) -> dict[str, Any]:
         "steps": steps,
         "acceptance_length": 1 + accepted / steps if steps else None,
         "acceptance_rate": accepted / drafted if drafted else None,
+        "drafted": drafted,
+        "wasted": drafted - accepted,
+        "reused": sum(item.reused for item in stats),
         "depth_counts": counts,
         "conditional_acceptance": [accepted / offered for accepted, offered in counts],
         "rows_per_step": (sum(item.rows_executed for item in stats) - prompt_rows) / steps if steps else None,
@@ -251,6 +254,11 @@ def tables(report: dict[str, Any]) -> list[Table]:
                 cells.append(f"{entry['identical_answers']} of {single['prompts']}")
             found[-1].rows.append([name, *cells, *[""] * (len(columns) - 1 - len(cells))])
         speculative = speculative_entries(single)
+        counted = ["", "drafted", "accepted", "wasted", "re-used"]
+        found.append(Table(f"Draft tokens, temperature {temperature}", counted))
+        for name, entry in speculative.items():
+            counts = (entry["drafted"], entry["drafted"] - entry["wasted"], entry["wasted"], entry["reused"])
+            found[-1].rows.append([name, *(f"{count:,}" for count in counts)])
         kinds = list(next(iter(speculative.values()))["categories"])
         found.append(
             Table(f"Speed-up and acceptance length by kind of prompt, temperature {temperature}", ["", *kinds])

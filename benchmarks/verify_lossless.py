@@ -1,11 +1,13 @@
 """Checks that speculation changes nothing: speculative against auto-regressive output of the same prompts.
 
-    python -m benchmarks.verify_lossless --auto-regressive AR_FP32 --speculative SPEC_FP32 --reference AR_FP32
+    python -m benchmarks.verify_lossless --speculative SPEC_FP32
 
-Greedy and seeded sampling, with penalties, minimum length and bad words, alone and in a batch. Where two texts part,
-the target's own margin between the two tokens is computed by teacher forcing: below --near-tie it is listed as a
+Every method of the bundle (or some, --methods), against auto-regressive decoding by the same engine or by a bundle of
+its own. Greedy and seeded sampling, with penalties, minimum length and bad words, alone and in a batch. Where two texts
+part, the target's own margin between the two tokens is computed by teacher forcing: below --near-tie it is listed as a
 near-tie, otherwise it is a failure. With --rate (for bf16 and int8 bundles) every greedy token of both is also forced
-through the reference, and the rates of tokens whose logit lies more than --margin below the best are compared.
+through the reference (a bundle in fp32), and the rates of tokens whose logit lies more than --margin below the best
+are compared.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from benchmarks.workload import ChatTokenizer
 from redraft.budget import BudgetTable
 from redraft.bundle import MANIFEST, file_sha256
 from redraft.decoding.sampling import Sampler, position_uniform
+from redraft.decoding.verification import VERIFIERS
 from redraft.prompts import Prompt, load_prompts, spread
-from redraft.protocol import GenerateRequest
+from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -54,6 +57,7 @@ class Divergence:
     """Where speculative output first differs: the two tokens (-1: the text ends there) and the target's margin."""
 
     setting: str
+    method: str
     concurrency: int
     question_id: str
     position: int
@@ -95,10 +99,22 @@ def margin_at(
 
 
 class Verifier:
-    """Compares two sessions, with a third that gives the margins."""
+    """Compares methods of a session with auto-regressive decoding by another (or the same), with a third that gives
+    the margins. `chosen` are the methods; None: all."""
 
-    def __init__(self, auto_regressive: Session, speculative: Session, reference: Session):
+    def __init__(
+        self, auto_regressive: Session, speculative: Session, reference: Session, chosen: list[str] | None = None
+    ):
         self.auto_regressive, self.speculative, self.reference = auto_regressive, speculative, reference
+        self._chosen = chosen
+
+    def methods(self, setting: str) -> list[str]:
+        """Those that promise the same tokens in a setting: sampled ones, verifiers that walk alone."""
+        plans = self.speculative.runtime.plans
+        sampled = "temperature" in SETTINGS[setting]
+        return [
+            name for name in self._chosen or list(plans) if not sampled or VERIFIERS[plans[name].verification].merges
+        ]
 
     def compare(
         self, prompts: list[Prompt], requests: list[GenerateRequest], expected: list[Answer], got: list[Answer]
@@ -127,6 +143,11 @@ class Verifier:
         return far, total
 
 
+def of_method(method: str, requests: list[GenerateRequest]) -> list[GenerateRequest]:
+    """The same requests, to be served by a method."""
+    return [generation.model_copy(update={"method": method}) for generation in requests]
+
+
 def _token(answer: Answer, place: int, end_ids: frozenset[int]) -> int:
     return answer.token_ids[place] if place < len(answer.token_ids) else min(end_ids, default=0)
 
@@ -135,21 +156,26 @@ def verify_setting(
     verifier: Verifier, setting: str, prompts: list[Prompt], args: argparse.Namespace, progress: Callable[[int], None]
 ) -> dict[str, Any]:
     """One setting over all prompts: a row for each concurrency, the divergences, and the rates where asked for."""
-    tokenizer = ChatTokenizer(args.auto_regressive)
+    tokenizer = ChatTokenizer(args.speculative)
     counted = {"tokens": 0, "steps": 0, "accepted": 0}
-    rows: dict[int, dict[str, Any]] = {n: {"setting": setting, "concurrency": n, **counted} for n in args.concurrency}
+    rows: dict[tuple[str, int], dict[str, Any]] = {
+        (name, count): {"setting": setting, "method": name, "concurrency": count, **counted}
+        for name in verifier.methods(setting)
+        for count in args.concurrency
+    }
     divergences: list[Divergence] = []
     rates: dict[str, dict[str, Any]] = {}
     for start in range(0, len(prompts), CHUNK):
         chunk = prompts[start : start + CHUNK]
         texts = [tokenizer.chat(prompt.turns[0]) for prompt in chunk]
         requests = [request(text, args.max_tokens, **SETTINGS[setting]) for text in texts]
-        expected = verifier.auto_regressive.run(requests, CHUNK)
+        expected = verifier.auto_regressive.run(of_method(AUTO_REGRESSIVE, requests), CHUNK)
         outputs = {"auto-regressive": expected}
-        for concurrency, row in rows.items():
-            got = outputs[f"speculative, {concurrency} at once"] = verifier.speculative.run(requests, concurrency)
+        for (method, concurrency), row in rows.items():
+            got = verifier.speculative.run(of_method(method, requests), concurrency)
+            outputs[f"{method}, {concurrency} at once"] = got
             differences = verifier.compare(chunk, requests, expected, got)
-            divergences += [Divergence(setting, concurrency, *difference) for difference in differences]
+            divergences += [Divergence(setting, method, concurrency, *difference) for difference in differences]
             row["tokens"] += sum(len(answer.token_ids) for answer in expected)
             row["steps"] += sum(answer.stats.steps for answer in got)
             row["accepted"] += sum(answer.stats.accepted for answer in got)
@@ -160,8 +186,8 @@ def verify_setting(
                 rate["beyond_margin"] += far
                 rate["tokens"] += total
         progress(len(chunk))
-    for concurrency, row in rows.items():
-        ties = [item.margin < args.near_tie for item in divergences if item.concurrency == concurrency]
+    for key, row in rows.items():
+        ties = [item.margin < args.near_tie for item in divergences if (item.method, item.concurrency) == key]
         row |= {"near_ties": sum(ties), "failures": len(ties) - sum(ties)}
         row["acceptance_length"] = 1 + row.pop("accepted") / max(row.pop("steps"), 1)
     return {
@@ -174,7 +200,7 @@ def verify_setting(
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
     """What a report depends on: the flags and the bundles' contents."""
     flags = {name: str(value) for name, value in vars(args).items() if name != "output"}
-    bundles = (args.auto_regressive, args.speculative, args.reference)
+    bundles = [bundle for bundle in (args.auto_regressive, args.speculative, args.reference) if bundle]
     return flags | {"manifests": [file_sha256(bundle / MANIFEST) for bundle in bundles]}
 
 
@@ -186,12 +212,12 @@ def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
     report |= {"inputs": inputs_of(args), "settings": [], "rates": [], "divergences": []}
     earlier = json.loads(args.output.read_bytes()) if args.output.exists() else {}
     done = {row["setting"] for row in earlier.get("settings", [])}
-    if earlier.get("inputs") == report["inputs"] and done != set(SETTINGS):
+    if earlier.get("inputs") == report["inputs"] and done != set(args.settings):
         report = earlier
         console.print(f"going on after {', '.join(done)}")
     else:
         done = set()
-    left = [setting for setting in SETTINGS if setting not in done]
+    left = [setting for setting in args.settings if setting not in done]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("verifying", total=len(left) * len(prompts))
@@ -207,10 +233,10 @@ def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
 def tables(report: dict[str, Any]) -> list[Table]:
     """The report as tables: settings, rates where they were taken, and every divergence."""
     title = f"Speculative against auto-regressive output, {report['prompts']} prompts x {report['max_tokens']} tokens"
-    found = [Table(title, ["setting", "at once", "tokens", "accepted", "near-ties", "failures"])]
+    found = [Table(title, ["setting", "method", "at once", "tokens", "accepted", "near-ties", "failures"])]
     for row in report["settings"]:
         cells = [f"{row['acceptance_length']:.2f}", str(row["near_ties"]), str(row["failures"])]
-        found[0].rows.append([row["setting"], str(row["concurrency"]), f"{row['tokens']:,}", *cells])
+        found[0].rows.append([row["setting"], row["method"], str(row["concurrency"]), f"{row['tokens']:,}", *cells])
     if report["rates"]:
         found.append(Table(f"Greedy tokens more than {report['margin']:g} below the reference's best logit",
                            ["output", "tokens", "rate"]))  # fmt: skip
@@ -218,10 +244,10 @@ def tables(report: dict[str, Any]) -> list[Table]:
             share = row["beyond_margin"] / max(row["tokens"], 1)
             found[-1].rows.append([row["output"], f"{row['tokens']:,}", f"{share:.3%}"])
     if report["divergences"]:
-        columns = ["setting", "prompt", "at once", "place", "expected", "got", "margin"]
+        columns = ["setting", "method", "prompt", "at once", "place", "expected", "got", "margin"]
         found.append(Table("Divergences", columns))
         for item in report["divergences"]:
-            cells = [str(item[key]) for key in ("question_id", "concurrency", "position", "expected", "got")]
+            cells = [str(item[key]) for key in ("method", "question_id", "concurrency", "position", "expected", "got")]
             found[-1].rows.append([item["setting"], *cells, f"{item['margin']:.2g}"])
     return found
 
@@ -230,9 +256,12 @@ def main(argv: list[str] | None = None) -> int:
     """Verify; the exit status is 1 if a divergence is no near-tie."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--auto-regressive", type=Path, required=True, help="bundle without drafter")
-    add("--speculative", type=Path, required=True, help="bundle with drafter, of the same precision")
-    add("--reference", type=Path, required=True, help="fp32 bundle for margins")
+    add("--speculative", type=Path, required=True, help="bundle that drafts")
+    add("--methods", nargs="+", help="some of its methods (default: all)")
+    add("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="SETTING",
+        help=f"some of {'; '.join(SETTINGS)} (default: all)")  # fmt: skip
+    add("--auto-regressive", type=Path, help="bundle without drafter, of the same precision (default: the same engine)")
+    add("--reference", type=Path, help="fp32 bundle for margins (default: the one that decodes auto-regressively)")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
@@ -243,15 +272,19 @@ def main(argv: list[str] | None = None) -> int:
     add("--margin", type=float, default=0.5)
     add("--output", type=Path, default=Path("artifacts/reports/lossless.json"))
     args = parser.parse_args(argv)
-    auto_regressive, speculative = (load_session(parser, path) for path in (args.auto_regressive, args.speculative))
-    if not speculative.runtime.plans:
-        parser.error(f"--speculative: {args.speculative} has no drafter")
+    speculative = load_session(parser, args.speculative)
+    plans = speculative.runtime.plans
+    if not plans:
+        parser.error(f"--speculative: {args.speculative} has no method")
+    if unknown := set(args.methods or ()) - set(plans):
+        parser.error(f"--methods: expected some of {', '.join(plans)}, got {', '.join(sorted(unknown))}")
     if args.tree_budget is not None:
-        budget, plans = BudgetTable.constant(args.tree_budget), speculative.runtime.plans
+        budget = BudgetTable.constant(args.tree_budget)
         speculative.use_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans.items()})
-    same = args.reference == args.auto_regressive
+    auto_regressive = load_session(parser, args.auto_regressive) if args.auto_regressive else speculative
+    same = args.reference in (None, args.auto_regressive)
     reference = auto_regressive if same else load_session(parser, args.reference)
-    report = verify(Verifier(auto_regressive, speculative, reference), args)
+    report = verify(Verifier(auto_regressive, speculative, reference, args.methods), args)
     write_json(args.output, report)
     for table in tables(report):
         table.show(console)

@@ -12,8 +12,9 @@ from redraft.budget import BudgetTable
 from redraft.drafting import DraftingPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
-from tests.toy_engine import ToyEngine, only, toy_codec
+from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
+RSD = DraftingPlan("stochastic_beam", "recursive_rejection", levels=(2, 2), support=5)
 LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
 
 
@@ -57,15 +58,21 @@ def test_teacher_forcing_gives_the_logits_of_generation():
 
 @pytest.fixture
 def verify(tokenizer_folder, tmp_path):
-    def call(auto_regressive, speculative, **options):
+    def call(auto_regressive, speculative, chosen=None, **options):
         dataset = tmp_path / "prompts.jsonl"
         dataset.write_text("\n".join(json.dumps({"prompt": text}) for text in ("hello", "to be or not", "abab")))
         fixed = {"dataset": dataset, "num_prompts": 3, "auto_regressive": tokenizer_folder, "max_tokens": 24}
         (tokenizer_folder / "manifest.json").write_text("{}")
         fixed |= {"speculative": tokenizer_folder, "reference": tokenizer_folder, "output": tmp_path / "report.json"}
-        fixed |= {"concurrency": [1, 3], "near_tie": 1e-3, "rate": True, "margin": 0.5}
+        fixed |= {
+            "settings": list(verify_lossless.SETTINGS),
+            "concurrency": [1, 3],
+            "near_tie": 1e-3,
+            "rate": True,
+            "margin": 0.5,
+        }
         args = argparse.Namespace(**{**fixed, **options})
-        verifier = verify_lossless.Verifier(auto_regressive, speculative, auto_regressive)
+        verifier = verify_lossless.Verifier(auto_regressive, speculative, auto_regressive, chosen)
         report = verify_lossless.verify(verifier, args)
         for table in verify_lossless.tables(report):
             table.show(verify_lossless.console)
@@ -81,6 +88,19 @@ def test_speculation_is_found_lossless(verify, capsys):
     assert max(row["acceptance_length"] for row in report["settings"]) > 1.2
     assert {row["beyond_margin"] for row in report["rates"]} == {0}
     assert "near-ties" in capsys.readouterr().out
+
+
+def test_every_method_is_compared_where_it_promises_the_same_tokens(verify):
+    both = session(8)
+    plans = {TOY: both.runtime.plans[TOY], "alone": DraftingPlan(None, "greedy", ngram=True), "rsd": RSD}
+    both.runtime.plans = plans
+    both.use_plans({name: plan for name, plan in plans.items() if name != "rsd"})
+    verifier = verify_lossless.Verifier(both, both, both)
+    assert verifier.methods("greedy, penalties") == [TOY, "alone", "rsd"]
+    assert verifier.methods("temperature 1") == [TOY, "alone"]
+    report = verify(both, both, chosen=[TOY, "alone"])
+    assert [row["method"] for row in report["settings"][:4]] == [TOY, TOY, "alone", "alone"]
+    assert not any(row["failures"] for row in report["settings"])
 
 
 def test_another_target_fails(verify, capsys):
