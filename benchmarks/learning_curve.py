@@ -34,7 +34,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def labels_of(paths: list[Path]) -> list[str]:
-    """The shortest ends of the paths that tell the runs apart."""
+    """The shortest ends of the runs' folders that tell them apart."""
+    paths = [path.parent if path.suffix == ".jsonl" else path for path in paths]
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         labels = ["/".join(path.parts[-parts:]) for path in paths]
         if len(set(labels)) == len(labels):

@@ -26,7 +26,7 @@ class EagleDrafter(ContextDrafter):
 
     name = "eagle"
     config_type = EagleConfig
-    recipe = Recipe(peak_rate=1e-3, window=256, batch=4, hidden_weight=1.0)
+    recipe = Recipe(peak_rate=1e-3, window=256, batch=4, hidden_weight=0.1)
     config: EagleConfig
 
     def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class HiddenStateDrafter(ContextDrafter):
     name = "hidden_state"
     has_raw_logits = True
     config_type = HiddenStateConfig
-    recipe = Recipe(peak_rate=1e-3, decay=Decay.linear, window=256, batch=4, hidden_weight=1.0)
+    recipe = Recipe(peak_rate=1e-3, decay=Decay.linear, window=256, batch=4, hidden_weight=0.1)
     config: HiddenStateConfig
     columns: Tensor
 

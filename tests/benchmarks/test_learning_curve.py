@@ -50,6 +50,11 @@ def test_every_run_is_a_line_in_every_panel(tmp_path: Path, monkeypatch, capsys)
     assert "1.600" in printed
 
 
+def test_a_log_bears_the_name_of_its_folder():
+    logs = [Path("drafters/small/training.jsonl"), Path("drafters/small-eagle/training.jsonl"), Path("artifacts/new")]
+    assert learning_curve.labels_of(logs) == ["small", "small-eagle", "new"]
+
+
 def test_the_plot_is_written(tmp_path: Path):
     learning_curve.main([write_run(tmp_path / f"run{i}", 2) for i in range(7)], tmp_path / "new/plot.png")
     assert (tmp_path / "new/plot.png").read_bytes().startswith(b"\x89PNG")
