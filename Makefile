@@ -12,6 +12,7 @@ ENGINES   ?= artifacts/engines
 BACKEND   ?= openvino
 PRECISION ?= bf16
 SHAPE     ?= --beam-width 4 --beam-length 5
+METHODS   ?=
 BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)
 BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)
 
@@ -35,8 +36,8 @@ SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8) BACKEND (openvino torch tensorrt_rtx) SHAPE BUNDLE"
-	@echo "BASELINE PROMPTS RATES RESULTS; for distill and train DATA TEACHER TOKENS POSITIONS;"
+	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8) BACKEND (openvino torch tensorrt_rtx) SHAPE METHODS"
+	@echo "BUNDLE BASELINE PROMPTS RATES RESULTS; for distill and train DATA TEACHER TOKENS POSITIONS;"
 	@echo "for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
@@ -79,8 +80,8 @@ train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/draft
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) --output artifacts/drafters/$(NAME) --positions $(POSITIONS)
 
 engines: $(BUNDLE)/manifest.json $(BASELINE)/manifest.json ## build the bundles BUNDLE and, without drafter, BASELINE
-$(BUNDLE)/manifest.json: $(SOURCES) $(DRAFTER)/config.json | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) --drafter $(DRAFTER) $(SHAPE) --output $(BUNDLE)
+$(BUNDLE)/manifest.json: $(SOURCES) $(or $(METHODS),$(DRAFTER)/config.json) | $(MODEL)/source.json
+	$(BUILD) --precision $(PRECISION) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) --output $(BUNDLE)
 $(BASELINE)/manifest.json: $(SOURCES) | $(MODEL)/source.json
 	$(BUILD) --precision $(PRECISION) --no-drafter --output $(BASELINE)
 

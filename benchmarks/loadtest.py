@@ -76,7 +76,10 @@ def parser() -> argparse.ArgumentParser:
     add("--label", default="run", help="name of this run in tables and plots")
     add("--result-dir", type=Path, default=Path("artifacts/loadtest/run"), help="earlier runs in it are replaced")
     add("--baseline", type=Path, help="result folder of an auto-regressive run to compare with")
-    add("--baseline-url", help="gRPC address of an auto-regressive server: measure it too, into --baseline")
+    add(
+        "--baseline-url",
+        help="gRPC address of a server, or the same: measure its auto-regressive decoding too, into --baseline",
+    )
     add("--baseline-metrics-url", default="", help="its metrics page")
     return p
 
@@ -180,7 +183,7 @@ def contenders(args: argparse.Namespace) -> list[argparse.Namespace]:
     if not args.baseline_url:
         return [args]
     server = {"url": args.baseline_url, "metrics_url": args.baseline_metrics_url, "worker": None}
-    server |= {"plan": {}, "method": None}
+    server |= {"plan": {}, "method": AUTO_REGRESSIVE}
     return [argparse.Namespace(**{**vars(args), **server, "label": BASELINE, "result_dir": args.baseline}), args]
 
 
