@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("--baseline", type=Path, help="result folder of an auto-regressive run to compare with")
     add(
         "--baseline-url",
-        help="gRPC address of a server, or the same: measure its auto-regressive decoding too, into --baseline",
+        help="gRPC address of a server (or the same): measure auto-regressive decoding there, into --baseline",
     )
     add("--baseline-metrics-url", default="", help="its metrics page")
     return p
