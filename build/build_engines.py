@@ -23,6 +23,7 @@ from model_defs.target import Target
 from networks import WRITERS, Loops, out, step
 from redraft.bundle import BundleConfig, BundleError, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
+from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
@@ -149,9 +150,10 @@ def method_of_flags(given: dict[str, Any], no_drafter: bool, name: str | None) -
     if ("drafter" in given) == no_drafter:
         raise BundleError("give one of --drafter FOLDER, --methods FILE and --no-drafter")
     settings = MethodSettings(**given)
-    if not settings.drafter and not settings.ngram:
+    if not settings.drafts:
         return {}
-    return {name or (kind_of(settings.drafter) if settings.drafter else NGRAM): settings}
+    usual = kind_of(settings.drafter) if settings.drafter else NGRAM_TRIE if settings.retrieves else NGRAM
+    return {name or usual: settings}
 
 
 def reason(error: Exception) -> str:

@@ -66,7 +66,7 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
 
 def describe_method(method: MethodInfo, limits: LimitsInfo, bytes_per_row: float, tuned: bool) -> str:
     """A method in words; `bytes_per_row` of one layer's cache."""
-    network = "no drafter"
+    network = ", ".join(["no drafter", *([method.construction] if method.construction else [])])
     if method.drafter:
         network = f"{method.drafter}, {method.construction}, " + (
             f"{', '.join(map(str, method.levels))} draws per level from {method.support} tokens"

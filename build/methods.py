@@ -18,6 +18,7 @@ from model_defs.target import Target
 from redraft.bundle import BundleConfig, BundleError, ContextInfo, MethodInfo
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS, check_pairing
 from redraft.protocol import AUTO_REGRESSIVE, describe
 
@@ -36,7 +37,7 @@ class MethodSettings(BaseModel):
     construction: str = Field(
         "best_first",
         description=f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: "
-        f"{', '.join(RANDOM_CONSTRUCTIONS)}.",
+        f"{', '.join(RANDOM_CONSTRUCTIONS)}; without a drafter, from all that was served: {NGRAM_TRIE}.",
     )
     beam_width: int = Field(4, ge=1, description="Nodes that the drafter expands at each depth.")
     beam_length: int = Field(5, ge=1, description="Depth of the drafts.")
@@ -69,8 +70,20 @@ class MethodSettings(BaseModel):
         None, ge=0, description="Where more steps than this are left, do so instead of a new draft."
     )
 
+    @property
+    def retrieves(self) -> bool:
+        """Whether it drafts from what was served."""
+        return self.construction == NGRAM_TRIE
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is anything to draft from."""
+        return bool(self.drafter or self.ngram or self.retrieves)
+
     def info(self) -> MethodInfo:
         """What the bundle says of the method. Raises BundleError, or FileNotFoundError where there is no drafter."""
+        if self.retrieves and self.drafter:
+            raise BundleError(f"--construction {NGRAM_TRIE}: expected no drafter, got {self.drafter}")
         random = RANDOM_CONSTRUCTIONS.get(self.construction) if self.drafter else None
         if self.levels and random is None:
             raise BundleError(
@@ -81,12 +94,12 @@ class MethodSettings(BaseModel):
         merges = verification in VERIFIERS and VERIFIERS[verification].merges
         return MethodInfo(
             drafter=kind_of(self.drafter) if self.drafter else None,
-            construction=self.construction if self.drafter else None,
+            construction=self.construction if self.drafter or self.retrieves else None,
             beam_width=self.beam_width,
             beam_length=self.beam_length,
             candidates=self.candidates,
             tree_budget=self.tree_budget or (sum(random.shape(draws).widths) if random else USUAL_BUDGET),
-            ngram=merges if self.ngram is None else self.ngram,
+            ngram=merges and not self.retrieves if self.ngram is None else self.ngram,
             verification=verification,
             levels=draws,
             support=self.support if random else 0,
@@ -114,8 +127,10 @@ def read_methods(path: Path) -> dict[str, MethodSettings]:
             found[name] = MethodSettings.model_validate(table)
         except ValidationError as error:
             raise BundleError(f"--methods {path}, [{name}]: {describe(error)}") from None
-        if not (found[name].drafter or found[name].ngram):
-            raise BundleError(f"--methods {path}, [{name}]: expected a drafter, or ngram = true")
+        if not found[name].drafts:
+            raise BundleError(
+                f"--methods {path}, [{name}]: expected a drafter, ngram = true or construction = {NGRAM_TRIE!r}"
+            )
     return found
 
 

@@ -198,7 +198,7 @@ def tune(runtime: Runtime, method: str, prompts: list[str], tokens: int, say: Sa
     plan = runtime.plans[method]
     random = plan.shape is not None
     shapes: list[tuple[str | None, bool]] = list(SHAPES) if plan.construction else [(None, True)]
-    if random:
+    if random or plan.retrieves:
         shapes = [(plan.construction, plan.ngram)]
     counts = sorted({count for count in RUNNING if count < runtime.limits.slots} | {runtime.limits.slots})
     budgets = [budget for budget in BUDGETS if budget < runtime.limits.max_tree]

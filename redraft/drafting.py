@@ -13,6 +13,7 @@ from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
+from redraft.decoding.retrieval import NGRAM_TRIE, Retrieval, RetrievalText, retrieved_trees
 from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prune_tree
 from redraft.decoding.verification import VERIFIERS, check_pairing
 from redraft.engines.interface import DraftBatch, DraftEngine, DraftSampling, DrawingEngine, ResamplingEngine
@@ -22,7 +23,8 @@ from redraft.sequence import Pairs, Sequence
 
 @dataclass(frozen=True)
 class DraftingPlan:
-    """What to draft and how to verify it. `construction` None: no neural drafter, the n-gram branch alone.
+    """What to draft and how to verify it. `construction` None: no neural drafter, the n-gram branch alone; NGRAM_TRIE:
+    none either, trees of what followed the same tokens in all that the method has served.
 
     A random construction draws `levels` tokens on each level (as its shape counts them) from the drafter's `support`
     tokens per node. Where more than `resample_above` steps are left of a hidden-state drafter's chain (Lyanna's r), a
@@ -39,6 +41,11 @@ class DraftingPlan:
     support: int = 0
     resample_above: int | None = None
     skip_above: int | None = None
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether it drafts from what was served, without a neural drafter."""
+        return self.construction == NGRAM_TRIE
 
     def __post_init__(self) -> None:
         merged = self.ngram or self.resample_above is not None
@@ -70,7 +77,7 @@ class DraftSource:
 
         Raises ValueError where the plan asks of the drafter what it cannot do.
         """
-        if plan and plan.construction and drafter is None:
+        if plan and plan.construction and not plan.retrieves and drafter is None:
             raise ValueError(f"{plan.construction!r} needs a drafter, and this engine has none for it")
         if plan and plan.shape and not isinstance(drafter, DrawingEngine):
             raise ValueError(f"{plan.construction!r} needs a drafter that draws at random, and this engine's does not")
@@ -78,10 +85,13 @@ class DraftSource:
         self._drafter = drafter
         self._most = max_tree - 1
         self._bigrams = bigrams
+        self._retrieval = Retrieval() if plan and plan.retrieves else None
         self.verify = VERIFIERS[plan.verification if plan else "greedy"].verify
 
-    def index(self, prompt: np.ndarray) -> NgramIndex | None:
-        """The n-gram index of a new sequence, if the plan has an n-gram branch."""
+    def index(self, prompt: np.ndarray) -> NgramIndex | RetrievalText | None:
+        """The n-grams of a new sequence, if the plan drafts from such."""
+        if self._retrieval is not None:
+            return RetrievalText(self._retrieval, prompt.tolist())
         return NgramIndex(prompt.tolist(), self._bigrams) if self._plan and self._plan.ngram else None
 
     def pairs(self) -> Pairs | None:
@@ -112,11 +122,14 @@ class DraftSource:
         trees = []
         if self._plan.shape is not None:
             trees.append(self._random_trees(self._plan.shape, sequences, roots, budgets, deepest))
+        elif self._plan.retrieves:
+            texts = [sequence.ngram for sequence in sequences if isinstance(sequence.ngram, RetrievalText)]
+            trees.append(retrieved_trees(texts, budgets, self._plan.ngram_length))
         elif self._plan.construction is not None:
             anew = [not _left(sequence, self._plan.skip_above) for sequence in sequences]
             trees.append(_spread_over(sequences, anew, lambda some: self._drafted(some, max(budgets))))
         if self._plan.ngram:
-            indices = [sequence.ngram for sequence in sequences if sequence.ngram is not None]
+            indices = [sequence.ngram for sequence in sequences if isinstance(sequence.ngram, NgramIndex)]
             trees.append(ngram_chains(roots, indices, self._plan.ngram_length))
         tree = merge_trees(trees)
         if resampled is not None:

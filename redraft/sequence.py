@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from redraft.decoding.ngram import NgramIndex
+from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, follow
 from redraft.decoding.verification import Verdict
@@ -94,7 +95,7 @@ class Sequence:
             [ids for word in request.bad_words for ids in codec.encode_bad_word(word)],
             seed,
         )
-        self.ngram: NgramIndex | None = None
+        self.ngram: NgramIndex | RetrievalText | None = None
         self.slot = -1
         self.cache_length = 0
         self.commit: list[int] = []

@@ -22,6 +22,7 @@ PLANS = {
     "best_first": DraftingPlan("best_first", budget=BudgetTable.constant(9)),
     "chain": DraftingPlan("chain", budget=BudgetTable.constant(9)),
     "ngram": DraftingPlan(None, ngram=True, budget=BudgetTable.constant(9)),
+    "retrieval": DraftingPlan("ngram_trie", budget=BudgetTable.constant(9)),
     "merged": DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(12)),
     "beam merged": DraftingPlan("beam", ngram=True, budget=BudgetTable.constant(7)),
     "greedy verifier": DraftingPlan("best_first", verification="greedy", budget=BudgetTable.constant(9)),
@@ -79,11 +80,23 @@ def test_speculation_equals_autoregressive(plan, sampling):
     assert got[:4] == expected
     stats = got[4]
     assert stats.output_tokens <= 1 + stats.steps + stats.accepted
-    if sampling == "greedy" and plan != "ngram":
+    if sampling == "greedy" and plan not in ("ngram", "retrieval"):
         assert stats.accepted > 0, "the toy drafter is right often enough for a test"
 
 
-@pytest.mark.parametrize("plan", ["merged", "beam", "ngram"])
+def test_what_a_method_has_served_is_drafted_for_its_next_request():
+    """Memory outlives requests, and is the method's own; finished answers come again in whole drafts."""
+    plans = {"served": PLANS["retrieval"], "other": PLANS["retrieval"]}
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, plans)
+    first, again, other = (
+        run(scheduler, [make("a", method=method, end_ids=frozenset())])["a"] for method in ("served", "served", "other")
+    )
+    assert first[:4] == again[:4] == other[:4]
+    assert first[4].accepted == other[4].accepted == 0
+    assert again[4].steps <= 40 / 8 + 1
+
+
+@pytest.mark.parametrize("plan", ["merged", "beam", "ngram", "retrieval"])
 @pytest.mark.parametrize("vocab_size", [2, 111])
 def test_mixed_batches_joining_and_leaving(plan, vocab_size):
     rng = np.random.default_rng(5)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from redraft.decoding.token_tree import Node, TokenTree
 
+NGRAM_TRIE = "ngram_trie"
+"""The construction's name in a bundle's configuration."""
 ESCAPES = {6: 1.0, 4: 4.0, 3: 4.0, 2: 3.0, 1: 3.0}
 """Match lengths, longest first, and how many occurrences the next shorter match counts as beside a match's own.
 Acceptance hardly depends on them: 1.80 to 1.83 tokens per step of 16 nodes over a factor of four."""

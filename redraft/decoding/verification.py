@@ -9,6 +9,7 @@ import numpy as np
 
 from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.sampling import Sampler, log_probability
 from redraft.decoding.token_tree import TokenTree
 
@@ -53,7 +54,7 @@ def check_pairing(construction: str, verification: str, merged: bool = False) ->
     `merged`: an n-gram branch or a re-sampled tree is merged in.
     """
     kinds = {name: known.draws for name, known in CONSTRUCTIONS.items()}
-    kinds |= {name: known.draws for name, known in RANDOM_CONSTRUCTIONS.items()}
+    kinds |= {name: known.draws for name, known in RANDOM_CONSTRUCTIONS.items()} | {NGRAM_TRIE: Draws.TOP}
     if construction not in kinds:
         raise PairingError(f"unknown construction {construction!r}: expected one of {', '.join(kinds)}")
     if verification not in VERIFIERS:
@@ -61,6 +62,8 @@ def check_pairing(construction: str, verification: str, merged: bool = False) ->
     verifier, draws = VERIFIERS[verification], kinds[construction]
     if draws in verifier.refused:
         raise PairingError(f"{verification!r} does not go with {construction!r}: {verifier.refused[draws]}")
+    if merged and construction == NGRAM_TRIE:
+        raise PairingError(f"{NGRAM_TRIE!r} does not go with other trees: it holds the n-gram branch already")
     if merged and not verifier.merges:
         raise PairingError(f"{verification!r} does not go with merged trees: merging forgets the order of the draws")
 

@@ -137,6 +137,8 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
         support = 9
         [lookup]
         ngram = true
+        [served]
+        construction = "ngram_trie"
         """
     )
     options = ["--model", model, "--max-len", 64, "--precision", "fp32", "--slots", 3]
@@ -146,13 +148,18 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
     assert done.exit_code == 0, done.output
     bundle, alone = (Bundle.load(tmp_path / name) for name in ("b", "alone"))
     methods = bundle.config.methods
-    assert list(methods) == ["wide", "narrow", "lyanna", "rsd-s", "lookup"]
+    assert list(methods) == ["wide", "narrow", "lyanna", "rsd-s", "lookup", "served"]
+    assert (methods["served"].construction, methods["served"].drafter, methods["served"].ngram) == (
+        "ngram_trie",
+        None,
+        False,
+    )
     assert (methods["wide"].beam_width, methods["narrow"].ngram, methods["lookup"].drafter) == (5, False, None)
     assert methods["rsd-s"].verification == "recursive_rejection"
     sizes = [entry.manifest.files["drafters.weights"].size for entry in (bundle, alone)]
     assert sizes[0] < 3.5 * sizes[1], "three methods of one drafter, whose weights are there once"
     engine, own = load_engine(bundle), load_engine(alone)
-    assert set(engine.drafters) == set(methods) - {"lookup"}
+    assert set(engine.drafters) == set(methods) - {"lookup", "served"}
     batch = DraftBatch.of_roots(np.ones((2, 96), np.float32), np.array([3, 7], np.int32))
     got, expected = engine.drafters["wide"].draft(batch), own.drafters["recurrent"].draft(batch)
     np.testing.assert_array_equal(got.candidates, expected.candidates)
@@ -162,6 +169,7 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "method narrow recurrent, best_first, beam width 2" in printed
     assert "method lookup no drafter; " in printed
+    assert "method served no drafter, ngram_trie; " in printed
 
 
 @pytest.mark.parametrize(
@@ -171,7 +179,10 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
         ("[a", "methods.toml: "),
         ("[a]\nbeam_with = 3", "methods.toml, [a]: beam_with: unknown field"),
         ("[a]\nngram = true\nbeam_width = 0", "[a]: beam_width: input should be greater than or equal to 1, got 0"),
-        ("[a]\nbeam_width = 2", "[a]: expected a drafter, or ngram = true"),
+        ("[a]\nbeam_width = 2", "[a]: expected a drafter, ngram = true or construction = 'ngram_trie'"),
+        ("[a]\nconstruction = 'ngram_trie'\nngram = true", "'ngram_trie' does not go with other trees"),
+        ("[a]\nconstruction = 'ngram_trie'\ndrafter = 'd'", "--construction ngram_trie: expected no drafter, got d"),
+        ("[a]\nconstruction = 'ngram_trie'\nverification = 'k_seq'", "'k_seq' does not go with 'ngram_trie'"),
         ("['a/b']\nngram = true", "a/b"),
         ("[auto_regressive]\nngram = true", "a method cannot be called 'auto_regressive'"),
         ("[a]\nngram = true\n[b]\nngram = true\ntree_budget = 90", "b: --tree-budget 90: expected less than"),
