@@ -4,9 +4,9 @@
     python -m benchmarks.method_batches --bundle BUNDLE --methods width_1 width_4 tuned --best-of tuned
 
 Each method answers the same prompts, so many at a time, beside auto-regressive decoding in the same engine. Methods
-take turns, and each cell is its best round. Before every round the method answers other prompts of the file: engines warm
-up, and a method that drafts from what was served has served those alone. A bundle with one method per beam width gives
-table 5; with --best-of, the table ends with how far that method is behind the best of each batch size.
+take turns, and each cell is its best round. Before every round the method answers other prompts of the file: engines
+warm up, and a method that drafts from what was served has served those alone. A bundle with one method per beam width
+gives table 5; with --best-of, the table ends with how far that method is behind the best of each batch size.
 """
 
 from __future__ import annotations

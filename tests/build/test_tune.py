@@ -93,3 +93,13 @@ def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree(monkeypatch):
     assert lengths["greedy"]["9"] >= lengths["greedy"]["3"]
     assert table.entries[0].sampled > 0
     assert table.entries[-1].sampled <= 3, "four trees of more than two rows are dear"
+
+
+def test_retrieval_is_tuned_as_it_is(runtime, monkeypatch):
+    """Its trees are no beams, and there is no drafter to take them from."""
+    monkeypatch.setattr(tune, "BUDGETS", (0, 4))
+    monkeypatch.setattr(tune, "RUNNING", (1,))
+    monkeypatch.setattr(tune, "ROUNDS", 1)
+    runtime.plans[TOY] = DraftingPlan("ngram_trie", budget=BudgetTable.constant(4))
+    table = tune.tune(runtime, TOY, ["hello"], 12, lambda text: None)
+    assert (table.construction, table.ngram) == ("ngram_trie", False)
