@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from model_defs.drafter import Drafter
 from model_defs.drafters import DRAFTERS, RECURRENT, load_drafter
 from model_defs.drafting import BeamSearch
-from model_defs.export import Drafting
+from model_defs.export_drafter import Drafting
 from model_defs.files import read_json
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.random_draws import RandomDraws

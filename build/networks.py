@@ -14,15 +14,8 @@ import torch
 from rich.console import Console
 
 from model_defs.drafting import BeamSearch
-from model_defs.export import (
-    CacheShape,
-    Drafting,
-    export_drafter_native,
-    export_drafter_plugin,
-    export_resampler_plugin,
-    export_target_native,
-    export_target_plugin,
-)
+from model_defs.export_drafter import Drafting, export_drafter_native, export_drafter_plugin, export_resampler_plugin
+from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.hidden_state import Resampler
 from model_defs.target import Target
 from plugins.cpu.lowering import lower

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from model_defs.attention import rope_table
-from model_defs.export import CacheShape, DrafterInputs, Drafting
+from model_defs.export_drafter import DrafterInputs, Drafting
+from model_defs.export_target import CacheShape
 from model_defs.target import Target
 from plugins.tree_attention.torch_op import tree_attention
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import build_engines
 import inspect_bundle
-from model_defs.export import CacheShape, export_target_native, export_target_plugin
+from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.fingerprint import target_fingerprint
 from plugins.cpu.lowering import lower
 from redraft.bundle import Bundle

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from model_defs.export import export_drafter_native
+from model_defs.export_drafter import export_drafter_native
 from model_defs.random_draws import RandomDraws
 from networks import save
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS

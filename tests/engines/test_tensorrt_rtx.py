@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model_defs.drafting import BeamSearch
-from model_defs.export import CacheShape, export_target_native
+from model_defs.export_target import CacheShape, export_target_native
 from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
 from networks import save, write_tensorrt_rtx

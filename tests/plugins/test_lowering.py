@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model_defs.drafting import BeamSearch
-from model_defs.export import export_drafter_plugin
+from model_defs.export_drafter import export_drafter_plugin
 from model_defs.random_draws import RandomDraws
 from plugins.cpu.lowering import lower
 from plugins.program.fuse import fuse

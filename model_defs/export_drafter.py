@@ -1,0 +1,208 @@
+"""Drafting loops as ONNX networks: in plugin form with a `redraft::BeamStep` or `DrawStep` node for each level; in
+native form, of standard operators alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from model_defs.draft_context import CacheTables
+from model_defs.drafter import Drafter
+from model_defs.drafting import BeamSearch
+from model_defs.export import cache_names, export_network
+from model_defs.random_draws import RandomDraws
+
+
+class NodeOperators:
+    """The operators of a drafter as plugin nodes."""
+
+    def tree_attention(self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
+        attributes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+        shapes = [(qkv.shape[0], num_heads * head_size)]
+        (out,) = self._node("TreeAttention", (qkv, *rows), attributes, [qkv.dtype], shapes)
+        return out
+
+    def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> Sequence[Tensor]:
+        shapes = [tokens.shape, *[cache_lengths.shape] * 4]
+        return self._node("PairRows", (tokens, row_offsets, cache_lengths), {}, [torch.int32] * 5, shapes)
+
+    def draft_rows(
+        self, contexts: Tensor, *grown: Tensor, level: int, first: int, width: int, words: int
+    ) -> Sequence[Tensor]:
+        batch = contexts.shape[0]
+        shapes = [(batch * width,), (batch + 1,), (batch * width, words), (batch,)]
+        attributes = {"level": level, "first": first, "width": width, "words": words}
+        return self._node("DraftRows", (contexts, *grown), attributes, [torch.int32] * 4, shapes)
+
+    def token_info_topk(
+        self, logits: Tensor, sequences: Tensor, *table: Tensor, k: int, level: int, levels: int
+    ) -> Sequence[Tensor]:
+        attributes, shape = {"k": k, "level": level, "levels": levels}, (sequences.shape[0], k)
+        dtypes = [logits.dtype, torch.int32]
+        return self._node("TokenInfoTopK", (logits, sequences, *table), attributes, dtypes, [shape] * 2)
+
+    @staticmethod
+    def _node(op: str, inputs: Sequence[Tensor], attributes: dict, dtypes: Sequence, shapes: Sequence) -> Any:
+        return torch.onnx.ops.symbolic_multi_out(
+            f"redraft::{op}", inputs, attrs=attributes, dtypes=dtypes, shapes=shapes, version=1
+        )
+
+
+Drafting = BeamSearch | RandomDraws
+"""A drafting loop, with its drafter."""
+
+
+@dataclass(frozen=True)
+class DrafterInputs:
+    """The inputs of a drafter's network.
+
+    hidden [P, H] in the module's dtype, tokens int32 [P] and, for a drafter with a context, row_offsets int32 [B + 1],
+    slots and cache_lengths int32 [B] (see `DraftBatch`), then k_cache.{l} and v_cache.{l} [slots, kv_heads, rows,
+    head_size]. Without a context P is B. For random draws, noise [B, R, M], temperature [B], top_k int32 [B] and top_p
+    [B] come last (see `DraftSampling`).
+    """
+
+    names: list[str]
+    examples: list[Tensor]
+    axes: list[dict[int, str]]
+
+    @classmethod
+    def of(cls, drafting: Drafting, cache_dtype: torch.dtype) -> DrafterInputs:
+        drafter: Drafter = drafting.drafter
+        pairs, ints = ("P", 5) if drafter.reads_context else ("B", 3), torch.int32
+        dtype = next(drafter.parameters()).dtype
+        given = {
+            "hidden": (torch.zeros(pairs[1], drafter.config.hidden_size, dtype=dtype), pairs[0]),
+            "tokens": (torch.ones(pairs[1], dtype=ints), pairs[0]),
+        }
+        if drafter.reads_context:
+            tables = cast(CacheTables, drafter.tables)
+            config, layers = tables.config, drafter.context_layers
+            given |= {
+                "row_offsets": (torch.tensor([0, 1, 4, 5], dtype=ints), "B1"),
+                "slots": (torch.zeros(3, dtype=ints), "B"),
+                "cache_lengths": (torch.zeros(3, dtype=ints), "B"),
+            }
+            shape = (7, config.num_kv_heads, len(tables.rope_table), config.head_size)
+            given |= {name: (torch.zeros(shape, dtype=cache_dtype), "slots") for name in cache_names(layers)}
+        if isinstance(drafting, RandomDraws):
+            given |= {
+                "noise": (torch.zeros(3, drafting.noise_rows, drafting.support), "B"),
+                "temperature": (torch.ones(3), "B"),
+                "top_k": (torch.zeros(3, dtype=ints), "B"),
+                "top_p": (torch.ones(3), "B"),
+            }
+        return cls(list(given), [example for example, _ in given.values()], [{0: axis} for _, axis in given.values()])
+
+
+class _PluginDrafter(nn.Module):
+    """The drafting loop; a level of its beam search, or of its random draws, is one plugin node."""
+
+    def __init__(self, drafting: Drafting):
+        super().__init__()
+        self.drafting = drafting
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        drafter = self.drafting.drafter
+        drafter.operators, eager = NodeOperators(), drafter.operators
+        try:
+            return self.drafting(inputs, _draw_node if isinstance(self.drafting, RandomDraws) else _beam_node)
+        finally:
+            drafter.operators = eager
+
+
+class _Resampling(_PluginDrafter):
+    """The drafting loop over chains that are there already; the module holds what it looks up."""
+
+    def __init__(self, drafting: BeamSearch, drafter: Drafter):
+        super().__init__(drafting)
+        self.drafter = drafter
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return super().forward(inputs)[:3]
+
+
+def _beam_node(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
+    batch = draft[0].shape[0] if draft else values.shape[0]
+    level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
+    candidates, nodes, ints = (*level, values.shape[1]), (batch * width,), torch.int32
+    return torch.onnx.ops.symbolic_multi_out(
+        "redraft::BeamStep",
+        (values, ids, *draft),
+        attrs={"width": width},
+        dtypes=(ints, values.dtype, ints, ints, ints, ints),
+        shapes=(candidates, candidates, level, (batch, width), nodes, nodes),
+        version=1,
+    )
+
+
+def _draw_node(
+    values: Tensor,
+    ids: Tensor,
+    noise: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    rule: str,
+    count: int,
+    *draft: Tensor,
+) -> Sequence[Tensor]:
+    batch, (expanded, drawn) = noise.shape[0], (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
+    nodes = drawn + 1 - expanded
+    size = nodes * count if rule == "gumbel_top_k" else count
+    state = 2 if rule == "stochastic_beam" else 0
+    level, floats, ints = (batch, expanded + nodes, values.shape[1]), values.dtype, torch.int32
+    return torch.onnx.ops.symbolic_multi_out(
+        "redraft::DrawStep",
+        (values, ids, noise, temperature, top_k, top_p, *draft),
+        attrs={"rule": rule, "count": count},
+        dtypes=(ints, floats, ints, *[floats] * state, *[ints] * 3),
+        shapes=(level, level, (batch, drawn + size), *[(batch, size)] * state, *[(batch * size,)] * 3),
+        version=1,
+    )
+
+
+def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ir.Model:
+    """The drafter's network in plugin form; activations and weights in the module's dtype.
+
+    Inputs: see `DrafterInputs`; caches are of `cache_dtype` and updated in place. Outputs: candidates int32 and
+    log_probs [B, L, W, K], parents int32 [B, L, W] and, of a hidden-state drafter, raw_logits [B * L, K];
+    of random draws ids int32 and log_probs [B, E, M] and draws int32 [B, D].
+    """
+    return _export_drafter(_PluginDrafter(drafting), drafting, cache_dtype)
+
+
+def export_drafter_native(drafting: Drafting) -> ir.Model:
+    """The same in native form. Raises ValueError for a drafter with a context."""
+    if drafting.drafter.reads_context:
+        raise ValueError(f"a drafter {drafting.drafter.name!r} keeps a context cache, which has no native form yet")
+    return _export_drafter(drafting, drafting, torch.float32)
+
+
+def export_resampler_plugin(drafting: BeamSearch) -> ir.Model:
+    """The network that re-samples from chains: inputs raw_logits [B * L, K], sequences int32 [B] (0, 1, ...) and tokens
+    int32 [B], its outputs are the drafter's but for raw logits. Its drafting loop's drafter is a `Resampler`."""
+    drafter, levels = drafting.drafter.drafter, drafting.length
+    dtype = next(drafter.parameters()).dtype
+    examples = [
+        torch.zeros(3 * levels, len(drafter.hot_ids), dtype=dtype),
+        torch.arange(3, dtype=torch.int32),
+        torch.ones(3, dtype=torch.int32),
+    ]
+    axes = [{0: "R"}, {0: "B"}, {0: "B"}]
+    names, outputs = ["raw_logits", "sequences", "tokens"], ["candidates", "log_probs", "parents"]
+    return export_network(_Resampling(drafting, drafter), (examples,), (axes,), names, outputs)
+
+
+def _export_drafter(module: nn.Module, drafting: Drafting, cache_dtype: torch.dtype) -> ir.Model:
+    inputs = DrafterInputs.of(drafting, cache_dtype)
+    if isinstance(drafting, RandomDraws):
+        outputs = ["ids", "log_probs", "draws"]
+    else:
+        outputs = ["candidates", "log_probs", "parents", *(["raw_logits"] if drafting.drafter.has_raw_logits else [])]
+    return export_network(module, (inputs.examples,), (inputs.axes,), inputs.names, outputs)
