@@ -32,6 +32,9 @@ from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.target import Target
 from plugins import kernels
 from plugins.linear.pack import DTYPES, pack
+from redraft.bundle import Bundle, BundleError
+from redraft.engines import load_engine
+from redraft.engines.interface import DraftBatch
 
 LEVELS = 5
 HOT, INFO = 12288, 8192
@@ -164,6 +167,54 @@ def untrained(
             drafter.save(output / f"{variant}_{head}", {"target_fingerprint": target_fingerprint(target)})
             methods.append(f'[{variant}_{head}]\ndrafter = "{output / f"{variant}_{head}"}"\nngram = false\n')
     (output / METHODS).write_text("\n".join(methods))
+    console.print(f"written to {output}")
+
+
+def place_to_draft(reads_context: bool, hidden: int, context: int, pairs: int) -> DraftBatch:
+    """One sequence of `context` ingested pairs and as many new ones; the last one alone where no context is kept."""
+    if not reads_context:
+        return DraftBatch.of_roots(np.ones((1, hidden), np.float32), np.ones(1, np.int32))
+    return DraftBatch(
+        hidden=np.ones((pairs, hidden), np.float32),
+        tokens=np.ones(pairs, np.int32),
+        row_offsets=np.array([0, pairs], np.int32),
+        slots=np.zeros(1, np.int32),
+        cache_lengths=np.array([context], np.int32),
+    )
+
+
+@app.command()
+def drafters(
+    bundle: Annotated[Path, typer.Option(help="Bundle with the methods.")],
+    context: Annotated[int, typer.Option(help="Pairs that a drafter with a context has ingested.")] = 256,
+    pairs: Annotated[int, typer.Option(help="Pairs that it ingests with the draft.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Drafts of each method.")] = 30,
+    output: Annotated[Path, typer.Option(help="JSON.")] = Path("docs/results/drafting_latency.json"),
+) -> None:
+    """Time one draft call of each method of a bundle at batch 1; the methods take turns."""
+    try:
+        loaded = Bundle.load(bundle)
+    except BundleError as error:
+        raise typer.BadParameter(str(error)) from None
+    config, engine = loaded.config, load_engine(loaded)
+    batches = {
+        name: place_to_draft(drafter.reads_context, config.target.hidden_size, context, pairs)
+        for name, drafter in engine.drafters.items()
+    }
+    other, samples = np.zeros(CACHE_BYTES // 8), {name: list[float]() for name in batches}
+    for _ in range(repeats + 2):
+        for name, batch in batches.items():
+            other += 1
+            started = time.perf_counter()
+            engine.drafters[name].draft(batch)
+            samples[name].append(1e3 * (time.perf_counter() - started))
+    engine.close()
+    times = {name: float(np.median(values[2:])) for name, values in samples.items()}
+    shown = Table("Milliseconds of a draft at batch 1 (Lyanna, figure 13b)", ["method", "drafter", "median", "best"])
+    for name, value in times.items():
+        shown.rows.append([name, config.methods[name].drafter or "", f"{value:.2f}", f"{min(samples[name][2:]):.2f}"])
+    shown.show(console)
+    write_json(output, {"precision": config.precision, "context": context, "pairs": pairs, "milliseconds": times})
     console.print(f"written to {output}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from model_defs.config import RopeConfig, TargetConfig
 from model_defs.drafters import load_drafter
 from model_defs.target import Target
 from plugins import kernels
+from redraft.engines.interface import DraftBatch
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,36 @@ def test_untrained_drafters_and_their_methods(tmp_path, monkeypatch):
         assert method["drafter"] == str(tmp_path / name)
         assert len(drafter.hot_ids) == (53 if "hot" in name else 111)
         assert drafter.name == ("eagle" if "eagle" in name else "hidden_state")
+
+
+def test_drafts_of_every_method_are_timed(tmp_path, monkeypatch):
+    """Drafters with a context get their pairs behind it, the others one pair."""
+    seen: dict[str, list[DraftBatch]] = {"lyanna": [], "plain": []}
+
+    class Timed:
+        def __init__(self, name: str, reads_context: bool):
+            self.name, self.reads_context = name, reads_context
+
+        def draft(self, batch: DraftBatch) -> None:
+            seen[self.name].append(batch)
+
+    engine = SimpleNamespace(drafters={"lyanna": Timed("lyanna", True), "plain": Timed("plain", False)})
+    engine.close = lambda: None
+    methods = {name: SimpleNamespace(drafter=name) for name in seen}
+    config = SimpleNamespace(target=SimpleNamespace(hidden_size=24), methods=methods, precision="bf16")
+    monkeypatch.setattr(drafting_latency.Bundle, "load", lambda path: SimpleNamespace(config=config))
+    monkeypatch.setattr(drafting_latency, "load_engine", lambda bundle: engine)
+    monkeypatch.setattr(drafting_latency, "CACHE_BYTES", 800)
+    output = tmp_path / "r.json"
+    arguments = ["drafters", "--bundle", "b", "--context", "77", "--pairs", "3", "--repeats", "4"]
+    result = CliRunner().invoke(drafting_latency.app, [*arguments, "--output", str(output)])
+    assert result.exit_code == 0, result.output
+    assert [len(batches) for batches in seen.values()] == [6, 6]
+    (ingesting, alone) = (seen[name][0] for name in seen)
+    assert (ingesting.hidden.shape, ingesting.cache_lengths.tolist(), ingesting.row_offsets.tolist()) == (
+        (3, 24),
+        [77],
+        [0, 3],
+    )
+    assert (alone.hidden.shape, alone.cache_lengths.tolist()) == ((1, 24), [0])
+    assert set(json.loads(output.read_text())["milliseconds"]) == set(seen)
