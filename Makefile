@@ -21,6 +21,7 @@ TEACHER   ?= artifacts/data/$(NAME)
 TOKENS    ?= 5000000
 POSITIONS ?= 5000000
 PROMPTS   ?= benchmarks/prompts.jsonl
+SPEC_BENCH ?=
 RATES     ?= 0.5 1 2
 RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 
@@ -101,9 +102,22 @@ stop: | $(SETUP) ## stop it
 loadtest: | $(SETUP) ## load-test the running server at RATES
 	$(PY) -m benchmarks.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
 
-bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## step times and single-stream speed-ups on PROMPTS
+COMPARED := $(ENGINES)/$(NAME)-methods-$(PRECISION)
+REPLAYED := --model $(MODEL) --answers artifacts/answers
+$(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml | $(MODEL)/source.json
+	$(BUILD) --precision $(PRECISION) --methods benchmarks/methods.toml --output $(COMPARED)
+
+bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/manifest.json ## all comparisons on PROMPTS; RSD's on SPEC_BENCH
 	$(PY) -m benchmarks.step_times $(BASELINE)
 	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS)
+	$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --methods --streams --dataset $(PROMPTS) \
+	  --num-prompts 20 --max-tokens 64 --output artifacts/reports/methods.json
+	$(PY) -m benchmarks.method_batches --bundle $(COMPARED) --output artifacts/reports/method_batches.json
+	$(PY) -m benchmarks.answers --bundle $(BUNDLE) --dataset $(PROMPTS) --output artifacts/answers
+	$(PY) -m benchmarks.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output artifacts/reports/beam_packing.json
+	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --output artifacts/reports/beam_shapes.json
+	$(PY) -m benchmarks.drafting_latency heads
+	$(if $(SPEC_BENCH),$(PY) -m benchmarks.rsd_experiments --model $(MODEL) --drafter $(DRAFTER) --dataset $(SPEC_BENCH))
 
 quickstart: $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
 	$(PY) -m benchmarks.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
@@ -114,7 +128,10 @@ test: $(MODEL)/source.json ## the test suite
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
 	$(MAKE) engines PRECISION=fp32
 	$(PY) -m benchmarks.verify_lossless --auto-regressive $(ENGINES)/$(NAME)-ar-fp32 \
-	  --speculative $(ENGINES)/$(NAME)-redrafter-fp32 --reference $(ENGINES)/$(NAME)-ar-fp32 --dataset $(PROMPTS)
+	  --speculative $(ENGINES)/$(NAME)-redrafter-fp32 --dataset $(PROMPTS)
+	$(MAKE) $(ENGINES)/$(NAME)-methods-fp32/manifest.json PRECISION=fp32
+	$(PY) -m benchmarks.verify_lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --dataset $(PROMPTS) \
+	  --output artifacts/reports/lossless-methods.json
 
 lint: | $(SETUP) ## ruff, format check, mypy
 	.venv/bin/ruff check .

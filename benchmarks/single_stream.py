@@ -1,9 +1,9 @@
 """Speculative against auto-regressive decoding without a server: one stream, then several at once.
 
     python -m benchmarks.single_stream --auto-regressive AR_BUNDLE --speculative BUNDLE [BUNDLE ...]
-    python -m benchmarks.single_stream --speculative BUNDLE --methods NAME [NAME ...]
+    python -m benchmarks.single_stream --speculative BUNDLE --methods [METHOD ...]
 
-Bundles race by their first method, or methods of one bundle by name; without a bundle of its own, auto-regressive
+Bundles race by their first method, or one bundle's methods, some or all; without a bundle of its own, auto-regressive
 decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so that a busy
 machine slows all alike; seconds are medians over the repeats. With --llama-cpp a llama.cpp process takes its turn too
 (see docs/load-testing.md).
@@ -298,20 +298,20 @@ def show(report: dict[str, Any]) -> None:
 def load_entrants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Entrant]:
     """Who races, by name, auto-regressive decoding first; what cannot race ends the command with the reason."""
     bundles = {bundle.name: bundle for bundle in args.speculative}
-    names = args.methods or list(bundles)
-    if len(bundles) < len(args.speculative) or len(set(names)) < len(names) or {AR, LLAMA} & set(names):
-        parser.error(f"--speculative, --methods: expected names that differ, and other than {AR!r} and {LLAMA!r}")
-    if args.methods and len(bundles) > 1:
+    if len(bundles) < len(args.speculative) or {AR, LLAMA} & set(bundles):
+        parser.error(f"--speculative: the folders' names must differ, and be other than {AR!r} and {LLAMA!r}")
+    if args.methods is not None and len(bundles) > 1:
         parser.error("--methods: expected one bundle")
     sessions = {name: load_session(parser, bundle, args.threads) for name, bundle in bundles.items()}
     first = next(iter(sessions.values()))
-    if unknown := set(args.methods) - set(first.runtime.plans):
-        parser.error(f"--methods: expected some of {', '.join(first.runtime.plans)}, got {', '.join(sorted(unknown))}")
+    known = list(first.runtime.plans)
+    if unknown := set(args.methods or ()) - set(known):
+        parser.error(f"--methods: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     base = load_session(parser, args.auto_regressive, args.threads) if args.auto_regressive else first
-    if args.methods:
-        racing = {name: Entrant(first, name) for name in args.methods}
-    else:
+    if args.methods is None:
         racing = {name: Entrant(session) for name, session in sessions.items()}
+    else:
+        racing = {name: Entrant(first, name) for name in args.methods or known}
     return {AR: Entrant(base, AUTO_REGRESSIVE)} | racing
 
 
@@ -321,7 +321,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--auto-regressive", type=Path, help="bundle without drafter")
     add("--speculative", type=Path, nargs="+", required=True, help="bundles that draft, named by their folders")
-    add("--methods", nargs="+", default=[], help="race these methods of the one bundle")
+    add("--methods", nargs="*", metavar="METHOD", help="race these methods of the one bundle, or all")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
