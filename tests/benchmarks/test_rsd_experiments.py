@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -199,3 +200,72 @@ def test_wrong_flags_are_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         rsd_experiments.main(["--dataset", str(tmp_path / "none")])
     assert "none" in capsys.readouterr().err
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """The command's flags on six translations, with engines that are not there replaced."""
+    dataset, session = tmp_path / "prompts.jsonl", Echo()
+    rows = [{"category": "translation", "turns": [f"{place}"], "reference": ["ein Text"]} for place in range(6)]
+    dataset.write_text("\n".join(map(json.dumps, rows)))
+
+    class Chat:
+        def __init__(self, folder):
+            assert folder == tmp_path / "bundle"
+
+        def chat(self, user):
+            return f"chat {user}"
+
+    known = SimpleNamespace(config=SimpleNamespace(methods={"sd_2": None, "spectr_2x2": None}))
+    monkeypatch.setattr(rsd_experiments, "parameters", lambda model, drafter: (1000, 100))
+    monkeypatch.setattr(rsd_experiments, "load_session", lambda parser, folder, threads: session)
+    monkeypatch.setattr(rsd_experiments, "ChatTokenizer", Chat)
+    monkeypatch.setattr(rsd_experiments.Bundle, "load", lambda folder: known)
+    flags = ["--dataset", str(dataset), "--bundle", str(tmp_path / "bundle"), "--tasks", "translation"]
+    flags += ["--num-prompts", "3", "--max-tokens", "7", "--cells", "2", "--output", str(tmp_path / "out")]
+    return flags, session
+
+
+def test_the_command_asks_each_method_as_the_paper_samples(command, tmp_path):
+    flags, session = command
+    assert rsd_experiments.main([*flags, "--algorithms", "SD"]) == 0
+    assert [wanted.method for wanted in session.asked] == [AUTO_REGRESSIVE] * 24 + ["sd_2"] * 6
+    cold, warm = session.asked[24:27], session.asked[27:]
+    assert {(w.sampling.temperature, w.sampling.top_p, w.max_tokens) for w in cold} == {(0.3, None, 7)}
+    assert {(w.sampling.temperature, w.sampling.top_p) for w in warm} == {(1.0, 0.95)}
+    assert [wanted.text for wanted in warm] == ["chat 0", "chat 2", "chat 4"]
+    assert len({wanted.sampling.seed for wanted in session.asked[:12]}) == 12
+    before = (tmp_path / "out" / "tables.md").read_text()
+    assert rsd_experiments.main([*flags, "--algorithms", "SD", "--report-only"]) == 0
+    assert len(session.asked) == 30
+    assert (tmp_path / "out" / "tables.md").read_text() == before
+    assert rsd_experiments.main([*flags, "--algorithms", "SD", "--timing", "--timing-prompts", "1"]) == 0
+    assert len(session.asked) == 30 + 2 * 2 * 2
+    assert "0.00x" not in (tmp_path / "out" / "tables.md").read_text()
+
+
+def test_a_bundle_without_the_methods_is_refused(command, capsys):
+    flags, session = command
+    with pytest.raises(SystemExit):
+        rsd_experiments.main([*flags, "--algorithms", "SD", "SpecTr"])
+    said = capsys.readouterr().err
+    assert "lacks the methods spectr_3x2;" in said
+    assert "--max-tree 7" in said
+    assert not session.asked
+
+
+def test_the_bundle_is_built_with_every_method(command, tmp_path, monkeypatch):
+    flags, _ = command
+    commands = []
+    monkeypatch.setattr(
+        rsd_experiments.subprocess, "run", lambda command: commands.append(command) or SimpleNamespace(returncode=1)
+    )
+    at = flags.index("--bundle")
+    flags[at : at + 2] = ["--engines", str(tmp_path / "engines"), "--drafter", "some/drafter"]
+    with pytest.raises(SystemExit):
+        rsd_experiments.main(flags)
+    ((*_, tree),) = commands
+    assert tree == str(1 + 62)
+    methods = tmp_path / "out" / "methods.toml"
+    assert {"--methods", str(methods), str(tmp_path / "engines" / "rsd-drafter-bf16")} < set(commands[0])
+    assert methods.read_text().count("[") == 79
