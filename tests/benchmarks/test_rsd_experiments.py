@@ -162,6 +162,14 @@ def test_figures_by_hand(tmp_path):
     assert not Figures(kept, "1", BUDGETS).efficiency
 
 
+def test_long_answers_count_for_their_steps():
+    answers = [Row("0", "qa", "", 9, 100, 50), Row("1", "qa", "", 9, 250, 400), Row("1", "qa", "", 9, 50, 50)]
+    efficiency = rsd_report.Efficiency.of(answers, ["0", "1"])
+    assert efficiency.value == pytest.approx(1 + 500 / 400)
+    assert efficiency.samples.min() == pytest.approx(1.5)
+    assert efficiency.samples.max() == pytest.approx(2.5)
+
+
 def test_quality_is_compared_with_auto_regressive_sampling(tmp_path):
     kept = store(tmp_path)
     same, other = rows([1.0] * 3, "das ist ein Text von hier"), rows([1.0] * 3, "das war kein Text von hier")
