@@ -115,9 +115,9 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path):
             logits[token] = 50
         return drafted
 
-    running, text, draft = list[Sequence](), list[int](), engine.draft
+    running, text, draft = list[Sequence](), list[int](), engine.drafters[METHOD].draft
     run(None)
-    engine.draft = knowing
+    engine.drafters[METHOD].draft = knowing
     plan = DraftingPlan("best_first", budget=BudgetTable.constant(6), resample_above=0, skip_above=0)
     stats = run(plan).stats
     assert stats.reused == stats.accepted > 8
@@ -129,7 +129,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, variant)))
     sequences = requests()
     ingested: dict[int, list[int]] = {}
-    draft = engine.draft
+    draft = engine.drafters[METHOD].draft
 
     def recorded(batch):
         for b, slot in enumerate(batch.slots.tolist()):
@@ -144,7 +144,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
             assert kept == [*owner.prompt.tolist(), *owner._output.token_ids][first:]
         return draft(batch)
 
-    engine.draft = recorded
+    engine.drafters[METHOD].draft = recorded
     limits = Limits(slots=2, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
     scheduler = Scheduler(engine, limits, {METHOD: DraftingPlan("best_first", budget=BudgetTable.constant(7))})
     for sequence in sequences:
