@@ -101,7 +101,7 @@ def save_cpu_network(network: ir.Model, path: Path, constants: Constants | None 
     fused = fuse(network, constants)
     stored = detach_constants(fused)
     assert stored is not None
-    save(fused, path)
+    ir.save(fused, path)
     return stored
 
 
