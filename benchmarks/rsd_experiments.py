@@ -30,16 +30,13 @@ from benchmarks import rsd_report
 from benchmarks.inprocess import Answer, load_session, request
 from benchmarks.rsd_shapes import ALGORITHMS, EXPERIMENTS, Experiment, Shape, methods_toml, shapes_of
 from benchmarks.rsd_store import Row, Store
-from benchmarks.workload import ChatTokenizer
+from benchmarks.workload import MT_BENCH, ChatTokenizer
 from redraft.bundle import Bundle, BundleError
 from redraft.interrupt import interruptible
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest
 
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-TASKS = {task: (task,) for task in ("translation", "summarization", "qa", "math_reasoning", "rag")} | {
-    "mt_bench": MT_BENCH
-}
+TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 BASELINE_ROUNDS = 4
 """Answers of auto-regressive sampling to each prompt: what the quality of all others is compared with."""
 WARM_UP_TOKENS = 8
@@ -192,7 +189,7 @@ def pick_prompts(path: Path, setting: Setting, count: int) -> list[Prompt]:
     `load_prompts`."""
     prompts, chosen = load_prompts(path), list[Prompt]()
     for place, task in enumerate(setting.tasks):
-        some = [prompt for prompt in prompts if prompt.category in TASKS[task]]
+        some = [prompt for prompt in prompts if prompt.category in (MT_BENCH if task == "mt_bench" else (task,))]
         if not some:
             raise ValueError(f"{path} has no prompts of the task {task}, expected Spec-Bench's file or other --tasks")
         chosen += spread(some, (count + place) // len(setting.tasks))
@@ -222,7 +219,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     add("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
     add("--temperature", type=float, nargs="+", default=[s.temperature for s in SETTINGS],
         choices=[s.temperature for s in SETTINGS], help="1 has top-p 0.95")  # fmt: skip
-    add("--tasks", nargs="+", choices=list(TASKS), help="default: translation and summarization at temperature 0.3, "
+    add("--tasks", nargs="+", choices=TASKS, help="default: translation and summarization at temperature 0.3, "
         "mt_bench and qa at 1")  # fmt: skip
     add("--num-prompts", type=int, default=20, help="at each temperature, spread evenly over the tasks")
     add("--max-tokens", type=int, default=64)

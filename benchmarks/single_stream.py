@@ -27,7 +27,7 @@ from benchmarks.inprocess import Answer, Clock, Session, load_session, request
 from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.results import write_json
 from benchmarks.tables import Table, number
-from benchmarks.workload import ChatTokenizer
+from benchmarks.workload import ChatTokenizer, kinds_of
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest, SequenceStats
 
@@ -139,11 +139,11 @@ def race(entrants: dict[str, Entrant], requests: list[GenerateRequest], repeats:
 
 
 def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> dict[str, Any]:
-    """Figures of a race: speeds, speed-ups, acceptance (all also per category), where the time went."""
+    """Figures of a race: speeds, speed-ups, acceptance (all also per kind of prompt), where the time went."""
     base = contenders[AR]
     places: dict[str, list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        places.setdefault(prompt.category, []).append(place)
+    for place, kind in enumerate(kinds_of(prompts)):
+        places.setdefault(kind, []).append(place)
     report: dict[str, Any] = {"prompts": len(prompts), "contenders": {}}
     for name, contender in contenders.items():
         entry: dict[str, Any] = {
@@ -158,11 +158,11 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
             pairs = zip(base.answers, contender.answers, strict=True)
             entry["identical_answers"] = sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
             entry["categories"] = {
-                category: {
+                kind: {
                     "speedup": _part_speed(contender, some) / _part_speed(base, some),
                     "acceptance_length": acceptance_figures([contender.answers[i] for i in some])["acceptance_length"],
                 }
-                for category, some in places.items()
+                for kind, some in places.items()
             }
         report["contenders"][name] = entry
     return report

@@ -13,7 +13,8 @@ def contender(speed, depths):
     return {
         "tokens": 10, "tokens_per_s": speed, "decode_tokens_per_s": speed, "speedup": speed / 100, "steps": 5,
         "acceptance_length": 2.0, "rows_per_step": 9.0, "rows_per_step_unpacked": 12.0, "drafting_share": 0.1,
-        "host_overhead": 0.04, "drafted": 40, "wasted": 30, "reused": 0, "conditional_acceptance": depths, "identical_answers": 3,
+        "host_overhead": 0.04, "drafted": 40, "wasted": 30, "reused": 0, "identical_answers": 3,
+        "conditional_acceptance": depths,
         "categories": {"math": {"speedup": 1.5, "acceptance_length": 2.0}},
     }  # fmt: skip
 
@@ -44,8 +45,8 @@ RESULTS = {
     "lossless": {
         "prompts": 3, "max_tokens": 8, "margin": 0.5, "divergences": [],
         "rates": [{"output": "speculative", "beyond_margin": 1, "tokens": 200}],
-        "settings": [{"setting": "greedy <b>", "method": "best", "concurrency": 1, "tokens": 24, "acceptance_length": 2.0,
-                      "near_ties": 0, "failures": 0}],
+        "settings": [{"setting": "greedy <b>", "method": "best", "concurrency": 1, "tokens": 24,
+                      "acceptance_length": 2.0, "near_ties": 0, "failures": 0}],
     },
 }  # fmt: skip
 
