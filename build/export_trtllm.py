@@ -214,9 +214,10 @@ def import_checkpoint(checkpoint: Path, model: Path, output: Path) -> None:
         (folder / TARGET).mkdir()
         copy_files(model, folder / TARGET, (*CONFIG_FILES, *TOKENIZER_FILES))
         save_file(owned(target), folder / TARGET / "model.safetensors", metadata={"format": "pt"})
-        write_drafter(folder / DRAFTER, checkpoint / DRAFTER, raw, weights)
         loaded = Target.from_folder(folder / TARGET, torch.bfloat16)
-        load_checked(folder / DRAFTER, loaded, target_fingerprint(loaded))
+        fingerprint = target_fingerprint(loaded)
+        write_drafter(folder / DRAFTER, checkpoint / DRAFTER, raw, weights, fingerprint)
+        load_checked(folder / DRAFTER, loaded, fingerprint)
     out.print(f"[green]{output}[/green]: {TARGET}/ and {DRAFTER}/, {needed / 1e6:.0f} MB")
 
 
@@ -249,16 +250,18 @@ def read_ranks(checkpoint: Path, raw: dict[str, Any], config: TargetConfig) -> d
     return {name: parallelism.join(name, [weights[name] for weights in ranks]) for name in ranks[0]}
 
 
-def write_drafter(folder: Path, rest: Path, raw: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """The drafter in the format that it had, of which `rest` tells, or else in Apple's."""
+def write_drafter(folder: Path, rest: Path, raw: dict[str, Any], weights: dict[str, Tensor], fingerprint: str) -> None:
+    """The drafter in the format that it had, of which `rest` tells, or else in Apple's. `fingerprint` is the target's,
+    which is another where the checkpoint's dtype rounded its weights."""
     folder.mkdir()
     config = read_json(rest / "config.json") if rest.is_dir() else apple_config(raw)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if "drafter" in config:
+        config["target_fingerprint"] = fingerprint
         kept = read_tensors(rest / FACTORS) if (rest / FACTORS).is_file() else {}
         save_file(owned(own_weights(weights, config, kept)), folder / "drafter.safetensors")
     else:
         save_file(owned(apple_weights(weights, config)), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def owned(weights: dict[str, Tensor]) -> dict[str, Tensor]:

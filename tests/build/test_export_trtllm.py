@@ -4,129 +4,40 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 import export_trtllm
-from model_defs.drafters import load_drafter
 from model_defs.fingerprint import target_fingerprint
 from model_defs.medusa import MedusaDrafter
-from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
+from tests.build.tiny_trtllm import (
+    DRAFTERS,
+    HEADS,
+    HIDDEN,
+    INTER,
+    LAYERS,
+    SIZE,
+    VOCAB,
+    export,
+    make_apple,
+    make_own,
+    make_target,
+    refusal,
+    run,
+)
 
 SHIPPED = Path(__file__).parents[2] / "drafters" / "SmolLM2-135M-Instruct"
-VOCAB, HIDDEN, INTER, LAYERS, HEADS, SIZE = 120, 48, 96, 2, 12, 8
 TP = {12: (1, 2, 4, 12), 3: (1, 3, 6, 12), 1: (1, 2, 12)}
 """TP sizes that TensorRT-LLM takes, for a number of KV heads of 12 heads."""
 
 SPLITS = [(kv, tp) for kv, sizes in TP.items() for tp in sizes]
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(export_trtllm.app, [str(a) for a in arguments])
-
-
-def export(model: Path, drafter: Path, output: Path, *flags: object) -> Path:
-    done = run("export", "--model", model, "--drafter", drafter, "--output", output, *flags)
-    assert done.exit_code == 0, done.output
-    return output
-
-
-def refusal(*arguments: object) -> str:
-    """The message of a command that must fail, on one line."""
-    done = run(*arguments)
-    assert (done.exit_code, type(done.exception)) == (1, SystemExit), done.output
-    return " ".join(done.output.split())
-
-
-def make_target(folder: Path, kv_heads: int = 3, qwen: bool = False, **changes) -> Path:
-    """A random checkpoint in Hugging Face's form; its query heads are wider together than the hidden state."""
-    torch.manual_seed(kv_heads)
-    shapes = {"q": HEADS, "k": kv_heads, "v": kv_heads}
-    weights = {"model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN), "model.norm.weight": torch.rand(HIDDEN)}
-    if not changes.get("tie_word_embeddings"):
-        weights["lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
-    for i in range(LAYERS):
-        for name, heads in shapes.items():
-            weights[f"model.layers.{i}.self_attn.{name}_proj.weight"] = torch.randn(heads * SIZE, HIDDEN)
-            if qwen:
-                weights[f"model.layers.{i}.self_attn.{name}_proj.bias"] = torch.randn(heads * SIZE)
-        weights[f"model.layers.{i}.self_attn.o_proj.weight"] = torch.randn(HIDDEN, HEADS * SIZE)
-        for name in ("gate", "up"):
-            weights[f"model.layers.{i}.mlp.{name}_proj.weight"] = torch.randn(INTER, HIDDEN)
-        weights[f"model.layers.{i}.mlp.down_proj.weight"] = torch.randn(HIDDEN, INTER)
-        for name in ("input", "post_attention"):
-            weights[f"model.layers.{i}.{name}_layernorm.weight"] = torch.rand(HIDDEN)
-    folder.mkdir()
-    save_file({name: weight.bfloat16() for name, weight in weights.items()}, folder / "model.safetensors")
-    config = {
-        "model_type": "qwen2" if qwen else "llama", "vocab_size": VOCAB, "hidden_size": HIDDEN,
-        "intermediate_size": INTER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "head_dim": SIZE,
-        "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "eos_token_id": 2,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
-    return folder
-
-
-def make_apple(folder: Path, exit_dim: int = 60) -> Path:
-    """A random drafter in Apple's form, in bfloat16."""
-    torch.manual_seed(exit_dim)
-    shapes = {
-        "rnn_u.weight": (HIDDEN, HIDDEN),
-        "rnn_u.bias": (HIDDEN,),
-        "rnn_w.weight": (HIDDEN, HIDDEN),
-        "lm_head.2.weight": (VOCAB, exit_dim),
-    }
-    for i in range(2):
-        shapes |= {f"lm_head.{i}.linear.weight": (exit_dim, exit_dim), f"lm_head.{i}.linear.bias": (exit_dim,)}
-    if exit_dim != 2 * HIDDEN:
-        shapes |= {"input_proj.weight": (exit_dim, 2 * HIDDEN), "input_proj.bias": (exit_dim,)}
-    folder.mkdir()
-    weights = {name: (0.2 * torch.randn(shape)).bfloat16() for name, shape in shapes.items()}
-    save_file(weights, folder / "model.safetensors")
-    config = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "exit_dim": exit_dim, "num_draft_layers": 2, "rnn": True}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def make_own(folder: Path, model: Path, hot: int | None = 37, **changes) -> Path:
-    """A random drafter in our form, for a target."""
-    target = Target.from_folder(model)
-    settings = {"exit_dim": 60, "num_blocks": 2, "initial_state": "zero", "hot_vocabulary": hot}
-    torch.manual_seed(7)
-    ids = torch.randperm(VOCAB)[:hot] if hot else None
-    drafter = RecurrentDrafter(RecurrentConfig(HIDDEN, VOCAB, **settings | changes), target, ids)
-    for parameter in drafter.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    drafter.save(folder, {"target_fingerprint": target_fingerprint(target)})
-    return folder
-
-
-DRAFTERS = {
-    "apple": lambda folder, model: make_apple(folder),
-    "apple, exit_dim 2H": lambda folder, model: make_apple(folder, 2 * HIDDEN),
-    "ours, all tokens": lambda folder, model: make_own(folder, model, None),
-    "ours, every token hot": lambda folder, model: make_own(folder, model, VOCAB),
-    "ours, hot vocabulary": make_own,
-    "ours, hot vocabulary, exit_dim 2H": lambda folder, model: make_own(folder, model, exit_dim=2 * HIDDEN),
-    "ours, exit_dim 2H": lambda folder, model: make_own(folder, model, None, exit_dim=2 * HIDDEN),
-    "ours, exit_dim 2H - 1": lambda folder, model: make_own(folder, model, exit_dim=2 * HIDDEN - 1),
-    "ours, own head": lambda folder, model: make_own(folder, model, head="own", rnn_bias=False),
-}
 
 
 @pytest.fixture(scope="module")
@@ -268,77 +179,19 @@ def test_tied_targets_with_biases_come_back_too(tmp_path, apple, kv_heads, tp):
     assert not back
 
 
-def drafts_like_tensorrt_llm(folder: Path, tp: int, model: Path, hidden: Tensor, tokens: Tensor) -> list[Tensor]:
-    """Logits [B, V] after each token of paths int [B, T] from hidden [B, H], as TensorRT-LLM computes them."""
-    ranks = [load_file(folder / f"rank{rank}.safetensors") for rank in range(tp)]
-    w = {name: torch.cat([rank[name] for rank in ranks]) for name in ranks[0] if name.startswith("drafter.")}
-    embedding = load_file(model / "model.safetensors")["model.embed_tokens.weight"].to(hidden.dtype)
-    raw, state, out = json.loads((folder / "config.json").read_text()), torch.zeros_like(hidden), []
-    for token in tokens.T:
-        recurrent = F.linear(state, w["drafter.rnn_u.weight"], w["drafter.rnn_u.bias"])
-        state = F.silu(F.linear(embedding[token], w["drafter.rnn_w.weight"]) + recurrent)
-        x = torch.cat([hidden, state], dim=-1)
-        if raw["redrafter_exit_dim"] != 2 * raw["redrafter_hidden_size"]:
-            x = F.linear(x, w["drafter.input_proj.weight"], w["drafter.input_proj.bias"])
-        for i in range(raw["redrafter_num_layers"]):
-            x = x + F.silu(F.linear(x, w[f"drafter.layers.{i}.linear.weight"], w[f"drafter.layers.{i}.linear.bias"]))
-        out.append(F.linear(x, w["drafter.lm_head.weight"]))
-    return out
-
-
-@pytest.mark.parametrize("tp", [1, 6])
-@pytest.mark.parametrize("kind", DRAFTERS)
-@torch.no_grad()
-def test_checkpoint_drafts_as_the_drafter_does(tmp_path, model, kind, tp):
-    folder = DRAFTERS[kind](tmp_path / "drafter", model)
-    checkpoint = export(model, folder, tmp_path / "checkpoint", "--tp", tp, "--dtype", "float32")
-    drafter = load_drafter(folder, Target.from_folder(model))
-    assert isinstance(drafter, RecurrentDrafter)
-    hidden, tokens = torch.randn(3, HIDDEN), torch.tensor([[5, 119, 0], [0, 64, 64], [119, 1, 2]])
-    found = drafts_like_tensorrt_llm(checkpoint, tp, model, hidden, tokens)
-    state = drafter.first_state(tokens[:, 0])
-    for depth, logits in enumerate(found):
-        if depth:
-            state = drafter.next_state(state, tokens[:, depth])
-        expected = torch.full((3, VOCAB), -torch.inf)
-        expected[:, drafter.hot_ids] = drafter.logits(state, hidden)
-        torch.testing.assert_close(logits.softmax(-1), expected.softmax(-1), atol=1e-5, rtol=1e-3)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@torch.no_grad()
-def test_other_tokens_are_never_drafted_in_any_precision(tmp_path, model, dtype):
-    folder = make_own(tmp_path / "drafter", model)
-    checkpoint = export(model, folder, tmp_path / "checkpoint", "--dtype", dtype)
-    hidden = 30 * torch.randn(3, HIDDEN, dtype=getattr(torch, dtype))
-    logits = drafts_like_tensorrt_llm(checkpoint, 1, model, hidden, torch.tensor([[5], [0], [119]]))[0]
-    hot = load_file(folder / "drafter.safetensors")["hot_ids"].long()
-    probabilities = logits.float().softmax(-1)
-    assert probabilities[:, hot].sum() == pytest.approx(3, rel=1e-5)
-    others = torch.ones(VOCAB, dtype=torch.bool)
-    others[hot] = False
-    assert (probabilities[:, others] == 0).all()
-
-
-def test_rounded_weights_are_reported(tmp_path, model):
-    def rounded(drafter: Path) -> str | None:
-        done = run("export", "--model", model, "--drafter", drafter, "--output", tmp_path / "out")
-        found = re.search(r"rounded to bfloat16: .*", done.output)
-        return found and found[0]
-
-    assert rounded(make_apple(tmp_path / "a")) is None
-    assert rounded(make_own(tmp_path / "b", model)) == "rounded to bfloat16: 1 of 27 weights (drafter.lm_head.weight)"
-
-
-def test_exit_dim_grows_only_where_it_must(tmp_path, model):
-    def exit_dim(drafter: Path, tp: int) -> int:
-        folder = export(model, drafter, tmp_path / "out", "--tp", tp)
-        return json.loads((folder / "config.json").read_text())["redrafter_exit_dim"]
-
-    own, odd = make_own(tmp_path / "own", model), make_own(tmp_path / "odd", model, None, exit_dim=61)
-    assert [exit_dim(make_own(tmp_path / "all", model, None), tp) for tp in (1, 3)] == [60, 60]
-    assert [exit_dim(own, tp) for tp in (1, 3)] == [64, 72]
-    assert [exit_dim(odd, tp) for tp in (1, 3)] == [61, 72]
+def test_weights_that_float16_rounds_come_back_rounded(tmp_path, model):
+    """The drafter then belongs to the rounded target."""
+    small = tmp_path / "small"
+    shutil.copytree(model, small)
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"] *= 1e-7
+    save_file(weights, small / "model.safetensors")
+    checkpoint = export(small, make_own(tmp_path / "drafter", small), tmp_path / "out", "--dtype", "float16")
+    assert run("import", checkpoint, "--output", tmp_path / "back").exit_code == 0
+    back = load_file(tmp_path / "back" / "target" / "model.safetensors")
+    assert all(torch.equal(back[name], weight.half()) for name, weight in weights.items())
+    card = json.loads((tmp_path / "back" / "drafter" / "config.json").read_text())
+    assert card["target_fingerprint"] == target_fingerprint(Target.from_folder(tmp_path / "back" / "target"))
 
 
 def refused_export(tmp_path: Path, model: Path, drafter: Path, *flags: object) -> str:
@@ -408,8 +261,8 @@ def test_limits_that_cannot_work_are_refused(tmp_path, model, apple, flags, reas
     assert reason in refused_export(tmp_path, model, apple, *flags)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_interrupted_export_leaves_the_old_checkpoint_alone(tmp_path, model, apple, checkpoint, monkeypatch, error):
+@pytest.mark.parametrize(("error", "status"), [(OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)])
+def test_stopped_export_leaves_the_old_checkpoint_alone(tmp_path, model, apple, checkpoint, monkeypatch, error, status):
     before = {file: file.read_bytes() for file in checkpoint.rglob("*") if file.is_file()}
     write = export_trtllm.save_file
 
@@ -421,7 +274,7 @@ def test_interrupted_export_leaves_the_old_checkpoint_alone(tmp_path, model, app
     monkeypatch.setattr(export_trtllm, "save_file", fails_at_the_second_rank)
     arguments = ("export", "--model", model, "--drafter", apple, "--tp", 3, "--dtype", "float32")
     for output in (checkpoint, tmp_path / "new"):
-        assert run(*arguments, "--output", output).exit_code in (1, 130)
+        assert run(*arguments, "--output", output).exit_code == status
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert {file: file.read_bytes() for file in checkpoint.rglob("*") if file.is_file()} == before
 
@@ -497,84 +350,6 @@ def test_checkpoints_of_others_are_read(tmp_path, model, apple):
     assert run("import", checkpoint, "--model", model, "--output", tmp_path / "back").exit_code == 0
     assert_equal_folders(tmp_path / "back" / "target", model, "model.safetensors")
     assert_equal_folders(tmp_path / "back" / "drafter", apple, "model.safetensors")
-
-
-STUB = """#!/bin/sh
-printf '%s\\n' "$@" > {log}
-"""
-
-FILL = """
-import string, sys
-_, path, pairs = sys.argv[1:]
-text = open(path).read()
-values = dict(pair.split(":") for pair in pairs.split(","))
-assert values.keys() <= set(string.Template(text).get_identifiers()), values
-open(path, "w").write(string.Template(text).safe_substitute(values))
-"""
-TEMPLATES = {
-    "ensemble": "triton_max_batch_size logits_datatype",
-    "preprocessing": "triton_max_batch_size tokenizer_dir preprocessing_instance_count max_queue_delay_microseconds "
-    "max_queue_size",
-    "postprocessing": "triton_max_batch_size tokenizer_dir postprocessing_instance_count",
-    "tensorrt_llm": "triton_backend triton_max_batch_size decoupled_mode max_queue_delay_microseconds max_queue_size "
-    "engine_dir batching_strategy encoder_input_features_data_type logits_datatype prompt_embedding_table_data_type",
-    "tensorrt_llm_bls": "triton_max_batch_size decoupled_mode bls_instance_count logits_datatype",
-}
-"""The mandatory parameters of each model's template, as TensorRT-LLM documents them."""
-OPTIONAL = "max_beam_width decoding_mode exclude_input_in_output batch_scheduler_policy " \
-    "kv_cache_free_gpu_mem_fraction enable_kv_cache_reuse"  # fmt: skip
-
-
-def test_build_script_runs_trtllm_build(checkpoint, tmp_path):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "trtllm-build").write_text(STUB.format(log=tmp_path / "log"))
-    (tmp_path / "bin" / "trtllm-build").chmod(0o755)
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    subprocess.run([checkpoint / "build_engines.sh"], env={"PATH": path}, cwd="/", check=True)
-    words = (tmp_path / "log").read_text().split()
-    assert dict(zip(words[::2], words[1::2], strict=True)) == {
-        "--checkpoint_dir": str(checkpoint), "--output_dir": str(checkpoint / "engines"),
-        "--speculative_decoding_mode": "explicit_draft_tokens", "--max_beam_width": "1", "--gemm_plugin": "bfloat16",
-        "--kv_cache_type": "paged", "--remove_input_padding": "enable", "--max_batch_size": "16",
-        "--max_input_len": "63", "--max_seq_len": "64", "--max_num_tokens": "8192", "--workers": "3",
-    }  # fmt: skip
-
-
-def test_an_engine_takes_a_step_of_all_sequences_at_once(tmp_path, model, apple):
-    flags = ("--max-batch-size", 300, "--beam-width", 10, "--beam-length", 4)
-    script = (export(model, apple, tmp_path / "out", *flags) / "build_engines.sh").read_text()
-    assert f"--max_num_tokens {300 * 41}" in script
-
-
-def test_triton_script_fills_in_every_mandatory_parameter(checkpoint, tmp_path):
-    sources = tmp_path / "TensorRT-LLM" / "triton_backend"
-    (sources / "tools").mkdir(parents=True)
-    (sources / "tools" / "fill_template.py").write_text(FILL)
-    for name, parameters in TEMPLATES.items():
-        folder = sources / "all_models" / "inflight_batcher_llm" / name
-        folder.mkdir(parents=True)
-        known = f"{parameters} {OPTIONAL if name == 'tensorrt_llm' else ''}".split()
-        (folder / "config.pbtxt").write_text("".join(f"{p} = ${{{p}}}\n" for p in known))
-    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TRTLLM": str(sources.parent)}
-    done = subprocess.run(
-        [checkpoint / "triton_repository.sh", tmp_path / "repository"],
-        env=env,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert f"--world_size 3 --model_repo {tmp_path / 'repository'}" in done.stdout
-    filled = {path.parent.name: path.read_text() for path in (tmp_path / "repository").glob("*/config.pbtxt")}
-    assert filled.keys() == TEMPLATES.keys() - {"tensorrt_llm_bls"}
-    assert not [text for text in filled.values() if "$" in text]
-    assert "batching_strategy = inflight_fused_batching\n" in filled["tensorrt_llm"]
-    assert "decoding_mode = redrafter\n" in filled["tensorrt_llm"]
-    assert f"engine_dir = {checkpoint / 'engines'}\n" in filled["tensorrt_llm"]
-    assert f"tokenizer_dir = {checkpoint / 'target'}\n" in filled["preprocessing"]
-    listed = json.loads((checkpoint / "triton_parameters.json").read_text())
-    assert {name: values.keys() for name, values in listed.items()} == {
-        name: dict(line.split(" = ") for line in text.splitlines()).keys() for name, text in filled.items()
-    }
 
 
 def test_shipped_weights_round_trip_with_smollm2(smollm2, tmp_path):
