@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -46,6 +47,31 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
     float16 = "float16"
     float32 = "float32"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an export decides, besides target and drafter."""
+
+    tp_size: int
+    dtype: Dtype
+    parallel_embedding: bool
+    beam_width: int
+    beam_length: int
+    greedy: bool
+    limits: Limits
+
+    def entries(self) -> dict[str, Any]:
+        """What config.json says of it."""
+        return {
+            "dtype": self.dtype.value,
+            "mapping": {"world_size": self.tp_size, "tp_size": self.tp_size, "pp_size": 1},
+            "use_parallel_embedding": self.parallel_embedding,
+            "embedding_sharding_dim": 0,
+            "redrafter_num_beams": self.beam_width,
+            "redrafter_draft_len_per_beam": self.beam_length,
+            "redrafter_greedy_search": self.greedy,
+        }
 
 
 @app.command("export")
@@ -92,59 +118,42 @@ def export_command(
         if limits.max_input_len >= length:
             raise TrtllmError(f"--max-input-len {limits.max_input_len}: expected less than --max-seq-len {length}")
         parallelism_of(config, tp)
-        entries = {
-            "dtype": dtype.value,
-            "mapping": {"world_size": tp, "tp_size": tp, "pp_size": 1},
-            "use_parallel_embedding": parallel_embedding,
-            "embedding_sharding_dim": 0,
-            "redrafter_num_beams": beam_width,
-            "redrafter_draft_len_per_beam": beam_length,
-            "redrafter_greedy_search": greedy,
-        }
-        export_checkpoint(model, drafter, output, entries, limits)
+        settings = Settings(tp, dtype, parallel_embedding, beam_width, beam_length, greedy, limits)
+        export_checkpoint(model, drafter, output, settings)
     except (BundleError, ValueError, OSError, KeyError) as error:
         fail(error)
 
 
-def export_checkpoint(model: Path, drafter: Path, output: Path, entries: dict[str, Any], limits: Limits) -> None:
-    """Write the checkpoint of which config.json says `entries` besides what target and drafter are.
-
-    Raises ValueError (TrtllmError, BundleError) or OSError.
-    """
-    tp_size, dtype = entries["mapping"]["tp_size"], getattr(torch, entries["dtype"])
+def export_checkpoint(model: Path, drafter: Path, output: Path, settings: Settings) -> None:
+    """Write a checkpoint's folder. Raises BundleError, ValueError or OSError."""
+    tp_size, dtype = settings.tp_size, getattr(torch, settings.dtype)
     with step("load target and drafter"):
         target = Target.from_folder(model, torch.bfloat16)
         module = load_checked(drafter, target, target_fingerprint(target))
         if not isinstance(module, RecurrentDrafter):
             raise TrtllmError(f"{drafter} holds a drafter {module.name!r}: TensorRT-LLM's ReDrafter takes 'recurrent'")
         drafted = drafter_weights(module, tp_size)
-    parallelism = parallelism_of(target.config, tp_size, 0 if entries["use_parallel_embedding"] else None)
     weights = target_weights(target) | drafted
     cast = {name: weight.to(dtype) for name, weight in weights.items()}
-    check_range(cast, dtype)
-    needed = sum(weight.nbytes for weight in cast.values())
+    if lost := [name for name, weight in cast.items() if not weight.isfinite().all()]:
+        raise TrtllmError(f"{lost[0]} has values that {settings.dtype} cannot hold; --dtype bfloat16 may")
+    parallelism = parallelism_of(target.config, tp_size, 0 if settings.parallel_embedding else None)
+    split = {name: parallelism.split(name, weight) for name, weight in cast.items()}
+    needed = sum(part.nbytes for parts in split.values() for part in parts)
     with new_bundle(output, needed + 20_000_000) as folder:
         with step(f"write {tp_size} rank{'s' if tp_size > 1 else ''}"):
-            split = {name: parallelism.split(name, weight) for name, weight in cast.items()}
             for rank in range(tp_size):
                 mine = {name: parts[rank] for name, parts in split.items()}
                 save_file(owned(mine), folder / f"rank{rank}.safetensors", metadata={"format": "pt"})
-        config = target_entries(target.config) | entries | drafter_entries(module, drafted)
+        config = target_entries(target.config) | settings.entries() | drafter_entries(module, drafted)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        draft_tokens = entries["redrafter_num_beams"] * entries["redrafter_draft_len_per_beam"]
-        write_deployment(folder, entries["dtype"], tp_size, draft_tokens, limits)
+        draft_tokens = settings.beam_width * settings.beam_length
+        write_deployment(folder, settings.dtype.value, tp_size, draft_tokens, settings.limits)
         write_rest(folder, model, drafter, factors(module))
     if rounded := [name for name, weight in weights.items() if not torch.equal(cast[name].to(weight.dtype), weight)]:
         names = ", ".join(rounded[:3]) + (", ..." if len(rounded) > 3 else "")
-        out.print(f"  rounded to {entries['dtype']}: {len(rounded)} of {len(weights)} weights ({names})")
+        out.print(f"  rounded to {settings.dtype}: {len(rounded)} of {len(weights)} weights ({names})")
     out.print(f"[green]{output}[/green]: {needed / 1e6:.0f} MB, TP {tp_size}; next: {BUILD_SCRIPT}, {TRITON_SCRIPT}")
-
-
-def check_range(weights: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """Raises TrtllmError for a weight that became infinite."""
-    for name, weight in weights.items():
-        if not weight.isfinite().all():
-            raise TrtllmError(f"{name} does not fit {str(dtype).removeprefix('torch.')}; --dtype bfloat16 holds it")
 
 
 def write_rest(folder: Path, model: Path, drafter: Path, kept: dict[str, Tensor]) -> None:
@@ -160,7 +169,7 @@ def write_rest(folder: Path, model: Path, drafter: Path, kept: dict[str, Tensor]
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
             tokenizer.write_text(json.dumps(settings, indent=2) + "\n")
     (folder / DRAFTER).mkdir()
-    copy_files(drafter, folder / DRAFTER, CONFIG_FILES[:1])
+    copy_files(drafter, folder / DRAFTER, ("config.json",))
     if kept:
         save_file(kept, folder / DRAFTER / FACTORS)
 
@@ -190,8 +199,8 @@ def import_command(
 
 
 def import_checkpoint(checkpoint: Path, model: Path, output: Path) -> None:
-    """Write OUTPUT/target and OUTPUT/drafter. Raises ValueError (TrtllmError, BundleError), OSError, or KeyError
-    (a missing weight's or field's name)."""
+    """Write `output`/target and `output`/drafter. Raises BundleError, ValueError, OSError, or KeyError (a missing
+    weight's or field's name)."""
     raw = read_json(checkpoint / "config.json")
     check_importable(raw, checkpoint)
     if not (model / "config.json").is_file():

@@ -6,7 +6,6 @@ The parameters are those of TensorRT-LLM 1.2's `triton_backend/all_models/inflig
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +78,7 @@ HEAD = """\
 # Not run: written after TensorRT-LLM's documentation, without a GPU.
 set -euo pipefail
 here=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
-export ENGINE_DIR=${{ENGINE_DIR:-$here/engines}}
+ENGINE_DIR=${{ENGINE_DIR:-$here/engines}}
 """
 
 BUILD = (
@@ -95,6 +94,7 @@ TRITON = (
     + """: "${{TRTLLM:?the source folder of the TensorRT-LLM that built the engines}}"
 TOKENIZER_DIR=${{TOKENIZER_DIR:-$here/{target}}}
 repository=${{1:?usage: TRTLLM=FOLDER $0 REPOSITORY}}
+[ ! -e "$repository" ] || {{ echo "$repository is there already" >&2; exit 1; }}
 
 cp -r "$TRTLLM/triton_backend/all_models/inflight_batcher_llm" "$repository"
 rm -r "$repository/tensorrt_llm_bls"
@@ -109,7 +109,7 @@ def write_deployment(folder: Path, dtype: str, tp_size: int, draft_tokens: int, 
     """Write both scripts and the parameters into a checkpoint's folder."""
     parameters = triton_parameters(limits)
     fills = [
-        f'fill {shlex.quote(model)} "{",".join(f"{name}:{value}" for name, value in values.items())}"'
+        f'fill {model} "{",".join(f"{name}:{value}" for name, value in values.items())}"'
         for model, values in parameters.items()
     ]
     gpus = f"{tp_size} GPU{'s' if tp_size > 1 else ''}"

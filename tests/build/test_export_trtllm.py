@@ -247,7 +247,7 @@ def test_what_float16_cannot_hold_is_refused(tmp_path, model):
     weights["rnn_w.weight"][3, 4] = 1e5
     save_file(weights, drafter / "model.safetensors")
     message = refused_export(tmp_path, model, drafter, "--dtype", "float16")
-    assert "drafter.rnn_w.weight does not fit float16" in message
+    assert "drafter.rnn_w.weight has values that float16 cannot hold" in message
 
 
 @pytest.mark.parametrize(
