@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model_defs.drafters import load_drafter
-from model_defs.recurrent import RecurrentDrafter
+from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
 from tests.build.tiny_trtllm import DRAFTERS, HIDDEN, VOCAB, export, make_apple, make_own, make_target, run
+from trtllm_drafter import drafter_weights
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +95,14 @@ def test_exit_dim_grows_only_where_it_must(tmp_path, model):
     assert [exit_dim(make_own(tmp_path / "all", model, None), tp) for tp in (1, 3)] == [60, 60]
     assert [exit_dim(own, tp) for tp in (1, 3)] == [64, 72]
     assert [exit_dim(odd, tp) for tp in (1, 3)] == [61, 72]
+
+
+@torch.no_grad()
+def test_the_projection_is_left_out_only_where_it_is_the_identity(model):
+    config = RecurrentConfig(HIDDEN, VOCAB, exit_dim=2 * HIDDEN, initial_state="zero")
+    drafter = RecurrentDrafter(config, Target.from_folder(model))
+    drafter.input.weight.copy_(torch.eye(2 * HIDDEN).roll(HIDDEN, 0))
+    drafter.input.bias.zero_()
+    assert "drafter.input_proj.weight" not in drafter_weights(drafter, 1)
+    drafter.input.bias[5] = 1
+    assert drafter_weights(drafter, 1)["drafter.input_proj.bias"][5] == 1
