@@ -94,6 +94,7 @@ def test_exit_dim_grows_only_where_it_must(tmp_path, model):
     own, odd = make_own(tmp_path / "own", model), make_own(tmp_path / "odd", model, None, exit_dim=61)
     assert [exit_dim(make_own(tmp_path / "all", model, None), tp) for tp in (1, 3)] == [60, 60]
     assert [exit_dim(own, tp) for tp in (1, 3)] == [64, 72]
+    assert exit_dim(make_own(tmp_path / "full", model, exit_dim=64), 1) == 72
     assert [exit_dim(odd, tp) for tp in (1, 3)] == [61, 72]
 
 
