@@ -45,12 +45,22 @@ struct Fibre {
     ucontext_t context;
     std::vector<char> stack = std::vector<char>(kStack);
     bool done = false;
+    const Barrier* barrier = nullptr;  // that it waits at, and how often that had been passed
+    uint32_t passed = 0;
     uint32_t collectives = 0;  // warp operations so far
+
+    bool waits() const { return done || (barrier && barrier->passed == passed); }
+};
+
+// What the lanes of a warp operation bring, and what comes of it.
+struct Collective {
+    uint32_t words[kLanes][6];
+    float product[16][8];
 };
 
 struct Warp {
     Barrier barrier;
-    uint32_t words[2][kLanes][6];  // what the lanes of a warp operation hold; the next operation uses the other half
+    Collective collectives[2];  // a lane can be one operation ahead
 };
 
 inline std::vector<Fibre> fibres;
@@ -61,23 +71,26 @@ inline uint32_t current;
 inline std::function<void()> body;
 
 inline void wait(Barrier& barrier, uint32_t members) {
-    const uint32_t generation = barrier.passed;
     if (++barrier.arrived == members) {
         barrier.arrived = 0;
         ++barrier.passed;
         return;
     }
-    while (barrier.passed == generation) swapcontext(&fibres[current].context, &scheduler);
+    Fibre& fibre = fibres[current];
+    fibre.barrier = &barrier;
+    fibre.passed = barrier.passed;
+    swapcontext(&fibre.context, &scheduler);
 }
 
-// This lane's words and everyone's: all lanes take part, as a full mask promises.
-template <std::size_t N>
-inline const uint32_t (*collect(const uint32_t (&words)[N]))[6] {
+// All lanes take part, as a full mask promises; the last one finishes the operation.
+template <std::size_t N, class Finish>
+inline const Collective& collect(const uint32_t (&words)[N], Finish finish) {
     Warp& warp = warps[current / kLanes];
-    const uint32_t half = fibres[current].collectives++ % 2;
-    std::copy(words, words + N, warp.words[half][current % kLanes]);
+    Collective& collective = warp.collectives[fibres[current].collectives++ % 2];
+    std::copy(words, words + N, collective.words[current % kLanes]);
+    if (warp.barrier.arrived == kLanes - 1) finish(collective);
     wait(warp.barrier, kLanes);
-    return warp.words[half];
+    return collective;
 }
 
 inline void run_fibre() {
@@ -85,11 +98,12 @@ inline void run_fibre() {
     fibres[current].done = true;
 }
 
-// One block: its threads by turns, each until it waits; a turn of all without an arrival anywhere is a deadlock.
+// One block: its threads by turns, each until it waits.
 inline void run_block(uint32_t threads, bool descending) {
     for (uint32_t i = 0; i < threads; ++i) {
         Fibre& fibre = fibres[i];
         fibre.done = false;
+        fibre.barrier = nullptr;
         fibre.collectives = 0;
         getcontext(&fibre.context);
         fibre.context.uc_stack.ss_sp = fibre.stack.data();
@@ -99,23 +113,17 @@ inline void run_block(uint32_t threads, bool descending) {
     }
     block_barrier = {};
     for (Warp& warp : warps) warp.barrier = {};
-    const auto progress = [&] {
-        uint64_t sum = block_barrier.arrived + block_barrier.passed * uint64_t{threads + 1};
-        for (const Warp& warp : warps) sum += warp.barrier.arrived + warp.barrier.passed * uint64_t{kLanes + 1};
-        for (const Fibre& fibre : fibres) sum += fibre.done;
-        return sum;
-    };
     for (uint32_t left = threads; left;) {
-        const uint64_t before = progress();
-        left = 0;
+        bool stuck = true;
         for (uint32_t i = 0; i < threads; ++i) {
             current = descending ? threads - 1 - i : i;
-            if (fibres[current].done) continue;
+            if (fibres[current].waits()) continue;
+            stuck = false;
             threadIdx = {current, 0, 0};
             swapcontext(&scheduler, &fibres[current].context);
-            left += !fibres[current].done;
+            left -= fibres[current].done;
         }
-        if (left && progress() == before) {
+        if (stuck) {
             std::fprintf(stderr, "block (%u, %u, %u): %u threads wait at a barrier that others never reach\n", blockIdx.x,
                          blockIdx.y, blockIdx.z, left);
             std::abort();
@@ -161,24 +169,30 @@ namespace redraft {
 inline float exchange(float x, int lane_mask) {
     uint32_t bits[1];
     __builtin_memcpy(bits, &x, 4);
-    return host::as_float(host::collect(bits)[(host::current % host::kLanes) ^ lane_mask][0]);
+    const host::Collective& all = host::collect(bits, [](host::Collective&) {});
+    return host::as_float(all.words[(host::current % host::kLanes) ^ lane_mask][0]);
 }
 
 // The fragments' places as PTX defines them, element by element; see device.cuh.
 inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    const auto lanes = host::collect({a0, a1, a2, a3, b0, b1});
-    const auto element = [&](int lane, int word, int odd) {
-        const uint32_t pair = lanes[lane][word];
-        return host::as_float(odd ? pair & 0xFFFF0000u : pair << 16);
-    };
+    const host::Collective& all = host::collect({a0, a1, a2, a3, b0, b1}, [](host::Collective& c) {
+        float a[16][16], b[16][8];
+        for (int lane = 0; lane < host::kLanes; ++lane)
+            for (int half = 0; half < 12; ++half) {
+                const uint32_t pair = c.words[lane][half / 2], word = half / 2 % 4, g = lane / 4, t = lane % 4;
+                const float x = host::as_float(half % 2 ? pair & 0xFFFF0000u : pair << 16);
+                if (half < 8)
+                    a[g + word % 2 * 8][2 * t + half % 2 + word / 2 * 8] = x;
+                else
+                    b[2 * t + half % 2 + word * 8][g] = x;
+            }
+        std::fill_n(&c.product[0][0], 16 * 8, 0.0f);
+        for (int row = 0; row < 16; ++row)
+            for (int k = 0; k < 16; ++k)
+                for (int column = 0; column < 8; ++column) c.product[row][column] += a[row][k] * b[k][column];
+    });
     const int lane = host::current % host::kLanes;
-    for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        for (int k = 0; k < 16; ++k) {
-            const int t = k % 8 / 2;
-            d[i] += element(row % 8 * 4 + t, row / 8 + k / 8 * 2, k % 2) * element(column * 4 + t, 4 + k / 8, k % 2);
-        }
-    }
+    for (int i = 0; i < 4; ++i) d[i] += all.product[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
 }
 
 }  // namespace redraft

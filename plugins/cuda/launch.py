@@ -19,7 +19,7 @@ from plugins.cuda.declaration import PLUGINS, Kernel
 from plugins.library import CACHE, BuildError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "int32": torch.int32, "float32": torch.float32}
-HOST_FLAGS = ["-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-x", "c++"]
+HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-x", "c++"]
 
 
 def run(kernel: Kernel, inputs: Sequence[Tensor], attributes: Mapping[str, int], *, descending: bool = False) -> list[Tensor]:
