@@ -2,13 +2,15 @@
 
     python -m plugins.cuda.check_on_gpu --output gpu_kernels.json
 
-It needs torch with CUDA and nvcc (a path in $NVCC, in PATH, or from requirements.txt). `--device cpu` runs the same checks
-on the CPU, at small sizes and without times. Memory errors: put `compute-sanitizer` before `python` and add `--check-only`.
+It needs torch with CUDA and nvcc (a path in $NVCC, in PATH, or from requirements.txt). `--device cpu` runs the same
+checks on the CPU, at small sizes and without times. Memory errors: put `compute-sanitizer` before `python` and add
+`--check-only`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from collections.abc import Callable
@@ -64,7 +66,9 @@ def make_batch(heads: Heads, lengths: list[int], rows: list[int], chunk: int = 0
     generator = torch.Generator().manual_seed(seed)
     lengths, rows = [*lengths, *([0] if chunk else [])], [*rows, *([chunk] if chunk else [])]
     total, words, most = sum(rows), -(-max(rows) // 32), max(lengths) + max(*rows, 8) + 1
-    masks, depths, commits = torch.zeros(total, words, dtype=torch.int64), [], []
+    masks = torch.zeros(total, words, dtype=torch.int64)
+    depths: list[int] = []
+    commits: list[list[int]] = []
     first = 0
     for b, (length, count) in enumerate(zip(lengths, rows, strict=True)):
         if chunk and b == len(rows) - 1:
@@ -101,13 +105,12 @@ def make_batch(heads: Heads, lengths: list[int], rows: list[int], chunk: int = 0
 
 
 def attend(batch: Batch, heads: Heads) -> Tensor:
-    sizes = {"num_heads": heads.heads, "num_kv_heads": heads.kv_heads, "head_size": heads.head_size}
-    return cuda.tree_attention(*batch, **sizes)
+    return cuda.tree_attention(*batch, num_heads=heads.heads, num_kv_heads=heads.kv_heads, head_size=heads.head_size)
 
 
 def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
-    """Largest and root-mean-square error of the output. Raises ArithmeticError beyond the tolerance, or where the caches
-    differ by more than a rounding."""
+    """Largest and root-mean-square error of the output. Raises ArithmeticError beyond the tolerance, or where the
+    caches differ by more than a rounding."""
     expected_batch, found_batch = batch.to("cpu"), batch.to(device)
     expected = reference.tree_attention(
         *expected_batch._replace(qkv=batch.qkv.float()),
@@ -180,35 +183,37 @@ def main() -> None:
     if on_gpu and not torch.cuda.is_available():
         parser.error("no CUDA device that torch can use: run on a GPU machine with torch's CUDA build, or --device cpu")
     scale = 1 if on_gpu else 8
-    results: dict[str, object] = {"device": torch.cuda.get_device_name() if on_gpu else "cpu", "torch": torch.__version__}
+    results: dict[str, object] = {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "torch": torch.__version__,
+    }
     checks = []
     for name, heads in SHAPES.items():
         if not on_gpu:
             heads = Heads(heads.heads // heads.kv_heads * 2, 2, heads.head_size)
-        for lengths, rows, chunk in (
+        for full_lengths, full_rows, full_chunk in (
             ([1000, 17, 4000], [20, 1, 33], 300),
             ([1], [64], 0),
             ([129] * 9, [16] * 9, 0),
         ):
-            lengths, rows, chunk = [-(-n // scale) for n in lengths], [-(-n // scale) for n in rows], chunk // scale
-            found = check(make_batch(heads, lengths, rows, chunk), heads, options.device)
-            checks.append({"shape": name, "lengths": lengths, "rows": rows, "chunk": chunk, **found})
-            print(f"{name:<14} lengths {lengths} rows {rows} chunk {chunk}: ok, {found}", flush=True)
+            lengths, trees = [-(-n // scale) for n in full_lengths], [-(-n // scale) for n in full_rows]
+            chunk = full_chunk // scale
+            found = check(make_batch(heads, lengths, trees, chunk), heads, options.device)
+            checks.append({"shape": name, "lengths": lengths, "rows": trees, "chunk": chunk, **found})
+            print(f"{name:<14} lengths {lengths} rows {trees} chunk {chunk}: ok, {found}", flush=True)
     results["checks"] = checks
     if on_gpu and not options.check_only:
         peak = copy_bandwidth()
         results["copy_gigabytes_per_second"], timings = peak / 1e9, []
         for name, heads in SHAPES.items():
-            for sequences in (1, 8, 32):
-                for length in (512, 4096, 16384):
-                    if 4 * sequences * length * heads.kv_heads * heads.head_size > 8 << 30:
-                        continue
-                    for rows in (1, 16, 64):
-                        found = measure(heads, sequences, length, rows)
-                        case = {"shape": name, "sequences": sequences, "length": length, "rows": rows}
-                        timings.append({**case, **found})
-                        share = found["gigabytes_per_second"] * 1e9 / peak
-                        print(f"{case} {found['microseconds']:.1f} us, {share:.0%} of a copy's bandwidth", flush=True)
+            for sequences, length, rows in itertools.product((1, 8, 32), (512, 4096, 16384), (1, 16, 64)):
+                if 4 * sequences * length * heads.kv_heads * heads.head_size > 8 << 30:
+                    continue
+                times = measure(heads, sequences, length, rows)
+                case = {"shape": name, "sequences": sequences, "length": length, "rows": rows}
+                timings.append({**case, **times})
+                share = times["gigabytes_per_second"] * 1e9 / peak
+                print(f"{case} {times['microseconds']:.1f} us, {share:.0%} of a copy's bandwidth", flush=True)
         results["timings"] = timings
     if options.output:
         options.output.write_text(json.dumps(results, indent=1) + "\n")

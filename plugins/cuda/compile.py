@@ -1,4 +1,4 @@
-"""Compiles every CUDA kernel with nvcc: PTX to embed, registers and spills. `python -m plugins.cuda.compile` reports."""
+"""Compiles the CUDA kernels with nvcc: PTX to embed, registers and spills. `python -m plugins.cuda.compile` reports."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def nvcc() -> Path:
         found = [Path(chosen)] if Path(chosen).exists() else []
     else:
         found = [path for folder in sys.path for path in sorted(Path(folder).glob("nvidia/cu*/bin/nvcc"))]
-        found += [Path(path) for path in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if path and Path(path).exists()]
+        found += [
+            Path(path) for path in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if path and Path(path).exists()
+        ]
     if not found:
         raise BuildError(
             f"nvcc not found{f' at NVCC={chosen}' if chosen else ''}: it compiles the CUDA kernels and needs no GPU. "

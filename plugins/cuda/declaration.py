@@ -45,8 +45,8 @@ class Argument:
 class Kernel:
     """A CUDA kernel with arguments inputs, int32 scalars, outputs, and the TensorRT plugin that it is.
 
-    `entry` names the function, with attributes in braces. Sizes are those that inputs' shapes name, the attributes (int)
-    and, from these, `derived`; `scalars` and `grid` are names of sizes.
+    `entry` names the function, with attributes in braces. Sizes are those that inputs' shapes name, the attributes
+    (int) and, from these, `derived`; `scalars` and `grid` are names of sizes.
     """
 
     name: str
@@ -102,7 +102,9 @@ class Kernel:
         for output in self.outputs:
             source = inputs.get(output.in_place_of or "")
             if output.in_place_of and (not source or (source.dtype, source.shape) != (output.dtype, output.shape)):
-                raise ValueError(f"{self.name}: {output.name} in place of {output.in_place_of}: expected an input like it")
+                raise ValueError(
+                    f"{self.name}: {output.name} in place of {output.in_place_of}: expected an input like it"
+                )
         used = {*self.scalars, *self.grid, *(size for output in self.outputs for size in output.shape)}
         if unknown := used - known:
             raise ValueError(f"{self.name}: sizes {sorted(unknown)}: expected some of {sorted(known)}")

@@ -1,11 +1,11 @@
-// What the kernels are written in: warp operations and bf16, for nvcc, and through host_shim.h for g++.
+// What the kernels are written in: warp operations and bf16, for nvcc, and through host_shim.cuh for g++.
 #pragma once
 
 #ifdef __CUDACC__
 #include <cstdint>
 #define REDRAFT_DEVICE __device__ __forceinline__
 #else
-#include "host_shim.h"
+#include "host_shim.cuh"
 #define REDRAFT_DEVICE inline
 #endif
 

@@ -22,10 +22,13 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "int32": torch.int32, "float32": torch.f
 HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-x", "c++"]
 
 
-def run(kernel: Kernel, inputs: Sequence[Tensor], attributes: Mapping[str, int], *, descending: bool = False) -> list[Tensor]:
+def run(
+    kernel: Kernel, inputs: Sequence[Tensor], attributes: Mapping[str, int], *, descending: bool = False
+) -> list[Tensor]:
     """The kernel's outputs; those in place of an input are that input. Tensors are contiguous and on one device.
 
-    descending: on the CPU, run blocks and threads in descending order. Raises ValueError for a tensor that does not fit.
+    descending: on the CPU, run blocks and threads in descending order. Raises ValueError for a tensor that does not
+    fit.
     """
     for argument, tensor in zip(kernel.inputs, inputs, strict=True):
         if tensor.dtype != TORCH_DTYPES[argument.dtype] or not tensor.is_contiguous():
@@ -61,7 +64,7 @@ def run(kernel: Kernel, inputs: Sequence[Tensor], attributes: Mapping[str, int],
 @cache
 def _host_library(source: Path) -> ctypes.CDLL:
     digest = hashlib.sha256(f"{HOST_FLAGS}".encode())
-    for path in (source, *sorted(PLUGINS.glob("cuda/*.cuh")), *sorted(PLUGINS.glob("cuda/*.h"))):
+    for path in (source, *sorted(PLUGINS.glob("cuda/*.cuh"))):
         digest.update(path.read_bytes())
     path = CACHE / f"{source.parent.name}-host-{digest.hexdigest()[:16]}.so"
     if not path.exists():

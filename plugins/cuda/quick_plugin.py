@@ -1,12 +1,13 @@
 """Registers declared kernels as TensorRT's quick deployable plugins, ahead of time: an engine holds their PTX.
 
-Not run: TensorRT's libraries have never been at hand. Its Python layer, `tensorrt.plugin`, has registered these plugins in
-tests, with integers for the builder's expressions.
+Not run: TensorRT's libraries have never been at hand. Its Python layer, `tensorrt.plugin`, has registered these plugins
+in tests, with integers for the builder's expressions.
 """
 
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
         import tensorrt.plugin as trtp
     except ImportError as error:
         raise BuildError(
-            f"TensorRT cannot be imported ({error}): plugins need the package tensorrt 10.16 or newer, with its libraries"
+            f"TensorRT cannot be imported ({error}): plugins need the package tensorrt, 10.16 or newer"
         ) from error
     kernel.check()
     dtypes = {"bf16": trt.DataType.BF16, "int32": trt.DataType.INT32, "float32": trt.DataType.FLOAT}
@@ -59,8 +60,8 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
 
     def autotune(*_: Any) -> list[Any]:
         kinds = {"bf16": "BF16", "int32": "INT32", "float32": "FP32"}
-        types = ", ".join(kinds[argument.dtype] for argument in (*kernel.inputs, *kernel.outputs))
-        return [trtp.AutoTuneCombination(types, "LINEAR")]
+        listed = ", ".join(kinds[argument.dtype] for argument in (*kernel.inputs, *kernel.outputs))
+        return [trtp.AutoTuneCombination(listed, "LINEAR")]
 
     def implement(*arguments: Any) -> tuple[str, str, Any, Any]:
         attributes = dict(zip(kernel.attributes, arguments[len(names) :], strict=False))
@@ -71,7 +72,7 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
 
     inputs = [(argument.name, trtp.TensorDesc) for argument in kernel.inputs]
     parameters = [*inputs, *((name, int) for name in kernel.attributes)]
-    results = tuple[(trtp.TensorDesc,) * len(kernel.outputs)]  # type: ignore[misc]
+    results = types.GenericAlias(tuple, (trtp.TensorDesc,) * len(kernel.outputs))
     outputs = ("outputs", results)
     kernel_returns = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
     trtp.register(kernel.plugin_id)(_signed(describe, parameters, results))

@@ -105,7 +105,8 @@ struct Partial {
     }
 };
 
-// Scores and weighted values of keys `key` to `key + Keys - 1`; those from `end` on are not there.
+// Scores and weighted values of keys `key` to `key + Keys - 1`. Those from `end` on are not there: only the last rows'
+// keys can end within, and no row sees what stands behind them.
 template <int D, int Keys>
 REDRAFT_DEVICE void attend(const uint4 (&q)[D / 32][2], const uint16_t* keys, const uint16_t* values, int key, int end,
                            int context, const Sight (&sight)[2], int g, int t, Partial<D>& state) {
@@ -135,14 +136,14 @@ REDRAFT_DEVICE void attend(const uint4 (&q)[D / 32][2], const uint16_t* keys, co
         }
 
     constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
-    const bool all = key + Keys <= least(context, end);
+    const bool all = key + Keys <= context;
     float top[2] = {state.maximum[0], state.maximum[1]};
 #pragma unroll
     for (int i = 0; i < Keys / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int place = key + 8 * i + 2 * t + e % 2;
-            const bool seen = all || (place < end && (place < context || sight[e / 2].sees(place - context)));
+            const bool seen = all || place < context || sight[e / 2].sees(place - context);
             scores[i][e] = seen ? scores[i][e] * kScale : kNone;
             top[e / 2] = fmaxf(top[e / 2], scores[i][e]);
         }
@@ -186,13 +187,10 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
                           const int* starts, const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache,
                           int rows, int sequences, int words, int cache_rows, int heads, int kv_heads, float* partial,
                           float* stats) {
-    __shared__ int sequence, has_tree;
+    __shared__ int sequence;
     __shared__ float merged[kWarps - 1][D / 2 + 4][32];
     const int group = heads / kv_heads, tile = blockIdx.x, head = blockIdx.y;
-    if (threadIdx.x == 0) {
-        sequence = -1;
-        has_tree = 0;
-    }
+    if (threadIdx.x == 0) sequence = -1;
     __syncthreads();
     for (int b = threadIdx.x; b < sequences; b += kThreads)
         if (row_offsets[b] * group / kTile + b <= tile && tile <= row_offsets[b + 1] * group / kTile + b) sequence = b;
@@ -202,13 +200,9 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     const int first_query = (tile - (begin * group / kTile + sequence)) * kTile;
     const int queries = least(kTile, count * group - first_query);
     if (queries <= 0) return;
-    const int first_row = first_query / group, last_row = (first_query + queries - 1) / group;
-    for (int i = threadIdx.x; i < (last_row - first_row + 1) * words; i += kThreads)
-        if (tree_mask[static_cast<int64_t>(begin + first_row) * words + i]) has_tree = 1;
-    __syncthreads();
     const int context = cache_lengths[sequence], start = starts[sequence];
-    const int all_keys = start + (has_tree ? count : last_row + 1);
-    const int share = ((all_keys + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z) + kTile - 1) / kTile * kTile;
+    const int all_keys = start + (first_query + queries - 1) / group + 1, parts = gridDim.z;
+    const int share = ((all_keys + parts - 1) / parts + kTile - 1) / kTile * kTile;
     const int from = blockIdx.z * share, end = least(all_keys, from + share);
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -19,7 +19,8 @@ WRITE_ROWS = 64
 WARPS = THREADS // 32
 BLOCKS = 528
 """Wanted by `TreeAttentionSplit`: 4 for each of an H200's 132 multiprocessors."""
-MOST_SPLITS = 64
+LEAST_KEYS = 64
+"""Of a split."""
 ATTRIBUTES = ("heads", "kv_heads", "head_size")
 
 _CACHE = ("cache_slots", "kv_heads", "cache_rows", "head_size")
@@ -39,8 +40,8 @@ def tiles(sizes: Sizes) -> int:
 
 def splits(sizes: Sizes) -> int:
     """Parts of the keys: as many as fill the GPU, so the fewer the more queries there are."""
-    wanted = sizes.quotient(BLOCKS, tiles(sizes) * sizes["kv_heads"])
-    return sizes.least(sizes.most(wanted, 1), MOST_SPLITS)
+    wanted = sizes.most(sizes.quotient(BLOCKS, tiles(sizes) * sizes["kv_heads"]), 1)
+    return sizes.least(wanted, (sizes["cache_rows"] + (LEAST_KEYS - 1)) // LEAST_KEYS)
 
 
 WRITE = Kernel(

@@ -1,4 +1,4 @@
-"""`tensorrt.plugin` without TensorRT: the Python layer of NVIDIA's bindings over stand-ins for what its library exports.
+"""`tensorrt.plugin` without TensorRT: the Python layer of NVIDIA's bindings over stand-ins for its library.
 
 Shape expressions are integers, so what a plugin declares symbolically can be computed.
 """
@@ -66,7 +66,7 @@ class DynamicPluginTensorDesc:
 
 
 def install(monkeypatch) -> ModuleType:
-    """Put stand-ins `tensorrt` and, from the installed bindings, `tensorrt.plugin` into sys.modules; return the first."""
+    """Put a stand-in `tensorrt` and the bindings' `tensorrt.plugin` into sys.modules; return the first."""
     trt = ModuleType("tensorrt")
     for name in (
         *("IPluginV3", "IPluginV3QuickCore", "IPluginV3QuickBuild", "IPluginV3QuickRuntime", "IPluginV3QuickAOTBuild"),

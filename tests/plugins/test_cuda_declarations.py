@@ -5,14 +5,29 @@ from types import SimpleNamespace
 
 import pytest
 
+from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda import compile, quick_plugin
 from plugins.cuda.declaration import POINTER, Argument, Kernel, entries
 from plugins.library import BuildError
-from plugins.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, KERNELS, SPLIT, WRITE
+from plugins.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, SPLIT, WRITE
+from plugins.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
 from tests.plugins import fake_tensorrt
 
+KERNELS = (*ATTENTION, PACK_BEAMS)
 SHAPES = {
-    "TreeAttentionWrite": [(93, 576 + 384), (93,), (6,), (5,), (5,), (5,), (8,), (6,), (512, 64), *[(5, 3, 600, 64)] * 2],
+    "PackBeams": [(5,), (5, 4, 5), (5, 4, 5), (5,)],
+    "TreeAttentionWrite": [
+        (93, 576 + 384),
+        (93,),
+        (6,),
+        (5,),
+        (5,),
+        (5,),
+        (8,),
+        (6,),
+        (512, 64),
+        *[(5, 3, 600, 64)] * 2,
+    ],
     "TreeAttentionSplit": [(93, 576), (6,), (5,), (5,), (5,), (93, 2), *[(5, 3, 600, 64)] * 2],
     "TreeAttentionCombine": [(16, 93, 9, 64), (16, 93, 9, 2), (6,)],
 }
@@ -32,11 +47,11 @@ def test_kernels_compile_without_spills(architecture):
 
 def test_a_spill_is_an_error(monkeypatch):
     log = (
-        "ptxas info    : Function properties for f\n    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
-        "ptxas info    : Used 168 registers, used 1 barriers, 13832 bytes smem\n"
+        "ptxas info    : Function properties for f\n    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
+        "\nptxas info    : Used 168 registers, used 1 barriers, 13832 bytes smem\n"
     )
     monkeypatch.setattr(compile, "_nvcc", lambda _: log)
-    with pytest.raises(BuildError, match="f spills on sm_90: .*registers=168, stack=8, spill_stores=4"):
+    with pytest.raises(BuildError, match=r"f spills on sm_90: .*registers=168, stack=8, spill_stores=4"):
         compile.resources(WRITE.source, "sm_90")
 
 
@@ -61,7 +76,7 @@ def test_ptx_entries_are_read_with_their_types():
         .param .u32 f_param_1
     ) .maxntid 128 { }
     .entry g( .param .f32 g_param_0 ) { }"""
-    with pytest.raises(ValueError, match="g takes .f32: expected pointers and int32"):
+    with pytest.raises(ValueError, match=r"g takes \.f32: expected pointers and int32"):
         entries(ptx)
     assert entries(ptx.split(".entry g")[0]) == {"f": [POINTER, "int32"]}
 
@@ -94,7 +109,8 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
     """As an engine build asks: types, aliases, shapes, formats, then kernel, grid and scalars."""
     trt, shapes = tensorrt, SHAPES[kernel.name]
     inputs = [trt.ITensor() for _ in shapes]
-    create = getattr(trt.plugin.op.redraft, kernel.name)(*inputs, **ATTRIBUTES)
+    attributes = {name: ATTRIBUTES[name] for name in kernel.attributes}
+    create = getattr(trt.plugin.op.redraft, kernel.name)(*inputs, **attributes)
     plugin = create(trt.QuickPluginCreationRequest.PREFER_AOT)[2]
     dtypes = {"bf16": trt.DataType.BF16, "int32": trt.DataType.INT32, "float32": trt.DataType.FLOAT}
     types = [dtypes[argument.dtype] for argument in kernel.inputs]
@@ -106,7 +122,7 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
 
     builder = fake_tensorrt.ExprBuilder()
     expressions = [[builder.constant(size) for size in shape] for shape in shapes]
-    sizes = kernel.sizes(shapes, ATTRIBUTES)
+    sizes = kernel.sizes(shapes, attributes)
     out_shapes = [[dim.value for dim in dims] for dims in plugin.get_output_shapes(expressions, [], builder)]
     assert out_shapes == [[sizes[name] for name in output.shape] for output in kernel.outputs]
 
@@ -132,7 +148,7 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
 
 
 class Scalars(dict):
-    nbSymExprs = 0  # noqa: N815 (TensorRT's name)
+    nbSymExprs = 0
 
 
 def test_splits_fill_the_gpu_for_one_sequence_and_are_few_for_many_rows():
@@ -153,6 +169,6 @@ def test_the_cpu_form_and_the_kernels_agree_on_inputs():
     """The plugins take what the one CPU operator takes, `starts` included (README.md)."""
     cpu = ["qkv", "positions", "row_offsets", "slots", "cache_lengths", "tree_mask", "commit_src", "commit_offsets"]
     cpu += ["rope_table", "k_cache", "v_cache", "starts"]
-    made = {output.name for kernel in KERNELS for output in kernel.outputs}
+    made = {output.name for kernel in ATTENTION for output in kernel.outputs}
     taken = {argument.name for kernel in (WRITE, SPLIT, COMBINE) for argument in kernel.inputs} - made
     assert taken == set(cpu)

@@ -1,4 +1,4 @@
-"""The CUDA kernels' own source, run on the CPU: plugins/cuda/host_shim.h."""
+"""The CUDA kernels' own source, run on the CPU: plugins/cuda/host_shim.cuh."""
 
 from functools import partial
 
@@ -80,7 +80,7 @@ def visible_counts(sequences: list[Sequence]) -> list[int]:
 
 def check_every_visible_key_counts_once(case: Case, sequences: list[Sequence]) -> None:
     """With queries of zero every weight is 1, so sums count keys and values add up without rounding."""
-    _, kv_heads, _, size = case.arrays["k_cache"].shape
+    size = case.arrays["k_cache"].shape[3]
     rows, heads = len(case.arrays["qkv"]), case.num_heads
     case.arrays["qkv"] = np.round(4 * case.arrays["qkv"])
     case.arrays["qkv"][:, : heads * size] = 0
@@ -117,13 +117,15 @@ def batches(draw):
         length = draw(st.integers(0, 150))
         kind = draw(st.sampled_from(["tree", "chain", "chunk"]))
         rows = draw(st.integers(1, 40))
-        parents = [-1, *(draw(st.integers(0, i)) for i in range(rows - 1))] if kind == "tree" else [*range(-1, rows - 1)]
+        parents = (
+            [-1, *(draw(st.integers(0, i)) for i in range(rows - 1))] if kind == "tree" else [*range(-1, rows - 1)]
+        )
         commits = draw(st.lists(st.integers(0, 20), max_size=min(length, 6), unique=True).map(sorted))
         sequences.append(Sequence(slot, length, rows if kind == "chunk" else parents, tuple(commits)))
     return sequences
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(batches(), st.sampled_from([(9, 3, 64), (3, 3, 128)]))
 def test_random_batches(sequences, shape):
     heads, kv_heads, size = shape
