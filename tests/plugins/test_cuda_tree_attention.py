@@ -24,6 +24,13 @@ MIXED = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 def in_bf16(case: Case) -> Case:
     case.arrays["qkv"] = torch.from_numpy(case.arrays["qkv"]).bfloat16().float().numpy()
     return case
