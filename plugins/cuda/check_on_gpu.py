@@ -1,0 +1,223 @@
+"""Checks the CUDA kernels on a GPU against the reference, then times them. Not run on a GPU yet.
+
+    python -m plugins.cuda.check_on_gpu --output gpu_kernels.json
+
+It needs torch with CUDA and nvcc (a path in $NVCC, in PATH, or from requirements.txt). `--device cpu` runs the same
+checks on the CPU, at small sizes and without times. Memory errors: put `compute-sanitizer` before `python` and add
+`--check-only`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from plugins.tree_attention import cuda, reference
+
+TOLERANCE, RMS_TOLERANCE = 0.03, 3e-3
+"""Of outputs of size 1: queries, weights and results are rounded to bf16."""
+CACHED_BYTES = 256 << 20
+"""More than any GPU's L2 cache: as many layers are timed in turn."""
+
+
+class Heads(NamedTuple):
+    heads: int
+    kv_heads: int
+    head_size: int
+
+
+SHAPES = {
+    "SmolLM2-135M": Heads(9, 3, 64),
+    "Llama-2-7B": Heads(32, 32, 128),
+    "Llama-3-8B": Heads(32, 8, 128),
+}
+
+
+class Batch(NamedTuple):
+    """A layer's arguments, in `tree_attention`'s order."""
+
+    qkv: Tensor
+    positions: Tensor
+    row_offsets: Tensor
+    slots: Tensor
+    cache_lengths: Tensor
+    tree_mask: Tensor
+    commit_src: Tensor
+    commit_offsets: Tensor
+    rope_table: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+
+    def to(self, device: str) -> Batch:
+        return Batch(*(tensor.to(device, copy=True) for tensor in self))
+
+
+def make_batch(heads: Heads, lengths: list[int], rows: list[int], chunk: int = 0, seed: int = 0) -> Batch:
+    """Sequences with trees of rows[b] random nodes behind lengths[b] cached rows, of which up to 4 are committed first;
+    with `chunk`, one more sequence that starts with a causal chunk of so many rows."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths, rows = [*lengths, *([0] if chunk else [])], [*rows, *([chunk] if chunk else [])]
+    total, words, most = sum(rows), -(-max(rows) // 32), max(lengths) + max(*rows, 8) + 1
+    masks = torch.zeros(total, words, dtype=torch.int64)
+    depths: list[int] = []
+    commits: list[list[int]] = []
+    first = 0
+    for b, (length, count) in enumerate(zip(lengths, rows, strict=True)):
+        if chunk and b == len(rows) - 1:
+            depths += range(count)
+            commits.append([])
+            continue
+        depth: list[int] = []
+        for i in range(count):
+            parent = int(torch.randint(i, (), generator=generator)) if i else -1
+            depth.append(depth[parent] + 1 if i else 0)
+            if i:
+                masks[first + i] = masks[first + parent]
+            masks[first + i, i // 32] |= 1 << i % 32
+        depths += depth
+        chosen = torch.randperm(8, generator=generator)[: min(4, length)].sort().values
+        commits.append(chosen.tolist())
+        first += count
+    counts = [len(chosen) for chosen in commits]
+    cache = (len(rows), heads.kv_heads, most, heads.head_size)
+    starts = [length for length, count in zip(lengths, rows, strict=True) for _ in range(count)]
+    return Batch(
+        torch.randn(total, (heads.heads + 2 * heads.kv_heads) * heads.head_size, generator=generator).bfloat16(),
+        _ints(depths) + _ints(starts),
+        _ints([0, *rows]).cumsum(0).int(),
+        torch.randperm(len(rows), generator=generator).int(),
+        _ints(lengths),
+        torch.where(masks >= 1 << 31, masks - (1 << 32), masks).int(),
+        _ints([row for chosen in commits for row in chosen]),
+        _ints([0, *counts]).cumsum(0).int(),
+        reference.rope_table(most, heads.head_size),
+        torch.randn(cache, generator=generator).bfloat16(),
+        torch.randn(cache, generator=generator).bfloat16(),
+    )
+
+
+def attend(batch: Batch, heads: Heads) -> Tensor:
+    return cuda.tree_attention(*batch, num_heads=heads.heads, num_kv_heads=heads.kv_heads, head_size=heads.head_size)
+
+
+def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
+    """Largest and root-mean-square error of the output. Raises ArithmeticError beyond the tolerance, or where the
+    caches differ by more than a rounding."""
+    expected_batch, found_batch = batch.to("cpu"), batch.to(device)
+    expected = reference.tree_attention(
+        *expected_batch._replace(qkv=batch.qkv.float()),
+        num_heads=heads.heads,
+        num_kv_heads=heads.kv_heads,
+        head_size=heads.head_size,
+    )
+    error = (attend(found_batch, heads).cpu().float() - expected).abs()
+    result = {"max_error": error.max().item(), "rms_error": error.square().mean().sqrt().item()}
+    if not (result["max_error"] < TOLERANCE and result["rms_error"] < RMS_TOLERANCE):
+        raise ArithmeticError(f"output differs from the reference: {result}")
+    for name in ("k_cache", "v_cache"):
+        found, wanted = getattr(found_batch, name).cpu().float(), getattr(expected_batch, name).float()
+        if not torch.allclose(found, wanted, atol=1e-6, rtol=2**-7):
+            raise ArithmeticError(f"{name} differs from the reference by {(found - wanted).abs().max().item()}")
+    return result
+
+
+def seconds(call: Callable[[], object], repeats: int = 20) -> float:
+    """Median time of a call, captured in a CUDA graph."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second that a copy reads and writes: what the chip gives."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / seconds(lambda: target.copy_(source))
+
+
+def attended_bytes(batch: Batch, heads: Heads) -> int:
+    """Keys and values that the sequences attend to: what must be read at least."""
+    rows = int((batch.cache_lengths + batch.row_offsets.diff()).sum())
+    return 2 * 2 * rows * heads.kv_heads * heads.head_size
+
+
+def measure(heads: Heads, sequences: int, length: int, rows: int) -> dict[str, float]:
+    """A layer's time in microseconds, and the bandwidth at which it reads its keys and values."""
+    batch = make_batch(heads, [length] * sequences, [rows] * sequences)
+    size = attended_bytes(batch, heads)
+    layers = [batch.to("cuda") for _ in range(max(1, min(64, CACHED_BYTES // size)))]
+    each = seconds(lambda: [attend(layer, heads) for layer in layers]) / len(layers)
+    return {"microseconds": each * 1e6, "gigabytes_per_second": size / each / 1e9}
+
+
+def _ints(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--check-only", action="store_true", help="no times")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    options = parser.parse_args()
+    on_gpu = options.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        parser.error("no CUDA device that torch can use: run on a GPU machine with torch's CUDA build, or --device cpu")
+    scale = 1 if on_gpu else 8
+    results: dict[str, object] = {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "torch": torch.__version__,
+    }
+    checks = []
+    for name, heads in SHAPES.items():
+        if not on_gpu:
+            heads = Heads(heads.heads // heads.kv_heads * 2, 2, heads.head_size)
+        for full_lengths, full_rows, full_chunk in (
+            ([1000, 17, 4000], [20, 1, 33], 300),
+            ([1], [64], 0),
+            ([129] * 9, [16] * 9, 0),
+        ):
+            lengths, trees = [-(-n // scale) for n in full_lengths], [-(-n // scale) for n in full_rows]
+            chunk = full_chunk // scale
+            found = check(make_batch(heads, lengths, trees, chunk), heads, options.device)
+            checks.append({"shape": name, "lengths": lengths, "rows": trees, "chunk": chunk, **found})
+            print(f"{name:<14} lengths {lengths} rows {trees} chunk {chunk}: ok, {found}", flush=True)
+    results["checks"] = checks
+    if on_gpu and not options.check_only:
+        peak = copy_bandwidth()
+        results["copy_gigabytes_per_second"], timings = peak / 1e9, []
+        for name, heads in SHAPES.items():
+            for sequences, length, rows in itertools.product((1, 8, 32), (512, 4096, 16384), (1, 16, 64)):
+                if 4 * sequences * length * heads.kv_heads * heads.head_size >= 2 << 30:
+                    continue
+                times = measure(heads, sequences, length, rows)
+                case = {"shape": name, "sequences": sequences, "length": length, "rows": rows}
+                timings.append({**case, **times})
+                share = times["gigabytes_per_second"] * 1e9 / peak
+                print(f"{case} {times['microseconds']:.1f} us, {share:.0%} of a copy's bandwidth", flush=True)
+        results["timings"] = timings
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

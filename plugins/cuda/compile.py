@@ -1,0 +1,116 @@
+"""Compiles the CUDA kernels with nvcc: PTX to embed, registers and spills. `python -m plugins.cuda.compile` reports."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from plugins.cuda.declaration import PLUGINS
+from plugins.library import CACHE, BuildError
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+FLAGS = ["-std=c++17", "-O3"]
+PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
+
+
+class Resources(NamedTuple):
+    """What ptxas gave a kernel, per thread: registers, bytes of stack and of spills; bytes of shared memory a block."""
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+
+
+def sources() -> list[Path]:
+    return sorted(PLUGINS.glob("*/*.cu"))
+
+
+def ptx(source: Path, architecture: str = "sm_90") -> str:
+    """The source's PTX, which later architectures run too; compiled once per source text. Raises BuildError."""
+    digest = hashlib.sha256(f"{FLAGS}{architecture}{_version()}".encode() + source.read_bytes())
+    for header in sorted(PLUGINS.glob("cuda/*.cuh")):
+        digest.update(header.read_bytes())
+    path = CACHE / f"{source.parent.name}-{architecture}-{digest.hexdigest()[:16]}.ptx"
+    if not path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        _nvcc([str(source), "-ptx", f"-arch={architecture}", "-o", str(partial)])
+        partial.rename(path)
+    return path.read_text()
+
+
+def resources(source: Path, architecture: str) -> dict[str, Resources]:
+    """Each kernel's resources on an architecture. Raises BuildError, also where registers spill."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = _nvcc([str(source), "-cubin", f"-arch={architecture}", "-Xptxas", "-v", "-o", f"{folder}/kernel.cubin"])
+    found = parse_resources(log)
+    for name, used in found.items():
+        if used.stack or used.spill_stores or used.spill_loads:
+            raise BuildError(f"{source.name}: {name} spills on {architecture}: {used}")
+    return found
+
+
+def parse_resources(log: str) -> dict[str, Resources]:
+    """From what `ptxas -v` prints."""
+    blocks = re.findall(
+        r"Function properties for (\w+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+        r"\s+ptxas info\s*: Used (\d+) registers(.*)",
+        log,
+    )
+    found = {}
+    for name, stack, stores, loads, registers, rest in blocks:
+        shared = re.search(r"(\d+) bytes smem", rest)
+        found[name] = Resources(int(registers), int(stack), int(stores), int(loads), int(shared[1]) if shared else 0)
+    return found
+
+
+@cache
+def nvcc() -> Path:
+    """The compiler: $NVCC, pip's, or the one in PATH. Raises BuildError."""
+    if chosen := os.environ.get("NVCC"):
+        found = [Path(chosen)] if Path(chosen).exists() else []
+    else:
+        found = [path for folder in sys.path for path in sorted(Path(folder).glob("nvidia/cu*/bin/nvcc"))]
+        found += [
+            Path(path) for path in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if path and Path(path).exists()
+        ]
+    if not found:
+        raise BuildError(
+            f"nvcc not found{f' at NVCC={chosen}' if chosen else ''}: it compiles the CUDA kernels and needs no GPU. "
+            f"Install it with pip install -r requirements.txt ({', '.join(PACKAGES)}), or set NVCC"
+        )
+    return found[0]
+
+
+@cache
+def _version() -> str:
+    return subprocess.run([str(nvcc()), "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def _nvcc(arguments: list[str]) -> str:
+    run = subprocess.run([str(nvcc()), *FLAGS, *arguments], capture_output=True, text=True)
+    if run.returncode:
+        raise BuildError(f"nvcc {' '.join(arguments)} failed:\n{(run.stdout + run.stderr)[-4000:]}")
+    return run.stdout + run.stderr
+
+
+def main() -> None:
+    print(f"{'kernel':<34} {'architecture':<12} registers  shared memory, bytes")
+    for source in sources():
+        for architecture in ARCHITECTURES:
+            for name, used in resources(source, architecture).items():
+                print(f"{name:<34} {architecture:<12} {used.registers:>9}  {used.shared:>20}")
+
+
+if __name__ == "__main__":
+    main()

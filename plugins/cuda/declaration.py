@@ -1,0 +1,121 @@
+"""What a kernel is to those that launch it: arguments in order, sizes and grid; for TensorRT, the CPU and the GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PLUGINS = Path(__file__).parent.parent
+NAMESPACE = "redraft"
+DTYPES = ("bf16", "int32", "float32")
+RESERVED_NAMES = {"outputs", "stream", "tactic"}
+"""Names that tensorrt.plugin keeps for itself."""
+POINTER, INT32 = "pointer", "int32"
+_PTX_TYPES = {"u64": POINTER, "b64": POINTER, "u32": INT32, "s32": INT32, "b32": INT32}
+
+
+class Sizes(dict[str, Any]):
+    """Sizes by name: integers or, while TensorRT builds, symbolic expressions, which `+`, `*` and `//` take on their
+    left side only."""
+
+    def least(self, a: Any, b: Any) -> Any:
+        return min(a, b)
+
+    def most(self, a: Any, b: Any) -> Any:
+        return max(a, b)
+
+    def quotient(self, a: Any, b: Any) -> Any:
+        return a // b
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor: its shape names sizes; an output in place of an input names it."""
+
+    name: str
+    dtype: str
+    shape: tuple[str, ...]
+    in_place_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A CUDA kernel with arguments inputs, int32 scalars, outputs, and the TensorRT plugin that it is.
+
+    `entry` names the function, with attributes in braces. Sizes are those that inputs' shapes name, the attributes
+    (int) and, from these, `derived`; `scalars` and `grid` are names of sizes.
+    """
+
+    name: str
+    source: Path
+    entry: str
+    attributes: tuple[str, ...]
+    inputs: tuple[Argument, ...]
+    scalars: tuple[str, ...]
+    outputs: tuple[Argument, ...]
+    grid: tuple[str, str, str]
+    threads: int
+    derived: Mapping[str, Callable[[Sizes], Any]] = field(default_factory=dict)
+
+    @property
+    def plugin_id(self) -> str:
+        return f"{NAMESPACE}::{self.name}"
+
+    def entry_for(self, attributes: Mapping[str, int]) -> str:
+        return self.entry.format(**attributes)
+
+    def sizes(self, shapes: Iterable[Any], attributes: Mapping[str, int], kind: type[Sizes] = Sizes) -> Sizes:
+        """All sizes, from the inputs' shapes in order. Raises ValueError for integers that contradict each other."""
+        sizes = kind(attributes)
+        for argument, shape in zip(self.inputs, shapes, strict=True):
+            if len(shape) != len(argument.shape):
+                raise ValueError(f"{self.name}: {argument.name} has {len(shape)} dimensions: expected {argument.shape}")
+            for name, size in zip(argument.shape, shape, strict=True):
+                known = sizes.setdefault(name, size)
+                if isinstance(known, int) and isinstance(size, int) and known != size:
+                    raise ValueError(f"{self.name}: {argument.name} has {name} {size}: expected {known}")
+        for name, rule in self.derived.items():
+            sizes[name] = rule(sizes)
+        return sizes
+
+    def parameters(self) -> list[str]:
+        """What the entry takes, in order: pointers and int32."""
+        return [POINTER] * len(self.inputs) + [INT32] * len(self.scalars) + [POINTER] * len(self.outputs)
+
+    def check(self) -> None:
+        """Raise ValueError where the declaration breaks a rule of tensorrt.plugin."""
+        names = [*(argument.name for argument in self.inputs), *self.attributes]
+        inputs = {argument.name: argument for argument in self.inputs}
+        known = {size for argument in self.inputs for size in argument.shape} | {*self.attributes, *self.derived}
+        if "." in self.name or not self.name.isidentifier():
+            raise ValueError(f"name {self.name!r}: expected an identifier")
+        if len(set(names)) < len(names) or RESERVED_NAMES & set(names):
+            raise ValueError(f"{self.name}: inputs and attributes {names}: expected other names, each once")
+        if not self.inputs or not self.outputs:
+            raise ValueError(f"{self.name}: expected inputs and outputs")
+        for argument in (*self.inputs, *self.outputs):
+            if argument.dtype not in DTYPES:
+                raise ValueError(f"{self.name}: {argument.name} is {argument.dtype}: expected one of {DTYPES}")
+        for output in self.outputs:
+            source = inputs.get(output.in_place_of or "")
+            if output.in_place_of and (not source or (source.dtype, source.shape) != (output.dtype, output.shape)):
+                raise ValueError(
+                    f"{self.name}: {output.name} in place of {output.in_place_of}: expected an input like it"
+                )
+        used = {*self.scalars, *self.grid, *(size for output in self.outputs for size in output.shape)}
+        if unknown := used - known:
+            raise ValueError(f"{self.name}: sizes {sorted(unknown)}: expected some of {sorted(known)}")
+
+
+def entries(ptx: str) -> dict[str, list[str]]:
+    """The parameters of each `.entry` of a PTX text: pointers and int32. Raises ValueError for any other type."""
+    found = {}
+    for name, text in re.findall(r"\.entry\s+(\w+)\s*\((.*?)\)", ptx, re.DOTALL):
+        types = re.findall(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)", text)
+        if unknown := set(types) - set(_PTX_TYPES):
+            raise ValueError(f"{name} takes .{unknown.pop()}: expected pointers and int32")
+        found[name] = [_PTX_TYPES[kind] for kind in types]
+    return found

@@ -1,0 +1,88 @@
+"""Registers declared kernels as TensorRT's quick deployable plugins, ahead of time: an engine holds their PTX.
+
+Not run: TensorRT's libraries have never been at hand. Its Python layer, `tensorrt.plugin`, has registered these plugins
+in tests, with integers for the builder's expressions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from plugins.cuda.compile import ptx
+from plugins.cuda.declaration import Kernel, Sizes
+from plugins.library import BuildError
+
+
+def register(kernel: Kernel, architecture: str = "sm_90") -> None:
+    """Make `tensorrt.plugin.op.redraft.<name>(*inputs, **attributes)`, for networks that are created with
+    `PREFER_AOT_PYTHON_PLUGINS`, aliased plugin I/O enabled. PTX for an architecture also runs on later ones.
+
+    Raises BuildError without TensorRT or nvcc, ValueError for a declaration that breaks a rule.
+    """
+    try:
+        import tensorrt as trt
+        import tensorrt.plugin as trtp
+    except ImportError as error:
+        raise BuildError(
+            f"TensorRT cannot be imported ({error}): plugins need the package tensorrt, 10.16 or newer"
+        ) from error
+    kernel.check()
+    dtypes = {"bf16": trt.DataType.BF16, "int32": trt.DataType.INT32, "float32": trt.DataType.FLOAT}
+    names = [argument.name for argument in kernel.inputs]
+
+    class SymbolicSizes(Sizes):
+        def least(self, a: Any, b: Any) -> Any:
+            return trtp.min(a, b)
+
+        def most(self, a: Any, b: Any) -> Any:
+            return trtp.max(a, b)
+
+        def quotient(self, a: Any, b: Any) -> Any:
+            return (trtp.ShapeExpr(a) if isinstance(a, int) else a) // b
+
+    def sizes(arguments: tuple[Any, ...], attributes: dict[str, int]) -> Sizes:
+        return kernel.sizes([inp.shape_expr for inp in arguments[: len(names)]], attributes, SymbolicSizes)
+
+    def describe(*inputs: Any, **attributes: int) -> tuple[Any, ...]:
+        for argument, inp in zip(kernel.inputs, inputs, strict=True):
+            if inp.dtype != dtypes[argument.dtype]:
+                raise ValueError(f"{kernel.name}: {argument.name} is {inp.dtype}: expected {argument.dtype}")
+        known = sizes(inputs, attributes)
+        return tuple(
+            inputs[names.index(output.in_place_of)].aliased()
+            if output.in_place_of
+            else trtp.from_shape_expr(tuple(known[size] for size in output.shape), dtypes[output.dtype])
+            for output in kernel.outputs
+        )
+
+    def autotune(*_: Any) -> list[Any]:
+        kinds = {"bf16": "BF16", "int32": "INT32", "float32": "FP32"}
+        listed = ", ".join(kinds[argument.dtype] for argument in (*kernel.inputs, *kernel.outputs))
+        return [trtp.AutoTuneCombination(listed, "LINEAR")]
+
+    def implement(*arguments: Any) -> tuple[str, str, Any, Any]:
+        attributes = dict(zip(kernel.attributes, arguments[len(names) :], strict=False))
+        known = sizes(arguments, attributes)
+        launch = trtp.KernelLaunchParams(*(known[size] for size in kernel.grid), block_x=kernel.threads)
+        scalars = trtp.SymIntExprs.from_tuple(tuple(trtp.SymInt32(known[name]) for name in kernel.scalars))
+        return kernel.entry_for(attributes), ptx(kernel.source, architecture), launch, scalars
+
+    inputs = [(argument.name, trtp.TensorDesc) for argument in kernel.inputs]
+    parameters = [*inputs, *((name, int) for name in kernel.attributes)]
+    results = types.GenericAlias(tuple, (trtp.TensorDesc,) * len(kernel.outputs))
+    outputs = ("outputs", results)
+    kernel_returns = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
+    trtp.register(kernel.plugin_id)(_signed(describe, parameters, results))
+    trtp.autotune(kernel.plugin_id)(_signed(autotune, [*parameters, outputs], list[trtp.AutoTuneCombination]))
+    trtp.aot_impl(kernel.plugin_id)(_signed(implement, [*parameters, outputs, ("tactic", int)], kernel_returns))
+
+
+def _signed(function: Callable[..., Any], parameters: list[tuple[str, Any]], returns: Any) -> Callable[..., Any]:
+    """The function with a signature that names its arguments: tensorrt.plugin reads it."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    listed = [inspect.Parameter(name, kind, annotation=annotation) for name, annotation in parameters]
+    function.__signature__ = inspect.Signature(listed, return_annotation=returns)  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,101 @@
+"""The kernels of kernel.cu as TensorRT plugins: commit and write, then attention by splits of the keys, then their sum.
+
+TensorRT has a kernel per plugin, and the order between them is that of their tensors: `TreeAttentionSplit` takes the
+caches that `TreeAttentionWrite` returns, so every commit and write is there before any key is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plugins.cuda.declaration import Argument, Kernel, Sizes
+
+SOURCE = Path(__file__).parent / "kernel.cu"
+HEAD_SIZES = (64, 128)
+THREADS = 128
+TILE = 64
+"""Queries of a block."""
+WRITE_ROWS = 64
+WARPS = THREADS // 32
+BLOCKS = 528
+"""Wanted by `TreeAttentionSplit`: 4 for each of an H200's 132 multiprocessors."""
+LEAST_KEYS = 64
+"""Of a split."""
+ATTRIBUTES = ("heads", "kv_heads", "head_size")
+
+_CACHE = ("cache_slots", "kv_heads", "cache_rows", "head_size")
+_K, _V = Argument("k_cache", "bf16", _CACHE), Argument("v_cache", "bf16", _CACHE)
+_ROW_OFFSETS = Argument("row_offsets", "int32", ("bounds",))
+_SLOTS = Argument("slots", "int32", ("sequences",))
+_LENGTHS, _STARTS = (Argument(name, "int32", ("sequences",)) for name in ("cache_lengths", "starts"))
+_Q = Argument("q", "bf16", ("rows", "columns"))
+_PARTIAL = Argument("partial", "float32", ("splits", "rows", "heads", "head_size"))
+_STATS = Argument("stats", "float32", ("splits", "rows", "heads", "two"))
+
+
+def tiles(sizes: Sizes) -> int:
+    """Blocks that hold all queries, whatever the sequences' lengths: see `split` in kernel.cu."""
+    return sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // TILE + sizes["sequences"]
+
+
+def splits(sizes: Sizes) -> int:
+    """Parts of the keys: as many as fill the GPU, so the fewer the more queries there are."""
+    wanted = sizes.most(sizes.quotient(BLOCKS, tiles(sizes) * sizes["kv_heads"]), 1)
+    return sizes.least(wanted, (sizes["cache_rows"] + (LEAST_KEYS - 1)) // LEAST_KEYS)
+
+
+WRITE = Kernel(
+    name="TreeAttentionWrite",
+    source=SOURCE,
+    entry="tree_attention_commit_write_{head_size}",
+    attributes=ATTRIBUTES,
+    inputs=(
+        *(Argument("qkv", "bf16", ("rows", "projections")), Argument("positions", "int32", ("rows",))),
+        *(_ROW_OFFSETS, _SLOTS, _LENGTHS, _STARTS),
+        *(Argument("commit_src", "int32", ("commits",)), Argument("commit_offsets", "int32", ("commit_bounds",))),
+        *(Argument("rope_table", "float32", ("max_positions", "head_size")), _K, _V),
+    ),
+    scalars=("commit_bounds", "cache_rows", "heads", "kv_heads"),
+    outputs=(_Q, Argument("k_written", "bf16", _CACHE, "k_cache"), Argument("v_written", "bf16", _CACHE, "v_cache")),
+    grid=("kv_heads", "sequences", "parts"),
+    threads=THREADS,
+    derived={
+        "columns": lambda sizes: sizes["heads"] * sizes["head_size"],
+        "parts": lambda sizes: (sizes["rows"] + (WRITE_ROWS - 1)) // WRITE_ROWS,
+    },
+)
+
+SPLIT = Kernel(
+    name="TreeAttentionSplit",
+    source=SOURCE,
+    entry="tree_attention_split_{head_size}",
+    attributes=ATTRIBUTES,
+    inputs=(
+        *(_Q, _ROW_OFFSETS, _SLOTS, _LENGTHS, _STARTS, Argument("tree_mask", "int32", ("rows", "words"))),
+        *(_K, _V),
+    ),
+    scalars=("rows", "sequences", "words", "cache_rows", "heads", "kv_heads"),
+    outputs=(_PARTIAL, _STATS),
+    grid=("tiles", "kv_heads", "splits"),
+    threads=THREADS,
+    derived={"tiles": tiles, "splits": splits, "two": lambda _: 2},
+)
+
+COMBINE = Kernel(
+    name="TreeAttentionCombine",
+    source=SOURCE,
+    entry="tree_attention_combine_{head_size}",
+    attributes=ATTRIBUTES,
+    inputs=(_PARTIAL, _STATS, _ROW_OFFSETS),
+    scalars=("rows", "bounds", "heads", "splits"),
+    outputs=(Argument("out", "bf16", ("rows", "columns")),),
+    grid=("blocks", "one", "one"),
+    threads=THREADS,
+    derived={
+        "columns": lambda sizes: sizes["heads"] * sizes["head_size"],
+        "blocks": lambda sizes: (sizes["rows"] * sizes["heads"] + (WARPS - 1)) // WARPS,
+        "one": lambda _: 1,
+    },
+)
+
+KERNELS = (WRITE, SPLIT, COMBINE)

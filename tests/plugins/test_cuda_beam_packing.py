@@ -1,0 +1,58 @@
+"""The CUDA kernel's own source, run on the CPU, against redraft/decoding/packing.py."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
+from plugins.cuda.launch import run
+from redraft.decoding.packing import pack_beams
+
+
+def check(
+    roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray, lengths: np.ndarray, *, descending: bool
+) -> None:
+    expected = pack_beams(roots, beams, log_probs)
+    inputs = [torch.from_numpy(array) for array in (roots, beams, log_probs, lengths)]
+    tokens, parents, positions, mask, scores, sizes = (
+        x.numpy() for x in run(PACK_BEAMS, inputs, {}, descending=descending)
+    )
+    np.testing.assert_array_equal(sizes, expected.sizes)
+    for b, size in enumerate(sizes):
+        for found, array in ((tokens, expected.tokens), (parents, expected.parents), (scores, expected.scores)):
+            np.testing.assert_array_equal(found[b, :size], array[b, :size])
+        for node in range(size):
+            path = [node]
+            while parents[b, path[-1]] >= 0:
+                path.append(parents[b, path[-1]])
+            assert positions[b, node] == lengths[b] + len(path) - 1
+            bits = np.unpackbits(mask[b, node].view(np.uint8), bitorder="little")
+            assert sorted(path) == np.flatnonzero(bits).tolist()
+        assert (parents[b, size:] == -1).all()
+        assert (scores[b, size:] == -np.inf).all()
+        assert not tokens[b, size:].any()
+        assert not positions[b, size:].any()
+        assert not mask[b, size:].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_trees_are_those_of_the_reference(data):
+    batch, width, length = (data.draw(st.integers(1, most)) for most in (3, 9, 7))
+    vocabulary = data.draw(st.sampled_from([1, 2, 111]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    beams = rng.integers(vocabulary, size=(batch, width, length), dtype=np.int32)
+    log_probs = -rng.random((batch, width, length)).astype(np.float32).cumsum(2, dtype=np.float32)
+    for b in range(batch):
+        log_probs[b, data.draw(st.integers(1, width)) :, -1] = -np.inf
+    roots, lengths = (rng.integers(111, size=batch, dtype=np.int32) for _ in range(2))
+    check(roots, beams, log_probs, lengths, descending=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize(("width", "length"), [(64, 16), (33, 31), (1, 1)])
+def test_more_nodes_than_threads(rng, width, length):
+    beams = rng.integers(2, size=(3, width, length), dtype=np.int32)
+    log_probs = np.zeros(beams.shape, np.float32)
+    check(np.arange(3, dtype=np.int32), beams, log_probs, np.arange(3, dtype=np.int32), descending=False)

@@ -1,0 +1,21 @@
+"""The GPU script's checks, as far as they run on the CPU."""
+
+import pytest
+
+from plugins.cuda import check_on_gpu
+from plugins.cuda.check_on_gpu import Heads, attended_bytes, check, make_batch
+
+HEADS = Heads(3, 1, 64)
+
+
+def test_a_mixed_batch_passes_and_a_wrong_output_does_not(monkeypatch):
+    batch = make_batch(HEADS, [9, 0, 40], [5, 1, 33], chunk=7)
+    assert attended_bytes(batch, HEADS) == 2 * 2 * 64 * (9 + 5 + 1 + 40 + 33 + 7)
+    assert check(batch, HEADS, "cpu")["rms_error"] > 0
+    attend = check_on_gpu.attend
+    monkeypatch.setattr(check_on_gpu, "attend", lambda *arguments: attend(*arguments) + 0.05)
+    with pytest.raises(ArithmeticError, match="output differs from the reference"):
+        check(batch, HEADS, "cpu")
+    monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: (attend(found, heads), found.v_cache.add_(1))[0])
+    with pytest.raises(ArithmeticError, match="v_cache differs"):
+        check(batch, HEADS, "cpu")

@@ -1,0 +1,174 @@
+"""Declarations against nvcc's PTX, and as plugins of TensorRT's own Python layer."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
+from plugins.cuda import compile, quick_plugin
+from plugins.cuda.declaration import POINTER, Argument, Kernel, entries
+from plugins.library import BuildError
+from plugins.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, SPLIT, WRITE
+from plugins.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
+from tests.plugins import fake_tensorrt
+
+KERNELS = (*ATTENTION, PACK_BEAMS)
+SHAPES = {
+    "PackBeams": [(5,), (5, 4, 5), (5, 4, 5), (5,)],
+    "TreeAttentionWrite": [
+        (93, 576 + 384),
+        (93,),
+        (6,),
+        (5,),
+        (5,),
+        (5,),
+        (8,),
+        (6,),
+        (512, 64),
+        *[(5, 3, 600, 64)] * 2,
+    ],
+    "TreeAttentionSplit": [(93, 576), (6,), (5,), (5,), (5,), (93, 2), *[(5, 3, 600, 64)] * 2],
+    "TreeAttentionCombine": [(16, 93, 9, 64), (16, 93, 9, 2), (6,)],
+}
+ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64}
+
+
+@pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
+def test_kernels_compile_without_spills(architecture):
+    for source in compile.sources():
+        found = compile.resources(source, architecture)
+        declared = {k.entry_for({"head_size": size}) for k in KERNELS if k.source == source for size in HEAD_SIZES}
+        assert set(found) == declared
+        for used in found.values():
+            assert 0 < used.registers <= 255
+            assert used.shared <= 48 << 10, "TensorRT launches without opting in to more"
+
+
+def test_a_spill_is_an_error(monkeypatch):
+    log = (
+        "ptxas info    : Function properties for f\n    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
+        "\nptxas info    : Used 168 registers, used 1 barriers, 13832 bytes smem\n"
+    )
+    monkeypatch.setattr(compile, "_nvcc", lambda _: log)
+    with pytest.raises(BuildError, match=r"f spills on sm_90: .*registers=168, stack=8, spill_stores=4"):
+        compile.resources(WRITE.source, "sm_90")
+
+
+def test_a_missing_nvcc_names_the_remedy(monkeypatch):
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
+    compile.nvcc.cache_clear()
+    with pytest.raises(BuildError, match=r"nvcc not found at NVCC=/nowhere/nvcc.*pip install -r requirements.txt"):
+        compile.nvcc()
+    compile.nvcc.cache_clear()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+def test_declarations_fit_the_ptx(kernel: Kernel, head_size):
+    kernel.check()
+    assert entries(compile.ptx(kernel.source))[kernel.entry_for({"head_size": head_size})] == kernel.parameters()
+
+
+def test_ptx_entries_are_read_with_their_types():
+    ptx = """.visible .entry f(
+        .param .u64 .ptr .align 1 f_param_0,
+        .param .u32 f_param_1
+    ) .maxntid 128 { }
+    .entry g( .param .f32 g_param_0 ) { }"""
+    with pytest.raises(ValueError, match=r"g takes \.f32: expected pointers and int32"):
+        entries(ptx)
+    assert entries(ptx.split(".entry g")[0]) == {"f": [POINTER, "int32"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "a.b"}, "expected an identifier"),
+        ({"attributes": ("heads", "tactic")}, "expected other names"),
+        ({"scalars": ("rows", "nothing")}, r"sizes \['nothing'\]"),
+        ({"inputs": (Argument("x", "float64", ("rows",)),)}, "x is float64"),
+        ({"outputs": (Argument("o", "bf16", ("rows",), "q"),)}, "o in place of q"),
+    ],
+)
+def test_declarations_that_break_a_rule_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SPLIT, **change).check()
+
+
+@pytest.fixture
+def tensorrt(monkeypatch):
+    trt = fake_tensorrt.install(monkeypatch)
+    for kernel in KERNELS:
+        quick_plugin.register(kernel)
+    return trt
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel):
+    """As an engine build asks: types, aliases, shapes, formats, then kernel, grid and scalars."""
+    trt, shapes = tensorrt, SHAPES[kernel.name]
+    inputs = [trt.ITensor() for _ in shapes]
+    attributes = {name: ATTRIBUTES[name] for name in kernel.attributes}
+    create = getattr(trt.plugin.op.redraft, kernel.name)(*inputs, **attributes)
+    plugin = create(trt.QuickPluginCreationRequest.PREFER_AOT)[2]
+    dtypes = {"bf16": trt.DataType.BF16, "int32": trt.DataType.INT32, "float32": trt.DataType.FLOAT}
+    types = [dtypes[argument.dtype] for argument in kernel.inputs]
+    found = plugin.get_output_data_types(types, [len(shape) for shape in shapes])
+    assert found == [dtypes[output.dtype] for output in kernel.outputs]
+    names = [argument.name for argument in kernel.inputs]
+    for i, output in enumerate(kernel.outputs):
+        assert plugin.get_aliased_input(i) == (names.index(output.in_place_of) if output.in_place_of else -1)
+
+    builder = fake_tensorrt.ExprBuilder()
+    expressions = [[builder.constant(size) for size in shape] for shape in shapes]
+    sizes = kernel.sizes(shapes, attributes)
+    out_shapes = [[dim.value for dim in dims] for dims in plugin.get_output_shapes(expressions, [], builder)]
+    assert out_shapes == [[sizes[name] for name in output.shape] for output in kernel.outputs]
+
+    layout = trt.TensorFormat.LINEAR
+    dims = [*shapes, *out_shapes]
+    in_out = [
+        fake_tensorrt.DynamicPluginTensorDesc(list(d), t, layout) for d, t in zip(dims, [*types, *found], strict=True)
+    ]
+    supported = plugin.get_supported_format_combinations(in_out, len(shapes))
+    assert [desc.type for desc in supported] == [*types, *found]
+    descs = [desc.desc for desc in in_out]
+    plugin.set_tactic(0)
+    launch, scalars = SimpleNamespace(), Scalars()
+    plugin.get_launch_params(expressions, in_out, len(shapes), launch, scalars, builder)
+    assert [launch.grid_x.expr.value, launch.grid_y.expr.value, launch.grid_z.expr.value] == [
+        sizes[name] for name in kernel.grid
+    ]
+    assert (launch.block_x.expr.value, launch.shared_mem.expr.value) == (kernel.threads, 0)
+    assert [scalar.expr.value for scalar in scalars.values()] == [sizes[name] for name in kernel.scalars]
+    assert all(scalar.dtype == trt.PluginArgDataType.INT32 for scalar in scalars.values())
+    entry, ptx = plugin.get_kernel(descs[: len(shapes)], descs[len(shapes) :])
+    assert entries(ptx.decode())[entry] == kernel.parameters()
+
+
+class Scalars(dict):
+    nbSymExprs = 0
+
+
+def test_splits_fill_the_gpu_for_one_sequence_and_are_few_for_many_rows():
+    def splits(rows: int, sequences: int, heads: int, kv_heads: int) -> int:
+        shapes = [
+            *[(rows, heads * 128), (sequences + 1,), *[(sequences,)] * 3],
+            *[(rows, 1), *[(sequences, kv_heads, 4096, 128)] * 2],
+        ]
+        sizes = SPLIT.sizes(shapes, {"heads": heads, "kv_heads": kv_heads, "head_size": 128})
+        return sizes["splits"]
+
+    assert splits(16, 1, 32, 8) == 33  # 2 tiles x 8 heads x 33 splits
+    assert splits(1, 1, 32, 32) == 16
+    assert splits(512, 1, 32, 32) == 1
+
+
+def test_the_cpu_form_and_the_kernels_agree_on_inputs():
+    """The plugins take what the one CPU operator takes, `starts` included (README.md)."""
+    cpu = ["qkv", "positions", "row_offsets", "slots", "cache_lengths", "tree_mask", "commit_src", "commit_offsets"]
+    cpu += ["rope_table", "k_cache", "v_cache", "starts"]
+    made = {output.name for kernel in ATTENTION for output in kernel.outputs}
+    taken = {argument.name for kernel in (WRITE, SPLIT, COMBINE) for argument in kernel.inputs} - made
+    assert taken == set(cpu)
