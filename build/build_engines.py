@@ -20,6 +20,7 @@ from model_defs.config import UnsupportedModelError
 from model_defs.drafter import Drafter
 from model_defs.fingerprint import target_fingerprint
 from model_defs.target import Target
+from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
 from networks import WRITERS, Loops, out, step
 from redraft.bundle import BundleConfig, BundleError, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
@@ -102,6 +103,7 @@ def main(
     tree_budget: Annotated[int | None, setting("tree_budget")] = None,
     ngram: Annotated[bool | None, setting("ngram", "--ngram/--no-ngram")] = None,
     verification: Annotated[str | None, setting("verification")] = None,
+    token_info: Annotated[InfoForm | None, setting("token_info")] = None,
     resample_above: Annotated[int | None, setting("resample_above")] = None,
     skip_above: Annotated[int | None, setting("skip_above")] = None,
 ) -> None:
@@ -203,11 +205,10 @@ def build(
                 source = settings.drafter, settings.hot_vocabulary
                 if source not in drafters:
                     drafters[source] = load_checked(*source, target, model, fingerprint)
-                methods[name], loops[name] = drafting_loop(drafters[source], methods[name], config)
+                methods[name], loops[name] = drafting_loop(drafters[source], methods[name], config, settings.token_info)
     for name, loop in loops.items():
-        if table := getattr(loop.drafter, "info_table", None):
-            dtype = str(table.rows.dtype).removeprefix("torch.")
-            out.print(f"  token info of {name}: {table.nbytes / 1e6:.1f} MB in {dtype}")
+        if info := getattr(loop.drafter, "info", None):
+            out.print(f"  token info of {name}: {info_bytes(info, config) / 1e6:.1f} MB, {loop.drafter.info_form}")
     config = config.model_copy(update={"methods": methods})
     parameters = sum(weight.numel() for module in (target, *drafters.values()) for weight in module.parameters())
     needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend == "tensorrt_rtx" else 1.3)
@@ -223,6 +224,14 @@ def build(
             finish_bundle(folder, config, versions, fingerprint, command)
     size = sum(file.stat().st_size for file in output.iterdir())
     out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
+
+
+def info_bytes(info: TokenInfoTable | TokenInfoFactors, config: BundleConfig) -> int:
+    """Memory of token info in a drafter's network, where factors are weights as others are."""
+    if isinstance(info, TokenInfoTable):
+        return info.nbytes
+    width = 4 if config.precision == "fp32" or config.backend == "torch" else 1
+    return sum(factor.numel() * width for factor in info.buffers())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from model_defs.files import read_json
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.random_draws import RandomDraws
 from model_defs.target import Target
+from model_defs.token_info import InfoForm
 from redraft.bundle import BundleConfig, BundleError, ContextInfo, MethodInfo
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
@@ -70,6 +71,11 @@ class MethodSettings(BaseModel):
         None,
         description=f"Which drafted tokens are kept: {', '.join(VERIFIERS)}. Default: sampled_walk; at random: "
         + ", ".join(f"{known.verification} ({name})" for name, known in RANDOM_CONSTRUCTIONS.items()),
+    )
+    token_info: InfoForm | None = Field(
+        None,
+        description="What a hidden_state drafter's network holds of token info: a table in int8 or bf16, or low_rank: "
+        "its factors, which take little memory and more time. Default: int8.",
     )
     resample_above: int | None = Field(
         None,
@@ -198,7 +204,9 @@ def load_checked(folder: Path, hot_vocabulary: Path | None, target: Target, mode
         raise BundleError(f"{folder} is not a whole drafter: {error}") from None
 
 
-def drafting_loop(drafter: Drafter, method: MethodInfo, config: BundleConfig) -> tuple[MethodInfo, Drafting]:
+def drafting_loop(
+    drafter: Drafter, method: MethodInfo, config: BundleConfig, token_info: InfoForm | None = None
+) -> tuple[MethodInfo, Drafting]:
     """The method with what its drafter needs at run time, and its drafting loop. The loop's drafter is a copy that
     shares the weights, so that methods may share a drafter. Raises ValueError where it cannot draft so deep, or so far
     into a text."""
@@ -210,6 +218,10 @@ def drafting_loop(drafter: Drafter, method: MethodInfo, config: BundleConfig) ->
         )
     draft_rows = sum(random.shape(method.levels).widths[:-1]) if random else method.beam_width * (length - 1)
     drafter = copy.deepcopy(drafter, {id(tensor): tensor for tensor in (*drafter.parameters(), *drafter.buffers())})
+    if token_info and drafter.token_info is None:
+        raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} has none")
+    if token_info and isinstance(drafter, HiddenStateDrafter):
+        drafter.info_form = token_info
     drafter.prepare(config.limits.max_len + draft_rows, length)
     needs: dict[str, object] = {}
     if drafter.reads_context:

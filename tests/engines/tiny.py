@@ -23,6 +23,7 @@ from model_defs.drafter import Drafter
 from model_defs.drafters import DRAFTERS
 from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
+from model_defs.token_info import InfoForm
 from redraft.bundle import Bundle, BundleConfig, LimitsInfo, MethodInfo
 from redraft.engines.interface import TargetBatch
 
@@ -174,6 +175,7 @@ def tiny_bundle(
     precision: str = "fp32",
     drafts: bool = True,
     trained: Drafter | None = None,
+    token_info: InfoForm | None = None,
     **plan: Any,
 ) -> Bundle:
     """Build and load a bundle under `folder`, with the recurrent drafter or the one given; `plan` changes DRAFTING."""
@@ -181,7 +183,7 @@ def tiny_bundle(
     model.mkdir(parents=True, exist_ok=True)
     (model / "tokenizer.json").write_text("{}")
     trained = trained or tiny_drafter(target)
-    settings = MethodSettings(drafter=drafter)
+    settings = MethodSettings(drafter=drafter, token_info=token_info)
     if trained.target_hidden_size != trained.config.hidden_size:
         write_model(tiny_lm(), drafter)
         shutil.copy2(drafter / "tokenizer.json", model)
