@@ -20,6 +20,7 @@ from model_defs.config import UnsupportedModelError
 from model_defs.drafter import Drafter
 from model_defs.fingerprint import target_fingerprint
 from model_defs.target import Target
+from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
 from networks import WRITERS, Loops, out, step
 from redraft.bundle import BundleConfig, BundleError, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
@@ -92,6 +93,7 @@ def main(
         typer.Option(help="Token successors for the n-gram branch, from count_tokens.py; default: the drafter's own."),
     ] = None,
     drafter: Annotated[Path | None, setting("drafter")] = None,
+    hot_vocabulary: Annotated[Path | None, setting("hot_vocabulary")] = None,
     construction: Annotated[str | None, setting("construction")] = None,
     beam_width: Annotated[int | None, setting("beam_width")] = None,
     beam_length: Annotated[int | None, setting("beam_length")] = None,
@@ -101,6 +103,7 @@ def main(
     tree_budget: Annotated[int | None, setting("tree_budget")] = None,
     ngram: Annotated[bool | None, setting("ngram", "--ngram/--no-ngram")] = None,
     verification: Annotated[str | None, setting("verification")] = None,
+    token_info: Annotated[InfoForm | None, setting("token_info")] = None,
     resample_above: Annotated[int | None, setting("resample_above")] = None,
     skip_above: Annotated[int | None, setting("skip_above")] = None,
 ) -> None:
@@ -135,8 +138,7 @@ def main(
             methods={name: settings.info() for name, settings in chosen.items()},
         )
         check(config, target)
-        folders = {name: settings.drafter for name, settings in chosen.items() if settings.drafter}
-        build(config, target, model, folders, output, hidden_states or bool(folders), bigrams)
+        build(config, target, model, chosen, output, hidden_states, bigrams)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
         out.print(f"[red]build_engines:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
@@ -186,32 +188,35 @@ def build(
     config: BundleConfig,
     target: Target,
     model: Path,
-    drafters: dict[str, Path],
+    chosen: dict[str, MethodSettings],
     output: Path,
-    hidden: bool,
+    hidden: bool = False,
     bigrams: Path | None = None,
 ) -> None:
-    """Write the bundle; `drafters` are the methods' trained ones. Raises BundleError or ValueError."""
+    """Write the bundle of methods with these settings. The target gives hidden states where there is a drafter, and
+    with `hidden`. Raises BundleError or ValueError."""
     fingerprint = target_fingerprint(target)
     loops: Loops = {}
-    modules: list[Drafter] = []
+    drafters: dict[tuple[Path, Path | None], Drafter] = {}
     methods = dict(config.methods)
     with step("load the drafters"):
-        for name, folder in drafters.items():
-            modules.append(load_checked(folder, target, fingerprint))
-            methods[name], loops[name] = drafting_loop(modules[-1], methods[name], config)
-    for name, module in zip(drafters, modules, strict=True):
-        if table := getattr(module, "info_table", None):
-            dtype = str(table.rows.dtype).removeprefix("torch.")
-            out.print(f"  token info of {name}: {table.nbytes / 1e6:.1f} MB in {dtype}")
+        for name, settings in chosen.items():
+            if settings.drafter:
+                source = settings.drafter, settings.hot_vocabulary
+                if source not in drafters:
+                    drafters[source] = load_checked(*source, target, model, fingerprint)
+                methods[name], loops[name] = drafting_loop(drafters[source], methods[name], config, settings.token_info)
+    for name, loop in loops.items():
+        if info := getattr(loop.drafter, "info", None):
+            out.print(f"  token info of {name}: {info_bytes(info, config) / 1e6:.1f} MB, {loop.drafter.info_form}")
     config = config.model_copy(update={"methods": methods})
-    parameters = sum(weight.numel() for module in (target, *modules) for weight in module.parameters())
+    parameters = sum(weight.numel() for module in (target, *drafters.values()) for weight in module.parameters())
     needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend == "tensorrt_rtx" else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
-        versions = WRITERS[config.backend](config, target, loops, folder, hidden)
+        versions = WRITERS[config.backend](config, target, loops, folder, hidden or bool(loops))
         with step("write the manifest"):
             copy_tokenizer(model, folder)
-            own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter in drafters.values()) if path.is_file()]
+            own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, _ in drafters) if path.is_file()]
             if bigrams or own:
                 shutil.copy2(bigrams or own[0], folder / BIGRAMS_FILE_NAME)
             versions |= {"torch": torch.__version__, "python": platform.python_version()}
@@ -219,6 +224,14 @@ def build(
             finish_bundle(folder, config, versions, fingerprint, command)
     size = sum(file.stat().st_size for file in output.iterdir())
     out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
+
+
+def info_bytes(info: TokenInfoTable | TokenInfoFactors, config: BundleConfig) -> int:
+    """Memory of token info in a drafter's network, where factors are weights as others are."""
+    if isinstance(info, TokenInfoTable):
+        return info.nbytes
+    width = 4 if config.precision == "fp32" or config.backend == "torch" else 1
+    return sum(factor.numel() * width for factor in info.buffers())
 
 
 if __name__ == "__main__":

@@ -34,12 +34,12 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
     """Names and values, in the order to print them in."""
     config, manifest = bundle.config, bundle.manifest
     target, limits = config.target, config.limits
-    cache = 2 * target.num_layers * target.num_kv_heads * target.head_size * (4 if config.precision == "fp32" else 2)
+    width = 4 if config.precision == "fp32" else 2
+    cache = 2 * target.num_layers * target.num_kv_heads * target.head_size * width
     tokens = limits.slots * (limits.max_len + limits.max_tree)
     tuned = BudgetFile.load(bundle.path).methods
-    per_row = cache / target.num_layers
     methods = [
-        (f"method {name}", describe_method(method, limits, per_row, name in tuned))
+        (f"method {name}", describe_method(method, limits, width, name in tuned))
         for name, method in config.methods.items()
     ]
     return [
@@ -64,8 +64,8 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
     ]
 
 
-def describe_method(method: MethodInfo, limits: LimitsInfo, bytes_per_row: float, tuned: bool) -> str:
-    """A method in words; `bytes_per_row` of one layer's cache."""
+def describe_method(method: MethodInfo, limits: LimitsInfo, width: int, tuned: bool) -> str:
+    """A method in words; `width` bytes of a number in a cache."""
     network = ", ".join(["no drafter", *([method.construction] if method.construction else [])])
     if method.drafter:
         network = f"{method.drafter}, {method.construction}, " + (
@@ -74,8 +74,8 @@ def describe_method(method: MethodInfo, limits: LimitsInfo, bytes_per_row: float
             else f"beam width {method.beam_width}, beam length {method.beam_length}, {method.candidates} candidates"
         )
     if context := method.context:
-        rows = limits.slots * (limits.max_len + context.draft_rows)
-        network += f", context cache {rows * context.layers * bytes_per_row / 1e6:.0f} MB"
+        rows = limits.slots * (limits.max_len + context.draft_rows) * context.layers
+        network += f", context cache {rows * 2 * context.num_kv_heads * context.head_size * width / 1e6:.0f} MB"
     if method.resample_above is not None:
         network += f", drafted again where more than {method.resample_above} steps are left"
     if method.skip_above is not None:

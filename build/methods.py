@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from pathlib import Path
+from typing import cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from draft_model import is_model, load_draft_model
+from model_defs.draft_context import CacheTables
+from model_defs.draft_lm import DraftLM
 from model_defs.drafter import Drafter
 from model_defs.drafters import DRAFTERS, RECURRENT, load_drafter
 from model_defs.drafting import BeamSearch
@@ -15,6 +20,7 @@ from model_defs.files import read_json
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.random_draws import RandomDraws
 from model_defs.target import Target
+from model_defs.token_info import InfoForm
 from redraft.bundle import BundleConfig, BundleError, ContextInfo, MethodInfo
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
@@ -33,7 +39,12 @@ class MethodSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    drafter: Path | None = Field(None, description="Trained drafter's folder.")
+    drafter: Path | None = Field(
+        None, description="Trained drafter's folder; or, as draft LM, that of any model with the target's tokenizer."
+    )
+    hot_vocabulary: Path | None = Field(
+        None, description="Trained drafter whose hot vocabulary a model as draft LM drafts from; default: all tokens."
+    )
     construction: str = Field(
         "best_first",
         description=f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: "
@@ -60,6 +71,11 @@ class MethodSettings(BaseModel):
         None,
         description=f"Which drafted tokens are kept: {', '.join(VERIFIERS)}. Default: sampled_walk; at random: "
         + ", ".join(f"{known.verification} ({name})" for name, known in RANDOM_CONSTRUCTIONS.items()),
+    )
+    token_info: InfoForm | None = Field(
+        None,
+        description="What a hidden_state drafter's network holds of token info: a table in int8 or bf16, or low_rank: "
+        "its factors, which take little memory and more time. Default: int8.",
     )
     resample_above: int | None = Field(
         None,
@@ -109,8 +125,8 @@ class MethodSettings(BaseModel):
 
 
 def kind_of(drafter: Path) -> str:
-    """Which kind of `DRAFTERS` a folder holds."""
-    return read_json(drafter / "config.json").get("drafter", RECURRENT)
+    """Which kind of `DRAFTERS` a folder holds; a whole model is a draft LM."""
+    return DraftLM.name if is_model(drafter) else read_json(drafter / "config.json").get("drafter", RECURRENT)
 
 
 def read_methods(path: Path) -> dict[str, MethodSettings]:
@@ -170,8 +186,13 @@ def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
         raise BundleError(f"--candidates {method.candidates}: expected at least --beam-width {method.beam_width}")
 
 
-def load_checked(folder: Path, target: Target, fingerprint: str) -> Drafter:
-    """A trained drafter. Raises BundleError where it was trained for another target, or is not whole."""
+def load_checked(folder: Path, hot_vocabulary: Path | None, target: Target, model: Path, fingerprint: str) -> Drafter:
+    """A trained drafter, or a model as draft LM, for the target of the folder `model`. Raises BundleError where it is
+    another target's, or is not whole."""
+    if is_model(folder):
+        return load_draft_model(folder, target, model, hot_vocabulary)
+    if hot_vocabulary:
+        raise BundleError(f"--hot-vocabulary {hot_vocabulary}: {folder} was trained with its own")
     trained_for = read_json(folder / "config.json").get("target_fingerprint")
     if trained_for not in (None, fingerprint):
         raise BundleError(
@@ -183,17 +204,34 @@ def load_checked(folder: Path, target: Target, fingerprint: str) -> Drafter:
         raise BundleError(f"{folder} is not a whole drafter: {error}") from None
 
 
-def drafting_loop(drafter: Drafter, method: MethodInfo, config: BundleConfig) -> tuple[MethodInfo, Drafting]:
-    """The method with what its drafter needs at run time, and its drafting loop. Raises ValueError where the drafter
-    cannot draft so deep."""
+def drafting_loop(
+    drafter: Drafter, method: MethodInfo, config: BundleConfig, token_info: InfoForm | None = None
+) -> tuple[MethodInfo, Drafting]:
+    """The method with what its drafter needs at run time, and its drafting loop. The loop's drafter is a copy that
+    shares the weights, so that methods may share a drafter. Raises ValueError where it cannot draft so deep, or so far
+    into a text."""
     random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
     length = len(method.levels) if random else method.beam_length
+    if isinstance(drafter, DraftLM) and config.limits.max_len > drafter.lm_config.max_position:
+        raise ValueError(
+            f"--max-len {config.limits.max_len}: the draft LM's context has {drafter.lm_config.max_position} positions"
+        )
     draft_rows = sum(random.shape(method.levels).widths[:-1]) if random else method.beam_width * (length - 1)
+    drafter = copy.deepcopy(drafter, {id(tensor): tensor for tensor in (*drafter.parameters(), *drafter.buffers())})
+    if token_info and drafter.token_info is None:
+        raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} has none")
+    if token_info and isinstance(drafter, HiddenStateDrafter):
+        drafter.info_form = token_info
     drafter.prepare(config.limits.max_len + draft_rows, length)
     needs: dict[str, object] = {}
     if drafter.reads_context:
+        heads = cast(CacheTables, drafter.tables).config
         needs["context"] = ContextInfo(
-            layers=drafter.context_layers, draft_rows=draft_rows, from_text=drafter.reads_text
+            layers=drafter.context_layers,
+            num_kv_heads=heads.num_kv_heads,
+            head_size=heads.head_size,
+            draft_rows=draft_rows,
+            from_text=drafter.reads_text,
         )
     if not random and drafter.has_raw_logits and config.backend == "openvino":
         needs["chain_levels"] = method.beam_length - 1

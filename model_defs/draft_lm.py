@@ -1,9 +1,11 @@
-"""A baseline: speculative sampling with a separate draft LM, a small Llama that shares the target's embeddings."""
+"""A baseline: speculative sampling with a separate draft LM, a small Llama that shares the target's embeddings or any
+other model of the target's tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +39,34 @@ class DraftLM(Drafter):
     config: DraftLMConfig
     tables: CacheTables
 
-    def __init__(self, config: DraftLMConfig, target: Target, hot_ids: Tensor | None = None):
+    def __init__(
+        self,
+        config: DraftLMConfig,
+        target: Target,
+        hot_ids: Tensor | None = None,
+        layers: nn.ModuleList | None = None,
+    ):
+        """As Drafter's; `layers` None: random ones."""
         super().__init__(config, target, hot_ids)
         self.lm_config = replace(target.config, num_layers=config.num_layers)
         self.context_layers = config.num_layers
-        self.layers = nn.ModuleList(DecoderLayer(self.lm_config) for _ in range(config.num_layers))
+        self.layers = layers or nn.ModuleList(DecoderLayer(self.lm_config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, target.config.rms_norm_eps)
+
+    @classmethod
+    def of_model(cls, model: Target, target: Target, hot_ids: Tensor | None = None) -> Self:
+        """A whole model, with embeddings, head and layers of its own. Raises ValueError where its vocabulary has
+        another size than the target's."""
+        own = model.config
+        if own.vocab_size != target.config.vocab_size:
+            raise ValueError(
+                f"a draft LM needs the target's vocabulary of {target.config.vocab_size}, this one has {own.vocab_size}"
+            )
+        rows = None if hot_ids is None else len(hot_ids)
+        config = DraftLMConfig(own.hidden_size, own.vocab_size, rows, own.num_layers)
+        drafter = cls(config, model, hot_ids, model.layers)
+        drafter.norm, drafter.target_hidden_size = model.norm, target.config.hidden_size
+        return drafter.eval()
 
     def forward(self, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         """int [...] tokens to [..., H], what the head takes to predict the next ones; `rows`: of some rows alone."""

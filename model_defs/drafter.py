@@ -76,7 +76,9 @@ class Drafter(nn.Module):
     has_raw_logits: ClassVar[bool] = False
     """Whether its paths have `raw_logits`, from which drafts can be re-sampled"""
     context_layers: int = 0
-    """Layers of its context cache, of the target's KV heads and head size"""
+    """Layers of its context cache"""
+    target_hidden_size: int
+    """Size of the hidden states that it drafts from"""
     operators: Operators = TorchOperators()
 
     config: Any
@@ -94,6 +96,7 @@ class Drafter(nn.Module):
                 f"{config.vocab_size}; this one has {target.config.hidden_size} and {target.config.vocab_size}"
             )
         self.config, self.token_info = config, None
+        self.target_hidden_size = config.hidden_size
         rows = config.hot_vocabulary or config.vocab_size
         ids = torch.arange(rows) if hot_ids is None else hot_ids.long()
         if ids.shape != (rows,):

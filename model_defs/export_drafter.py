@@ -77,7 +77,7 @@ class DrafterInputs:
         pairs, ints = ("P", 5) if drafter.reads_context else ("B", 3), torch.int32
         dtype = next(drafter.parameters()).dtype
         given = {
-            "hidden": (torch.zeros(pairs[1], drafter.config.hidden_size, dtype=dtype), pairs[0]),
+            "hidden": (torch.zeros(pairs[1], drafter.target_hidden_size, dtype=dtype), pairs[0]),
             "tokens": (torch.ones(pairs[1], dtype=ints), pairs[0]),
         }
         if drafter.reads_context:

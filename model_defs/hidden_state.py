@@ -13,7 +13,7 @@ from model_defs.drafter import Decay, Recipe, ridge
 from model_defs.drafting import Children
 from model_defs.operators import Operators
 from model_defs.target import Attend, Target
-from model_defs.token_info import TokenInfo
+from model_defs.token_info import InfoForm, TokenInfo
 from model_defs.windows import Windows
 
 
@@ -51,7 +51,7 @@ class ChainPaths:
     def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
         drafter, levels = self.drafter, self.levels
         nodes = (self.raw_logits, self.sequences, self.tokens, drafter.columns)
-        info = () if drafter.token_info is None else drafter.info_table.tensors
+        info = () if drafter.token_info is None else drafter.info.inputs(self.tokens)
         return drafter.operators.token_info_topk(*nodes, *info, k=count, level=self.level, levels=levels)
 
     def extend(self, children: Children) -> ChainPaths:
@@ -87,6 +87,8 @@ class HiddenStateDrafter(ContextDrafter):
     config_type = HiddenStateConfig
     recipe = Recipe(peak_rate=1e-3, decay=Decay.linear, window=256, batch=4, hidden_weight=0.1)
     config: HiddenStateConfig
+    info_form = InfoForm.int8
+    """How its networks hold token info; to be chosen before `prepare`."""
     columns: Tensor
 
     def __init__(self, config: HiddenStateConfig, target: Target, hot_ids: Tensor | None = None):
@@ -118,7 +120,7 @@ class HiddenStateDrafter(ContextDrafter):
         self.levels = levels
         self.register_buffer("columns", self.hot_ids.to(torch.int32), persistent=False)
         if self.token_info is not None:
-            self.info_table = self.token_info.collapse(torch.int8)
+            self.info = self.token_info.stored(self.info_form)
 
     def paths(self, hidden: Tensor, *inputs: Tensor) -> ChainPaths:
         """The roots: hidden [P, H], and the inputs of a DraftContext."""

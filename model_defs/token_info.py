@@ -1,10 +1,12 @@
 """Token-info embedding: what the last token says about the next one (Lyanna, sections 4.1, 5.1 and 6.1).
 
 RMSNorm(E'(t)) of the last token t is added to the logits, for the K most frequent tokens. E' = W_E W_1 W_2 is low-rank
-while it is trained, a table afterwards.
+while it is trained; afterwards a table, or its two factors where that would not fit.
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,14 @@ from torch import Tensor, nn
 from model_defs.target import RMSNorm
 
 EPS = 1e-6
+
+
+class InfoForm(StrEnum):
+    """What a drafter's network holds of token info: a table in int8 or bf16, or the low-rank factors."""
+
+    int8 = "int8"
+    bf16 = "bf16"
+    low_rank = "low_rank"
 
 
 class TokenInfo(nn.Module):
@@ -65,6 +75,31 @@ class TokenInfo(nn.Module):
         rows = torch.cat([self(part) for part in tokens.split(1024)])
         return TokenInfoTable(F.pad(rows, (0, 0, 0, 1)), self.row_of, dtype)
 
+    @torch.no_grad()
+    def stored(self, form: InfoForm) -> TokenInfoTable | TokenInfoFactors:
+        """The same as a network holds it."""
+        if form == InfoForm.low_rank:
+            tokens = torch.arange(len(self.row_of), device=self.row_of.device)
+            return TokenInfoFactors(*self.factors(tokens))
+        return self.collapse(torch.int8 if form == InfoForm.int8 else torch.bfloat16)
+
+
+class TokenInfoFactors(nn.Module):
+    """The low-rank form, where nothing is left to normalize."""
+
+    z: Tensor
+    up: Tensor
+
+    def __init__(self, z: Tensor, up: Tensor):
+        """z [V, rank], zeros for tokens without token info, and up [K, rank]."""
+        super().__init__()
+        self.register_buffer("z", z)
+        self.register_buffer("up", up)
+
+    def inputs(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """What the operator `TokenInfoTopK` takes at nodes of these tokens int32 [N]: rows [N, K]."""
+        return (F.linear(F.embedding(tokens, self.z), self.up),)
+
 
 class TokenInfoTable(nn.Module):
     """The collapsed form: a look-up."""
@@ -84,9 +119,8 @@ class TokenInfoTable(nn.Module):
         self.register_buffer("scales", scales)
         self.register_buffer("row_of", row_of.to(torch.int32))
 
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What the operator `TokenInfoTopK` takes of an int8 table."""
+    def inputs(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """What the operator `TokenInfoTopK` takes, whatever the nodes' tokens."""
         return self.row_of, self.rows, self.scales
 
     @property

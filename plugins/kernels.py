@@ -59,6 +59,7 @@ class _TokenInfoTopK(ctypes.Structure):
         row_of=c_void_p,
         vocabulary=c_int64,
         table=c_void_p,
+        dtype=c_int,
         entries=c_int64,
         kept=c_int64,
         scales=c_void_p,
@@ -282,20 +283,22 @@ def token_info_topk(
     sequences: np.ndarray,
     tokens: np.ndarray,
     ids: np.ndarray,
-    *table: np.ndarray,
+    *info: np.ndarray,
     k: int,
     level: int,
     levels: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """logits float32 [B * levels, K], sequences and tokens int32 [N], ids int32 [K] and, with token info, row_of int32
-    [V], table int8 [entries, kept] and scales float32 [entries, 1], to log-probabilities float32 and target ids int32
-    [N, k]; see token_info_topk/README.md."""
+    """logits float32 [B * levels, K], sequences and tokens int32 [N], ids int32 [K] and, with token info, its rows
+    float32 [N, kept], or row_of int32 [V], table int8 or bf16 (its bits as uint16) [entries, kept] and scales float32
+    [entries, 1], to log-probabilities float32 and target ids int32 [N, k]; see token_info_topk/README.md."""
     values, indices = np.empty((len(tokens), k), np.float32), np.empty((len(tokens), k), np.int32)
-    row_of, rows, scales = table or (None, None, None)
-    sizes = (0, 0, 0) if row_of is None or rows is None else (len(row_of), *rows.shape)
+    row_of, rows, scales = info if len(info) == 3 else (None, *(info or [None]), None)
+    stored = {"float32": "fp32", "uint16": "bf16", "int8": "int8"}
     args = _TokenInfoTopK(
         *(_address(logits), *logits.shape, level, levels, _address(sequences), _address(tokens), len(tokens)),
-        *(_address(ids), _address(row_of), sizes[0], _address(rows), *sizes[1:], _address(scales), k),
+        *(_address(ids), _address(row_of), 0 if row_of is None else len(row_of), _address(rows)),
+        *((0, 0, 0) if rows is None else (DTYPES.index(stored[rows.dtype.name]), *rows.shape)),
+        *(_address(scales), k),
         *(_address(values), _address(indices)),
     )
     _run(library().redraft_token_info_topk, byref(args))

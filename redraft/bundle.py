@@ -52,10 +52,12 @@ class LimitsInfo(_Section):
 
 
 class ContextInfo(_Section):
-    """A drafter's context cache: of the target's KV heads, head size and slots, with `draft_rows` rows behind max_len
-    for the nodes that a draft expands."""
+    """A drafter's context cache: as many slots as the target's, with `draft_rows` rows behind max_len for the nodes
+    that a draft expands."""
 
     layers: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_size: int = Field(ge=1)
     draft_rows: int = Field(ge=0)
     from_text: bool = False
     """Whether the first token of a text has a row too, which follows no hidden state."""

@@ -46,7 +46,8 @@ void check(const TokenInfoTopKArgs& a) {
     for (int64_t r = 0; r < a.rows; ++r) expect_below("sequence", a.sequences[r], a.logit_rows / a.levels);
     if (!a.table) return;
     expect(a.kept <= a.columns, "columns of the table", a.kept, "at most those of the logits");
-    for (int64_t r = 0; r < a.rows; ++r) {
+    if (!a.row_of) expect(a.entries == a.rows, "rows of token info", a.entries, "a row for each node");
+    for (int64_t r = 0; a.row_of && r < a.rows; ++r) {
         expect_below("token id", a.tokens[r], a.vocabulary);
         expect_below("row of the table", a.row_of[a.tokens[r]], a.entries);
     }

@@ -57,12 +57,13 @@ struct TokenInfoTopKArgs {
     const int32_t* tokens;     // [rows]
     int64_t rows;
     const int32_t* ids;     // [columns]
-    const int32_t* row_of;  // [vocabulary]
+    const int32_t* row_of;  // [vocabulary], or null: entry r is row r's
     int64_t vocabulary;
-    const int8_t* table;  // [entries, kept] or null
+    const void* table;  // [entries, kept] or null
+    DType dtype;        // of the table: fp32, bf16 or int8
     int64_t entries;
     int64_t kept;
-    const float* scales;  // [entries]
+    const float* scales;  // [entries], or null: 1
     int64_t k;
     float* values;     // [rows, k]
     int32_t* indices;  // [rows, k]

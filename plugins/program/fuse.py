@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from plugins.program import ALIGNMENT, CONSTANTS
 
-CONSTANT_TYPES = {"uint8": "u8", "int8": "i8", "int32": "i32", "float32": "f32"}
+CONSTANT_TYPES = {"uint8": "u8", "int8": "i8", "int32": "i32", "float32": "f32", "bfloat16": "bf16"}
 OPERATORS = (
     *("TreeAttention", "BeamStep", "DrawStep", "TokenInfoTopK", "PairRows", "DraftRows"),
     *("Linear", "LinearTopK", "Embedding", "RMSNorm", "Stack"),
@@ -27,7 +27,7 @@ class Constants:
     def declare(self, array: np.ndarray) -> str:
         """Store an array unless it is there; the line of a program that declares it."""
         array = np.ascontiguousarray(array)
-        key = array.dtype.name, array.shape, hashlib.sha256(array.data if array.size else b"").digest()
+        key = array.dtype.name, array.shape, hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
         if key not in self._lines:
             dimensions = " ".join(map(str, array.shape))
             self._lines[key] = f"constant\t{CONSTANT_TYPES[array.dtype.name]}\t{self._size}\t{dimensions}"

@@ -9,12 +9,23 @@ struct TokenInfoJob {
     TopK topk;
 };
 
-// 16 numbers of a table's row, of which the first n count.
-static inline f32x16 load_info(const int8_t* from, int64_t n) {
-    if (n >= 16) return load_int8(from);
-    int8_t first[16] = {};
-    __builtin_memcpy(first, from, n);
-    return load_int8(first);
+// 16 numbers from `at` on, of which the first n count.
+template <class T, class F>
+static inline f32x16 load_some(const T* at, int64_t n, F load_all) {
+    if (n >= 16) return load_all(at);
+    T first[16] = {};
+    __builtin_memcpy(first, at, n * sizeof(T));
+    return load_all(first);
+}
+
+// 16 numbers of a table from its number `at` on, of which the first n count.
+static inline f32x16 load_info(const TokenInfoTopKArgs& a, int64_t at, int64_t n) {
+    switch (a.dtype) {
+        case DType::int8: return load_some(static_cast<const int8_t*>(a.table) + at, n, load_int8);
+        case DType::bf16:
+            return load_some(static_cast<const uint16_t*>(a.table) + at, n, [](const uint16_t* p) { return load(p); });
+        default: return load_first(static_cast<const float*>(a.table) + at, n);
+    }
 }
 
 static void token_info_chunk(const void* context, int64_t begin, int64_t end, int thread) {
@@ -23,13 +34,13 @@ static void token_info_chunk(const void* context, int64_t begin, int64_t end, in
     for (int64_t item = begin; item < end; ++item) {
         const int64_t r = item / job.topk.chunks, chunk = item % job.topk.chunks, first = chunk * kChunk;
         const float* raw = a.logits + (a.sequences[r] * a.levels + a.level) * a.columns + first;
-        const int64_t entry = a.table ? a.row_of[a.tokens[r]] : 0, left = a.columns - first;
-        const int8_t* info = a.table ? a.table + entry * a.kept + first : nullptr;
-        const f32x16 scale = a.table ? set1(a.scales[entry]) : zero();
+        const int64_t entry = a.row_of ? a.row_of[a.tokens[r]] : r, left = a.columns - first;
+        const f32x16 scale = set1(a.scales ? a.scales[entry] : 1.0f);
         const auto value = [&](const float*, int64_t i, int64_t n) {
             const f32x16 v = load_first(raw + i, n);
             const int64_t informed = a.kept - first - i;
-            return info && informed > 0 ? fma(load_info(info + i, informed), scale, v) : v;
+            if (!a.table || informed <= 0) return v;
+            return fma(load_info(a, entry * a.kept + first + i, informed), scale, v);
         };
         job.topk.reduce(chunk, r, static_cast<float*>(thread_scratch(thread)), kPanel,
                         left < kChunk ? (left + 15) / 16 * 16 : kChunk, thread, value);

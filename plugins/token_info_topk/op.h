@@ -10,11 +10,15 @@ class TokenInfoTopK : public Operator {
     using Operator::Operator;
 
     void validate_and_infer_types() override {
-        OPENVINO_ASSERT(get_input_size() == 4 || get_input_size() == 7, get_friendly_name(), " has ", get_input_size(),
-                        " inputs: expected logits, sequences, tokens, ids and, with token info, row_of, table, scales");
+        const std::size_t count = get_input_size();
+        OPENVINO_ASSERT(count == 4 || count == 5 || count == 7, get_friendly_name(), " has ", count,
+                        " inputs: expected logits, sequences, tokens, ids and, with token info, its rows, or row_of, "
+                        "table and scales");
         const ov::element::Type f32 = ov::element::f32, i32 = ov::element::i32;
-        const ov::element::Type types[] = {f32, i32, i32, i32, i32, ov::element::i8, f32};
-        for (std::size_t i = 0; i < get_input_size(); ++i) expect_type(this, i, types[i]);
+        const bool bf16 = count == 7 && get_input_element_type(5) == ov::element::bf16;
+        const ov::element::Type table = bf16 ? ov::element::bf16 : ov::element::i8;
+        const ov::element::Type types[] = {f32, i32, i32, i32, count == 5 ? f32 : i32, table, f32};
+        for (std::size_t i = 0; i < count; ++i) expect_type(this, i, types[i]);
         const ov::PartialShape& nodes = get_input_partial_shape(1);
         const ov::PartialShape shape{nodes.rank().is_static() ? nodes[0] : ov::Dimension::dynamic(), k_};
         set_output_type(0, f32, shape);
@@ -49,12 +53,18 @@ class TokenInfoTopK : public Operator {
         OPENVINO_ASSERT(static_cast<int64_t>(inputs[3].get_size()) == args.columns, "there are ", inputs[3].get_size(),
                         " ids for ", args.columns, " columns");
         args.ids = inputs[3].data<const int32_t>();
+        if (inputs.size() > 4) {
+            const ov::Tensor& info = inputs.size() == 7 ? inputs[5] : inputs[4];
+            args.table = info.data();
+            args.dtype = info.get_element_type() == ov::element::f32    ? DType::fp32
+                         : info.get_element_type() == ov::element::bf16 ? DType::bf16
+                                                                        : DType::int8;
+            args.entries = static_cast<int64_t>(info.get_shape()[0]);
+            args.kept = static_cast<int64_t>(info.get_shape()[1]);
+        }
         if (inputs.size() == 7) {
             args.row_of = inputs[4].data<const int32_t>();
             args.vocabulary = static_cast<int64_t>(inputs[4].get_size());
-            args.table = inputs[5].data<const int8_t>();
-            args.entries = static_cast<int64_t>(inputs[5].get_shape()[0]);
-            args.kept = static_cast<int64_t>(inputs[5].get_shape()[1]);
             args.scales = inputs[6].data<const float>();
         }
         args.k = k_;

@@ -12,17 +12,20 @@ def token_info_topk(
     sequences: Tensor,
     tokens: Tensor,
     ids: Tensor,
-    *table: Tensor,
+    *info: Tensor,
     k: int,
     level: int,
     levels: int,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities float [N, k] and target ids int32 [N, k]: see README.md. Ties: in any order."""
+    """Log-probabilities float [N, k] and target ids int32 [N, k]: see README.md. `info`: nothing, its rows, or row_of,
+    table and scales. Ties: in any order."""
     scores = F.embedding(sequences, logits.unflatten(0, (-1, levels))[:, level])
-    if table:
-        row_of, rows, scales = table
-        entries = row_of[tokens]
-        info = rows[entries].to(scores.dtype) * scales[entries]
-        scores = scores + F.pad(info, (0, scores.shape[1] - info.shape[1]))
+    if info:
+        *table, added = info
+        if table:
+            (row_of, rows), scales = table, added
+            entries = row_of[tokens]
+            added = rows[entries].to(scores.dtype) * scales[entries]
+        scores = scores + F.pad(added, (0, scores.shape[1] - added.shape[1]))
     values, columns = torch.log_softmax(scores, dim=-1).topk(k, dim=-1)
     return values, ids[columns]

@@ -10,7 +10,7 @@ import openvino as ov
 from plugins import kernels
 from plugins.library import extension_path, operators_digest
 from plugins.program import ALIGNMENT, CONSTANTS
-from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo
+from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, MethodInfo, TargetInfo
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 
@@ -38,7 +38,7 @@ class OpenVINOEngine:
             kernels.set_threads(threads)
         core = ov.Core()
         core.add_extension(str(extension_path()))
-        self.caches = _allocate_caches(config, config.target.num_layers, config.limits.max_tree)
+        self.caches = _allocate_caches(config, config.target, config.target.num_layers, config.limits.max_tree)
         weights = _read_aligned(bundle.path / "target.weights")
         self._target = _Network(core, bundle.path / "target.onnx", self.caches, weights)
         self._rows = RowBuffers(config.limits, config.target.vocab_size)
@@ -94,7 +94,7 @@ class OpenVINODrafter:
         config, context = bundle.config, method.context
         self.reads_context = context is not None
         self.reads_text = context is not None and context.from_text
-        self.caches = _allocate_caches(config, context.layers, context.draft_rows) if context else {}
+        self.caches = _allocate_caches(config, context, context.layers, context.draft_rows) if context else {}
         self._network = _Network(core, bundle.path / f"drafter.{name}.onnx", self.caches, weights)
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._has_raw_logits = self._network.gives("raw_logits")
@@ -194,11 +194,13 @@ def _read_aligned(path: Path) -> np.ndarray:
     return aligned
 
 
-def _allocate_caches(config: BundleConfig, layers: int, draft_rows: int) -> dict[str, np.ndarray]:
+def _allocate_caches(
+    config: BundleConfig, heads: TargetInfo | ContextInfo, layers: int, draft_rows: int
+) -> dict[str, np.ndarray]:
     """Zeros [slots, kv_heads, max_len + draft_rows, head_size] by input name, in memory that is already there: float32
     in fp32 bundles, else the uint16 bits of bf16."""
-    target, limits = config.target, config.limits
-    shape = (limits.slots, target.num_kv_heads, limits.max_len + draft_rows, target.head_size)
+    limits = config.limits
+    shape = (limits.slots, heads.num_kv_heads, limits.max_len + draft_rows, heads.head_size)
     dtype = np.float32 if config.precision == "fp32" else np.uint16
     return {f"{kind}_cache.{layer}": np.full(shape, 0, dtype) for layer in range(layers) for kind in "kv"}
 

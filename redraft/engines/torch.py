@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
-from redraft.bundle import Bundle, BundleConfig, MethodInfo
+from redraft.bundle import Bundle, BundleConfig, ContextInfo, MethodInfo, TargetInfo
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.engines.rows import PairBuffers, RowBuffers, SamplingBuffers
 
@@ -25,7 +25,7 @@ class TorchEngine:
         target, limits = config.target, config.limits
         self._target = _load(bundle.path / "target.pt2")
         self._rows = RowBuffers(limits, target.vocab_size)
-        self.caches = [_allocate(config, target.num_layers, limits.max_tree) for _ in "kv"]
+        self.caches = [_allocate(config, target, target.num_layers, limits.max_tree) for _ in "kv"]
         self.drafters = {
             name: TorchDrafter(bundle, name, method) for name, method in config.methods.items() if method.drafter
         }
@@ -51,7 +51,7 @@ class TorchDrafter:
         config, context = bundle.config, method.context
         self.reads_context = context is not None
         self.reads_text = context is not None and context.from_text
-        self.caches = _allocate(config, 2 * context.layers, context.draft_rows) if context else []
+        self.caches = _allocate(config, context, 2 * context.layers, context.draft_rows) if context else []
         self._program = _load(bundle.path / f"drafter.{name}.pt2")
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._sampling = SamplingBuffers.of(method, config.limits.slots)
@@ -83,9 +83,9 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _allocate(config: BundleConfig, count: int, draft_rows: int) -> list[torch.Tensor]:
-    target, limits = config.target, config.limits
-    shape = (limits.slots, target.num_kv_heads, limits.max_len + draft_rows, target.head_size)
+def _allocate(config: BundleConfig, heads: TargetInfo | ContextInfo, count: int, draft_rows: int) -> list[torch.Tensor]:
+    limits = config.limits
+    shape = (limits.slots, heads.num_kv_heads, limits.max_len + draft_rows, heads.head_size)
     return [torch.zeros(shape, dtype=CACHE_DTYPES[config.precision], device=_device()) for _ in range(count)]
 
 

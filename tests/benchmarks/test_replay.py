@@ -91,8 +91,8 @@ def test_a_chain_replayed_at_a_place_has_seen_the_text_up_to_its_root_alone(targ
             token, expected = root, []
             for logits in chain_at(drafter, answer, place, 3):
                 row = logits.clone()
-                entry = int(drafter.info_table.row_of[token])
-                info = drafter.info_table.rows[entry].float() * drafter.info_table.scales[entry]
+                entry = int(drafter.info.row_of[token])
+                info = drafter.info.rows[entry].float() * drafter.info.scales[entry]
                 row[: len(info)] += info
                 token = int(drafter.hot_ids[row.argmax()])
                 expected.append(token)

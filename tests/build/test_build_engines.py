@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -12,7 +11,6 @@ import onnx_ir as ir
 import pytest
 import torch
 import typer
-from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import build_engines
@@ -23,7 +21,7 @@ from plugins.cpu.lowering import lower
 from redraft.bundle import Bundle
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch
-from tests.engines.tiny import tiny_drafter, tiny_drafter_of, tiny_target
+from tests.engines.tiny import tiny_drafter, tiny_drafter_of, tiny_target, write_model
 
 CACHE = CacheShape(4, 40, 8)
 app = typer.Typer()
@@ -34,35 +32,7 @@ app.command()(build_engines.main)
 def model(tmp_path_factory) -> Path:
     """A Qwen2 checkpoint of the tiny target's shape."""
     folder = tmp_path_factory.mktemp("model")
-    target, config = tiny_target(), tiny_target().config
-    weights = {"model.embed_tokens.weight": target.embedding.weight, "model.norm.weight": target.norm.weight}
-    weights["lm_head.weight"] = target.lm_head.weight
-    for i, layer in enumerate(target.layers):
-        name, qkv = f"model.layers.{i}", [96, 32, 32]
-        for kind in ("weight", "bias"):
-            for p, part in zip("qkv", getattr(layer.qkv, kind).split(qkv), strict=True):
-                weights[f"{name}.self_attn.{p}_proj.{kind}"] = part
-        weights[f"{name}.self_attn.o_proj.weight"] = layer.attention_out.weight
-        for p, part in zip(("gate", "up"), layer.gate_up.weight.chunk(2), strict=True):
-            weights[f"{name}.mlp.{p}_proj.weight"] = part
-        weights[f"{name}.mlp.down_proj.weight"] = layer.down.weight
-        weights[f"{name}.input_layernorm.weight"] = layer.attention_norm.weight
-        weights[f"{name}.post_attention_layernorm.weight"] = layer.mlp_norm.weight
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
-    raw = {
-        "model_type": "qwen2",
-        "vocab_size": config.vocab_size,
-        "hidden_size": 96,
-        "intermediate_size": 200,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 1,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 128,
-        "eos_token_id": 0,
-    }
-    (folder / "config.json").write_text(json.dumps(raw))
-    (folder / "tokenizer.json").write_text("{}")
+    write_model(tiny_target(), folder)
     return folder
 
 
@@ -233,6 +203,7 @@ def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
             "--resample-above 1: only drafters 'hidden_state' in openvino engines leave a chain behind, this is "
             "'recurrent' in openvino",
         ),
+        (["--drafter", "DRAFTER", "--token-info", "bf16"], "--token-info bf16: this drafter 'recurrent' has none"),
         (["--drafter", "DRAFTER", "--skip-above", "1"], "--skip-above 1: expected --resample-above too"),
         (["--drafter", "nowhere"], "nowhere"),
         (["--no-drafter", "--model", "nowhere"], "nowhere"),

@@ -19,6 +19,7 @@ from model_defs.drafter import Drafter
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.medusa import MedusaDrafter
 from model_defs.target import Target
+from model_defs.token_info import InfoForm
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch, DraftCandidates
 from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
@@ -26,7 +27,17 @@ from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tin
 HIDDEN = 96
 
 
-def following(drafter: Drafter, hidden: Tensor, tokens: Tensor, path: list[int]) -> Tensor:
+def info_of(drafter: Drafter, form: InfoForm, token: int) -> Tensor:
+    """What a token adds to the first logits [K], as a network holds it."""
+    assert drafter.token_info is not None
+    if form == InfoForm.low_rank:
+        return drafter.token_info(torch.tensor(token))
+    return drafter.token_info.collapse(torch.int8 if form == InfoForm.int8 else torch.bfloat16)(torch.tensor(token))
+
+
+def following(
+    drafter: Drafter, hidden: Tensor, tokens: Tensor, path: list[int], form: InfoForm = InfoForm.int8
+) -> Tensor:
     """Log-probabilities [K] of what follows the root (the last of the tokens [n]) and a path below it, for target
     hidden states [n, H] that the tokens follow."""
     if isinstance(drafter, MedusaDrafter):
@@ -44,17 +55,15 @@ def following(drafter: Drafter, hidden: Tensor, tokens: Tensor, path: list[int])
         cache.starts += 1
     logits = drafter.head_rows @ state[0, 0]
     if isinstance(drafter, HiddenStateDrafter) and drafter.token_info is not None:
-        info = drafter.token_info.collapse(torch.int8)(torch.tensor([tokens[-1], *path])[-1])
+        info = info_of(drafter, form, [int(tokens[-1]), *path][-1])
         logits[: len(info)] += info
     return logits.log_softmax(-1)
 
 
-def following_chain(drafter: Drafter, chain: np.ndarray, root: int, path: list[int]) -> Tensor:
+def following_chain(drafter: Drafter, form: InfoForm, chain: np.ndarray, root: int, path: list[int]) -> Tensor:
     """The same for the raw logits [n, K] of a chain."""
-    assert drafter.token_info is not None
-    logits, info = torch.tensor(chain[len(path)]), drafter.token_info.collapse(torch.int8)
-    info_row = info(torch.tensor([root, *path][-1]))
-    logits[: len(info_row)] += info_row
+    logits, info = torch.tensor(chain[len(path)]), info_of(drafter, form, [root, *path][-1])
+    logits[: len(info)] += info
     return logits.log_softmax(-1)
 
 
@@ -190,10 +199,41 @@ def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precis
 
 
 @torch.no_grad()
-def test_drafting_again_from_a_chain(target, tmp_path):
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+@pytest.mark.parametrize("form", [InfoForm.bf16, InfoForm.low_rank])
+def test_other_forms_of_token_info(target: Target, tmp_path, form, backend):
+    drafter = tiny_drafter_of(target, "hidden_state")
+    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter, token_info=form))
+    rng = np.random.default_rng(3)
+    sequences = [Drafting(slot) for slot in (4, 0, 8)]
+    for s, count in zip(sequences, (9, 1, 4), strict=True):
+        s.grow(rng, count)
+    drafted = draft(engine, sequences)
+    for b, s in enumerate(sequences):
+        check(drafter, drafted, b, lambda path, s=s: following(drafter, s.hidden, s.tokens, path, form))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_forms_of_token_info_are_equal_up_to_rounding(target, tmp_path, precision):
+    """At the first level: deeper ones may follow other tokens of nearly the same probability."""
+    drafter, drafts = tiny_drafter_of(target, "hidden_state"), {}
+    for form in InfoForm:
+        bundle = tiny_bundle(tmp_path / form, target, precision=precision, trained=drafter, token_info=form)
+        rng, sequences = np.random.default_rng(3), [Drafting(slot) for slot in range(9)]
+        for s in sequences:
+            s.grow(rng, 2)
+        drafts[form] = draft(load_engine(bundle), sequences).log_probs[:, 0, 0]
+    for form in (InfoForm.bf16, InfoForm.low_rank):
+        np.testing.assert_allclose(drafts[form], drafts[InfoForm.int8], atol=0.03 if precision == "fp32" else 0.06)
+        assert (drafts[form] != drafts[InfoForm.int8]).any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", [InfoForm.int8, InfoForm.low_rank])
+def test_drafting_again_from_a_chain(target, tmp_path, form):
     """From chains of several lengths, below other roots, and in other company."""
     drafter = tiny_drafter_of(target, "hidden_state")
-    engine = load_engine(tiny_bundle(tmp_path, target, trained=drafter))
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=drafter, token_info=form))
     rng = np.random.default_rng(5)
     sequences = [Drafting(slot) for slot in (1, 6, 3)]
     for s in sequences:
@@ -208,7 +248,7 @@ def test_drafting_again_from_a_chain(target, tmp_path):
         for place, (b, chain) in enumerate(zip(company, chains, strict=True)):
             assert np.isfinite(drafted.log_probs[place, : len(chain), 0]).all()
             assert np.isinf(drafted.log_probs[place, len(chain) :]).all()
-            check(drafter, drafted, place, partial(following_chain, drafter, chain, int(roots[b])))
+            check(drafter, drafted, place, partial(following_chain, drafter, form, chain, int(roots[b])))
     with pytest.raises(ValueError, match="1 chains of up to 4 levels, 1 roots: expected one of each for 1 to 9"):
         engine.drafters[METHOD].resample([raw[0]], roots[:1])
 

@@ -21,7 +21,7 @@ def test_the_real_target_in_fp32(smollm2, tmp_path):
         limits=LimitsInfo(slots=3, max_len=2048, max_tree=64, prefill_chunk=64),
         methods={},
     )
-    build(config, target, smollm2, {}, tmp_path / "bundle", hidden=False)
+    build(config, target, smollm2, {}, tmp_path / "bundle")
     engine = load_engine(Bundle.load(tmp_path / "bundle"))
     rng = np.random.default_rng(0)
     contexts = [rng.integers(3, 49152, count).tolist() for count in (20, 7, 0)]

@@ -1,21 +1,29 @@
-"""A tiny random target with odd sizes, bundles of it, batches, and what its module says they should give."""
+"""Tiny random models with odd sizes, bundles of them, batches, and what their modules say they should give."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from build_engines import build, target_info
+from methods import MethodSettings
 from model_defs.attention import causal_attend
 from model_defs.config import RopeConfig, TargetConfig
+from model_defs.draft_lm import DraftLM
 from model_defs.drafter import Drafter
 from model_defs.drafters import DRAFTERS
 from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
+from model_defs.token_info import InfoForm
 from redraft.bundle import Bundle, BundleConfig, LimitsInfo, MethodInfo
 from redraft.engines.interface import TargetBatch
 
@@ -52,11 +60,80 @@ def tiny_target() -> Target:
         qkv_bias=True,
         eos_token_ids=(0,),
     )
+    return random_model(config)
+
+
+def tiny_lm() -> Target:
+    """Another model with the same vocabulary, nothing else of which is the tiny target's."""
+    config = TargetConfig(
+        vocab_size=VOCAB,
+        hidden_size=56,
+        intermediate_size=120,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_size=64,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(theta=500.0, type="linear", factor=2.0),
+        max_position=100,
+        tie_embeddings=True,
+        qkv_bias=False,
+        eos_token_ids=(3,),
+    )
+    return random_model(config)
+
+
+def random_model(config: TargetConfig) -> Target:
     torch.manual_seed(0)
-    target = Target(config).eval().requires_grad_(False)
-    for weight in target.parameters():
+    model = Target(config).eval().requires_grad_(False)
+    for weight in model.parameters():
         weight.normal_(0, 0.3 if weight.ndim == 2 else 1)
-    return target
+    return model
+
+
+def write_model(model: Target, folder: Path, tokens: dict[str, int] | None = None) -> None:
+    """A checkpoint in Hugging Face's format, with a tokenizer of `tokens` (default: one for each id)."""
+    config = model.config
+    weights = {"model.embed_tokens.weight": model.embedding.weight, "model.norm.weight": model.norm.weight}
+    if not config.tie_embeddings:
+        weights["lm_head.weight"] = model.lm_head.weight
+    heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+    for i, layer in enumerate(model.layers):
+        name = f"model.layers.{i}"
+        for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+            parts = getattr(layer.qkv, kind).split([config.head_size * count for count in heads])
+            for p, part in zip("qkv", parts, strict=True):
+                weights[f"{name}.self_attn.{p}_proj.{kind}"] = part
+        weights[f"{name}.self_attn.o_proj.weight"] = layer.attention_out.weight
+        for p, part in zip(("gate", "up"), layer.gate_up.weight.chunk(2), strict=True):
+            weights[f"{name}.mlp.{p}_proj.weight"] = part
+        weights[f"{name}.mlp.down_proj.weight"] = layer.down.weight
+        weights[f"{name}.input_layernorm.weight"] = layer.attention_norm.weight
+        weights[f"{name}.post_attention_layernorm.weight"] = layer.mlp_norm.weight
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
+    raw = {
+        "model_type": "qwen2" if config.qkv_bias else "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.theta,
+        "rope_scaling": {"rope_type": config.rope.type, "factor": config.rope.factor},
+        "max_position_embeddings": config.max_position,
+        "tie_word_embeddings": config.tie_embeddings,
+        "eos_token_id": list(config.eos_token_ids),
+    }
+    (folder / "config.json").write_text(json.dumps(raw))
+    write_tokenizer(folder, tokens or {f"t{i}": i for i in range(config.vocab_size)})
+
+
+def write_tokenizer(folder: Path, tokens: dict[str, int]) -> None:
+    Tokenizer(WordLevel(tokens, unk_token=next(iter(tokens)))).save(str(folder / "tokenizer.json"))
 
 
 def tiny_drafter(target: Target, **changes: Any) -> RecurrentDrafter:
@@ -74,14 +151,17 @@ CONTEXT_DRAFTERS: dict[str, dict[str, Any]] = {
     "hidden_state, plain": {"token_info": False, "chain_map": False, "first_token": False},
     "eagle": {},
     "draft_lm": {"num_layers": 2},
+    "draft_lm, model": {},
 }
 
 
 def tiny_drafter_of(target: Target, variant: str, hot: int | None = 50) -> Drafter:
     """Random, of a kind of `DRAFTERS` (and a setting, behind a comma), with so many hot tokens, as stored."""
+    ids = None if hot is None else torch.arange(0, 2 * hot, 2)
+    if variant == "draft_lm, model":
+        return DraftLM.of_model(tiny_lm(), target, ids)
     kind = DRAFTERS[variant.split(",")[0]]
     torch.manual_seed(1)
-    ids = None if hot is None else torch.arange(0, 2 * hot, 2)
     drafter = kind(kind.configure(target, hot, CONTEXT_DRAFTERS.get(variant, {})), target, ids)
     for weight in drafter.parameters():
         weight.requires_grad_(False).normal_(0, 0.2 if weight.ndim == 2 else 1).copy_(weight.bfloat16())
@@ -95,14 +175,22 @@ def tiny_bundle(
     precision: str = "fp32",
     drafts: bool = True,
     trained: Drafter | None = None,
+    token_info: InfoForm | None = None,
     **plan: Any,
 ) -> Bundle:
     """Build and load a bundle under `folder`, with the recurrent drafter or the one given; `plan` changes DRAFTING."""
-    model, drafter = folder / "model", folder / "drafter"
+    model, drafter, hot = (folder / name for name in ("model", "drafter", "hot"))
     model.mkdir(parents=True, exist_ok=True)
     (model / "tokenizer.json").write_text("{}")
     trained = trained or tiny_drafter(target)
-    if drafts:
+    settings = MethodSettings(drafter=drafter, token_info=token_info)
+    if trained.target_hidden_size != trained.config.hidden_size:
+        write_model(tiny_lm(), drafter)
+        shutil.copy2(drafter / "tokenizer.json", model)
+        hot.mkdir()
+        save_file({"hot_ids": trained.hot_ids}, hot / "drafter.safetensors")
+        settings.hot_vocabulary = hot
+    elif drafts:
         trained.save(drafter)
     config = BundleConfig(
         name="tiny",
@@ -112,7 +200,7 @@ def tiny_bundle(
         limits=LIMITS,
         methods={METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {},
     )
-    build(config, target, model, {METHOD: drafter} if drafts else {}, folder / "bundle", hidden=drafts)
+    build(config, target, model, {METHOD: settings} if drafts else {}, folder / "bundle")
     return Bundle.load(folder / "bundle")
 
 

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from plugins import kernels
+from plugins.linear.pack import bf16_bits
 from plugins.token_info_topk.reference import token_info_topk
 
 VOCABULARY, LEVELS = 1300, 3
@@ -23,17 +24,25 @@ def case(rng, columns: int, kept: int, batch: int = 3, nodes: int = 5) -> tuple[
 
 
 @pytest.mark.parametrize(("columns", "kept"), [(111, 37), (1029, 1029), (600, 256), (7, 1)])
-@pytest.mark.parametrize("informed", [False, True])
+@pytest.mark.parametrize("informed", ["", "int8", "bf16", "rows"])
 def test_equals_reference(isa, rng, columns, kept, informed):
-    arrays, table = case(rng, columns, kept)
-    table = table if informed else ()
+    arrays, (row_of, rows, scales) = case(rng, columns, kept)
     sizes = {"k": 6, "level": 2, "levels": LEVELS}
-    values, ids = kernels.token_info_topk(*arrays, *table, **sizes)
-    expected = token_info_topk(*map(torch.from_numpy, (*arrays, *table)), **sizes)
+    info = {
+        "": (),
+        "int8": (row_of, rows, scales),
+        "bf16": (row_of, bf16_bits(rows * np.float32(0.7)), scales),
+        "rows": (rng.standard_normal((len(arrays[2]), kept)).astype(np.float32),),
+    }[informed]
+    values, ids = kernels.token_info_topk(*arrays, *info, **sizes)
+    stored = [torch.from_numpy(array) for array in info]
+    if informed == "bf16":
+        stored[1] = torch.from_numpy(info[1].view(np.int16)).view(torch.bfloat16)
+    expected = token_info_topk(*map(torch.from_numpy, arrays), *stored, **sizes)
     np.testing.assert_allclose(values, expected[0].numpy(), atol=2e-5)
     np.testing.assert_array_equal(ids, expected[1].numpy())
     if informed and kept > 1:
-        assert (ids != kernels.token_info_topk(*arrays, **sizes)[1]).any(), "token info matters"
+        assert (values != kernels.token_info_topk(*arrays, **sizes)[0]).any(), "token info matters"
 
 
 def test_a_node_does_not_depend_on_others_nor_on_threads(isa, rng):
@@ -64,5 +73,7 @@ def test_bad_arguments_are_named(rng):
         wrong[place][1] = value
         with pytest.raises(ValueError, match=message):
             kernels.token_info_topk(*wrong, *table, **sizes)
+    with pytest.raises(ValueError, match="rows of token info 4: expected a row for each node"):
+        kernels.token_info_topk(*arrays, np.zeros((4, 37), np.float32), **sizes)
     with pytest.raises(ValueError, match="level 3: expected 0 to 2"):
         kernels.token_info_topk(*arrays, *table, k=6, level=3, levels=LEVELS)
