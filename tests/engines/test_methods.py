@@ -1,0 +1,57 @@
+"""Every shipped drafter and every method that is compared, on the real target: speculation changes nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.inprocess import Session, request
+from build_engines import build, check, target_info
+from methods import read_methods
+from model_defs.target import Target
+from redraft.bundle import Bundle, BundleConfig, LimitsInfo
+from redraft.chat import render_chat
+from redraft.decoding.verification import VERIFIERS
+from redraft.prompts import load_prompts, spread
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = spread(load_prompts(ROOT / "benchmarks" / "prompts.jsonl"), 4)
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def session(smollm2, tmp_path_factory) -> Session:
+    target, output = Target.from_folder(smollm2), tmp_path_factory.mktemp("methods") / "bundle"
+    chosen = read_methods(ROOT / "benchmarks" / "methods.toml")
+    config = BundleConfig(
+        name="methods",
+        backend="openvino",
+        precision="bf16",
+        target=target_info(target),
+        limits=LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128),
+        methods={name: settings.info() for name, settings in chosen.items()},
+    )
+    check(config, target)
+    build(config, target, smollm2, chosen, output, hidden=True)
+    assert Bundle.load(output).config.methods.keys() == chosen.keys()
+    return Session.load(output)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.95}], ids=["greedy", "sampled"])
+def test_every_method_gives_the_tokens_of_auto_regressive_decoding(session, smollm2, sampling):
+    def answers(method: str, concurrency: int) -> list[list[int]]:
+        texts = [render_chat(smollm2, prompt.turns[0]) for prompt in PROMPTS]
+        asked = [request(text, TOKENS, method=method, **sampling, seed=i) for i, text in enumerate(texts)]
+        found = session.run(asked, concurrency)
+        steps, accepted = (sum(getattr(answer.stats, key) for answer in found) for key in ("steps", "accepted"))
+        gained[method] = 1 + accepted / max(steps, 1)
+        return [answer.token_ids for answer in found]
+
+    gained: dict[str, float] = {}
+    expected = answers("auto_regressive", 4)
+    for name, plan in session.runtime.plans.items():
+        if not sampling or VERIFIERS[plan.verification].merges:
+            assert answers(name, 1) == expected, name
+            assert answers(name, 4) == expected, f"{name}, four at once"
+    assert gained.pop("auto_regressive") == 1
+    without = {name for name, plan in session.runtime.plans.items() if name not in session.runtime.engine.drafters}
+    assert min(length for name, length in gained.items() if name not in without) > 1.15
