@@ -4,8 +4,8 @@
 
 How many nodes to draft depends on what a step costs, which depends on how many sequences run. Three measurements:
 1. acceptance: each tree shape drafts its largest tree once; where the accepted nodes rank in it says what every
-   smaller tree would have gained. A bundle that draws at random has one shape, whose trees are cut in draw order: each
-   budget is measured by itself;
+   smaller tree would have gained. A method that does not have the default shape keeps its own; random trees are cut in
+   draw order, so each of their budgets is measured by itself;
 2. step times t(running, budget), whole steps with drafting and host time, interleaved so that a busy moment of the
    machine hits all budgets alike;
 3. the budget with the most tokens per second for each number of running sequences; 0 (no drafting) unless drafting
@@ -44,7 +44,8 @@ MARGIN = 0.15
 BUDGETS = (0, 2, 4, 6, 8, 12, 16, 24)
 RUNNING = (1, 2, 3, 4, 6, 8, 16, 32)
 SHAPES = (("beam", False), ("beam", True), ("best_first", False), ("best_first", True))
-"""Construction and n-gram branch; step times are those of the last, whose trees fill every budget."""
+"""Construction and n-gram branch that a method of the last, which is the default, is tried with; any other method keeps
+its own. Step times are those of the last, whose trees fill every budget."""
 SAMPLED = {"temperature": 1.0, "seed": 1}
 ROUNDS = 4
 
@@ -197,9 +198,8 @@ def tune(runtime: Runtime, method: str, prompts: list[str], tokens: int, say: Sa
     """Measure a runtime's method and return its budget table. The runtime must be idle."""
     plan = runtime.plans[method]
     random = plan.shape is not None
-    shapes: list[tuple[str | None, bool]] = list(SHAPES) if plan.construction else [(None, True)]
-    if random or plan.retrieves:
-        shapes = [(plan.construction, plan.ngram)]
+    own = (plan.construction, plan.ngram)
+    shapes: list[tuple[str | None, bool]] = list(SHAPES) if own == SHAPES[-1] else [own]
     counts = sorted({count for count in RUNNING if count < runtime.limits.slots} | {runtime.limits.slots})
     budgets = [budget for budget in BUDGETS if budget < runtime.limits.max_tree]
     if plan.shape is not None and not plan.ngram:

@@ -95,11 +95,11 @@ def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree(monkeypatch):
     assert table.entries[-1].sampled <= 3, "four trees of more than two rows are dear"
 
 
-def test_retrieval_is_tuned_as_it_is(runtime, monkeypatch):
-    """Its trees are no beams, and there is no drafter to take them from."""
+@pytest.mark.parametrize("construction", ["ngram_trie", "beam", "best_first"])
+def test_a_tree_that_is_not_the_default_stays(runtime, monkeypatch, construction):
     monkeypatch.setattr(tune, "BUDGETS", (0, 4))
     monkeypatch.setattr(tune, "RUNNING", (1,))
     monkeypatch.setattr(tune, "ROUNDS", 1)
-    runtime.plans[TOY] = DraftingPlan("ngram_trie", budget=BudgetTable.constant(4))
+    runtime.plans[TOY] = DraftingPlan(construction, budget=BudgetTable.constant(4))
     table = tune.tune(runtime, TOY, ["hello"], 12, lambda text: None)
-    assert (table.construction, table.ngram) == ("ngram_trie", False)
+    assert (table.construction, table.ngram) == (construction, False)
