@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.results import Run, rate_name
 
-COLORS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#9333ea")
+COLORS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2")
 
 
 def new_figure(panels: int, width: float = 4.2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
