@@ -15,7 +15,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from methods import NGRAM, MethodSettings, check_method, drafting_loop, kind_of, load_checked, read_methods
+from methods import NGRAM, MethodSettings, check_method, drafting_loop, kind_of, load_draft_source, read_methods
 from model_defs.config import UnsupportedModelError
 from model_defs.drafter import Drafter
 from model_defs.fingerprint import target_fingerprint
@@ -204,7 +204,7 @@ def build(
             if settings.drafter:
                 source = settings.drafter, settings.hot_vocabulary
                 if source not in drafters:
-                    drafters[source] = load_checked(*source, target, model, fingerprint)
+                    drafters[source] = load_draft_source(*source, target, model, fingerprint)
                 methods[name], loops[name] = drafting_loop(drafters[source], methods[name], config, settings.token_info)
     for name, loop in loops.items():
         if info := getattr(loop.drafter, "info", None):

@@ -186,13 +186,19 @@ def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
         raise BundleError(f"--candidates {method.candidates}: expected at least --beam-width {method.beam_width}")
 
 
-def load_checked(folder: Path, hot_vocabulary: Path | None, target: Target, model: Path, fingerprint: str) -> Drafter:
-    """A trained drafter, or a model as draft LM, for the target of the folder `model`. Raises BundleError where it is
-    another target's, or is not whole."""
+def load_draft_source(
+    folder: Path, hot_vocabulary: Path | None, target: Target, model: Path, fingerprint: str
+) -> Drafter:
+    """A trained drafter, or a model as draft LM, for the target of the folder `model`. Raises BundleError."""
     if is_model(folder):
         return load_draft_model(folder, target, model, hot_vocabulary)
     if hot_vocabulary:
         raise BundleError(f"--hot-vocabulary {hot_vocabulary}: {folder} was trained with its own")
+    return load_checked(folder, target, fingerprint)
+
+
+def load_checked(folder: Path, target: Target, fingerprint: str) -> Drafter:
+    """A trained drafter. Raises BundleError where it is another target's, or is not whole."""
     trained_for = read_json(folder / "config.json").get("target_fingerprint")
     if trained_for not in (None, fingerprint):
         raise BundleError(
