@@ -225,7 +225,7 @@ def plot(figures: Figures, references: References, path: Path) -> Path:
     canvas, axes = new_figure(len(panels), width=3.4)
     cells = list(figures.experiment.cells)
     for panel, axis in zip(panels, axes, strict=True):
-        for place, (algorithm, color) in enumerate(zip(ALGORITHMS, COLORS, strict=True)):
+        for place, (algorithm, color) in enumerate(zip(ALGORITHMS, COLORS, strict=False)):
             shift = 0.07 * (place - (len(ALGORITHMS) - 1) / 2)
             points = {at + shift: point for at, cell in enumerate(cells) if (point := panel.point(cell, algorithm))}
             values, lows, highs = np.array(list(points.values())).reshape(-1, 3).T
