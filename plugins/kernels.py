@@ -3,170 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, byref
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from plugins.cpu.structures import (
+    BeamStepArgs,
+    DrawStepArgs,
+    EmbeddingArgs,
+    LinearArgs,
+    LinearTopKArgs,
+    Projection,
+    RMSNormArgs,
+    TokenInfoTopKArgs,
+    TreeAttentionArgs,
+)
 from plugins.draw_step.reference import RULES
 from plugins.library import kernels_path
 from plugins.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
-
-
-def _fields(**types: Any) -> Any:
-    return list(types.items())
-
-
-class _Projection(ctypes.Structure):
-    _fields_ = _fields(
-        x=c_void_p,
-        x_rows=c_int64,
-        row_ids=c_void_p,
-        rows=c_int64,
-        weight=c_void_p,
-        scale=c_void_p,
-        bias=c_void_p,
-        norm=c_void_p,
-        norm_eps=c_float,
-        in_features=c_int64,
-        out_features=c_int64,
-        dtype=c_int,
-    )
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = _fields(
-        p=_Projection, activation=c_int, residual=c_void_p, residual_rows=c_int64, residual_ids=c_void_p, out=c_void_p
-    )
-
-
-class _LinearTopK(ctypes.Structure):
-    _fields_ = _fields(p=_Projection, ids=c_void_p, k=c_int64, values=c_void_p, indices=c_void_p)
-
-
-class _TokenInfoTopK(ctypes.Structure):
-    _fields_ = _fields(
-        logits=c_void_p,
-        logit_rows=c_int64,
-        columns=c_int64,
-        level=c_int64,
-        levels=c_int64,
-        sequences=c_void_p,
-        tokens=c_void_p,
-        rows=c_int64,
-        ids=c_void_p,
-        row_of=c_void_p,
-        vocabulary=c_int64,
-        table=c_void_p,
-        dtype=c_int,
-        entries=c_int64,
-        kept=c_int64,
-        scales=c_void_p,
-        k=c_int64,
-        values=c_void_p,
-        indices=c_void_p,
-    )
-
-
-class _Embedding(ctypes.Structure):
-    _fields_ = _fields(
-        ids=c_void_p,
-        rows=c_int64,
-        weight=c_void_p,
-        scale=c_void_p,
-        in_features=c_int64,
-        out_features=c_int64,
-        dtype=c_int,
-        out=c_void_p,
-    )
-
-
-class _RMSNorm(ctypes.Structure):
-    _fields_ = _fields(x=c_void_p, rows=c_int64, features=c_int64, weight=c_void_p, eps=c_float, out=c_void_p)
-
-
-class _BeamStep(ctypes.Structure):
-    _fields_ = _fields(
-        values=c_void_p,
-        ids=c_void_p,
-        rows=c_int64,
-        k=c_int64,
-        sequences=c_int64,
-        levels=c_int64,
-        width=c_int64,
-        candidates=c_void_p,
-        log_probs=c_void_p,
-        parents=c_void_p,
-        chosen=c_void_p,
-        next_candidates=c_void_p,
-        next_log_probs=c_void_p,
-        next_parents=c_void_p,
-        next_chosen=c_void_p,
-        tokens=c_void_p,
-        origins=c_void_p,
-    )
-
-
-class _DrawStep(ctypes.Structure):
-    _fields_ = _fields(
-        values=c_void_p,
-        ids=c_void_p,
-        rows=c_int64,
-        support=c_int64,
-        sequences=c_int64,
-        noise=c_void_p,
-        noise_rows=c_int64,
-        temperature=c_void_p,
-        top_k=c_void_p,
-        top_p=c_void_p,
-        rule=c_int,
-        count=c_int64,
-        expanded=c_int64,
-        drawn=c_int64,
-        ids_before=c_void_p,
-        log_probs_before=c_void_p,
-        draws_before=c_void_p,
-        totals=c_void_p,
-        gumbels=c_void_p,
-        next_ids=c_void_p,
-        next_log_probs=c_void_p,
-        next_draws=c_void_p,
-        next_totals=c_void_p,
-        next_gumbels=c_void_p,
-        tokens=c_void_p,
-        origins=c_void_p,
-        sequence_of=c_void_p,
-    )
-
-
-class _TreeAttention(ctypes.Structure):
-    _fields_ = _fields(
-        qkv=c_void_p,
-        rows=c_int64,
-        positions=c_void_p,
-        row_offsets=c_void_p,
-        sequences=c_int64,
-        slots=c_void_p,
-        cache_lengths=c_void_p,
-        tree_mask=c_void_p,
-        mask_words=c_int64,
-        commit_src=c_void_p,
-        commits=c_int64,
-        commit_offsets=c_void_p,
-        starts=c_void_p,
-        rope_table=c_void_p,
-        max_positions=c_int64,
-        k_cache=c_void_p,
-        v_cache=c_void_p,
-        cache_dtype=c_int,
-        cache_slots=c_int64,
-        cache_rows=c_int64,
-        heads=c_int64,
-        kv_heads=c_int64,
-        head_size=c_int64,
-        out=c_void_p,
-    )
 
 
 class Recording:
@@ -195,12 +51,17 @@ class Recording:
 def library() -> ctypes.CDLL:
     """The library with its functions declared; each returns None or an error message."""
     lib = ctypes.CDLL(str(kernels_path()))
-    for name, structure in (
-        *[("linear", _Linear), ("linear_topk", _LinearTopK), ("embedding", _Embedding)],
-        ("token_info_topk", _TokenInfoTopK),
-        *[("rms_norm", _RMSNorm), ("beam_step", _BeamStep), ("tree_attention", _TreeAttention)],
-        ("draw_step", _DrawStep),
-    ):
+    structures = {
+        "linear": LinearArgs,
+        "linear_topk": LinearTopKArgs,
+        "token_info_topk": TokenInfoTopKArgs,
+        "embedding": EmbeddingArgs,
+        "rms_norm": RMSNormArgs,
+        "beam_step": BeamStepArgs,
+        "draw_step": DrawStepArgs,
+        "tree_attention": TreeAttentionArgs,
+    }
+    for name, structure in structures.items():
         function = getattr(lib, f"redraft_{name}")
         function.argtypes, function.restype = [POINTER(structure)], ctypes.c_char_p
     for name in ("set_threads", "select_isa", "isa", "take_failure"):
@@ -251,7 +112,7 @@ def linear(
     projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
     out = np.empty((projection.rows, out_features), np.float32) if out is None else out
     added = _address(residual), 0 if residual is None else len(residual), _address(residual_rows)
-    args = _Linear(projection, ACTIVATIONS.index(activation), *added, _address(out))
+    args = LinearArgs(projection, ACTIVATIONS.index(activation), *added, _address(out))
     _run(library().redraft_linear, byref(args))
     return out
 
@@ -273,7 +134,7 @@ def linear_topk(
     projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
     values = np.empty((projection.rows, k), np.float32)
     indices = np.empty((projection.rows, k), np.int32)
-    args = _LinearTopK(projection, _address(ids), k, _address(values), _address(indices))
+    args = LinearTopKArgs(projection, _address(ids), k, _address(values), _address(indices))
     _run(library().redraft_linear_topk, byref(args))
     return values, indices
 
@@ -294,7 +155,7 @@ def token_info_topk(
     values, indices = np.empty((len(tokens), k), np.float32), np.empty((len(tokens), k), np.int32)
     row_of, rows, scales = info if len(info) == 3 else (None, *(info or [None]), None)
     stored = {"float32": "fp32", "uint16": "bf16", "int8": "int8"}
-    args = _TokenInfoTopK(
+    args = TokenInfoTopKArgs(
         *(_address(logits), *logits.shape, level, levels, _address(sequences), _address(tokens), len(tokens)),
         *(_address(ids), _address(row_of), 0 if row_of is None else len(row_of), _address(rows)),
         *((0, 0, 0) if rows is None else (DTYPES.index(stored[rows.dtype.name]), *rows.shape)),
@@ -310,7 +171,7 @@ def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_featu
     out = np.empty((len(ids), in_features), np.float32)
     data, scale = _address(weight.data), _address(weight.scale)
     sizes = in_features, out_features, DTYPES.index(dtype)
-    args = _Embedding(_address(ids), len(ids), data, scale, *sizes, _address(out))
+    args = EmbeddingArgs(_address(ids), len(ids), data, scale, *sizes, _address(out))
     _run(library().redraft_embedding, byref(args))
     return out
 
@@ -318,7 +179,10 @@ def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_featu
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """float32 [T, K] to float32 [T, K]."""
     out = np.empty_like(x)
-    _run(library().redraft_rms_norm, byref(_RMSNorm(_address(x), *x.shape, _address(weight), eps, _address(out))))
+    _run(
+        library().redraft_rms_norm,
+        byref(RMSNormArgs(_address(x), *x.shape, _address(weight), eps, _address(out))),
+    )
     return out
 
 
@@ -332,7 +196,7 @@ def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarra
     results = tuple(np.empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
     inputs = [_address(array) for array in (draft or [None] * 4)]
     sizes = (rows, k, batch, levels, width)
-    args = _BeamStep(_address(values), _address(ids), *sizes, *inputs, *map(_address, results))
+    args = BeamStepArgs(_address(values), _address(ids), *sizes, *inputs, *map(_address, results))
     _run(library().redraft_beam_step, byref(args))
     return results
 
@@ -365,7 +229,7 @@ def draw_step(
     )
     inputs = [*map(_address, draft), *[None] * (5 - len(draft))]
     outputs = [*map(_address, results[:3]), *(map(_address, state) if beam else (None, None))]
-    args = _DrawStep(
+    args = DrawStepArgs(
         *(_address(values), _address(ids), rows, support, batch, _address(noise), noise_rows),
         *(_address(temperature), _address(top_k), _address(top_p), RULES.index(rule), count, expanded, drawn),
         *(*inputs, *outputs, *map(_address, results[-3:])),
@@ -393,7 +257,7 @@ def tree_attention(
     """Caches are float32, or uint16 holding bf16, [slots, kv_heads, rows, head_size], updated in place."""
     cache_slots, kv_heads, cache_rows, head_size = k_cache.shape
     out = np.empty((len(qkv), num_heads * head_size), np.float32)
-    args = _TreeAttention(
+    args = TreeAttentionArgs(
         *(_address(qkv), len(qkv), _address(positions), _address(row_offsets), len(slots), _address(slots)),
         *(_address(cache_lengths), _address(tree_mask), tree_mask.shape[1], _address(commit_src), len(commit_src)),
         *(_address(commit_offsets if len(commit_offsets) else None), _address(starts), _address(rope_table)),
@@ -413,8 +277,8 @@ def _projection(
     norm: np.ndarray | None,
     norm_eps: float,
     rows: np.ndarray | None,
-) -> _Projection:
-    return _Projection(
+) -> Projection:
+    return Projection(
         *(_address(x), len(x), _address(rows), len(x) if rows is None else len(rows), _address(weight.data)),
         *(_address(weight.scale), _address(bias), _address(norm), norm_eps, x.shape[1], out_features),
         DTYPES.index(dtype),
