@@ -60,6 +60,17 @@ class Case:
         return out.numpy(), tensors["k_cache"].float().numpy(), tensors["v_cache"].float().numpy()
 
 
+TREE = [-1, 0, 0, 1, 1, 2, 3, 5]
+MIXED = [
+    Sequence(slot=3, length=70, parents=TREE, commits=(0, 2, 5)),
+    Sequence(slot=0, length=0, parents=41),
+    Sequence(slot=1, length=33, parents=1, commits=(0,)),
+    Sequence(slot=4, length=5, parents=[-1, 0, 1]),
+    Sequence(slot=2, length=257, parents=[-1, *([0] * 20), *range(1, 20)], commits=(1, 2, 7, 8)),
+]
+"""A tree with commits, a prefill chunk, a single row and trees behind short and long contexts."""
+
+
 def make_case(
     rng: np.random.Generator,
     sequences: list[Sequence],

@@ -12,16 +12,7 @@ from plugins.cuda.launch import run
 from plugins.linear.pack import from_bf16_bits
 from plugins.tree_attention import cuda
 from plugins.tree_attention.tensorrt_plugin import SPLIT
-from tests.plugins.attention_case import Case, Sequence, make_case
-
-TREE = [-1, 0, 0, 1, 1, 2, 3, 5]
-MIXED = [
-    Sequence(slot=3, length=70, parents=TREE, commits=(0, 2, 5)),
-    Sequence(slot=0, length=0, parents=41),
-    Sequence(slot=1, length=33, parents=1, commits=(0,)),
-    Sequence(slot=4, length=5, parents=[-1, 0, 1]),
-    Sequence(slot=2, length=257, parents=[-1, *([0] * 20), *range(1, 20)], commits=(1, 2, 7, 8)),
-]
+from tests.plugins.attention_case import MIXED, Case, Sequence, make_case
 
 
 @pytest.fixture(autouse=True)

@@ -3,16 +3,7 @@ import pytest
 
 from plugins import kernels
 from plugins.linear.pack import from_bf16_bits
-from tests.plugins.attention_case import Sequence, make_case
-
-TREE = [-1, 0, 0, 1, 1, 2, 3, 5]
-MIXED = [
-    Sequence(slot=3, length=70, parents=TREE, commits=(0, 2, 5)),
-    Sequence(slot=0, length=0, parents=41),
-    Sequence(slot=1, length=33, parents=1, commits=(0,)),
-    Sequence(slot=4, length=5, parents=[-1, 0, 1]),
-    Sequence(slot=2, length=257, parents=[-1, *([0] * 20), *range(1, 20)], commits=(1, 2, 7, 8)),
-]
+from tests.plugins.attention_case import MIXED, Sequence, make_case
 
 
 def as_float(cache: np.ndarray) -> np.ndarray:
