@@ -25,6 +25,7 @@ from networks import WRITERS, Loops, out, step
 from redraft.bundle import BundleConfig, BundleError, LimitsInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
+from redraft.engines.flavour import FLAVOURS
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
@@ -34,6 +35,7 @@ BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1}
 class Backend(StrEnum):
     openvino = "openvino"
     torch = "torch"
+    tensorrt = "tensorrt"
     tensorrt_rtx = "tensorrt_rtx"
 
 
@@ -47,6 +49,7 @@ class Precision(StrEnum):
 PRECISIONS = {
     Backend.openvino: (Precision.fp32, Precision.bf16, Precision.int8),
     Backend.torch: (Precision.fp32, Precision.bf16),
+    Backend.tensorrt: (Precision.bf16,),
     Backend.tensorrt_rtx: (Precision.fp16, Precision.bf16, Precision.fp32),
 }
 
@@ -211,7 +214,7 @@ def build(
             out.print(f"  token info of {name}: {info_bytes(info, config) / 1e6:.1f} MB, {loop.drafter.info_form}")
     config = config.model_copy(update={"methods": methods})
     parameters = sum(weight.numel() for module in (target, *drafters.values()) for weight in module.parameters())
-    needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend == "tensorrt_rtx" else 1.3)
+    needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend in FLAVOURS else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
         versions = WRITERS[config.backend](config, target, loops, folder, hidden or bool(loops))
         with step("write the manifest"):

@@ -26,6 +26,7 @@ from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS, check_pairing
+from redraft.engines.flavour import FLAVOURS
 from redraft.protocol import AUTO_REGRESSIVE, describe
 
 USUAL_BUDGET = 16
@@ -75,7 +76,7 @@ class MethodSettings(BaseModel):
     token_info: InfoForm | None = Field(
         None,
         description="What a hidden_state drafter's network holds of token info: a table in int8 or bf16, or low_rank: "
-        "its factors, which take little memory and more time. Default: int8.",
+        "its factors, which take little memory and more time. Default: int8, with TensorRT bf16.",
     )
     resample_above: int | None = Field(
         None,
@@ -166,8 +167,6 @@ def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
     check_pairing(method.construction or "chain", method.verification, merged)
     if method.drafter and method.drafter not in DRAFTERS:
         raise BundleError(f"unknown drafter {method.drafter!r}; known are {', '.join(DRAFTERS)}")
-    if method.drafter and config.backend == "tensorrt_rtx" and DRAFTERS[method.drafter].reads_context:
-        raise BundleError(f"--backend {config.backend}: a drafter {method.drafter!r} keeps a context, which it lacks")
     if method.resample_above is not None and (method.drafter, config.backend) != (HIDDEN_STATE, "openvino"):
         raise BundleError(
             f"--resample-above {method.resample_above}: only drafters {HIDDEN_STATE!r} in openvino engines "
@@ -226,8 +225,13 @@ def drafting_loop(
     drafter = copy.deepcopy(drafter, {id(tensor): tensor for tensor in (*drafter.parameters(), *drafter.buffers())})
     if token_info and drafter.token_info is None:
         raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} has none")
-    if token_info and isinstance(drafter, HiddenStateDrafter):
-        drafter.info_form = token_info
+    native = config.backend in FLAVOURS
+    if native and token_info == InfoForm.int8:
+        raise ValueError(f"--token-info {token_info}: {config.backend} takes {InfoForm.bf16} and {InfoForm.low_rank}")
+    if isinstance(drafter, HiddenStateDrafter) and (token_info or native):
+        drafter.info_form = token_info or InfoForm.bf16
+    if native:  # drafted nodes stand beside the cache, padding behind max_len
+        draft_rows = max(config.limits.max_tree, length)
     drafter.prepare(config.limits.max_len + draft_rows, length)
     needs: dict[str, object] = {}
     if drafter.reads_context:

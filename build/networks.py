@@ -21,7 +21,9 @@ from model_defs.target import Target
 from plugins.cpu.lowering import lower
 from plugins.library import operators_digest
 from plugins.program.fuse import Constants, detach_constants, fuse
+from plugins.tree_attention.tensorrt_form import tensorrt_form
 from redraft.bundle import BundleConfig
+from tensorrt_engines import EngineBuilder
 
 Loops = dict[str, Drafting]
 """The drafting loops of a bundle's methods."""
@@ -68,27 +70,31 @@ def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path
     return {}
 
 
-def write_tensorrt_rtx(
-    config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool
-) -> dict[str, str]:
-    """Native-form networks and the engines that TensorRT for RTX builds from them."""
-    from redraft.engines.tensorrt_rtx import compile_drafter, compile_target
-
+def write_tensorrt(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
+    """Networks, and the engines that a TensorRT builds from them: the target's in plugin form where it takes plugins,
+    all others in native form."""
+    builder = EngineBuilder(config)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+    network = folder / "target.onnx"
     with step("export the target"):
-        network = export_target_native(target.to(dtype), cache_shape(config), hidden_output=hidden)
-        save(network, folder / "target.onnx")
+        target, cache = target.to(dtype), cache_shape(config)
+        if builder.flavour.has_plugins:
+            form = export_target_plugin(target, cache, cache_dtype=dtype, aliased_outputs=True, hidden_output=hidden)
+            save(tensorrt_form(form), network)
+        else:
+            save(export_target_native(target, cache, hidden_output=hidden), network)
     with step("build the target's engine"):
-        compile_target(folder / "target.onnx", folder / "target.engine", config.limits)
+        builder.build_target(network)
     for name, loop in loops.items():
-        network_file = folder / f"drafter.{name}.onnx"
+        network, context = folder / f"drafter.{name}.onnx", config.methods[name].context
         with step(f"export {name} and build its engine"):
-            save(export_drafter_native(loop.to(dtype)), network_file)
-            compile_drafter(network_file, network_file.with_suffix(".engine"), config.limits)
-    return {"tensorrt_rtx": version("tensorrt-rtx-cu13")}
+            rows = config.limits.max_len + context.draft_rows if context else 0
+            save(export_drafter_native(loop.to(dtype), rows), network)
+            builder.build_drafter(network, reads_context=context is not None)
+    return builder.versions
 
 
-WRITERS = {"openvino": write_openvino, "torch": write_torch, "tensorrt_rtx": write_tensorrt_rtx}
+WRITERS = {"openvino": write_openvino, "torch": write_torch, "tensorrt": write_tensorrt, "tensorrt_rtx": write_tensorrt}
 
 
 def cache_shape(config: BundleConfig) -> CacheShape:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.draft_context import CacheTables, DraftContext
+from model_defs.draft_context import CacheTables, Context
 from model_defs.drafter import Drafter, ridge
 from model_defs.target import Attend, DecoderLayer, RMSNorm, Target
 from model_defs.window_attention import WindowAttention
@@ -61,10 +61,10 @@ class ContextDrafter(Drafter):
     def prepare(self, cache_rows: int, levels: int) -> None:
         self.tables = CacheTables(self.layer_config, cache_rows, self.embedding.device)
 
-    def begin(self, hidden: Tensor, inputs: Sequence[Tensor]) -> tuple[DraftContext, Tensor]:
+    def begin(self, hidden: Tensor, inputs: Sequence[Tensor]) -> tuple[Context, Tensor]:
         """Ingest pairs: hidden [P, H], and the inputs of a DraftContext. The predicted hidden states [B, H] that follow
         each sequence's last pair."""
-        context = DraftContext(self.operators, self.tables, inputs)
+        context = self.context_type(self.operators, self.tables, inputs)
         return context, self.ingest(hidden, inputs[0], context.attend_pairs, context.last_rows)
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:

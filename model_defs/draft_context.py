@@ -37,6 +37,28 @@ class CacheTables(nn.Module):
             self.register_buffer(name, table.to(device), persistent=False)
 
 
+class Context(Protocol):
+    """B sequences that draft from their pairs, as the drafting loops see them."""
+
+    last_rows: Tensor
+    roots: Tensor
+    sequences: Tensor
+    """int32 [B]: the row of each sequence's last pair, its token, and 0, 1, ..."""
+
+    def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
+        """The `attend` of the pairs."""
+        ...
+
+    def place_chain(self, level: int) -> Attend:
+        """The `attend` of one row per sequence, the chain's row `level` = 1, 2, ..."""
+        ...
+
+    def place_tree(self, level: int, children: Children, first: int, mask: Tensor | None) -> tuple[Attend, Tensor]:
+        """The `attend` of nodes at `level` = 1, 2, ... of trees with `first` nodes each above them, and their mask;
+        `mask` is that of the level before."""
+        ...
+
+
 class DraftContext:
     """B sequences that draft from their pairs, back to back: see `DraftBatch`.
 
@@ -53,7 +75,6 @@ class DraftContext:
         self._positions, self.last_rows, self._contexts, self.roots, self.sequences = operators.pair_rows(
             tokens, self._row_offsets, self._lengths
         )
-        """last_rows int32 [B]: each sequence's last pair; roots int32 [B]: its token; sequences int32 [B]: 0, 1, ..."""
 
     def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
         """The `attend` of the pairs."""
@@ -110,7 +131,7 @@ class TreePaths:
     """Nodes at a level of trees, by what the head takes [N, H]; `first` nodes of each tree stand above them."""
 
     drafter: Grower
-    context: DraftContext
+    context: Context
     features: Tensor
     level: int = 0
     first: int = 0

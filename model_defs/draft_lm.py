@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from model_defs.draft_context import CacheTables, DraftContext, TreePaths
+from model_defs.draft_context import CacheTables, TreePaths
 from model_defs.drafter import Drafter, Recipe
 from model_defs.target import Attend, DecoderLayer, RMSNorm, Target
 from model_defs.window_attention import WindowAttention
@@ -85,7 +85,7 @@ class DraftLM(Drafter):
     def paths(self, hidden: Tensor, *inputs: Tensor) -> TreePaths:
         """The roots, from the inputs of a DraftContext, whose pairs begin with the text's first token; hidden states
         [P, H] are not read."""
-        context = DraftContext(self.operators, self.tables, inputs)
+        context = self.context_type(self.operators, self.tables, inputs)
         return TreePaths(self, context, self(inputs[0], context.attend_pairs, context.last_rows))
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from model_defs.draft_context import Context, DraftContext
 from model_defs.files import read_json, read_tensors
 from model_defs.operators import Operators, TorchOperators
 from model_defs.target import Target
@@ -80,6 +81,8 @@ class Drafter(nn.Module):
     target_hidden_size: int
     """Size of the hidden states that it drafts from"""
     operators: Operators = TorchOperators()
+    context_type: Callable[..., Context] = DraftContext
+    """What makes its context cache of operators, tables and inputs"""
 
     config: Any
     hot_ids: Tensor
@@ -113,7 +116,7 @@ class Drafter(nn.Module):
 
     def likeliest(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """See `Paths.likeliest`, from what the head takes."""
-        scores = F.log_softmax(F.linear(features, self.head_weight.to(features.dtype)), dim=-1)
+        scores = F.log_softmax(F.linear(features, self.head_weight.to(features.dtype)).float(), dim=-1)
         values, rows = scores.topk(count, dim=-1)
         return values, self.hot_ids[rows].to(torch.int32)
 

@@ -15,6 +15,7 @@ from model_defs.draft_context import CacheTables
 from model_defs.drafter import Drafter
 from model_defs.drafting import BeamSearch
 from model_defs.export import cache_names, export_network
+from model_defs.native_context import NativeContext
 from model_defs.random_draws import RandomDraws
 
 
@@ -52,6 +53,9 @@ class NodeOperators:
             f"redraft::{op}", inputs, attrs=attributes, dtypes=dtypes, shapes=shapes, version=1
         )
 
+
+OUTPUTS = ["candidates", "log_probs", "parents"]
+"""What a beam search gives."""
 
 Drafting = BeamSearch | RandomDraws
 """A drafting loop, with its drafter."""
@@ -177,11 +181,71 @@ def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.f
     return _export_drafter(_PluginDrafter(drafting), drafting, cache_dtype)
 
 
-def export_drafter_native(drafting: Drafting) -> ir.Model:
-    """The same in native form. Raises ValueError for a drafter with a context."""
-    if drafting.drafter.reads_context:
-        raise ValueError(f"a drafter {drafting.drafter.name!r} keeps a context cache, which has no native form yet")
-    return _export_drafter(drafting, drafting, torch.float32)
+def export_drafter_native(drafting: Drafting, cache_rows: int = 0) -> ir.Model:
+    """The drafter's network in native form; activations, weights and caches in the module's dtype.
+
+    Without a context its inputs are those of the plugin form. With one they are hidden [B, N, H], tokens int32 [B, N],
+    pair_counts int64 [B] (how many of the N pairs there are), write_indices int64 [B] (the cache row that takes a
+    sequence's first pair) and k_cache.{l} and v_cache.{l} [B, kv_heads, cache_rows, head_size]; noise and filters as
+    there. Outputs: candidates, log_probs float32 and parents, or ids, log_probs and draws; then k_cache.{l}.updated and
+    v_cache.{l}.updated.
+    """
+    inputs = _native_inputs(drafting, cache_rows)
+    outputs = ["ids", "log_probs", "draws"] if isinstance(drafting, RandomDraws) else OUTPUTS
+    updated = cache_names(drafting.drafter.context_layers, ".updated")
+    network = _NativeDrafter(drafting)
+    return export_network(network, (inputs.examples,), (inputs.axes,), inputs.names, [*outputs, *updated])
+
+
+class _NativeDrafter(nn.Module):
+    """The drafting loop; a context is one of padded rows."""
+
+    def __init__(self, drafting: Drafting):
+        super().__init__()
+        self.drafting = drafting
+
+    def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        drafter = self.drafting.drafter
+        if not drafter.reads_context:
+            return list(self.drafting(inputs)[:3])
+        contexts: list[NativeContext] = []
+
+        def context(*arguments: Any) -> NativeContext:
+            contexts.append(NativeContext(*arguments))
+            return contexts[0]
+
+        drafter.context_type, usual = context, drafter.context_type
+        try:
+            hidden, tokens, *others = inputs
+            outputs = self.drafting([hidden.flatten(0, 1), tokens.flatten(), *others])[:3]
+        finally:
+            drafter.context_type = usual
+        caches = contexts[0].caches.values()
+        return [*outputs, *(k for k, _ in caches), *(v for _, v in caches)]
+
+
+def _native_inputs(drafting: Drafting, cache_rows: int) -> DrafterInputs:
+    drafter = drafting.drafter
+    dtype = next(drafter.parameters()).dtype
+    inputs = DrafterInputs.of(drafting, dtype)
+    if not drafter.reads_context:
+        return inputs
+    config = cast(CacheTables, drafter.tables).config
+    batch, pairs = 3, 5
+    shape = (batch, config.num_kv_heads, cache_rows, config.head_size)
+    given = {
+        "hidden": torch.zeros(batch, pairs, drafter.target_hidden_size, dtype=dtype),
+        "tokens": torch.ones(batch, pairs, dtype=torch.int32),
+        "pair_counts": torch.ones(batch, dtype=torch.int64),
+        "write_indices": torch.zeros(batch, dtype=torch.int64),
+        **{name: torch.zeros(shape, dtype=dtype) for name in cache_names(drafter.context_layers)},
+    }
+    axes = [{0: "B", 1: "N"}, {0: "B", 1: "N"}, *[{0: "B"}] * (len(given) - 2)]
+    if not isinstance(drafting, RandomDraws):
+        return DrafterInputs(list(given), list(given.values()), axes)
+    sampling = inputs.names.index("noise")
+    names, examples = [*given, *inputs.names[sampling:]], [*given.values(), *inputs.examples[sampling:]]
+    return DrafterInputs(names, examples, [*axes, *inputs.axes[sampling:]])
 
 
 def export_resampler_plugin(drafting: BeamSearch) -> ir.Model:
@@ -195,8 +259,8 @@ def export_resampler_plugin(drafting: BeamSearch) -> ir.Model:
         torch.ones(3, dtype=torch.int32),
     ]
     axes = [{0: "R"}, {0: "B"}, {0: "B"}]
-    names, outputs = ["raw_logits", "sequences", "tokens"], ["candidates", "log_probs", "parents"]
-    return export_network(_Resampling(drafting, drafter), (examples,), (axes,), names, outputs)
+    names = ["raw_logits", "sequences", "tokens"]
+    return export_network(_Resampling(drafting, drafter), (examples,), (axes,), names, OUTPUTS)
 
 
 def _export_drafter(module: nn.Module, drafting: Drafting, cache_dtype: torch.dtype) -> ir.Model:
@@ -204,5 +268,5 @@ def _export_drafter(module: nn.Module, drafting: Drafting, cache_dtype: torch.dt
     if isinstance(drafting, RandomDraws):
         outputs = ["ids", "log_probs", "draws"]
     else:
-        outputs = ["candidates", "log_probs", "parents", *(["raw_logits"] if drafting.drafter.has_raw_logits else [])]
+        outputs = [*OUTPUTS, *(["raw_logits"] if drafting.drafter.has_raw_logits else [])]
     return export_network(module, (inputs.examples,), (inputs.axes,), inputs.names, outputs)

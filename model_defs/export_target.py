@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from model_defs.attention import rope_table, split_qkv
 from model_defs.export import cache_names, export_network
+from model_defs.native_context import scatter_rows
 from model_defs.target import Target
 
 
@@ -110,15 +111,7 @@ class _NativeTarget(nn.Module):
                 torch.onnx.ops.rotary_embedding(x, self.rope_cos, self.rope_sin, positions) for x in (query, key)
             )
             for cache, update, updated in ((k, key, k_out), (v, value, v_out)):
-                updated.append(
-                    torch.onnx.ops.symbolic(
-                        "TensorScatter",
-                        (cache[layer], update, write_indices),
-                        attrs={"axis": 2, "mode": "linear"},
-                        dtype=update.dtype,
-                        shape=cache[layer].shape,
-                    )
-                )
+                updated.append(scatter_rows(cache[layer], update, write_indices))
             out = torch.onnx.ops.attention(query, k_out[-1], v_out[-1], mask, scale=config.head_size**-0.5)[0]
             return out.transpose(1, 2).flatten(0, 1).flatten(1)
 

@@ -16,7 +16,7 @@ CONFIG, MANIFEST = "config.json", "manifest.json"
 METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 """What a method may be called: it is part of file names."""
 
-Backend = Literal["openvino", "torch", "tensorrt_rtx"]
+Backend = Literal["openvino", "torch", "tensorrt", "tensorrt_rtx"]
 Precision = Literal["fp32", "bf16", "int8", "fp16"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from redraft.bundle import CONFIG, MANIFEST, BundleConfig, BundleError, FileEntry, Manifest, file_sha256
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-REQUIRED_FEATURES = {"openvino": ["avx2", "fma"], "torch": [], "tensorrt_rtx": []}
+REQUIRED_FEATURES = {"openvino": ["avx2", "fma"], "torch": [], "tensorrt": [], "tensorrt_rtx": []}
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 """numpy reports a write that was cut short without a number."""

@@ -24,8 +24,8 @@ def token_info_topk(
         *table, added = info
         if table:
             (row_of, rows), scales = table, added
-            entries = row_of[tokens]
+            entries = row_of[tokens.long()].long()
             added = rows[entries].to(scores.dtype) * scales[entries]
         scores = scores + F.pad(added, (0, scores.shape[1] - added.shape[1]))
-    values, columns = torch.log_softmax(scores, dim=-1).topk(k, dim=-1)
+    values, columns = torch.log_softmax(scores.float(), dim=-1).topk(k, dim=-1)
     return values, ids[columns]

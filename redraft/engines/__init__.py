@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redraft.bundle import Bundle, BundleError
+from redraft.bundle import Bundle
 from redraft.engines.interface import Engine
 
 
@@ -19,7 +19,6 @@ def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:
         from redraft.engines.torch import TorchEngine
 
         return TorchEngine(bundle, threads)
-    raise BundleError(
-        f"{bundle.path} holds {bundle.config.backend} engines, which this version builds but does not run; "
-        "build a bundle with --backend openvino or torch"
-    )
+    from redraft.engines.tensorrt import TensorRTEngine
+
+    return TensorRTEngine(bundle, threads)

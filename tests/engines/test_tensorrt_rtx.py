@@ -15,9 +15,9 @@ from model_defs.drafting import BeamSearch
 from model_defs.export_target import CacheShape, export_target_native
 from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
-from networks import save, write_tensorrt_rtx
+from networks import save, write_tensorrt
 from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
-from redraft.engines.tensorrt_rtx import network_sha256
+from tensorrt_engines import network_sha256
 from tests.engines.tiny import DRAFTING, METHOD, VOCAB, Rows, chain, expected, random_tree, tiny_drafter, tiny_target
 
 SMOLLM2 = TargetInfo(
@@ -94,7 +94,7 @@ def built(smollm2, tmp_path_factory) -> tuple[Path, Target, BeamSearch]:
     template = tiny_drafter(tiny_target())
     drafter = RecurrentDrafter(replace(template.config, hidden_size=576, vocab_size=49152), target, template.hot_ids)
     drafting = BeamSearch(drafter.eval().requires_grad_(False), 3, 2, 4)
-    write_tensorrt_rtx(config, target, {METHOD: drafting}, folder, hidden=True)
+    write_tensorrt(config, target, {METHOD: drafting}, folder, hidden=True)
     return folder, target.float(), drafting
 
 

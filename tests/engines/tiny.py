@@ -176,6 +176,7 @@ def tiny_bundle(
     drafts: bool = True,
     trained: Drafter | None = None,
     token_info: InfoForm | None = None,
+    limits: LimitsInfo = LIMITS,
     **plan: Any,
 ) -> Bundle:
     """Build and load a bundle under `folder`, with the recurrent drafter or the one given; `plan` changes DRAFTING."""
@@ -197,7 +198,7 @@ def tiny_bundle(
         backend=backend,
         precision=precision,
         target=target_info(target),
-        limits=LIMITS,
+        limits=limits,
         methods={METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {},
     )
     build(config, target, model, {METHOD: settings} if drafts else {}, folder / "bundle")

@@ -1,0 +1,166 @@
+"""Builds serialized engines from networks: with full TensorRT, on the GPU that is to run them; with TensorRT for RTX,
+on any machine. What full TensorRT builds has not been run, for want of its libraries."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from plugins.cuda.compile import nvcc
+from plugins.cuda.declaration import NAMESPACE
+from plugins.cuda.quick_plugin import register
+from plugins.library import CACHE, BuildError
+from plugins.tree_attention.tensorrt_plugin import KERNELS
+from redraft.bundle import BundleConfig, BundleError, file_sha256
+from redraft.engines import extents, gpu, memory
+from redraft.engines.extents import Extent, Extents, Shapes
+from redraft.engines.flavour import CAPABILITY, FLAVOURS, Flavour, Messages
+
+Range = tuple[tuple[int, ...], ...]
+"""Smallest, usual and largest shape of an input."""
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What was built from which file; written beside the engine as `NAME.engine.json`."""
+
+    network_sha256: str
+    weight_bytes: int
+    engine_bytes: int
+    layers: dict[str, int]
+    profiles: int
+
+
+class EngineBuilder:
+    """The library of a bundle's backend and what it builds for. Raises BundleError where library, GPU, driver or nvcc
+    is missing."""
+
+    def __init__(self, config: BundleConfig):
+        self._config = config
+        self.flavour: Flavour = FLAVOURS[config.backend]
+        self._device = gpu.device() if self.flavour.has_plugins else None
+        self._trt = self.flavour.module()
+        if self._device:
+            try:
+                nvcc()
+                self._register_plugins()
+            except BuildError as error:
+                raise BundleError(str(error)) from None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What the manifest says of the library and of the GPU that engines are for."""
+        found = {self.flavour.backend: str(self._trt.__version__)}
+        return found if self._device is None else found | {CAPABILITY: gpu.capability(self._device)}
+
+    def build_target(self, network: Path) -> BuildReport:
+        """NAME.engine of a target's network. Raises BundleError."""
+        limits = self._config.limits
+        if self.flavour.has_plugins:
+            return self._build(network, extents.plugin_target(limits), extents.plugin_target_shapes(limits))
+        return self._build(network, extents.native_target(limits), extents.native_target_shapes)
+
+    def build_drafter(self, network: Path, reads_context: bool) -> BuildReport:
+        """NAME.engine of a drafter's network. Raises BundleError."""
+        made_for = extents.drafter(self._config.limits, reads_context)
+        return self._build(network, made_for, extents.drafter_shapes(reads_context))
+
+    def _build(self, network: Path, made_for: Extents, shapes: Shapes) -> BuildReport:
+        trt, messages = self._trt, Messages(self._trt)
+        flags = [trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED]
+        if self.flavour.has_plugins:
+            flags.append(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
+        builder = trt.Builder(messages.logger)
+        definition = builder.create_network(sum(1 << int(flag) for flag in flags))
+        parser = trt.OnnxParser(definition, messages.logger)
+        if not parser.parse_from_file(str(network)):
+            errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+            raise BundleError(f"{self.flavour.title} cannot read {network}: {errors}")
+        options = builder.create_builder_config()
+        for ranges in profile_ranges(_inputs(definition), made_for, shapes):
+            profile = builder.create_optimization_profile()
+            for name, sizes in ranges.items():
+                profile.set_shape(name, *sizes)
+            options.add_optimization_profile(profile)
+        timings = self._timing_cache(options)
+        layers = Counter(str(definition.get_layer(i).type).split(".")[-1] for i in range(definition.num_layers))
+        serialized = builder.build_serialized_network(definition, options)
+        if serialized is None:
+            raise BundleError(self._failure(network, messages))
+        if timings:
+            timings.parent.mkdir(parents=True, exist_ok=True)
+            timings.write_bytes(options.get_timing_cache().serialize())
+        engine = network.with_suffix(".engine")
+        engine.write_bytes(serialized)
+        report = BuildReport(
+            network_sha256=network_sha256(network),
+            weight_bytes=weight_bytes(network),
+            engine_bytes=engine.stat().st_size,
+            layers=dict(layers),
+            profiles=options.num_optimization_profiles,
+        )
+        engine.with_name(f"{engine.name}.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+        return report
+
+    def _register_plugins(self) -> None:
+        registry, architecture = self._trt.get_plugin_registry(), f"sm_{self.versions[CAPABILITY].replace('.', '')}"
+        for kernel in KERNELS:
+            if registry.get_creator(kernel.name, "1", NAMESPACE) is None:
+                register(kernel, architecture)
+
+    def _timing_cache(self, options: Any) -> Path | None:
+        """Give TensorRT what earlier builds measured on such a GPU; the file for this build's measurements."""
+        if not self.flavour.has_plugins:
+            return None
+        options.set_preview_feature(self._trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+        path = CACHE / f"tensorrt-{'-'.join(self.versions.values())}.timings"
+        known = path.read_bytes() if path.exists() else b""
+        options.set_timing_cache(options.create_timing_cache(known), False)
+        return path
+
+    def _failure(self, network: Path, messages: Messages) -> str:
+        if not messages.out_of_memory:
+            return f"{self.flavour.title} cannot build {network}: {messages.text}"
+        if self._device is None:
+            return f"{self.flavour.title} ran out of this machine's memory building {network}: build with fewer --slots"
+        free = gpu.free_bytes(self._device)
+        fits = memory.what_fits(self._config, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)
+        return f"{self.flavour.title} ran out of memory building {network}: {fits}"
+
+
+def profile_ranges(inputs: dict[str, tuple[int, ...]], made_for: Extents, shapes: Shapes) -> Iterable[dict[str, Range]]:
+    """Each profile's shapes of all inputs; those of steps are fixed."""
+    profiles: list[tuple[Extent, ...]] = [(step,) * 3 for step in made_for.steps]
+    if made_for.prefill:
+        profiles.append(made_for.prefill)
+    for profile in profiles:
+        leading = [shapes(extent) for extent in profile]
+        yield {
+            name: tuple(
+                extents.shape_of(name, own, sizes, extent) for sizes, extent in zip(leading, profile, strict=True)
+            )
+            for name, own in inputs.items()
+        }
+
+
+def network_sha256(network: Path) -> str:
+    """The sha256 of a network's ONNX file and of its weights' file, joined by a plus sign."""
+    return "+".join(file_sha256(file) for file in (network, _data(network)) if file.exists())
+
+
+def weight_bytes(network: Path) -> int:
+    """The size of a network's weights."""
+    return (_data(network) if _data(network).exists() else network).stat().st_size
+
+
+def _data(network: Path) -> Path:
+    return network.with_name(f"{network.name}.data")
+
+
+def _inputs(definition: Any) -> dict[str, tuple[int, ...]]:
+    inputs = (definition.get_input(i) for i in range(definition.num_inputs))
+    return {value.name: tuple(value.shape) for value in inputs}

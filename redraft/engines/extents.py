@@ -1,0 +1,115 @@
+"""Extents of the networks' inputs: the few that steps are padded to, for which engines are built and CUDA graphs
+captured, and those of prefill, which vary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from redraft.bundle import LimitsInfo
+
+Leading = tuple[int, ...]
+"""The first sizes of an input's shape; the others are the network's own."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """So many sequences and rows: in plugin form of all sequences together, in native form of each."""
+
+    sequences: int
+    rows: int
+    logits: int = 0
+    """Rows of logits, of a target."""
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Of one network. An engine has a profile for each of `steps`, in this order, and then one for prefill, from the
+    smallest over the usual to the largest extent; None where there is no prefill."""
+
+    steps: Sequence[Extent]
+    prefill: tuple[Extent, Extent, Extent] | None
+
+    @property
+    def prefill_profile(self) -> int:
+        return len(self.steps)
+
+    def fitting(self, sequences: int, rows: int) -> int | None:
+        """Which of `steps` holds so many with the fewest rows in all; None where they are too many."""
+        fit = [i for i, step in enumerate(self.steps) if step.sequences >= sequences and step.rows >= rows]
+        return min(fit, key=lambda i: (self.steps[i].rows, self.steps[i].sequences), default=None)
+
+
+def plugin_target(limits: LimitsInfo) -> Extents:
+    """Ragged rows: batches of 1, 2, 4, ... sequences by trees of up to a quarter, half and all of `max_tree`."""
+    steps = [Extent(b, b * n, b * n) for b in _doubling(limits.slots) for n in _budgets(limits.max_tree)]
+    most, trees = limits.slots * limits.max_tree + limits.prefill_chunk, limits.slots * limits.max_tree + limits.slots
+    usual = min(most, limits.prefill_chunk)
+    return Extents(steps, (Extent(1, 1, 1), Extent(limits.slots, usual, 1), Extent(limits.slots, most, trees)))
+
+
+def native_target(limits: LimitsInfo) -> Extents:
+    """Padded rows of the first so many slots; prefill is of one sequence."""
+    steps = [Extent(b, n, b * n) for b in _doubling(limits.slots) for n in _budgets(limits.max_tree)]
+    chunk = limits.prefill_chunk
+    return Extents(steps, (Extent(1, 1, 1), Extent(1, chunk, 1), Extent(1, chunk, chunk)))
+
+
+def drafter(limits: LimitsInfo, reads_context: bool) -> Extents:
+    """One row per sequence; of a drafter with a context, padded pairs of the first so many slots."""
+    if not reads_context:
+        return Extents([Extent(b, 1) for b in _doubling(limits.slots)], None)
+    steps = [Extent(b, n) for b in _doubling(limits.slots) for n in sorted({min(8, limits.max_tree), limits.max_tree})]
+    return Extents(steps, (Extent(1, 1), Extent(1, limits.prefill_chunk), Extent(1, limits.prefill_chunk)))
+
+
+Shapes = Callable[[Extent], dict[str, Leading]]
+"""The leading sizes of a network's inputs by name; of those that are not named, the number of sequences."""
+
+
+def plugin_target_shapes(limits: LimitsInfo) -> Shapes:
+    """See `export_target_plugin`."""
+
+    def shapes(extent: Extent) -> dict[str, Leading]:
+        rows, bounds = (extent.rows,), (extent.sequences + 1,)
+        return {
+            **dict.fromkeys(("input_ids", "positions", "tree_mask"), rows),
+            **dict.fromkeys(("row_offsets", "commit_offsets"), bounds),
+            "commit_src": (extent.sequences * limits.max_tree,),
+            "logit_rows": (extent.logits,),
+            "caches": (limits.slots,),
+        }
+
+    return shapes
+
+
+def native_target_shapes(extent: Extent) -> dict[str, Leading]:
+    """See `export_target_native`."""
+    rows = (extent.sequences, extent.rows)
+    return {"input_ids": rows, "positions": rows, "mask": (rows[0], 1, rows[1]), "logit_rows": (extent.logits,)}
+
+
+def drafter_shapes(reads_context: bool) -> Shapes:
+    """See `export_drafter_native`."""
+
+    def shapes(extent: Extent) -> dict[str, Leading]:
+        rows = (extent.sequences, extent.rows) if reads_context else (extent.sequences,)
+        return {"hidden": rows, "tokens": rows}
+
+    return shapes
+
+
+def shape_of(name: str, own: Sequence[int], leading: dict[str, Leading], extent: Extent) -> tuple[int, ...]:
+    """An input's whole shape, from the network's own, in which variable sizes are negative."""
+    cache = name.startswith(("k_cache.", "v_cache."))
+    first = leading.get("caches" if cache else name, (extent.sequences,))
+    return *first, *own[len(first) :]
+
+
+def _doubling(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
+
+
+def _budgets(max_tree: int) -> list[int]:
+    return sorted({1, *(-(-max_tree // part) for part in (4, 2, 1))})

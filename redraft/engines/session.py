@@ -1,0 +1,197 @@
+"""A deserialized TensorRT engine on torch tensors: contexts, buffers, aliases and CUDA graphs. On a GPU: not run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redraft.bundle import BundleError
+from redraft.engines.extents import Extent, Extents, Shapes, shape_of
+from redraft.engines.flavour import Flavour, Messages
+
+UPDATED = ".updated"
+"""Behind a cache's name: the output that is the same memory."""
+DTYPES = {
+    "FLOAT": torch.float32,
+    "HALF": torch.float16,
+    "BF16": torch.bfloat16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "BOOL": torch.bool,
+}
+
+
+class Stream:
+    """A CUDA stream of our own that all of a bundle's networks execute on, one after the other; on the CPU, for tests,
+    nothing."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.on_gpu = device.type == "cuda"
+        self.cuda = torch.cuda.Stream(device) if self.on_gpu else None
+
+    @property
+    def handle(self) -> int:
+        return self.cuda.cuda_stream if self.cuda else 0
+
+    def current(self) -> torch.cuda.StreamContext:
+        """In this context torch's kernels and copies go to the stream too."""
+        return torch.cuda.stream(self.cuda)
+
+    def synchronize(self) -> None:
+        if self.cuda:
+            self.cuda.synchronize()
+
+    def host(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Zeros in memory of the host that copies need not wait for."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=self.on_gpu)
+
+
+class HostBuffers:
+    """Host copies of what a step takes and gives, so that the host waits only when it asks the stream to."""
+
+    def __init__(self, stream: Stream):
+        self._stream = stream
+        self._kept: dict[tuple[str, torch.Size], Tensor] = {}
+
+    def send(self, array: np.ndarray, to: Tensor, name: str) -> None:
+        """Enqueue a copy of an array to the first places of a tensor; those behind get zeros."""
+        key = (name, to.shape)
+        if key not in self._kept:
+            self._kept[key] = self._stream.host(to.shape, to.dtype)
+        kept = self._kept[key]
+        kept[: len(array)] = torch.from_numpy(array)
+        kept[len(array) :] = 0
+        to.copy_(kept, non_blocking=True)
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        """A new tensor on the device."""
+        return torch.from_numpy(array).to(self._stream.device, non_blocking=True)
+
+    def fetch(self, found: Tensor, name: str) -> Tensor:
+        """Enqueue a copy, of floats as float32, to memory that the next fetch of that name overwrites; it is there once
+        the stream has been waited for."""
+        key, dtype = (f"{name} out", found.shape[1:]), torch.float32 if found.is_floating_point() else found.dtype
+        if key not in self._kept or len(self._kept[key]) < len(found):
+            self._kept[key] = self._stream.host(found.shape, dtype)
+        return self._kept[key][: len(found)].copy_(found, non_blocking=True)
+
+
+def named_caches(caches: Tensor) -> dict[str, Tensor]:
+    """The caches of a network by its inputs' names, from [2 * layers, ...]: the layers' k, then their v."""
+    layers = len(caches) // 2
+    return {f"{kind}_cache.{i}": caches[place * layers + i] for place, kind in enumerate("kv") for i in range(layers)}
+
+
+class Step:
+    """A context with the buffers of one extent: `inputs` to be filled, `outputs` to be read, on the device."""
+
+    def __init__(self, context: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor], stream: Stream):
+        self.inputs, self.outputs = inputs, outputs
+        self._context, self._stream = context, stream
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._executed = False
+
+    def execute(self, fixed: bool) -> None:
+        """Enqueue. With `fixed` the second time is captured in a CUDA graph, which all later ones replay."""
+        if self._graph is None and fixed and self._executed and self._stream.on_gpu:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._stream.cuda):
+                self._enqueue()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._enqueue()
+        self._executed = True
+
+    def _enqueue(self) -> None:
+        if not self._context.execute_async_v3(self._stream.handle):
+            raise RuntimeError("TensorRT could not enqueue a step; its log says why")
+
+
+class Session:
+    """One engine. Caches are the caller's tensors, inputs and outputs at once."""
+
+    def __init__(
+        self,
+        flavour: Flavour,
+        path: Path,
+        made_for: Extents,
+        shapes: Shapes,
+        caches: Mapping[str, Tensor],
+        stream: Stream,
+    ):
+        """Raises BundleError where the library cannot load the engine, or it has other profiles than `made_for`."""
+        trt = flavour.module()
+        self._messages = Messages(trt)
+        self._runtime = trt.Runtime(self._messages.logger)
+        self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        if self._engine is None:
+            raise BundleError(f"{flavour.title} cannot load {path}: {self._messages.text}; rebuild the bundle here")
+        expected = len(made_for.steps) + (made_for.prefill is not None)
+        if self._engine.num_optimization_profiles != expected:
+            raise BundleError(
+                f"{path} has {self._engine.num_optimization_profiles} profiles, expected {expected}: rebuild the bundle"
+            )
+        self._trt, self._made_for, self._shapes, self._stream = trt, made_for, shapes, stream
+        self._caches = dict(caches)
+        names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
+        is_input = trt.TensorIOMode.INPUT
+        self.inputs = [name for name in names if self._engine.get_tensor_mode(name) == is_input]
+        self.outputs = [name for name in names if name not in self.inputs]
+        self._contexts: dict[int, Any] = {}
+        self._steps: dict[int, Step] = {}
+        # Contexts never execute at the same time: one scratch memory does for all.
+        size = max(self._engine.get_device_memory_size_for_profile_v2(i) for i in range(expected))
+        self._scratch = torch.empty(max(size, 1), dtype=torch.uint8, device=stream.device)
+
+    def step(self, number: int) -> Step:
+        """The context and buffers of one of the engine's step profiles, made when first asked for."""
+        if number not in self._steps:
+            self._steps[number] = self._bind(number, self._made_for.steps[number], self._caches)
+        return self._steps[number]
+
+    def prefill(self, extent: Extent, slot: int | None = None) -> Step:
+        """Fresh buffers for the prefill profile. With `slot` it sees that slot of the caches alone."""
+        caches = self._caches if slot is None else {name: x[slot : slot + 1] for name, x in self._caches.items()}
+        return self._bind(self._made_for.prefill_profile, extent, caches)
+
+    def _context(self, profile: int) -> Any:
+        if profile not in self._contexts:
+            context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+            if context is None:
+                raise RuntimeError(f"TensorRT cannot make a context for profile {profile}: {self._messages.text}")
+            context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
+            if not context.set_optimization_profile_async(profile, self._stream.handle):
+                raise RuntimeError(f"TensorRT cannot choose profile {profile}: {self._messages.text}")
+            self._contexts[profile] = context
+        return self._contexts[profile]
+
+    def _bind(self, profile: int, extent: Extent, caches: Mapping[str, Tensor]) -> Step:
+        context, leading = self._context(profile), self._shapes(extent)
+        inputs, outputs = dict[str, Tensor](), dict[str, Tensor]()
+        for name in self.inputs:
+            shape = shape_of(name, tuple(self._engine.get_tensor_shape(name)), leading, extent)
+            if name in caches:
+                inputs[name] = caches[name][: shape[0]]
+            else:
+                inputs[name] = torch.zeros(shape, dtype=self._dtype(name), device=self._stream.device)
+            if not context.set_input_shape(name, shape):
+                raise ValueError(f"{name} has shape {shape}, which profile {profile} does not take")
+        for name in self.outputs:
+            aliased = inputs.get(name.removesuffix(UPDATED)) if name.endswith(UPDATED) else None
+            if aliased is None:
+                shape = tuple(context.get_tensor_shape(name))
+                aliased = torch.zeros(shape, dtype=self._dtype(name), device=self._stream.device)
+            outputs[name] = aliased
+        for name, tensor in (*inputs.items(), *outputs.items()):
+            context.set_tensor_address(name, tensor.data_ptr())
+        return Step(context, inputs, outputs, self._stream)
+
+    def _dtype(self, name: str) -> torch.dtype:
+        return DTYPES[self._engine.get_tensor_dtype(name).name]

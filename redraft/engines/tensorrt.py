@@ -1,0 +1,107 @@
+"""The backends `tensorrt` and `tensorrt_rtx`: serialized engines, caches in torch tensors. On a GPU: not run.
+
+A step is enqueued on a stream of our own, as a CUDA graph once its extent has come up twice; the host waits once, for
+the rows of logits and hidden states that were asked for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, TargetInfo
+from redraft.engines import gpu, memory
+from redraft.engines.flavour import FLAVOURS, Flavour, require_fit
+from redraft.engines.interface import TargetBatch
+from redraft.engines.session import Stream
+from redraft.engines.tensorrt_drafter import TensorRTDrafter
+from redraft.engines.tensorrt_target import NativeTarget, PluginTarget
+
+CACHE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+"""By precision; of all others bf16."""
+SENTINEL = 3.0
+
+
+class TensorRTEngine:
+    """A bundle's engines and caches on one GPU."""
+
+    def __init__(self, bundle: Bundle, threads: int | None = None):
+        """`threads` are for torch on the host. Raises BundleError where library, driver or GPU are missing or not those
+        that the bundle was built for, or memory does not suffice."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        flavour = FLAVOURS[bundle.config.backend]
+        library, device = flavour.module(), gpu.device()
+        require_fit(bundle, flavour, str(library.__version__), gpu.capability(device))
+        self._stream = Stream(device)
+        try:
+            with self._stream.current():
+                self._load(bundle, flavour)
+        except torch.OutOfMemoryError:
+            weights = sum(file.size for name, file in bundle.manifest.files.items() if name.endswith(".engine"))
+            fits = memory.what_fits(bundle.config, weights, gpu.free_bytes(device))
+            raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
+
+    def _load(self, bundle: Bundle, flavour: Flavour) -> None:
+        config, stream = bundle.config, self._stream
+        self.caches = _allocate(config, config.target, config.target.num_layers, config.limits.max_tree, stream)
+        kind = PluginTarget if flavour.has_plugins else NativeTarget
+        self._target: PluginTarget | NativeTarget = kind(bundle, flavour, self.caches, stream)
+        self.drafters = {}
+        for name, method in config.methods.items():
+            if method.drafter:
+                context = method.context
+                rows = _allocate(config, context, context.layers, context.draft_rows, stream) if context else None
+                self.drafters[name] = TensorRTDrafter(bundle, flavour, name, rows, stream)
+        self._self_test(bundle)
+
+    @torch.inference_mode()
+    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
+        with self._stream.current():
+            return self._target.execute(batch)
+
+    def close(self) -> None:
+        """Free the engines and the caches."""
+        self._stream.synchronize()
+        del self._target, self.caches
+        self.drafters = {}
+
+    def _self_test(self, bundle: Bundle) -> None:
+        """Executed in a step and in prefill, the last slot's first row must replace a sentinel in every layer."""
+        limits = bundle.config.limits
+        slot, words = limits.slots - 1, -(-limits.max_tree // 32)
+        for count in sorted({1, min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)}):
+            self.caches[:, slot, :, 0] = SENTINEL
+            zeros = np.zeros(count, np.int32)
+            self.execute(
+                TargetBatch(
+                    input_ids=zeros,
+                    positions=zeros,
+                    row_offsets=np.array([0, count], np.int32),
+                    slots=np.array([slot], np.int32),
+                    cache_lengths=zeros[:1],
+                    tree_mask=np.zeros((count, words), np.int32),
+                    commit_src=zeros[:0],
+                    commit_offsets=np.zeros(2, np.int32),
+                    logit_rows=zeros[:1],
+                )
+            )
+            kept = (self.caches[:, slot, :, 0] == SENTINEL).flatten(1).all(1)
+            if kept.any():
+                layers, number = bundle.config.target.num_layers, int(kept.nonzero()[0])
+                raise BundleError(
+                    f"{bundle.path}: the engine does not update {'kv'[number // layers]}_cache.{number % layers} in "
+                    f"place; rebuild it with: {bundle.manifest.command}"
+                )
+            self.caches[:, slot, :, :count] = 0
+
+
+def _allocate(
+    config: BundleConfig, heads: TargetInfo | ContextInfo, layers: int, behind: int, stream: Stream
+) -> Tensor:
+    """Zeros [2 * layers, slots, kv_heads, rows, head_size]: the layers' k, then their v."""
+    limits = config.limits
+    shape = (2 * layers, limits.slots, heads.num_kv_heads, limits.max_len + behind, heads.head_size)
+    return torch.zeros(shape, dtype=CACHE_DTYPES.get(config.precision, torch.bfloat16), device=stream.device)

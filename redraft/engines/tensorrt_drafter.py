@@ -1,0 +1,117 @@
+"""A drafter of a TensorRT bundle: its network is in native form."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redraft.bundle import Bundle
+from redraft.engines import extents
+from redraft.engines.extents import Extent
+from redraft.engines.flavour import Flavour
+from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
+from redraft.engines.rows import PairBuffers, SamplingBuffers
+from redraft.engines.session import HostBuffers, Session, Step, Stream, named_caches
+
+
+class TensorRTDrafter:
+    """The drafter of one method. With a context, sequences stand at their slots: a draft executes the first so many
+    slots, those that are not in the batch write behind max_len, and long prompts are ingested one by one before."""
+
+    def __init__(self, bundle: Bundle, flavour: Flavour, name: str, caches: Tensor | None, stream: Stream):
+        """caches [2 * layers, slots, kv_heads, rows, head_size], of a drafter with a context."""
+        config, method = bundle.config, bundle.config.methods[name]
+        self.reads_context = caches is not None
+        self.reads_text = method.context is not None and method.context.from_text
+        self._limits = config.limits
+        self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
+        self._sampling = SamplingBuffers.of(method, config.limits.slots)
+        self._extents = extents.drafter(config.limits, self.reads_context)
+        self._session = Session(
+            flavour,
+            bundle.path / f"drafter.{name}.engine",
+            self._extents,
+            extents.drafter_shapes(self.reads_context),
+            {} if caches is None else named_caches(caches),
+            stream,
+        )
+        self._host, self._stream = HostBuffers(stream), stream
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
+        """See `DraftEngine.draft`. Raises RuntimeError where the drafter draws at random, ValueError for a batch that
+        does not fit it."""
+        if self._sampling is not None:
+            raise RuntimeError("this drafter draws at random: it gives no candidates")
+        return DraftCandidates(*self._execute(batch, {}, ("candidates", "log_probs", "parents")))
+
+    @torch.inference_mode()
+    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
+        """See `DrawingEngine.draw`. Raises as `draft` does, and where the drafter does not draw at random."""
+        if self._sampling is None:
+            raise RuntimeError("this drafter does not draw at random")
+        filters = self._sampling.fill(sampling, len(batch.slots))
+        return DraftDraws(*self._execute(batch, filters, ("ids", "log_probs", "draws")))
+
+    def _execute(self, batch: DraftBatch, filters: dict[str, np.ndarray], names: tuple[str, ...]) -> list[np.ndarray]:
+        self._pairs.fill(batch)
+        with self._stream.current():
+            step, places = self._ingest(batch) if self.reads_context else self._roots(batch)
+            for name, array in filters.items():
+                placed = np.zeros((len(step.inputs[name]), *array.shape[1:]), array.dtype)
+                placed[places] = array
+                self._host.send(placed, step.inputs[name], name)
+            step.execute(fixed=True)
+            chosen = self._host.upload(places)
+            outputs = [self._host.fetch(step.outputs[name].index_select(0, chosen), name) for name in names]
+            self._stream.synchronize()
+        return [output.numpy() for output in outputs]
+
+    def _roots(self, batch: DraftBatch) -> tuple[Step, np.ndarray]:
+        """The step for one pair per sequence, and where these stand in it."""
+        count = len(batch.tokens)
+        step = self._session.step(self._fitting(count, 1))
+        self._host.send(batch.hidden, step.inputs["hidden"], "hidden")
+        self._host.send(batch.tokens, step.inputs["tokens"], "tokens")
+        return step, np.arange(count)
+
+    def _ingest(self, batch: DraftBatch) -> tuple[Step, np.ndarray]:
+        """The same for all pairs that are left for the step."""
+        firsts, lengths = batch.row_offsets[:-1].astype(np.int64), batch.cache_lengths.astype(np.int64)
+        for b, end in enumerate(batch.row_offsets[1:]):
+            while (left := int(end) - firsts[b]) > self._limits.max_tree:
+                count = min(left - 1, self._limits.prefill_chunk)
+                self._ingest_chunk(batch, firsts[b], count, int(batch.slots[b]), lengths[b])
+                firsts[b], lengths[b] = firsts[b] + count, lengths[b] + count
+        counts = batch.row_offsets[1:] - firsts
+        if counts.min() < 1:
+            raise ValueError(f"sequence {counts.argmin()} has {counts.min()} pairs: expected at least 1")
+        number = self._fitting(int(batch.slots.max()) + 1, int(counts.max()))
+        extent, step = self._extents.steps[number], self._session.step(number)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        within = np.concatenate([np.arange(count) for count in counts])
+        pairs, slots = firsts[owners] + within, batch.slots[owners]
+        hidden = np.zeros((extent.sequences, extent.rows, batch.hidden.shape[1]), np.float32)
+        tokens = np.zeros((extent.sequences, extent.rows), np.int32)
+        hidden[slots, within], tokens[slots, within] = batch.hidden[pairs], batch.tokens[pairs]
+        present, starts = (np.full(extent.sequences, fill, np.int64) for fill in (1, self._limits.max_len))
+        present[batch.slots], starts[batch.slots] = counts, lengths
+        self._send(step, hidden, tokens, present, starts)
+        return step, batch.slots.astype(np.int64)
+
+    def _ingest_chunk(self, batch: DraftBatch, first: int, count: int, slot: int, length: int) -> None:
+        step = self._session.prefill(Extent(1, count), slot)
+        hidden, tokens = (array[None, first : first + count] for array in (batch.hidden, batch.tokens))
+        self._send(step, hidden, tokens, np.array([count]), np.array([length]))
+        step.execute(fixed=False)
+        self._stream.synchronize()  # the next chunk fills the same host buffers
+
+    def _send(self, step: Step, *arrays: np.ndarray) -> None:
+        for name, array in zip(("hidden", "tokens", "pair_counts", "write_indices"), arrays, strict=True):
+            self._host.send(array, step.inputs[name], name)
+
+    def _fitting(self, sequences: int, rows: int) -> int:
+        number = self._extents.fitting(sequences, rows)
+        assert number is not None, "the limits that PairBuffers enforces"
+        return number

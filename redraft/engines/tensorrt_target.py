@@ -1,0 +1,182 @@
+"""The target of a TensorRT bundle: ragged rows for engines in plugin form, padded rows for those in native form."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redraft.bundle import Bundle
+from redraft.engines import extents
+from redraft.engines.extents import Extent
+from redraft.engines.flavour import Flavour
+from redraft.engines.interface import TargetBatch
+from redraft.engines.rows import RowBuffers
+from redraft.engines.session import HostBuffers, Session, Step, Stream, named_caches
+
+BITS = 32
+HIDDEN_SCORE = -3e4
+"""Added to the scores of rows that must not be seen, as in the exported networks."""
+
+
+class PluginTarget:
+    """One execute for trees and prefill chunks together; the kernels commit."""
+
+    def __init__(self, bundle: Bundle, flavour: Flavour, caches: Tensor, stream: Stream):
+        limits = bundle.config.limits
+        self._rows = RowBuffers(limits, bundle.config.target.vocab_size)
+        self._extents, shapes = extents.plugin_target(limits), extents.plugin_target_shapes(limits)
+        path = bundle.path / "target.engine"
+        self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream)
+        self._host, self._stream = HostBuffers(stream), stream
+
+    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Engine.execute`."""
+        self._rows.check(batch)
+        rows, sequences, logits = len(batch.input_ids), len(batch.slots), len(batch.logit_rows)
+        number = self._extents.fitting(sequences, rows)
+        if number is None:
+            step = self._session.prefill(Extent(sequences, rows, max(logits, 1)))
+        else:
+            step = self._session.step(number)
+        for name, array in self._rows.fill(batch).items():
+            self._host.send(array[: len(step.inputs[name])], step.inputs[name], name)
+        step.execute(fixed=number is not None)
+        found = self._host.fetch(step.outputs["logits"][:logits], "logits")
+        hidden = step.outputs.get("hidden")
+        states = None if hidden is None else self._host.fetch(hidden[:rows], "hidden")
+        self._stream.synchronize()
+        return found.numpy(), None if states is None else states.numpy()
+
+
+class NativeTarget:
+    """Sequences stand at their slots, so a step executes the first so many slots; those that are not in the batch write
+    behind max_len, where nothing stands for long. More rows than a tree's are a prefill chunk, executed alone.
+    Accepted rows are moved before."""
+
+    def __init__(self, bundle: Bundle, flavour: Flavour, caches: Tensor, stream: Stream):
+        self._limits = bundle.config.limits
+        self._check = RowBuffers(self._limits, bundle.config.target.vocab_size).check
+        self._extents, self._caches = extents.native_target(self._limits), caches
+        path, shapes = bundle.path / "target.engine", extents.native_target_shapes
+        self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream)
+        self._host, self._stream = HostBuffers(stream), stream
+
+    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Engine.execute`."""
+        self._check(batch)
+        self._commit(batch)
+        owners = np.repeat(np.arange(len(batch.slots)), np.diff(batch.row_offsets))
+        large = np.diff(batch.row_offsets) > self._limits.max_tree
+        rows = np.flatnonzero(~large[owners])
+        parts = [self._step(batch, rows, owners)] if len(rows) else []
+        parts += [self._chunk(batch, b, np.flatnonzero(owners == b), owners) for b in np.flatnonzero(large)]
+        self._stream.synchronize()
+        if len(parts) == 1:
+            return parts[0].logits.numpy(), None if parts[0].hidden is None else parts[0].hidden.numpy()
+        logits = np.empty((len(batch.logit_rows), parts[0].logits.shape[1]), np.float32)
+        hidden = None if parts[0].hidden is None else np.empty((len(owners), parts[0].hidden.shape[1]), np.float32)
+        for part in parts:
+            logits[part.wanted] = part.logits.numpy()
+            if hidden is not None and part.hidden is not None:
+                hidden[part.rows] = part.hidden.numpy()
+        return logits, hidden
+
+    def _step(self, batch: TargetBatch, rows: np.ndarray, owners: np.ndarray) -> _Part:
+        """Trees and small chunks: these rows of the batch, whose sequences are `owners`."""
+        slots, longest = batch.slots[owners[rows]], int((rows - batch.row_offsets[owners[rows]]).max()) + 1
+        number = self._extents.fitting(int(slots.max()) + 1, longest)
+        assert number is not None, "the limits that check() enforces"
+        extent, step = self._extents.steps[number], self._session.step(number)
+        starts = np.full(extent.sequences, self._limits.max_len, np.int64)
+        starts[slots] = batch.cache_lengths[owners[rows]]
+        places = slots * extent.rows + rows - batch.row_offsets[owners[rows]]
+        return self._execute(step, batch, extent, starts, rows, places, name="step", fixed=True)
+
+    def _chunk(self, batch: TargetBatch, b: int, rows: np.ndarray, owners: np.ndarray) -> _Part:
+        """All rows of a sequence."""
+        logits = int(np.isin(batch.logit_rows, rows).sum())
+        extent = Extent(1, len(rows), max(logits, 1))
+        step = self._session.prefill(extent, int(batch.slots[b]))
+        starts = batch.cache_lengths[b : b + 1].astype(np.int64)
+        return self._execute(step, batch, extent, starts, rows, np.arange(len(rows)), name=f"chunk {b}", fixed=False)
+
+    def _execute(
+        self,
+        step: Step,
+        batch: TargetBatch,
+        extent: Extent,
+        starts: np.ndarray,
+        rows: np.ndarray,
+        places: np.ndarray,
+        name: str,
+        fixed: bool,
+    ) -> _Part:
+        """Rows of the batch at places of [sequences, rows], whose sequences' first rows stand at `starts`."""
+        shape = (extent.sequences, extent.rows)
+        place_of = np.full(len(batch.input_ids), -1)
+        place_of[rows] = places
+        wanted = np.flatnonzero(place_of[batch.logit_rows] >= 0)
+        words = np.zeros((shape[0] * shape[1], batch.tree_mask.shape[1]), np.int32)
+        words[places] = batch.tree_mask[rows]
+        inputs = {
+            "input_ids": _placed(batch.input_ids[rows], places, shape),
+            "positions": _placed(batch.positions[rows], places, shape),
+            "write_indices": starts,
+            "logit_rows": place_of[batch.logit_rows[wanted]],
+        }
+        for key, array in inputs.items():
+            self._host.send(array, step.inputs[key], f"{name} {key}")
+        mask, first = step.inputs["mask"], step.inputs["write_indices"]
+        mask.copy_(score_mask(self._host.upload(words.reshape(*shape, -1)), first, mask.shape[-1])[:, None])
+        step.execute(fixed)
+        logits = self._host.fetch(step.outputs["logits"][: len(wanted)], f"{name} logits")
+        hidden = step.outputs.get("hidden")
+        if hidden is not None:
+            hidden = self._host.fetch(hidden.index_select(0, self._host.upload(places)), f"{name} hidden")
+        return _Part(rows, wanted, logits, hidden)
+
+    def _commit(self, batch: TargetBatch) -> None:
+        """Move the rows of the accepted paths, in all layers at once."""
+        counts = np.diff(batch.commit_offsets)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        base = (batch.cache_lengths - counts)[owners]
+        sources, targets = base + batch.commit_src, base + np.arange(len(owners)) - batch.commit_offsets[owners]
+        moved = sources != targets
+        if moved.any():
+            slots, source, place = self._host.upload(
+                np.stack([batch.slots[owners], sources, targets])[:, moved].astype(np.int64)
+            )
+            self._caches[:, slots, :, place] = self._caches[:, slots, :, source]
+
+
+class _Part(NamedTuple):
+    """What one execute gives for some rows of a batch, and for some of its logit rows."""
+
+    rows: np.ndarray
+    wanted: np.ndarray
+    logits: Tensor
+    hidden: Tensor | None
+
+
+def score_mask(words: Tensor, starts: Tensor, cache_rows: int) -> Tensor:
+    """float [B, N, cache_rows], added to the scores: 0 where a row sees a cache row. words int32 [B, N, W] are the tree
+    masks of the rows (see `TargetBatch`), starts int64 [B] the cache rows of the sequences' first rows."""
+    behind = torch.arange(cache_rows, device=words.device) - starts[:, None]
+    bit = behind.clamp(0, words.shape[2] * BITS - 1)
+    index = (bit // BITS)[:, None].expand(-1, words.shape[1], -1)
+    marked = ((words.gather(2, index) >> (bit % BITS)[:, None]) & 1).bool() & (behind == bit)[:, None]
+    row = torch.arange(words.shape[1], device=words.device)[:, None]
+    behind = behind[:, None]
+    causal = (words == 0).all(2, keepdim=True)
+    seen = (behind < 0) | (behind == row) | torch.where(causal, behind <= row, marked)
+    return torch.where(seen, 0.0, HIDDEN_SCORE)
+
+
+def _placed(values: np.ndarray, places: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Values at flat places of [sequences, rows], zeros elsewhere."""
+    placed = np.zeros(shape, values.dtype)
+    placed.reshape(-1)[places] = values
+    return placed

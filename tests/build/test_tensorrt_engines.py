@@ -1,0 +1,170 @@
+"""What TensorRT is asked to build, over a stand-in library, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+
+from model_defs.export_target import CacheShape, export_target_plugin
+from networks import save
+from plugins.cuda import compile
+from plugins.tree_attention.tensorrt_form import tensorrt_form
+from redraft.bundle import Bundle, BundleConfig, BundleError, LimitsInfo
+from redraft.engines import extents, gpu
+from redraft.engines.flavour import TENSORRT
+from redraft.engines.memory import what_fits
+from tensorrt_engines import EngineBuilder, profile_ranges
+from tests.engines import stand_in_tensorrt
+from tests.engines.tiny import METHOD, target_info, tiny_bundle, tiny_drafter_of, tiny_lm, tiny_target
+
+LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)
+
+
+def head_of(bundle: Bundle, network: str) -> dict:
+    return json.loads((bundle.path / f"{network}.engine").read_bytes().partition(b"\n")[0])
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setattr("tensorrt_engines.CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_full_tensorrt_is_asked_for_typed_networks_with_aliased_plugins(monkeypatch, tmp_path, cache):
+    stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    target = tiny_lm()
+    drafter = tiny_drafter_of(target, "medusa")
+    bundle = tiny_bundle(tmp_path, target, "tensorrt", "bf16", trained=drafter, limits=LIMITS)
+    head = head_of(bundle, "target")
+    flags = stand_in_tensorrt.NetworkDefinitionCreationFlag
+    assert head["flags"] == 1 << flags.STRONGLY_TYPED | 1 << flags.PREFER_AOT_PYTHON_PLUGINS
+    assert head["preview"] == ["aliased plugin I/O"]
+    steps = head["profiles"][:-1]
+    assert [p["input_ids"][0][0] for p in steps] == [b * n for b in (1, 2, 4, 5) for n in (1, 2, 4, 8)]
+    for profile in steps:
+        assert all(sizes == [sizes[0]] * 3 for sizes in profile.values()), "a step's shapes are fixed"
+    assert steps[5]["row_offsets"][0] == [3]
+    assert steps[5]["commit_src"][0] == [16]
+    assert steps[5]["tree_mask"][0] == [4, 1]
+    assert steps[5]["k_cache.0"][0] == [5, 2, 88, 64]
+    prefill = head["profiles"][-1]
+    assert prefill["input_ids"] == [[1], [16], [56]]
+    assert prefill["logit_rows"] == [[1], [1], [45]]
+    drafts = head_of(bundle, f"drafter.{METHOD}")["profiles"]
+    assert [p["hidden"] for p in drafts] == [[[b, 56]] * 3 for b in (1, 2, 4, 5)]
+    assert bundle.manifest.versions["tensorrt"] == stand_in_tensorrt.VERSION
+
+
+def test_measurements_are_kept_for_the_next_build(monkeypatch, tmp_path, cache):
+    stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    for n in (1, 2):
+        tiny_bundle(tmp_path / str(n), tiny_lm(), "tensorrt", "bf16", drafts=False, limits=LIMITS)
+        assert [path.name for path in cache.iterdir()] == ["tensorrt-11.4.0.106-9.0.timings"]
+        assert (cache / "tensorrt-11.4.0.106-9.0.timings").read_bytes() == b"measured " * n
+
+
+def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, tmp_path):
+    stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
+    drafter = tiny_drafter_of(tiny_target(), "eagle")
+    bundle = tiny_bundle(tmp_path, tiny_target(), "tensorrt_rtx", trained=drafter, limits=LIMITS)
+    head = head_of(bundle, "target")
+    assert head["flags"] == 1 << stand_in_tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+    assert head["preview"] == []
+    assert head["profiles"][6]["mask"] == [[2, 1, 4, 88]] * 3
+    assert head["profiles"][6]["logit_rows"] == [[8]] * 3
+    assert head["profiles"][-1]["input_ids"] == [[1, 1], [1, 16], [1, 16]]
+    pairs = head_of(bundle, f"drafter.{METHOD}")["profiles"]
+    assert [p["hidden"][2][:2] for p in pairs] == [[1, 8], [2, 8], [4, 8], [5, 8], [1, 16]]
+    assert pairs[-1]["k_cache.0"] == [[1, 1, 88, 32]] * 3
+    assert "compute_capability" not in bundle.manifest.versions
+
+
+def test_every_profile_of_limits_of_one_is_whole():
+    limits = LimitsInfo(slots=1, max_len=2, max_tree=1, prefill_chunk=1)
+    ranges = list(
+        profile_ranges({"input_ids": (-1,)}, extents.plugin_target(limits), extents.plugin_target_shapes(limits))
+    )
+    assert ranges == [{"input_ids": ((1,), (1,), (1,))}, {"input_ids": ((1,), (1,), (2,))}]
+
+
+def builder(**limits) -> EngineBuilder:
+    config = BundleConfig(
+        name="tiny",
+        backend="tensorrt",
+        precision="bf16",
+        target=target_info(tiny_lm()),
+        limits=LIMITS.model_copy(update=limits),
+        methods={},
+    )
+    return EngineBuilder(config)
+
+
+@pytest.fixture
+def network(tmp_path):
+    target = tiny_lm().bfloat16()
+    form = export_target_plugin(target, CacheShape(5, 80, 8), cache_dtype=torch.bfloat16, aliased_outputs=True)
+    save(tensorrt_form(form), tmp_path / "target.onnx")
+    return tmp_path / "target.onnx"
+
+
+def test_too_little_memory_says_what_would_fit(monkeypatch, network, cache):
+    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    trt.fails_with = "[defaultAllocator.cpp::allocate] Requested size was 5 bytes: OutOfMemory (no further information)"
+    with pytest.raises(BundleError, match=r"ran out of memory building .*target.onnx: about 0.00 GB are needed"):
+        builder().build_target(network)
+    trt.fails_with = "tactic not found"
+    with pytest.raises(BundleError, match=r"TensorRT cannot build .*target.onnx: tactic not found"):
+        builder().build_target(network)
+    assert not list(network.parent.glob("*.engine"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "free", "message"),
+    [
+        (10, 30e6, r"about 0.33 GB .*caches 0.33.*, 0.03 GB are free; --slots 1 or --max-len \d+ would fit"),
+        (10, 3e6, r"; --max-len \d+ would fit"),
+        (40e6, 30e6, "no limits would fit beside the weights: take a GPU with more memory"),
+        (10, 1e9, r"another process may hold the rest \(nvidia-smi\)"),
+    ],
+)
+def test_what_would_fit_does(weights, free, message):
+    limits = LimitsInfo(slots=16, max_len=13000, max_tree=8, prefill_chunk=16)
+    config = BundleConfig(
+        name="t", backend="tensorrt", precision="bf16", target=target_info(tiny_lm()), limits=limits, methods={}
+    )
+    said = what_fits(config, int(weights), int(free))
+    assert re.search(message, said), said
+    for flag, count in re.findall(r"--(slots|max-len) (\d+) ?(?:or|would)", said):
+        field = flag.replace("-", "_")
+        again = config.model_copy(update={"limits": limits.model_copy(update={field: int(count)})})
+        assert "another process" in what_fits(again, int(weights), int(free))
+        more = config.model_copy(update={"limits": limits.model_copy(update={field: int(count) + 1})})
+        assert "another process" not in what_fits(more, int(weights), int(free))
+
+
+def test_a_missing_library_gpu_or_nvcc_names_the_remedy(monkeypatch, network, cache):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(BundleError, match=r"needs TensorRT, which cannot be imported .*pip install tensorrt-cu13"):
+        TENSORRT.module()
+    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    trt.__version__ = "10.9.0.34"
+    with pytest.raises(BundleError, match=r"needs TensorRT 10\.16 or newer, this is 10\.9\.0\.34: pip install -U"):
+        builder()
+    trt.__version__ = "11.4.0.106"
+
+    def none():
+        raise BundleError("no CUDA device")
+
+    monkeypatch.setattr(gpu, "device", none)
+    with pytest.raises(BundleError, match="no CUDA device"):
+        builder()
+    stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
+    compile.nvcc.cache_clear()
+    with pytest.raises(BundleError, match="nvcc not found at NVCC=/nowhere/nvcc"):
+        builder()
+    compile.nvcc.cache_clear()

@@ -1,0 +1,222 @@
+"""Both TensorRT backends over a stand-in library whose engines compute: buckets, padding, buffers, aliases, results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from redraft.budget import BudgetTable
+from redraft.bundle import Bundle, BundleError, LimitsInfo
+from redraft.drafting import DraftingPlan
+from redraft.engines import gpu, load_engine, tensorrt_target
+from redraft.engines.session import Session
+from tests.engines import stand_in_tensorrt
+from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
+from tests.engines.test_context_drafters import Drafting, check_draft, draft
+from tests.engines.test_context_scheduling import generate
+from tests.engines.tiny import (
+    CONTEXT_DRAFTERS,
+    METHOD,
+    VOCAB,
+    chain,
+    expected,
+    make_batch,
+    random_tree,
+    tiny_bundle,
+    tiny_drafter_of,
+    tiny_lm,
+    tiny_target,
+)
+
+LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)
+BACKENDS = {"tensorrt": (tiny_lm, "bf16", 0.03), "tensorrt_rtx": (tiny_target, "fp32", 1e-5)}
+"""The target, which full TensorRT's kernels must have the head size of; the precision; tolerated errors, as a share of
+the largest number."""
+
+
+def bundle_of(backend: str, monkeypatch, folder, **options) -> Bundle:
+    stand_in_tensorrt.install(monkeypatch, backend)
+    target, precision, _ = BACKENDS[backend]
+    return tiny_bundle(folder, target(), backend, **{"precision": precision, "limits": LIMITS} | options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_steps_are_those_of_the_module(backend, monkeypatch, tmp_path):
+    """Prompts beyond a tree's rows, trees with an absent neighbour between them, commits; steps of the same and of
+    other extents."""
+    target, _, tolerance = BACKENDS[backend]
+    target = target()
+    drafter = tiny_drafter_of(target, "eagle")
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=drafter))
+    rng = np.random.default_rng(0)
+    contexts = {slot: rng.integers(0, VOCAB, n).tolist() for slot, n in ((0, 11), (1, 16), (3, 5), (4, 1))}
+
+    def check(step: list) -> None:
+        batch = make_batch(step, words=1)
+        batch.logit_rows = batch.logit_rows[:: 1 if len(batch.logit_rows) % 3 else 2]
+        logits, hidden = engine.execute(batch)
+        for found, want in zip((logits, hidden), expected(target, step), strict=True):
+            want = want[batch.logit_rows] if found is logits else want
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, want, atol=tolerance * np.abs(want).max(), rtol=0)
+
+    check([chain(slot, [], tokens, causal=True) for slot, tokens in contexts.items()])
+    first = random_tree(rng, 1, contexts[1], 8)
+    check([random_tree(rng, 3, contexts[3], 3), first, chain(0, contexts[0], [7])])
+    path = first.ancestors(7)[::-1]
+    accepted = contexts[1] + [first.tokens[row] for row in path]
+    for _ in range(2):  # the second time it is the same extent, and the committed rows stay
+        step = dataclasses.replace(random_tree(rng, 1, accepted, 4), commit=path)
+        check([step, chain(4, contexts[4], [3, 4], causal=True)])
+        accepted, path = accepted + step.tokens[:1], [0]
+    check([chain(2, [], rng.integers(0, VOCAB, 16).tolist(), causal=True), random_tree(rng, 1, accepted[:-1], 5)])
+    check([random_tree(rng, 3, contexts[3], 8)])
+
+
+@pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "recurrent", "medusa"])
+@torch.no_grad()
+def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
+    """Prompts longer than a chunk, then a few pairs at a time, in changing company."""
+    target = tiny_target()
+    drafter = tiny_drafter_of(target, variant)
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, trained=drafter))
+    rng, sequences = np.random.default_rng(3), [Drafting(slot) for slot in (4, 0, 2)]
+    steps = [([0], [40]), ([0, 1], [1, 9]), ([2, 0], [8, 3]), ([1, 0, 2], [4, 1, 5]), ([2], [1])]
+    for company, counts in steps:
+        drafting = [sequences[place] for place in company]
+        for s, count in zip(drafting, counts, strict=True):
+            s.grow(rng, count)
+        if not drafter.reads_context:
+            for s in drafting:
+                s.ingested = len(s.tokens) - 1
+        drafted = draft(engine, drafting)
+        for b, s in enumerate(drafting):
+            if variant != "recurrent":
+                check_draft(drafter, drafted, b, s)
+            assert drafted.log_probs.dtype == np.float32
+
+
+def test_drafts_and_draws_are_the_torch_backends(monkeypatch, tmp_path):
+    for plan in ({}, {"construction": "stochastic_beam", "levels": LEVELS["stochastic_beam"], "support": SUPPORT}):
+        for variant in ("recurrent", "eagle"):
+            options = {"trained": tiny_drafter_of(tiny_target(), variant), "limits": LIMITS, **plan}
+            name = f"{variant}{len(plan)}"
+            ours = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path / f"{name} rtx", **options))
+            torchs = load_engine(tiny_bundle(tmp_path / f"{name} torch", tiny_target(), "torch", **options))
+            batch = draft_batch(3)
+            batch.slots = np.array([3, 0, 4], np.int32)
+            found = []
+            for engine in (ours, torchs):
+                drafter = engine.drafters[METHOD]
+                found.append(drafter.draw(batch, sampling_of("stochastic_beam", 3)) if plan else drafter.draft(batch))
+            for field, kept in vars(found[0]).items():
+                want = getattr(found[1], field)
+                if kept is not None:
+                    np.testing.assert_allclose(kept, want, atol=1e-4, err_msg=field)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_path):
+    target, *_ = BACKENDS[backend]
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=tiny_drafter_of(target(), "eagle")))
+    plan = DraftingPlan("best_first", budget=BudgetTable.constant(5))
+    tokens, scheduler = generate(engine, plan, limits=LIMITS)
+    assert scheduler.totals.drafted > scheduler.totals.accepted
+    if backend == "tensorrt_rtx":
+        assert tokens == generate(engine, None, limits=LIMITS)[0]
+
+
+def test_a_step_is_padded_to_the_bucket_that_wastes_least(monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False))
+    chosen, step = [], Session.step
+    monkeypatch.setattr(Session, "step", lambda self, number: chosen.append(number) or step(self, number))
+    extents = engine._target._extents
+    for rows in ([1], [2], [8], [1, 1, 1], [8, 8]):
+        engine.execute(make_batch([chain(slot, [], [5] * n, causal=True) for slot, n in enumerate(rows)], words=1))
+    assert [(extents.steps[n].sequences, extents.steps[n].rows) for n in chosen] == [
+        *[(1, 1), (1, 2), (1, 8)],
+        *[(4, 4), (2, 16)],
+    ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_engine_that_does_not_update_in_place_is_refused(backend, monkeypatch, tmp_path):
+    bundle = bundle_of(backend, monkeypatch, tmp_path, drafts=False)
+    named = tensorrt_target.named_caches
+
+    def elsewhere(caches):
+        return {name: cache.clone() if name == "v_cache.1" else cache for name, cache in named(caches).items()}
+
+    monkeypatch.setattr(tensorrt_target, "named_caches", elsewhere)
+    with pytest.raises(BundleError, match=r"the engine does not update v_cache\.1 in place; rebuild it with: "):
+        load_engine(bundle)
+
+
+def test_batches_beyond_the_limits_are_refused(monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path))
+    with pytest.raises(ValueError, match="slots is 5: expected 0 to 4"):
+        engine.execute(make_batch([chain(5, [], [1])], words=1))
+    with pytest.raises(ValueError, match=r"input_ids has shape \(1, 17\), which profile 9 does not take"):
+        engine.execute(make_batch([chain(1, [], [1] * 17, causal=True)], words=1))
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({"tensorrt": "10.16.1"}, r"was built by TensorRT 10\.16\.1, this is 11\.4\.0\.106; on this machine rebuild"),
+        ({"compute_capability": "8.0"}, r"was built for a GPU of compute capability 8\.0, this one has 9\.0; on this"),
+    ],
+)
+def test_engines_of_another_gpu_or_version_are_refused(monkeypatch, tmp_path, versions, message):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    assert bundle.manifest.versions["compute_capability"] == "9.0"
+    manifest = bundle.manifest.model_copy(update={"versions": bundle.manifest.versions | versions})
+    with pytest.raises(BundleError, match=message):
+        load_engine(dataclasses.replace(bundle, manifest=manifest))
+
+
+def test_an_engine_that_cannot_be_read_is_refused(monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    (bundle.path / "target.engine").write_bytes(b"plan")
+    with pytest.raises(BundleError, match=r"TensorRT cannot load .*target.engine: magic tag does not match; rebuild"):
+        load_engine(bundle)
+
+
+def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("redraft.engines.tensorrt._allocate", full)
+    with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
+        load_engine(bundle)
+
+
+def test_without_a_gpu_the_reason_is_named(monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False)
+    monkeypatch.undo()
+    stand_in_tensorrt.install_library(monkeypatch, "tensorrt_rtx")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for version, driver, message in (
+        (None, False, r"this torch was built for the CPU; .*pip install -r requirements-gpu.txt"),
+        ("13.0", False, "NVIDIA's driver is not installed"),
+        ("13.0", True, "no CUDA device is visible: see nvidia-smi, and CUDA_VISIBLE_DEVICES"),
+    ):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        monkeypatch.setattr(gpu, "DRIVER", tmp_path if driver else tmp_path / "nowhere")
+        with pytest.raises(BundleError, match=message):
+            load_engine(bundle)
+
+
+def test_the_report_says_what_was_built(monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    report = json.loads((bundle.path / "target.engine.json").read_text())
+    layers = tiny_lm().config.num_layers
+    names = ("TreeAttentionWrite", "TreeAttentionSplit", "TreeAttentionCombine")
+    assert [report["layers"][name] for name in names] == [layers] * 3
+    assert "TreeAttention" not in report["layers"]

@@ -1,0 +1,150 @@
+"""The strongly typed plugin form for TensorRT: against the CPU's file, and run by the kernels' own code."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from model_defs.export_target import CacheShape, export_target_plugin
+from model_defs.target import Target
+from plugins.cuda.declaration import NAMESPACE
+from plugins.tree_attention.tensorrt_form import tensorrt_form
+from plugins.tree_attention.tensorrt_plugin import COMBINE, KERNELS, SPLIT, WRITE
+from tests.engines.stand_in_tensorrt import plugin
+from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_tree, tiny_lm, tiny_target
+
+CACHE = CacheShape(4, 40, 8)
+
+
+def typed(target: Target) -> ir.Model:
+    """The target's plugin form in bf16."""
+    return export_target_plugin(target.bfloat16(), CACHE, cache_dtype=torch.bfloat16, aliased_outputs=True)
+
+
+@pytest.fixture(scope="module")
+def cpu() -> ir.Model:
+    return export_target_plugin(tiny_lm(), CACHE)
+
+
+@pytest.fixture(scope="module")
+def tensorrt() -> ir.Model:
+    return tensorrt_form(typed(tiny_lm()))
+
+
+def numbered(network: ir.Model) -> tuple[dict[ir.Value, object], list[list[ir.Node]]]:
+    """What every value is, without its dtype or the exporter's name for it, and the nodes in order; plugins that follow
+    each other up to `TreeAttentionCombine` are one."""
+    graph = network.graph
+    known: dict[ir.Value, object] = {value: value.name for value in graph.inputs}
+    for value in graph.initializers.values():
+        array = value.const_value.numpy()
+        kept = array.astype(ml_dtypes.bfloat16).astype(np.float32) if array.dtype.kind not in "iub" else array
+        known[value] = (array.shape, kept.tobytes())
+    operators, pending = [], []
+    for node in graph:
+        pending.append(node)
+        if node.op_type not in (WRITE.name, SPLIT.name):
+            known.update({value: (len(operators), i) for i, value in enumerate(node.outputs)})
+            operators.append(pending)
+            pending = []
+    return known, operators
+
+
+def attention_of(nodes: list[ir.Node], known: dict[ir.Value, object]) -> tuple:
+    """A `TreeAttention` node or the plugins in its place, in the same words."""
+    if len(nodes) == 1:
+        names = ["qkv", "positions", "row_offsets", "slots", "cache_lengths", "tree_mask", "commit_src"]
+        names += ["commit_offsets", "rope_table", "k_cache", "v_cache"]
+        taken = dict(zip(names, (known[value] for value in nodes[0].inputs), strict=True))
+        sizes = {name.removeprefix("num_"): a.value for name, a in nodes[0].attributes.items()}
+        return taken | {"starts": taken["cache_lengths"]}, sizes
+    assert [node.op_type for node in nodes] == [kernel.name for kernel in KERNELS]
+    made = {value for node in nodes for value in node.outputs}
+    taken, found_by = {}, ("plugin_namespace", "plugin_version", "aot")
+    for node, kernel in zip(nodes, KERNELS, strict=True):
+        for argument, value in zip(kernel.inputs, node.inputs, strict=True):
+            if value not in made:
+                assert taken.setdefault(argument.name, known[value]) == known[value]
+        sizes = {name: a.value for name, a in node.attributes.items() if name not in found_by}
+        assert [node.attributes[name].value for name in found_by] == [NAMESPACE, "1", 1]
+        assert sizes == {name: nodes[0].attributes[name].value for name in kernel.attributes}
+    return taken, sizes
+
+
+def test_it_differs_from_the_cpus_file_in_dtypes_and_in_the_caches_aliasing_alone(cpu, tensorrt):
+    """The same inputs by name, order and shape; the same constants up to bf16's rounding; the same nodes in the same
+    order with the same attributes on the same values, where the three plugins count as the one operator that they
+    compute; the same outputs. Beyond that the second file has the updated caches as outputs."""
+    described = []
+    for network in (cpu, tensorrt):
+        known, operators = numbered(network)
+        nodes = []
+        for group in operators:
+            if group[-1].op_type in ("TreeAttention", COMBINE.name):
+                nodes.append(attention_of(group, known))
+                continue
+            (node,) = group
+            # a Cast's or a constant's dtype is a dtype
+            attributes = {name: a.value for name, a in node.attributes.items() if name not in ("to", "stash_type")}
+            nodes.append((node.domain, node.op_type, attributes, [known.get(value) for value in node.inputs]))
+        inputs = [(value.name, str(value.shape)) for value in network.graph.inputs]
+        outputs = [(value.name, str(value.shape), known[value]) for value in network.graph.outputs if value in known]
+        described.append((inputs, nodes, [output for output in outputs if ".updated" not in output[0]]))
+    assert described[0][0] == described[1][0]
+    assert described[0][1] == described[1][1]
+    assert described[0][2] == described[1][2]
+
+    layers = tiny_lm().config.num_layers
+    aliased = tensorrt.graph.outputs[2:]
+    assert [value.name for value in cpu.graph.outputs] == ["logits", "hidden"]
+    assert [value.name for value in aliased] == [f"{k}_cache.{i}.updated" for k in "kv" for i in range(layers)]
+    for value in aliased:
+        node = value.producer()
+        place = list(node.outputs).index(value)
+        source = node.inputs[[a.name for a in WRITE.inputs].index(WRITE.outputs[place].in_place_of)]
+        assert (node.op_type, f"{source.name}.updated") == (WRITE.name, value.name)
+    assert {value.dtype for value in cpu.graph.inputs} == {ir.DataType.INT32, ir.DataType.FLOAT}
+    assert {value.dtype for value in tensorrt.graph.inputs} == {ir.DataType.INT32, ir.DataType.BFLOAT16}
+
+
+def test_keys_are_read_from_what_the_write_returns(tensorrt):
+    """Else TensorRT could read before it writes."""
+    for node in tensorrt.graph:
+        if node.op_type == SPLIT.name:
+            caches = [value for value, a in zip(node.inputs, SPLIT.inputs, strict=True) if a.name.endswith("_cache")]
+            assert [value.producer().op_type for value in caches] == [WRITE.name] * 2
+
+
+def test_the_file_computes_what_the_module_does(tensorrt):
+    evaluator = ReferenceEvaluator(ir.to_proto(tensorrt), new_ops=[plugin(kernel) for kernel in KERNELS])
+    target, rng = tiny_lm(), np.random.default_rng(0)
+    shape = (CACHE.slots, target.config.num_kv_heads, CACHE.rows, target.config.head_size)
+    caches = {
+        f"{kind}_cache.{layer}": np.zeros(shape, ml_dtypes.bfloat16)
+        for kind in "kv"
+        for layer in range(target.config.num_layers)
+    }
+    contexts = {slot: rng.integers(0, VOCAB, n).tolist() for slot, n in ((2, 11), (0, 4))}
+    prefill = [chain(slot, [], tokens, causal=True) for slot, tokens in contexts.items()]
+    first = random_tree(rng, 2, contexts[2], 8)
+    path = first.ancestors(7)[::-1]
+    second = random_tree(rng, 2, contexts[2] + [first.tokens[row] for row in path], 5)
+    second.commit = path
+    for step in (prefill, [chain(0, contexts[0], [7]), first], [second]):
+        inputs = {name: array for name, array in vars(make_batch(step, words=1)).items()}
+        found = evaluator.run(["logits", "hidden"], inputs | caches)
+        for got, want in zip(found, expected(target, step), strict=True):
+            error = np.abs(got.astype(np.float32) - want) / np.abs(want).max()
+            assert error.max() < 0.06
+            assert np.sqrt(np.square(error).mean()) < 0.01
+
+
+def test_what_the_kernels_cannot_take_is_refused():
+    with pytest.raises(ValueError, match="head size 32: TensorRT's plugins take 64, 128"):
+        tensorrt_form(typed(tiny_target()))
+    with pytest.raises(ValueError, match="qkv is FLOAT: TreeAttentionWrite takes bf16"):
+        tensorrt_form(export_target_plugin(tiny_lm(), CACHE, aliased_outputs=True))
