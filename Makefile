@@ -12,9 +12,10 @@ ENGINES   ?= artifacts/engines
 BACKEND   ?= openvino
 PRECISION ?= bf16
 SHAPE     ?= --beam-width 4 --beam-length 5
-METHODS   ?=
-BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)
-BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)
+METHODS   ?= $(and $(filter tensorrt%,$(BACKEND)),$(filter $(DEFAULT),$(NAME)),build/drafters.toml)
+FOR       := $(addprefix -,$(filter-out openvino,$(BACKEND)))
+BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)$(FOR)
+BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)$(FOR)
 
 DATA      ?= prompts.jsonl
 TEACHER   ?= artifacts/data/$(NAME)
@@ -28,7 +29,7 @@ RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 PY      := .venv/bin/python
 SETUP   := .venv/.setup
 BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
-SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp)
+SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model distill train engines tune serve stop loadtest bench quickstart test verify lint clean
@@ -37,7 +38,7 @@ SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8) BACKEND (openvino torch tensorrt_rtx) SHAPE METHODS"
+	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8) BACKEND (openvino torch tensorrt tensorrt_rtx) SHAPE METHODS"
 	@echo "BUNDLE BASELINE PROMPTS RATES RESULTS; for distill and train DATA TEACHER TOKENS POSITIONS;"
 	@echo "for setup PYTHON TORCH_INDEX TORCH. See README.md."
 

@@ -125,7 +125,7 @@ def test_too_little_memory_says_what_would_fit(monkeypatch, network, cache):
 @pytest.mark.parametrize(
     ("weights", "free", "message"),
     [
-        (10, 30e6, r"about 0.33 GB .*caches 0.33.*, 0.03 GB are free; --slots 1 or --max-len \d+ would fit"),
+        (10, 30e6, r"about 0.32 GB .*caches 0.32.*, 0.03 GB are free; --slots 1 or --max-len \d+ would fit"),
         (10, 3e6, r"; --max-len \d+ would fit"),
         (40e6, 30e6, "no limits would fit beside the weights: take a GPU with more memory"),
         (10, 1e9, r"another process may hold the rest \(nvidia-smi\)"),

@@ -7,6 +7,7 @@ import ctypes
 import json
 import sys
 from enum import IntEnum
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -268,6 +269,7 @@ def install_library(monkeypatch, name: str) -> ModuleType:
     """Put the library alone there."""
     trt: Any = fake_tensorrt.install(monkeypatch) if name == "tensorrt" else ModuleType(name)
     trt.__version__ = VERSION if name == "tensorrt" else "1.7.1.116"
+    trt.__spec__ = ModuleSpec(name, None)
     trt.fails_with = None
     trt.ILogger, trt.OnnxParser, trt.Runtime = ILogger, Parser, Runtime
     trt.Builder = lambda logger: Builder(logger, trt)

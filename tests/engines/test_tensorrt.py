@@ -33,7 +33,7 @@ from tests.engines.tiny import (
 )
 
 LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)
-BACKENDS = {"tensorrt": (tiny_lm, "bf16", 0.03), "tensorrt_rtx": (tiny_target, "fp32", 1e-5)}
+BACKENDS = {"tensorrt": (tiny_lm, "bf16", 0.06), "tensorrt_rtx": (tiny_target, "fp32", 1e-5)}
 """The target, which full TensorRT's kernels must have the head size of; the precision; tolerated errors, as a share of
 the largest number."""
 
@@ -62,7 +62,9 @@ def test_steps_are_those_of_the_module(backend, monkeypatch, tmp_path):
         for found, want in zip((logits, hidden), expected(target, step), strict=True):
             want = want[batch.logit_rows] if found is logits else want
             assert found.dtype == np.float32
-            np.testing.assert_allclose(found, want, atol=tolerance * np.abs(want).max(), rtol=0)
+            error = np.abs(found - want) / np.abs(want).max()
+            assert error.max() < tolerance
+            assert np.sqrt(np.square(error).mean()) < tolerance / 5
 
     check([chain(slot, [], tokens, causal=True) for slot, tokens in contexts.items()])
     first = random_tree(rng, 1, contexts[1], 8)

@@ -12,13 +12,29 @@ import pytest
 import torch
 
 from model_defs.drafting import BeamSearch
+from model_defs.export import cache_names
 from model_defs.export_target import CacheShape, export_target_native
+from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
+from model_defs.token_info import InfoForm
 from networks import save, write_tensorrt
 from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
 from tensorrt_engines import network_sha256
-from tests.engines.tiny import DRAFTING, METHOD, VOCAB, Rows, chain, expected, random_tree, tiny_drafter, tiny_target
+from tests.engines.tiny import (
+    CONTEXT_DRAFTERS,
+    DRAFTING,
+    METHOD,
+    VOCAB,
+    Rows,
+    chain,
+    expected,
+    random_tree,
+    tiny_bundle,
+    tiny_drafter,
+    tiny_drafter_of,
+    tiny_target,
+)
 
 SMOLLM2 = TargetInfo(
     num_layers=30,
@@ -124,3 +140,53 @@ def test_the_drafters_engine_is_built_from_a_verified_file(built):
     _, log_probs, _ = session.run(None, {"hidden": hidden.half().numpy(), "tokens": tokens.numpy()})
     want = drafting.float()([hidden.half().float(), tokens])[1].numpy()
     np.testing.assert_allclose(log_probs.astype(np.float32)[:, 0, 0], want[:, 0, 0], atol=0.05)
+
+
+@pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "recurrent", "medusa"])
+@torch.no_grad()
+def test_a_drafter_of_every_kind_is_built_from_a_verified_file(variant, tmp_path):
+    """ONNX Runtime's drafts from the file, over several calls, are the module's."""
+    pytest.importorskip("tensorrt_rtx")
+    target = tiny_target()
+    drafter = tiny_drafter_of(target, variant)
+    limits = LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16)
+    folder = tiny_bundle(tmp_path, target, "tensorrt_rtx", trained=drafter, limits=limits).path
+    report = json.loads((folder / f"drafter.{METHOD}.engine.json").read_text())
+    network = folder / f"drafter.{METHOD}.onnx"
+    assert report["network_sha256"] == network_sha256(network)
+    session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
+
+    drafter = tiny_drafter_of(target, variant)
+    if isinstance(drafter, HiddenStateDrafter):
+        drafter.info_form = InfoForm.bf16
+    drafter.prepare(100, DRAFTING.beam_length)
+    loop = BeamSearch(drafter, DRAFTING.beam_width, DRAFTING.beam_length, DRAFTING.candidates).eval()
+    layers = drafter.context_layers
+    assert report["layers"].get("KV_CACHE_UPDATE", 0) == 2 * layers
+    if not drafter.reads_context:
+        hidden, tokens = torch.randn(3, 96), torch.tensor([5, 77, 110], dtype=torch.int32)
+        found = session.run(None, {"hidden": hidden.numpy(), "tokens": tokens.numpy()})
+        assert_same_drafts(found, loop([hidden, tokens]))
+        return
+    config, rng = drafter.tables.config, np.random.default_rng(0)
+    cache = (3, config.num_kv_heads, 76, config.head_size)
+    caches = {name: np.zeros(cache, np.float32) for name in cache_names(layers)}
+    rows = [torch.zeros(3, config.num_kv_heads, 100, config.head_size) for _ in caches]
+    lengths = np.zeros(3, np.int64)
+    for counts in ([5, 1, 3], [1, 4, 2]):
+        hidden = rng.standard_normal((3, max(counts), 96)).astype(np.float32)
+        tokens = rng.integers(0, VOCAB, (3, max(counts))).astype(np.int32)
+        inputs = {"hidden": hidden, "tokens": tokens, "pair_counts": np.array(counts), "write_indices": lengths}
+        found = session.run(None, inputs | caches)
+        caches = dict(zip(caches, found[3:], strict=True))
+        pairs = [torch.from_numpy(np.concatenate([x[b, :n] for b, n in enumerate(counts)])) for x in (hidden, tokens)]
+        places = [np.cumsum([0, *counts]), np.arange(3), lengths]
+        assert_same_drafts(found, loop([*pairs, *(torch.from_numpy(x).int() for x in places), *rows]))
+        lengths = lengths + counts
+
+
+def assert_same_drafts(found: list[np.ndarray], expected: tuple[torch.Tensor, ...]) -> None:
+    """Candidates, log-probabilities and parents."""
+    assert [array.dtype for array in found[:3]] == [np.int32, np.float32, np.int32]
+    for got, want in zip(found[:3], expected, strict=False):
+        np.testing.assert_allclose(got, want.numpy(), atol=2e-4)

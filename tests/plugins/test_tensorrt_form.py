@@ -135,8 +135,7 @@ def test_the_file_computes_what_the_module_does(tensorrt):
     second = random_tree(rng, 2, contexts[2] + [first.tokens[row] for row in path], 5)
     second.commit = path
     for step in (prefill, [chain(0, contexts[0], [7]), first], [second]):
-        inputs = {name: array for name, array in vars(make_batch(step, words=1)).items()}
-        found = evaluator.run(["logits", "hidden"], inputs | caches)
+        found = evaluator.run(["logits", "hidden"], vars(make_batch(step, words=1)) | caches)
         for got, want in zip(found, expected(target, step), strict=True):
             error = np.abs(got.astype(np.float32) - want) / np.abs(want).max()
             assert error.max() < 0.06
