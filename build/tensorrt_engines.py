@@ -17,7 +17,7 @@ from plugins.library import CACHE, BuildError
 from plugins.tree_attention.tensorrt_plugin import KERNELS
 from redraft.bundle import BundleConfig, BundleError, file_sha256
 from redraft.engines import extents, gpu, memory
-from redraft.engines.extents import Extent, Extents, Shapes
+from redraft.engines.extents import Extents, Shapes
 from redraft.engines.flavour import CAPABILITY, FLAVOURS, Flavour, Messages
 
 Range = tuple[tuple[int, ...], ...]
@@ -62,11 +62,11 @@ class EngineBuilder:
         limits = self._config.limits
         if self.flavour.has_plugins:
             return self._build(network, extents.plugin_target(limits), extents.plugin_target_shapes(limits))
-        return self._build(network, extents.native_target(limits), extents.native_target_shapes)
+        return self._build(network, extents.native_target(limits, fixed=False), extents.native_target_shapes)
 
     def build_drafter(self, network: Path, reads_context: bool) -> BuildReport:
         """NAME.engine of a drafter's network. Raises BundleError."""
-        made_for = extents.drafter(self._config.limits, reads_context)
+        made_for = extents.drafter(self._config.limits, reads_context, self.flavour.has_plugins)
         return self._build(network, made_for, extents.drafter_shapes(reads_context))
 
     def _build(self, network: Path, made_for: Extents, shapes: Shapes) -> BuildReport:
@@ -87,7 +87,11 @@ class EngineBuilder:
                 profile.set_shape(name, *sizes)
             options.add_optimization_profile(profile)
         timings = self._timing_cache(options)
-        layers = Counter(str(definition.get_layer(i).type).split(".")[-1] for i in range(definition.num_layers))
+        layers = [definition.get_layer(i) for i in range(definition.num_layers)]
+        for layer in layers:
+            if str(layer.type).endswith("ATTENTION_INPUT"):
+                layer.__class__ = trt.IAttentionInputLayer
+                layer.attention.decomposable = True  # else what has no kernel of its own, such as fp32, is refused
         serialized = builder.build_serialized_network(definition, options)
         if serialized is None:
             raise BundleError(self._failure(network, messages))
@@ -100,7 +104,7 @@ class EngineBuilder:
             network_sha256=network_sha256(network),
             weight_bytes=weight_bytes(network),
             engine_bytes=engine.stat().st_size,
-            layers=dict(layers),
+            layers=dict(Counter(str(layer.type).split(".")[-1] for layer in layers)),
             profiles=options.num_optimization_profiles,
         )
         engine.with_name(f"{engine.name}.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
@@ -133,11 +137,8 @@ class EngineBuilder:
 
 
 def profile_ranges(inputs: dict[str, tuple[int, ...]], made_for: Extents, shapes: Shapes) -> Iterable[dict[str, Range]]:
-    """Each profile's shapes of all inputs; those of steps are fixed."""
-    profiles: list[tuple[Extent, ...]] = [(step,) * 3 for step in made_for.steps]
-    if made_for.prefill:
-        profiles.append(made_for.prefill)
-    for profile in profiles:
+    """Each profile's shapes of all inputs."""
+    for profile in made_for.profiles:
         leading = [shapes(extent) for extent in profile]
         yield {
             name: tuple(

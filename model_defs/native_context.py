@@ -53,8 +53,8 @@ class NativeContext:
         """The `attend` of the pairs."""
         places = self._starts[:, None] + torch.arange(qkv.shape[0] // self._batch)
         q, k, v = self._heads(qkv, places)
-        written = (scatter_rows(old, new, self._starts) for old, new in zip(self.caches[layer], (k, v), strict=True))
-        self.caches[layer] = tuple(written)
+        old_k, old_v = self.caches[layer]
+        self.caches[layer] = scatter_rows(old_k, k, self._starts), scatter_rows(old_v, v, self._starts)
         mask = self._hide(torch.arange(self._rows) <= places[..., None], q.dtype)[:, None]
         scale = self._config.head_size**-0.5
         out = torch.onnx.ops.attention(q, *self.caches[layer], mask, scale=scale)[0]
@@ -80,10 +80,11 @@ class NativeContext:
         places = (self._contexts + (level - 1))[:, None].expand(-1, width)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            q, *new = self._heads(qkv, places)
-            before = self._drafted.get(layer)
-            grown = (torch.cat(parts, dim=2) for parts in zip(before, new, strict=True)) if before else new
-            self._drafted[layer] = drafted_k, drafted_v = tuple(grown)
+            q, drafted_k, drafted_v = self._heads(qkv, places)
+            if layer in self._drafted:
+                above_k, above_v = self._drafted[layer]
+                drafted_k, drafted_v = torch.cat([above_k, drafted_k], dim=2), torch.cat([above_v, drafted_v], dim=2)
+            self._drafted[layer] = drafted_k, drafted_v
             k, v = self.caches[layer]
             q = (q * config.head_size**-0.5).unflatten(1, (config.num_kv_heads, groups)).flatten(2, 3)
             behind = torch.arange(self._rows) < self._contexts[:, None]

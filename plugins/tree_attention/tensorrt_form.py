@@ -58,11 +58,11 @@ def _plugin(
         if value is None or value.dtype != DTYPES[argument.dtype]:
             found = None if value is None else value.dtype
             raise ValueError(f"{before.name}: {argument.name} is {found}: {kernel.name} takes {argument.dtype}")
-    found_by = {"plugin_namespace": NAMESPACE, "plugin_version": "1", "aot": 1}
+    attributes: dict[str, int | str] = {**sizes, "plugin_namespace": NAMESPACE, "plugin_version": "1", "aot": 1}
     node = ir.node(
         kernel.name,
         inputs,
-        sizes | found_by,
+        attributes,
         domain=NAMESPACE,
         num_outputs=len(kernel.outputs),
         name=f"{before.name}.{kernel.name}",

@@ -10,6 +10,8 @@ from redraft.bundle import LimitsInfo
 
 Leading = tuple[int, ...]
 """The first sizes of an input's shape; the others are the network's own."""
+USUAL_ROWS = 8
+"""Of a sequence, where a profile is for several numbers."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +26,25 @@ class Extent:
 
 @dataclass(frozen=True)
 class Extents:
-    """Of one network. An engine has a profile for each of `steps`, in this order, and then one for prefill, from the
-    smallest over the usual to the largest extent; None where there is no prefill."""
+    """Of one network. Its engine's profiles come in this order: one for each of `steps` or, where they are not
+    `fixed`, one for all of them; then one for prefill, from the smallest over the usual to the largest extent. None
+    where there is no prefill."""
 
     steps: Sequence[Extent]
     prefill: tuple[Extent, Extent, Extent] | None
+    fixed: bool = True
 
     @property
-    def prefill_profile(self) -> int:
-        return len(self.steps)
+    def profiles(self) -> list[tuple[Extent, Extent, Extent]]:
+        """Smallest, usual and largest extent of every profile."""
+        usual = self.fitting(self.steps[-1].sequences, min(USUAL_ROWS, self.steps[-1].rows)) or 0
+        shared = [(self.steps[0], self.steps[usual], self.steps[-1])]
+        own = [(step, step, step) for step in self.steps]
+        return [*(own if self.fixed else shared), *([self.prefill] if self.prefill else [])]
+
+    def profile_of(self, step: int) -> int:
+        """Which profile a step has."""
+        return step if self.fixed else 0
 
     def fitting(self, sequences: int, rows: int) -> int | None:
         """Which of `steps` holds so many with the fewest rows in all; None where they are too many."""
@@ -48,19 +60,19 @@ def plugin_target(limits: LimitsInfo) -> Extents:
     return Extents(steps, (Extent(1, 1, 1), Extent(limits.slots, usual, 1), Extent(limits.slots, most, trees)))
 
 
-def native_target(limits: LimitsInfo) -> Extents:
+def native_target(limits: LimitsInfo, fixed: bool) -> Extents:
     """Padded rows of the first so many slots; prefill is of one sequence."""
     steps = [Extent(b, n, b * n) for b in _doubling(limits.slots) for n in _budgets(limits.max_tree)]
     chunk = limits.prefill_chunk
-    return Extents(steps, (Extent(1, 1, 1), Extent(1, chunk, 1), Extent(1, chunk, chunk)))
+    return Extents(steps, (Extent(1, 1, 1), Extent(1, chunk, 1), Extent(1, chunk, chunk)), fixed)
 
 
-def drafter(limits: LimitsInfo, reads_context: bool) -> Extents:
+def drafter(limits: LimitsInfo, reads_context: bool, fixed: bool) -> Extents:
     """One row per sequence; of a drafter with a context, padded pairs of the first so many slots."""
     if not reads_context:
-        return Extents([Extent(b, 1) for b in _doubling(limits.slots)], None)
+        return Extents([Extent(b, 1) for b in _doubling(limits.slots)], None, fixed)
     steps = [Extent(b, n) for b in _doubling(limits.slots) for n in sorted({min(8, limits.max_tree), limits.max_tree})]
-    return Extents(steps, (Extent(1, 1), Extent(1, limits.prefill_chunk), Extent(1, limits.prefill_chunk)))
+    return Extents(steps, (Extent(1, 1), Extent(1, limits.prefill_chunk), Extent(1, limits.prefill_chunk)), fixed)
 
 
 Shapes = Callable[[Extent], dict[str, Leading]]

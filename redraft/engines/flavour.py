@@ -20,7 +20,8 @@ class Flavour:
     package: str
     oldest: str
     has_plugins: bool
-    """Whether the target is in plugin form. Its engines run on the GPU and version that they were built with alone."""
+    """Whether the target is in plugin form, and kernels are chosen while an engine is built: on the GPU that is to run
+    it, and for every step's own shapes. Otherwise they are chosen when it is loaded."""
 
     def module(self) -> ModuleType:
         """The library. Raises BundleError where it is missing or too old."""

@@ -133,7 +133,7 @@ class Session:
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
             raise BundleError(f"{flavour.title} cannot load {path}: {self._messages.text}; rebuild the bundle here")
-        expected = len(made_for.steps) + (made_for.prefill is not None)
+        expected = len(made_for.profiles)
         if self._engine.num_optimization_profiles != expected:
             raise BundleError(
                 f"{path} has {self._engine.num_optimization_profiles} profiles, expected {expected}: rebuild the bundle"
@@ -144,8 +144,8 @@ class Session:
         is_input = trt.TensorIOMode.INPUT
         self.inputs = [name for name in names if self._engine.get_tensor_mode(name) == is_input]
         self.outputs = [name for name in names if name not in self.inputs]
-        self._contexts: dict[int, Any] = {}
         self._steps: dict[int, Step] = {}
+        self._prefill: Any = None
         # Contexts never execute at the same time: one scratch memory does for all.
         size = max(self._engine.get_device_memory_size_for_profile_v2(i) for i in range(expected))
         self._scratch = torch.empty(max(size, 1), dtype=torch.uint8, device=stream.device)
@@ -153,27 +153,29 @@ class Session:
     def step(self, number: int) -> Step:
         """The context and buffers of one of the engine's step profiles, made when first asked for."""
         if number not in self._steps:
-            self._steps[number] = self._bind(number, self._made_for.steps[number], self._caches)
+            extent, profile = self._made_for.steps[number], self._made_for.profile_of(number)
+            self._steps[number] = self._bind(self._context(profile), extent, self._caches)
         return self._steps[number]
 
     def prefill(self, extent: Extent, slot: int | None = None) -> Step:
         """Fresh buffers for the prefill profile. With `slot` it sees that slot of the caches alone."""
         caches = self._caches if slot is None else {name: x[slot : slot + 1] for name, x in self._caches.items()}
-        return self._bind(self._made_for.prefill_profile, extent, caches)
+        if self._prefill is None:
+            self._prefill = self._context(len(self._made_for.profiles) - 1)
+        return self._bind(self._prefill, extent, caches)
 
     def _context(self, profile: int) -> Any:
-        if profile not in self._contexts:
-            context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-            if context is None:
-                raise RuntimeError(f"TensorRT cannot make a context for profile {profile}: {self._messages.text}")
-            context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
-            if not context.set_optimization_profile_async(profile, self._stream.handle):
-                raise RuntimeError(f"TensorRT cannot choose profile {profile}: {self._messages.text}")
-            self._contexts[profile] = context
-        return self._contexts[profile]
+        """A new context of a profile."""
+        context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        if context is None:
+            raise RuntimeError(f"TensorRT cannot make a context for profile {profile}: {self._messages.text}")
+        context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
+        if not context.set_optimization_profile_async(profile, self._stream.handle):
+            raise RuntimeError(f"TensorRT cannot choose profile {profile}: {self._messages.text}")
+        return context
 
-    def _bind(self, profile: int, extent: Extent, caches: Mapping[str, Tensor]) -> Step:
-        context, leading = self._context(profile), self._shapes(extent)
+    def _bind(self, context: Any, extent: Extent, caches: Mapping[str, Tensor]) -> Step:
+        leading = self._shapes(extent)
         inputs, outputs = dict[str, Tensor](), dict[str, Tensor]()
         for name in self.inputs:
             shape = shape_of(name, tuple(self._engine.get_tensor_shape(name)), leading, extent)
@@ -182,7 +184,7 @@ class Session:
             else:
                 inputs[name] = torch.zeros(shape, dtype=self._dtype(name), device=self._stream.device)
             if not context.set_input_shape(name, shape):
-                raise ValueError(f"{name} has shape {shape}, which profile {profile} does not take")
+                raise ValueError(f"{name} has shape {shape}, which is beyond the shapes that the engine was built for")
         for name in self.outputs:
             aliased = inputs.get(name.removesuffix(UPDATED)) if name.endswith(UPDATED) else None
             if aliased is None:

@@ -27,7 +27,7 @@ class TensorRTDrafter:
         self._limits = config.limits
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._sampling = SamplingBuffers.of(method, config.limits.slots)
-        self._extents = extents.drafter(config.limits, self.reads_context)
+        self._extents = extents.drafter(config.limits, self.reads_context, flavour.has_plugins)
         self._session = Session(
             flavour,
             bundle.path / f"drafter.{name}.engine",

@@ -59,7 +59,7 @@ class NativeTarget:
     def __init__(self, bundle: Bundle, flavour: Flavour, caches: Tensor, stream: Stream):
         self._limits = bundle.config.limits
         self._check = RowBuffers(self._limits, bundle.config.target.vocab_size).check
-        self._extents, self._caches = extents.native_target(self._limits), caches
+        self._extents, self._caches = extents.native_target(self._limits, flavour.has_plugins), caches
         path, shapes = bundle.path / "target.engine", extents.native_target_shapes
         self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream)
         self._host, self._stream = HostBuffers(stream), stream
@@ -72,7 +72,7 @@ class NativeTarget:
         large = np.diff(batch.row_offsets) > self._limits.max_tree
         rows = np.flatnonzero(~large[owners])
         parts = [self._step(batch, rows, owners)] if len(rows) else []
-        parts += [self._chunk(batch, b, np.flatnonzero(owners == b), owners) for b in np.flatnonzero(large)]
+        parts += [self._chunk(batch, b, np.flatnonzero(owners == b), owners) for b in np.flatnonzero(large).tolist()]
         self._stream.synchronize()
         if len(parts) == 1:
             return parts[0].logits.numpy(), None if parts[0].hidden is None else parts[0].hidden.numpy()

@@ -74,11 +74,13 @@ def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, t
     head = head_of(bundle, "target")
     assert head["flags"] == 1 << stand_in_tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
     assert head["preview"] == []
-    assert head["profiles"][6]["mask"] == [[2, 1, 4, 88]] * 3
-    assert head["profiles"][6]["logit_rows"] == [[8]] * 3
-    assert head["profiles"][-1]["input_ids"] == [[1, 1], [1, 16], [1, 16]]
+    steps, prefill = head["profiles"]
+    assert steps["mask"] == [[1, 1, 1, 88], [5, 1, 8, 88], [5, 1, 8, 88]]
+    assert steps["logit_rows"] == [[1], [40], [40]]
+    assert steps["k_cache.1"] == [[1, 1, 88, 32], [5, 1, 88, 32], [5, 1, 88, 32]]
+    assert prefill["input_ids"] == [[1, 1], [1, 16], [1, 16]]
     pairs = head_of(bundle, f"drafter.{METHOD}")["profiles"]
-    assert [p["hidden"][2][:2] for p in pairs] == [[1, 8], [2, 8], [4, 8], [5, 8], [1, 16]]
+    assert [p["hidden"][2][:2] for p in pairs] == [[5, 8], [1, 16]]
     assert pairs[-1]["k_cache.0"] == [[1, 1, 88, 32]] * 3
     assert "compute_capability" not in bundle.manifest.versions
 

@@ -11,16 +11,16 @@ import onnxruntime
 import pytest
 import torch
 
+from methods import drafting_loop
 from model_defs.drafting import BeamSearch
 from model_defs.export import cache_names
+from model_defs.export_drafter import export_drafter_native
 from model_defs.export_target import CacheShape, export_target_native
-from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
-from model_defs.token_info import InfoForm
 from networks import save, write_tensorrt
 from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
-from tensorrt_engines import network_sha256
+from tensorrt_engines import EngineBuilder, network_sha256
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
     DRAFTING,
@@ -30,7 +30,7 @@ from tests.engines.tiny import (
     chain,
     expected,
     random_tree,
-    tiny_bundle,
+    target_info,
     tiny_drafter,
     tiny_drafter_of,
     tiny_target,
@@ -149,29 +149,32 @@ def test_a_drafter_of_every_kind_is_built_from_a_verified_file(variant, tmp_path
     pytest.importorskip("tensorrt_rtx")
     target = tiny_target()
     drafter = tiny_drafter_of(target, variant)
-    limits = LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16)
-    folder = tiny_bundle(tmp_path, target, "tensorrt_rtx", trained=drafter, limits=limits).path
-    report = json.loads((folder / f"drafter.{METHOD}.engine.json").read_text())
-    network = folder / f"drafter.{METHOD}.onnx"
-    assert report["network_sha256"] == network_sha256(network)
+    plan = DRAFTING.model_copy(update={"drafter": drafter.name})
+    config = BundleConfig(
+        name="tiny",
+        backend="tensorrt_rtx",
+        precision="fp32",
+        target=target_info(target),
+        limits=LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16),
+        methods={METHOD: plan},
+    )
+    method, loop = drafting_loop(drafter, plan, config)
+    network = tmp_path / "drafter.onnx"
+    save(export_drafter_native(loop, 70 + method.context.draft_rows if method.context else 0), network)
+    report = EngineBuilder(config).build_drafter(network, drafter.reads_context)
+    assert report.network_sha256 == network_sha256(network)
+    assert report.layers.get("KV_CACHE_UPDATE", 0) == 2 * drafter.context_layers
+    assert (tmp_path / "drafter.engine").stat().st_size == report.engine_bytes
     session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
-
-    drafter = tiny_drafter_of(target, variant)
-    if isinstance(drafter, HiddenStateDrafter):
-        drafter.info_form = InfoForm.bf16
-    drafter.prepare(100, DRAFTING.beam_length)
-    loop = BeamSearch(drafter, DRAFTING.beam_width, DRAFTING.beam_length, DRAFTING.candidates).eval()
-    layers = drafter.context_layers
-    assert report["layers"].get("KV_CACHE_UPDATE", 0) == 2 * layers
     if not drafter.reads_context:
         hidden, tokens = torch.randn(3, 96), torch.tensor([5, 77, 110], dtype=torch.int32)
         found = session.run(None, {"hidden": hidden.numpy(), "tokens": tokens.numpy()})
         assert_same_drafts(found, loop([hidden, tokens]))
         return
-    config, rng = drafter.tables.config, np.random.default_rng(0)
-    cache = (3, config.num_kv_heads, 76, config.head_size)
-    caches = {name: np.zeros(cache, np.float32) for name in cache_names(layers)}
-    rows = [torch.zeros(3, config.num_kv_heads, 100, config.head_size) for _ in caches]
+    heads, rng = method.context, np.random.default_rng(0)
+    cache = (3, heads.num_kv_heads, 76, heads.head_size)
+    caches = {name: np.zeros(cache, np.float32) for name in cache_names(heads.layers)}
+    rows = [torch.zeros(cache) for _ in caches]
     lengths = np.zeros(3, np.int64)
     for counts in ([5, 1, 3], [1, 4, 2]):
         hidden = rng.standard_normal((3, max(counts), 96)).astype(np.float32)
