@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, TargetInfo
+from redraft.bundle import Bundle, BundleError, ContextInfo, LimitsInfo, TargetInfo
 from redraft.engines import gpu, memory
 from redraft.engines.flavour import FLAVOURS, Flavour, require_fit
 from redraft.engines.interface import TargetBatch
@@ -18,8 +18,8 @@ from redraft.engines.session import Stream
 from redraft.engines.tensorrt_drafter import TensorRTDrafter
 from redraft.engines.tensorrt_target import NativeTarget, PluginTarget
 
-CACHE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-"""By precision; of all others bf16."""
+CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Of native form by precision, of all others fp16. The kernels of plugin form take bf16."""
 SENTINEL = 3.0
 
 
@@ -45,15 +45,19 @@ class TensorRTEngine:
 
     def _load(self, bundle: Bundle, flavour: Flavour) -> None:
         config, stream = bundle.config, self._stream
-        self.caches = _allocate(config, config.target, config.target.num_layers, config.limits.max_tree, stream)
+        dtype = torch.bfloat16 if flavour.has_plugins else CACHE_DTYPES.get(config.precision, torch.float16)
+        limits, layers = config.limits, config.target.num_layers
+        self.caches = _allocate(limits, config.target, layers, limits.max_tree, dtype, stream)
         kind = PluginTarget if flavour.has_plugins else NativeTarget
         self._target: PluginTarget | NativeTarget = kind(bundle, flavour, self.caches, stream)
         self.drafters = {}
         for name, method in config.methods.items():
             if method.drafter:
                 context = method.context
-                rows = _allocate(config, context, context.layers, context.draft_rows, stream) if context else None
-                self.drafters[name] = TensorRTDrafter(bundle, flavour, name, rows, stream)
+                caches = (
+                    _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
+                )
+                self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream)
         self._self_test(bundle)
 
     @torch.inference_mode()
@@ -99,9 +103,8 @@ class TensorRTEngine:
 
 
 def _allocate(
-    config: BundleConfig, heads: TargetInfo | ContextInfo, layers: int, behind: int, stream: Stream
+    limits: LimitsInfo, heads: TargetInfo | ContextInfo, layers: int, behind: int, dtype: torch.dtype, stream: Stream
 ) -> Tensor:
     """Zeros [2 * layers, slots, kv_heads, rows, head_size]: the layers' k, then their v."""
-    limits = config.limits
     shape = (2 * layers, limits.slots, heads.num_kv_heads, limits.max_len + behind, heads.head_size)
-    return torch.zeros(shape, dtype=CACHE_DTYPES.get(config.precision, torch.bfloat16), device=stream.device)
+    return torch.zeros(shape, dtype=dtype, device=stream.device)

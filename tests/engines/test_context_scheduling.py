@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from redraft.budget import BudgetEntry, BudgetTable
-from redraft.bundle import LimitsInfo
 from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
 from redraft.protocol import GenerateRequest
@@ -39,11 +38,11 @@ def requests() -> list[Sequence]:
 
 
 def generate(
-    engine, plan: DraftingPlan | None, cancelled: tuple[int, ...] = (), limits: LimitsInfo = LIMITS
+    engine, plan: DraftingPlan | None, cancelled: tuple[int, ...] = ()
 ) -> tuple[dict[int, list[int]], Scheduler]:
     """Tokens of every request; they join two at a time, and some are cancelled soon."""
-    own = Limits(**limits.model_dump() | {"slots": 3})
-    scheduler, tokens = Scheduler(engine, own, {METHOD: plan} if plan else {}), dict[int, list[int]]()
+    limits = Limits(slots=3, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
+    scheduler, tokens = Scheduler(engine, limits, {METHOD: plan} if plan else {}), dict[int, list[int]]()
     waiting = requests()
     for step in range(1000):
         if step % 4 == 0:

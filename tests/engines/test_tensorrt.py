@@ -14,7 +14,7 @@ from redraft.bundle import Bundle, BundleError, LimitsInfo
 from redraft.drafting import DraftingPlan
 from redraft.engines import gpu, load_engine, tensorrt_target
 from redraft.engines.session import Session
-from tests.engines import stand_in_tensorrt
+from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
 from tests.engines.test_context_drafters import Drafting, check_draft, draft
 from tests.engines.test_context_scheduling import generate
@@ -124,12 +124,13 @@ def test_drafts_and_draws_are_the_torch_backends(monkeypatch, tmp_path):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_path):
     target, *_ = BACKENDS[backend]
-    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=tiny_drafter_of(target(), "eagle")))
+    options = {"trained": tiny_drafter_of(target(), "eagle"), "limits": tiny.LIMITS}
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, **options))
     plan = DraftingPlan("best_first", budget=BudgetTable.constant(5))
-    tokens, scheduler = generate(engine, plan, limits=LIMITS)
+    tokens, scheduler = generate(engine, plan)
     assert scheduler.totals.drafted > scheduler.totals.accepted
     if backend == "tensorrt_rtx":
-        assert tokens == generate(engine, None, limits=LIMITS)[0]
+        assert tokens == generate(engine, None)[0]
 
 
 def test_a_step_is_padded_to_the_bucket_that_wastes_least(monkeypatch, tmp_path):
