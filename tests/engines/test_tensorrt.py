@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from model_defs.token_info import InfoForm
 from redraft.budget import BudgetTable
 from redraft.bundle import Bundle, BundleError, LimitsInfo
 from redraft.drafting import DraftingPlan
@@ -16,7 +18,7 @@ from redraft.engines import gpu, load_engine, tensorrt_target
 from redraft.engines.session import Session
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
-from tests.engines.test_context_drafters import Drafting, check_draft, draft
+from tests.engines.test_context_drafters import Drafting, check, draft, following
 from tests.engines.test_context_scheduling import generate
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
@@ -27,13 +29,14 @@ from tests.engines.tiny import (
     make_batch,
     random_tree,
     tiny_bundle,
+    tiny_drafter,
     tiny_drafter_of,
     tiny_lm,
     tiny_target,
 )
 
 LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)
-BACKENDS = {"tensorrt": (tiny_lm, "bf16", 0.06), "tensorrt_rtx": (tiny_target, "fp32", 1e-5)}
+BACKENDS = {"tensorrt": (tiny_lm, "bf16", 0.1), "tensorrt_rtx": (tiny_target, "fp32", 1e-5)}
 """The target, which full TensorRT's kernels must have the head size of; the precision; tolerated errors, as a share of
 the largest number."""
 
@@ -79,7 +82,7 @@ def test_steps_are_those_of_the_module(backend, monkeypatch, tmp_path):
     check([random_tree(rng, 3, contexts[3], 8)])
 
 
-@pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "recurrent", "medusa"])
+@pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "medusa"])
 @torch.no_grad()
 def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
     """Prompts longer than a chunk, then a few pairs at a time, in changing company."""
@@ -97,15 +100,16 @@ def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
                 s.ingested = len(s.tokens) - 1
         drafted = draft(engine, drafting)
         for b, s in enumerate(drafting):
-            if variant != "recurrent":
-                check_draft(drafter, drafted, b, s)
+            check(drafter, drafted, b, partial(following, drafter, s.hidden, s.tokens, form=InfoForm.bf16))
             assert drafted.log_probs.dtype == np.float32
 
 
 def test_drafts_and_draws_are_the_torch_backends(monkeypatch, tmp_path):
     for plan in ({}, {"construction": "stochastic_beam", "levels": LEVELS["stochastic_beam"], "support": SUPPORT}):
         for variant in ("recurrent", "eagle"):
-            options = {"trained": tiny_drafter_of(tiny_target(), variant), "limits": LIMITS, **plan}
+            target = tiny_target()
+            drafter = tiny_drafter(target) if variant == "recurrent" else tiny_drafter_of(target, variant)
+            options = {"trained": drafter, "limits": LIMITS, **plan}
             name = f"{variant}{len(plan)}"
             ours = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path / f"{name} rtx", **options))
             torchs = load_engine(tiny_bundle(tmp_path / f"{name} torch", tiny_target(), "torch", **options))
@@ -118,7 +122,7 @@ def test_drafts_and_draws_are_the_torch_backends(monkeypatch, tmp_path):
             for field, kept in vars(found[0]).items():
                 want = getattr(found[1], field)
                 if kept is not None:
-                    np.testing.assert_allclose(kept, want, atol=1e-4, err_msg=field)
+                    np.testing.assert_allclose(kept, want, atol=1e-4, rtol=1e-4, err_msg=field)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

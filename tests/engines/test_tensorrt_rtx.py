@@ -148,7 +148,7 @@ def test_a_drafter_of_every_kind_is_built_from_a_verified_file(variant, tmp_path
     """ONNX Runtime's drafts from the file, over several calls, are the module's."""
     pytest.importorskip("tensorrt_rtx")
     target = tiny_target()
-    drafter = tiny_drafter_of(target, variant)
+    drafter = tiny_drafter(target) if variant == "recurrent" else tiny_drafter_of(target, variant)
     plan = DRAFTING.model_copy(update={"drafter": drafter.name})
     config = BundleConfig(
         name="tiny",
@@ -192,4 +192,4 @@ def assert_same_drafts(found: list[np.ndarray], expected: tuple[torch.Tensor, ..
     """Candidates, log-probabilities and parents."""
     assert [array.dtype for array in found[:3]] == [np.int32, np.float32, np.int32]
     for got, want in zip(found[:3], expected, strict=False):
-        np.testing.assert_allclose(got, want.numpy(), atol=2e-4)
+        np.testing.assert_allclose(got, want.numpy(), atol=2e-4, rtol=1e-4)
