@@ -41,7 +41,7 @@ class Flavour:
 
 
 TENSORRT = Flavour("tensorrt", "TensorRT", "tensorrt", "tensorrt-cu13", "10.16", True)
-TENSORRT_RTX = Flavour("tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.2", False)
+TENSORRT_RTX = Flavour("tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.7", False)
 FLAVOURS = {flavour.backend: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 CAPABILITY = "compute_capability"
 """The manifest's name for the GPU that an engine was built for."""

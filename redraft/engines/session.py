@@ -16,6 +16,8 @@ from redraft.engines.flavour import Flavour, Messages
 
 UPDATED = ".updated"
 """Behind a cache's name: the output that is the same memory."""
+SENTINEL = 3.0
+"""Planted in caches to see that an engine writes there."""
 DTYPES = {
     "FLOAT": torch.float32,
     "HALF": torch.float16,

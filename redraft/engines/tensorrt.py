@@ -14,13 +14,12 @@ from redraft.bundle import Bundle, BundleError, ContextInfo, LimitsInfo, TargetI
 from redraft.engines import gpu, memory
 from redraft.engines.flavour import FLAVOURS, Flavour, require_fit
 from redraft.engines.interface import TargetBatch
-from redraft.engines.session import Stream
+from redraft.engines.session import SENTINEL, Stream
 from redraft.engines.tensorrt_drafter import TensorRTDrafter
 from redraft.engines.tensorrt_target import NativeTarget, PluginTarget
 
 CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Of native form by precision, of all others fp16. The kernels of plugin form take bf16."""
-SENTINEL = 3.0
 
 
 class TensorRTEngine:
@@ -57,7 +56,12 @@ class TensorRTEngine:
                 caches = (
                     _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
                 )
-                self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream)
+                drafter = self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream)
+                if not drafter.updates_in_place():
+                    raise BundleError(
+                        f"{bundle.path}: the engine of {name} does not update its caches in place; rebuild it with: "
+                        f"{bundle.manifest.command}"
+                    )
         self._self_test(bundle)
 
     @torch.inference_mode()

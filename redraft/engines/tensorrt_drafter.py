@@ -12,7 +12,7 @@ from redraft.engines.extents import Extent
 from redraft.engines.flavour import Flavour
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
 from redraft.engines.rows import PairBuffers, SamplingBuffers
-from redraft.engines.session import HostBuffers, Session, Step, Stream, named_caches
+from redraft.engines.session import SENTINEL, HostBuffers, Session, Step, Stream, named_caches
 
 
 class TensorRTDrafter:
@@ -36,7 +36,20 @@ class TensorRTDrafter:
             {} if caches is None else named_caches(caches),
             stream,
         )
-        self._host, self._stream = HostBuffers(stream), stream
+        self._host, self._stream, self._caches = HostBuffers(stream), stream, caches
+        self._hidden_size = config.target.hidden_size
+
+    @torch.inference_mode()
+    def updates_in_place(self) -> bool:
+        """Whether a pair replaces a sentinel in every one of the caches."""
+        if self._caches is None:
+            return True
+        self._caches[:, 0, :, 0] = SENTINEL
+        root = np.zeros(1, np.int32)
+        self._execute(DraftBatch.of_roots(np.zeros((1, self._hidden_size), np.float32), root), {}, ())
+        kept = (self._caches[:, 0, :, 0] == SENTINEL).flatten(1).all(1)
+        self._caches[:, 0, :, 0] = 0
+        return not bool(kept.any())
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftCandidates:

@@ -14,7 +14,7 @@ from model_defs.token_info import InfoForm
 from redraft.budget import BudgetTable
 from redraft.bundle import Bundle, BundleError, LimitsInfo
 from redraft.drafting import DraftingPlan
-from redraft.engines import gpu, load_engine, tensorrt_target
+from redraft.engines import gpu, load_engine, tensorrt_drafter, tensorrt_target
 from redraft.engines.session import Session
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
@@ -160,6 +160,15 @@ def test_an_engine_that_does_not_update_in_place_is_refused(backend, monkeypatch
 
     monkeypatch.setattr(tensorrt_target, "named_caches", elsewhere)
     with pytest.raises(BundleError, match=r"the engine does not update v_cache\.1 in place; rebuild it with: "):
+        load_engine(bundle)
+
+
+def test_a_drafters_engine_that_does_not_update_in_place_is_refused(monkeypatch, tmp_path):
+    drafter = tiny_drafter_of(tiny_target(), "eagle")
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, trained=drafter)
+    named = tensorrt_drafter.named_caches
+    monkeypatch.setattr(tensorrt_drafter, "named_caches", lambda caches: named(caches.clone()))
+    with pytest.raises(BundleError, match="the engine of tiny does not update its caches in place; rebuild it with: "):
         load_engine(bundle)
 
 
