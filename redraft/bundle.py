@@ -107,7 +107,7 @@ class BundleConfig(_Section):
     limits: LimitsInfo
     methods: dict[Annotated[str, Field(pattern=METHOD_NAME)], MethodInfo]
     tensor_parallel: int = Field(1, ge=1)
-    """Ranks that execute the target together. The networks of rank r of several are in the folder `rank{r}`."""
+    """Ranks that execute the target together: see `target_folder`."""
     shards: tuple[ShardInfo, ...] = ()
     """By rank, where there are several."""
 
@@ -147,10 +147,6 @@ class Bundle:
     config: BundleConfig
     manifest: Manifest
 
-    def target_folder(self, rank: int) -> Path:
-        """Where the target's networks of this rank are."""
-        return self.path / f"rank{rank}" if self.config.shards else self.path
-
     @classmethod
     def load(cls, path: Path) -> Bundle:
         """Read and verify a bundle: every file of its manifest unchanged, and this CPU fit for it.
@@ -184,6 +180,11 @@ class Bundle:
         except ValidationError as error:
             raise BundleError(f"{path / CONFIG} is invalid: {_first(error)}; {rebuild}") from None
         return cls(path, config, manifest)
+
+
+def target_folder(bundle: Path, rank: int, ranks: int) -> Path:
+    """Where the networks and weights of a rank's part of the target are."""
+    return bundle / f"rank{rank}" if ranks > 1 else bundle
 
 
 def verify_files(path: Path, files: dict[str, FileEntry], rebuild: str) -> None:

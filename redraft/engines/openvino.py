@@ -10,7 +10,7 @@ import openvino as ov
 from plugins import kernels
 from plugins.library import extension_path, operators_digest
 from plugins.program import ALIGNMENT, CONSTANTS
-from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo
+from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 
@@ -39,7 +39,8 @@ class OpenVINOEngine:
             kernels.set_threads(threads)
         core = ov.Core()
         core.add_extension(str(extension_path()))
-        layers, folder = config.target.num_layers, bundle.target_folder(rank)
+        layers = config.target.num_layers
+        folder = target_folder(bundle.path, rank, config.tensor_parallel)
         heads = config.kv_heads(rank), config.target.head_size
         self.caches = _allocate_caches(config, *heads, layers, config.limits.max_tree)
         weights = _read_aligned(folder / "target.weights")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
-from redraft.bundle import Bundle, BundleConfig, MethodInfo
+from redraft.bundle import Bundle, BundleConfig, MethodInfo, target_folder
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.engines.rows import PairBuffers, RowBuffers, SamplingBuffers
 
@@ -23,7 +23,7 @@ class TorchEngine:
             torch.set_num_threads(threads)
         config = bundle.config
         target, limits = config.target, config.limits
-        self._target = _load(bundle.target_folder(rank) / "target.pt2")
+        self._target = _load(target_folder(bundle.path, rank, config.tensor_parallel) / "target.pt2")
         self._rows = RowBuffers(limits, target.vocab_size)
         heads = config.kv_heads(rank), target.head_size
         self.caches = [_allocate(config, *heads, target.num_layers, limits.max_tree) for _ in "kv"]
