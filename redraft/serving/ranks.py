@@ -46,7 +46,7 @@ def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) 
     missing = "mpi4py" if importlib.util.find_spec("mpi4py") is None else "" if launcher.exists() else str(launcher)
     if missing:
         raise ServingError(f"the bundle is split over {ranks} ranks, for which MPI is missing ({missing}): {INSTALL}")
-    options = ["-exitinfo"]
+    options = ["-exitinfo", "-genv", "UCX_TLS", os.environ.get("UCX_TLS", "posix,self")]
     if hostfile:
         if not hostfile.is_file():
             raise ServingError(f"--hostfile {hostfile} is not there: expected a file of lines HOST:RANKS")
