@@ -41,8 +41,8 @@ class _TorchTarget(nn.Module):
 def export_target_torch(
     target: Target, cache: CacheShape, *, hidden_output: bool = True, rank: int = 0, ranks: int = 1
 ) -> ExportedProgram:
-    """The target's program in the module's dtype, or one rank's of several: arguments input_ids, [positions, row_offsets,
-    slots, cache_lengths, tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see
+    """The target's program in the module's dtype, or one rank's of several: arguments input_ids, [positions,
+    row_offsets, slots, cache_lengths, tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see
     `export_target_plugin` for shapes."""
     config, dtype = target.config, target.norm.weight.dtype
     rows, sequences, bounds, commits = 5, 3, 4, 2
