@@ -60,9 +60,7 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
             for rank, shard in enumerate(config.shards)
         ],
         *(methods or [("methods", "none: auto-regressive")]),
-        *[
-            (str(file.relative_to(bundle.path)), network_summary(file)) for file in sorted(bundle.path.rglob("*.onnx"))
-        ],
+        *[(str(file.relative_to(bundle.path)), network_summary(file)) for file in sorted(bundle.path.rglob("*.onnx"))],
         ("files", ", ".join(f"{name} ({entry.size / 1e6:.1f} MB)" for name, entry in manifest.files.items())),
         ("CPU needs", ", ".join(manifest.cpu_features) or "nothing particular"),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),

@@ -41,8 +41,9 @@ class _TorchTarget(nn.Module):
 def export_target_torch(
     target: Target, cache: CacheShape, *, hidden_output: bool = True, rank: int = 0, ranks: int = 1
 ) -> ExportedProgram:
-    """The target's program in the module's dtype, or one rank's of several: arguments input_ids, [positions, row_offsets, slots, cache_lengths,
-    tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see `export_target_plugin` for shapes."""
+    """The target's program in the module's dtype, or one rank's of several: arguments input_ids, [positions,
+    row_offsets, slots, cache_lengths, tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see
+    `export_target_plugin` for shapes."""
     config, dtype = target.config, target.norm.weight.dtype
     rows, sequences, bounds, commits = 5, 3, 4, 2
     t, b, b1, c, r = (Dim(name, min=1) for name in ("T", "B", "B1", "C", "R"))
@@ -52,7 +53,9 @@ def export_target_torch(
     arguments = (_ints(rows), [_ints(*shape) for shape in row_inputs], _ints(6), *caches)
     fixed: list[dict] = [{}] * config.num_layers
     shapes = ({0: t}, [{0: t}, {0: b1}, {0: b}, {0: b}, {0: t}, {0: c}, {0: b1}], {0: r}, fixed, fixed)
-    return torch.export.export(_TorchTarget(target, cache, hidden_output, rank, ranks).eval(), arguments, dynamic_shapes=shapes)
+    return torch.export.export(
+        _TorchTarget(target, cache, hidden_output, rank, ranks).eval(), arguments, dynamic_shapes=shapes
+    )
 
 
 def export_drafter_torch(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ExportedProgram:

@@ -105,7 +105,12 @@ def connect_ranks(iallgather: int, test: int, communicator: int, float_type: int
 def all_reduce(x: np.ndarray) -> np.ndarray:
     """The sum of all connected ranks' float32 arrays of this shape, which each must give; see all_reduce/README.md."""
     out = np.empty_like(x)
-    _run(library().redraft_all_reduce, ctypes.c_void_p(_address(x)), ctypes.c_int64(x.size), ctypes.c_void_p(_address(out)))
+    _run(
+        library().redraft_all_reduce,
+        ctypes.c_void_p(_address(x)),
+        ctypes.c_int64(x.size),
+        ctypes.c_void_p(_address(out)),
+    )
     return out
 
 

@@ -56,9 +56,10 @@ int64_t rank_count() { return g_ranks.count; }
 void all_reduce(const float* x, int64_t elements, float* out) {
     if (elements > INT_MAX)
         throw std::invalid_argument("elements " + std::to_string(elements) + ": expected what MPI can count");
-    if (static_cast<int64_t>(g_gathered.size()) < elements * g_ranks.count) g_gathered.resize(elements * g_ranks.count);
     const float* gathered = x;
     if (g_ranks.count > 1) {
+        const std::size_t needed = static_cast<std::size_t>(elements * g_ranks.count);
+        if (g_gathered.size() < needed) g_gathered.resize(needed);
         all_gather(x, static_cast<int>(elements), g_gathered.data());
         gathered = g_gathered.data();
     }

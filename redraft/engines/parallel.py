@@ -34,10 +34,10 @@ Result = TypeVar("Result")
 
 
 class ParallelEngine:
-    """Rank 0's engine: as any other, but that its target is executed by all ranks."""
+    """Rank 0's engine: as any other, but that its target is executed by all ranks. `own` is the engine of its shard."""
 
     def __init__(self, engine: Engine, ranks: Ranks):
-        self._engine, self._ranks = engine, ranks
+        self.own, self._ranks = engine, ranks
         self._rows = RowBuffers(ranks.config.limits, ranks.config.target.vocab_size)
         self._open, self._in_step = True, False
         atexit.register(self.close)
@@ -45,14 +45,14 @@ class ParallelEngine:
     @property
     def drafters(self) -> Mapping[str, DraftEngine]:
         """See `Engine.drafters`: rank 0 has them all."""
-        return self._engine.drafters
+        return self.own.drafters
 
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see it."""
         self._rows.check(batch)
         self._in_step = True
         self._ranks.send(batch)
-        logits, hidden = self._engine.execute(batch)
+        logits, hidden = self.own.execute(batch)
         logits = self._ranks.gather(logits)
         self._in_step = False
         return logits, hidden
@@ -66,7 +66,7 @@ class ParallelEngine:
         if self._in_step:
             self._ranks.abort()
         self._ranks.send(None)
-        self._engine.close()
+        self.own.close()
 
 
 def follow(engine: Engine, ranks: Ranks) -> None:
@@ -83,10 +83,8 @@ def load_parallel(bundle: Bundle, threads: int | None, load: Callable[[int, int]
     On any other rank it returns only by SystemExit, when rank 0 has closed its engine. Raises BundleError on all ranks
     where one of them cannot load its shard.
     """
-    from plugins.all_reduce import mpi
-
     ranks = Ranks.connect(bundle)
-    mpi.connect(ranks.comm)
+    ranks.agree(ranks.connect_operators)
     engine = ranks.agree(lambda: load(threads or ranks.cores(), ranks.rank))
     ranks.agree(getattr(engine, "self_test", lambda: None))
     if ranks.rank == 0:
@@ -102,7 +100,9 @@ def load_parallel(bundle: Bundle, threads: int | None, load: Callable[[int, int]
 
 
 class Ranks:
-    """The processes of a bundle's ranks, of which this is number `rank`."""
+    """The processes of a bundle's ranks, of which this is number `rank`. They serve one bundle as long as they live."""
+
+    connected = False
 
     def __init__(self, comm: MPI.Intracomm, bundle: Bundle):
         self.comm, self.config = comm, bundle.config
@@ -111,7 +111,8 @@ class Ranks:
 
     @classmethod
     def connect(cls, bundle: Bundle) -> Ranks:
-        """Raises BundleError where there is no MPI, or where other than the bundle's number of ranks were started."""
+        """Raises BundleError where there is no MPI, where other than the bundle's number of ranks were started, and
+        for a second bundle: the other ranks follow the first."""
         count = bundle.config.tensor_parallel
         start = f"start it with: mpiexec -n {count} {shlex.join(sys.orig_argv)}"
         try:
@@ -125,14 +126,34 @@ class Ranks:
                 f"{bundle.path} is split over {count} ranks, for which MPI is missing ({reason}): "
                 f"pip install mpi4py mpich, in the versions that requirements.txt names; then {start}"
             ) from None
+        if cls.connected:
+            raise BundleError(
+                f"{bundle.path}: this program's ranks execute another bundle already; expected one for one rank"
+            )
         world = MPI.COMM_WORLD
         if world.size != count:
             started = f"{world.size} {'was' if world.size == 1 else 'were'} started"
             raise BundleError(f"{bundle.path} is split over {count} ranks, {started}; {start}")
         comm = world.Dup()
+        cls.connected = True
         rank_process.end_with_parent()
         rank_process.unlink_shared_memory()
         return cls(comm, bundle)
+
+    def connect_operators(self) -> None:
+        """Let the networks' sums reach the other ranks."""
+        from plugins import kernels
+        from plugins.all_reduce import mpi
+
+        mpi.connect(self.comm)
+        kernels.set_threads(1)
+        if self.config.backend == "torch":
+            import torch
+
+            from plugins.all_reduce import nccl
+
+            if torch.cuda.is_available():
+                nccl.connect(self.comm)
 
     def cores(self) -> int:
         """This rank's share of the cores that the ranks on its machine may use, at least 1."""

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
+import plugins.all_reduce.torch_op
+import plugins.tree_attention.torch_op  # noqa: F401
 from redraft.bundle import Bundle, BundleConfig, MethodInfo, target_folder
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.engines.rows import PairBuffers, RowBuffers, SamplingBuffers

@@ -13,6 +13,7 @@ from redraft.sequence import Sequence
 from tests.engines.scheduling import CODEC, TABLE, generate, requests
 from tests.engines.tiny import CONTEXT_DRAFTERS, LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
 
+
 @pytest.fixture(scope="module")
 def expected(target, tmp_path_factory) -> dict[int, list[int]]:
     engine = load_engine(tiny_bundle(tmp_path_factory.mktemp("ar"), target, drafts=False))

@@ -70,7 +70,7 @@ def test_a_drafter_with_a_context(target, tmp_path):
 
 
 def test_a_drafter_that_draws(target, tmp_path):
-    plans = {"random": {key: value for key, value in RANDOM.items()} | {"budget": 7}}
+    plans = {"random": RANDOM | {"budget": 7}}
     bundles = [tiny_bundle(tmp_path / str(n), target, tensor_parallel=n, **RANDOM) for n in (1, 2)]
     assert run(bundles[1], plans, tmp_path / "report.json")["answers"] == of_one_rank(bundles[0], plans)
 

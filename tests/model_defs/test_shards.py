@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model_defs.attention import causal_attend
-from model_defs.shards import Shard, plan_shards, rank_join, ranges, shard_target, sharded_weights
+from model_defs.shards import Shard, plan_shards, ranges, rank_join, shard_target, sharded_weights
 from model_defs.target import Target
 from plugins.all_reduce.reference import all_reduce
 from tests.engines.tiny import random_model, tiny_lm, tiny_target

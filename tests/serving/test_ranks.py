@@ -43,7 +43,7 @@ def service(run_folder, bundle) -> Service:
 
 
 @pytest.fixture
-def two_ranks(service) -> Iterator[dict[int, psutil.Process]]:
+def two_ranks(service) -> dict[int, psutil.Process]:
     """The processes of a service that is ready; none of them is there after the test, nor any file of theirs."""
     wait_until(service.ready, timeout=START_S)
     processes = {rank: psutil.Process(pid) for rank, pid in service.state.rank_pids.items()}
@@ -51,7 +51,7 @@ def two_ranks(service) -> Iterator[dict[int, psutil.Process]]:
     shared = {region.path for process in processes.values() for region in process.memory_maps() if "shm" in region.path}
     assert shared
     assert not any(Path(path).exists() for path in shared), "a rank that is killed would leave it"
-    yield processes
+    return processes
 
 
 def killed(rank: int, process: psutil.Process) -> str:
