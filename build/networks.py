@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from model_defs.drafting import BeamSearch
 from model_defs.export_drafter import Drafting, export_drafter_native, export_drafter_plugin, export_resampler_plugin
 from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.hidden_state import Resampler
+from model_defs.shards import plan_shards, shard_target
 from model_defs.target import Target
 from plugins.cpu.lowering import lower
 from plugins.library import operators_digest
 from plugins.program.fuse import Constants, detach_constants, fuse
-from redraft.bundle import BundleConfig
+from redraft.bundle import BundleConfig, target_folder
 
 Loops = dict[str, Drafting]
 """The drafting loops of a bundle's methods."""
@@ -34,10 +36,19 @@ DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
 def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
     """Plugin-form networks, lowered to the CPU operators. The methods share their weights."""
     cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
-    with step("export the target"):
-        network = export_target_plugin(target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=hidden)
-    with step(f"compile the target ({config.precision})"):
-        save_cpu_network(lower(network, config.precision), folder / "target.onnx").tofile(folder / "target.weights")
+    for part in target_parts(config, target, folder):
+        with step(f"export {part.name}"):
+            network = export_target_plugin(
+                part.target,
+                cache_shape(config),
+                cache_dtype=cache_dtype,
+                hidden_output=hidden and part.rank == 0,
+                rank=part.rank,
+                ranks=config.tensor_parallel,
+            )
+        with step(f"compile {part.name} ({config.precision})"):
+            weights = save_cpu_network(lower(network, config.precision), part.folder / "target.onnx")
+            weights.tofile(part.folder / "target.weights")
     constants, precision = Constants(), DRAFTER_PRECISION[config.precision]
     for name, loop in loops.items():
         with step(f"export and compile {name}"):
@@ -59,9 +70,16 @@ def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path
     from model_defs.export_torch import export_drafter_torch, export_target_torch
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
-    with step("export the target"):
-        program = export_target_torch(target.to(dtype), cache_shape(config), hidden_output=hidden)
-        torch.export.save(program, folder / "target.pt2")
+    for part in target_parts(config, target.to(dtype), folder):
+        with step(f"export {part.name}"):
+            program = export_target_torch(
+                part.target,
+                cache_shape(config),
+                hidden_output=hidden and part.rank == 0,
+                rank=part.rank,
+                ranks=config.tensor_parallel,
+            )
+            torch.export.save(program, part.folder / "target.pt2")
     for name, loop in loops.items():
         with step(f"export {name}"):
             torch.export.save(export_drafter_torch(loop.float(), dtype), folder / f"drafter.{name}.pt2")
@@ -89,6 +107,27 @@ def write_tensorrt_rtx(
 
 
 WRITERS = {"openvino": write_openvino, "torch": write_torch, "tensorrt_rtx": write_tensorrt_rtx}
+
+
+@dataclass(frozen=True)
+class TargetPart:
+    """What one rank executes of a target, and where its networks go."""
+
+    rank: int
+    name: str
+    target: Target
+    folder: Path
+
+
+def target_parts(config: BundleConfig, target: Target, folder: Path) -> Iterator[TargetPart]:
+    """One for each rank, and its folder; of one rank, the target."""
+    if config.tensor_parallel == 1:
+        yield TargetPart(0, "the target", target, folder)
+        return
+    for rank, shard in enumerate(plan_shards(target.config, config.tensor_parallel)):
+        own = target_folder(folder, rank, config.tensor_parallel)
+        own.mkdir()
+        yield TargetPart(rank, f"the target of rank {rank}", shard_target(target, shard), own)
 
 
 def cache_shape(config: BundleConfig) -> CacheShape:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
-from redraft.bundle import Bundle, BundleConfig, ContextInfo, MethodInfo, TargetInfo
+import plugins.all_reduce.torch_op
+import plugins.tree_attention.torch_op  # noqa: F401
+from redraft.bundle import Bundle, BundleConfig, MethodInfo, target_folder
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.engines.rows import PairBuffers, RowBuffers, SamplingBuffers
 
@@ -16,19 +17,19 @@ CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TorchEngine:
-    """A bundle's programs, and caches in the bundle's precision."""
+    """A bundle's programs, and caches in the bundle's precision. Of several ranks, one's: see `OpenVINOEngine`."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None):
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0):
         if threads is not None:
             torch.set_num_threads(threads)
         config = bundle.config
         target, limits = config.target, config.limits
-        self._target = _load(bundle.path / "target.pt2")
+        self._target = _load(target_folder(bundle.path, rank, config.tensor_parallel) / "target.pt2")
         self._rows = RowBuffers(limits, target.vocab_size)
-        self.caches = [_allocate(config, target, target.num_layers, limits.max_tree) for _ in "kv"]
-        self.drafters = {
-            name: TorchDrafter(bundle, name, method) for name, method in config.methods.items() if method.drafter
-        }
+        heads = config.kv_heads(rank), target.head_size
+        self.caches = [_allocate(config, *heads, target.num_layers, limits.max_tree) for _ in "kv"]
+        methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
+        self.drafters = {name: TorchDrafter(bundle, name, method) for name, method in methods.items()}
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
@@ -51,7 +52,10 @@ class TorchDrafter:
         config, context = bundle.config, method.context
         self.reads_context = context is not None
         self.reads_text = context is not None and context.from_text
-        self.caches = _allocate(config, context, 2 * context.layers, context.draft_rows) if context else []
+        self.caches: list[torch.Tensor] = []
+        if context:
+            heads = context.num_kv_heads, context.head_size
+            self.caches = _allocate(config, *heads, 2 * context.layers, context.draft_rows)
         self._program = _load(bundle.path / f"drafter.{name}.pt2")
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._sampling = SamplingBuffers.of(method, config.limits.slots)
@@ -83,9 +87,9 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _allocate(config: BundleConfig, heads: TargetInfo | ContextInfo, count: int, draft_rows: int) -> list[torch.Tensor]:
+def _allocate(config: BundleConfig, kv_heads: int, head_size: int, count: int, draft_rows: int) -> list[torch.Tensor]:
     limits = config.limits
-    shape = (limits.slots, heads.num_kv_heads, limits.max_len + draft_rows, heads.head_size)
+    shape = (limits.slots, kv_heads, limits.max_len + draft_rows, head_size)
     return [torch.zeros(shape, dtype=CACHE_DTYPES[config.precision], device=_device()) for _ in range(count)]
 
 

@@ -63,7 +63,12 @@ def verify(tokenizer_folder, tmp_path):
         dataset.write_text("\n".join(json.dumps({"prompt": text}) for text in ("hello", "to be or not", "abab")))
         fixed = {"dataset": dataset, "num_prompts": 3, "auto_regressive": tokenizer_folder, "max_tokens": 24}
         (tokenizer_folder / "manifest.json").write_text("{}")
-        fixed |= {"speculative": tokenizer_folder, "reference": tokenizer_folder, "output": tmp_path / "report.json"}
+        fixed |= {
+            "one_rank": None,
+            "speculative": tokenizer_folder,
+            "reference": tokenizer_folder,
+            "output": tmp_path / "report.json",
+        }
         fixed |= {
             "settings": list(verify_lossless.SETTINGS),
             "concurrency": [1, 3],
