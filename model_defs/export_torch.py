@@ -7,13 +7,15 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from model_defs.attention import rope_table
+from model_defs.drafting import BeamSearch
 from model_defs.export_drafter import DrafterInputs, Drafting
 from model_defs.export_target import CacheShape
+from model_defs.hidden_state import Resampler
 from model_defs.target import Target
 from plugins.tree_attention.torch_op import tree_attention
 
 
-class _TorchTarget(nn.Module):
+class TorchTarget(nn.Module):
     """The target over ragged rows; attention is the torch operator, which updates the caches in place."""
 
     rope_table: Tensor
@@ -47,7 +49,7 @@ def export_target_torch(target: Target, cache: CacheShape, *, hidden_output: boo
     arguments = (_ints(rows), [_ints(*shape) for shape in row_inputs], _ints(6), *caches)
     fixed: list[dict] = [{}] * config.num_layers
     shapes = ({0: t}, [{0: t}, {0: b1}, {0: b}, {0: b}, {0: t}, {0: c}, {0: b1}], {0: r}, fixed, fixed)
-    return torch.export.export(_TorchTarget(target, cache, hidden_output).eval(), arguments, dynamic_shapes=shapes)
+    return torch.export.export(TorchTarget(target, cache, hidden_output).eval(), arguments, dynamic_shapes=shapes)
 
 
 def export_drafter_torch(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ExportedProgram:
@@ -57,6 +59,27 @@ def export_drafter_torch(drafting: Drafting, cache_dtype: torch.dtype = torch.fl
     sizes = {"B": batch, "B1": batch + 1, "P": Dim("P", min=1), "slots": Dim("slots", min=1)}
     shapes = [{axis: sizes[name] for axis, name in axes.items()} for axes in inputs.axes]
     return torch.export.export(drafting.eval(), (inputs.examples,), dynamic_shapes=(shapes,))
+
+
+class _TorchResampling(nn.Module):
+    """A drafting loop over chains that are there already; the module holds what it looks up."""
+
+    def __init__(self, drafting: BeamSearch):
+        super().__init__()
+        resampler: Resampler = drafting.drafter
+        self.drafting, self.drafter = drafting, resampler.drafter
+
+    def forward(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        return self.drafting(inputs)[:3]
+
+
+def export_resampler_torch(drafting: BeamSearch) -> ExportedProgram:
+    """The program that re-samples from chains; see `export_resampler_plugin` for its inputs, which are a list."""
+    resampler: Resampler = drafting.drafter
+    examples = [torch.zeros(3 * resampler.levels, len(resampler.drafter.hot_ids)), torch.arange(3).int(), _ints(3)]
+    batch = Dim("B", min=1)
+    shapes = [{0: resampler.levels * batch}, {0: batch}, {0: batch}]
+    return torch.export.export(_TorchResampling(drafting).eval(), (examples,), dynamic_shapes=(shapes,))
 
 
 def _ints(*shape: int) -> Tensor:

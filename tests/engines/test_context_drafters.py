@@ -229,11 +229,12 @@ def test_forms_of_token_info_are_equal_up_to_rounding(target, tmp_path, precisio
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
 @pytest.mark.parametrize("form", [InfoForm.int8, InfoForm.low_rank])
-def test_drafting_again_from_a_chain(target, tmp_path, form):
+def test_drafting_again_from_a_chain(target, tmp_path, form, backend):
     """From chains of several lengths, below other roots, and in other company."""
     drafter = tiny_drafter_of(target, "hidden_state")
-    engine = load_engine(tiny_bundle(tmp_path, target, trained=drafter, token_info=form))
+    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter, token_info=form))
     rng = np.random.default_rng(5)
     sequences = [Drafting(slot) for slot in (1, 6, 3)]
     for s in sequences:
