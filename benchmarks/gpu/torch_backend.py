@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.torch_backend --model artifacts/models/SmolLM2-135M-Instruct
 
-Builds bundles of all methods of `benchmarks/methods.toml` in fp32 and bf16, then asks: does every method give
+Builds bundles of all methods of `benchmarks/gpu/methods.toml` in fp32 and bf16, then asks: does every method give
 auto-regressive decoding's tokens in fp32 (`benchmarks/verify_lossless.py`), how fast is it at 1 to 64 requests at once
 (`benchmarks/method_batches.py`), and how fast are single steps (`benchmarks/step_times.py`)? Bundles and results that
 are there already are kept: after an interruption or with more `--parts` the same command goes on. With `--minutes` no
@@ -83,15 +83,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_device(parser, __file__)
     parser.add_argument("--model", type=Path, required=True, help="a folder made by build/fetch_model.py")
-    parser.add_argument("--methods", type=Path, default=Path("benchmarks/methods.toml"))
+    parser.add_argument("--methods", type=Path, default=Path("benchmarks/gpu/methods.toml"))
     parser.add_argument("--work", type=Path, default=Path("artifacts/gpu"), help="folder for bundles and results")
     parser.add_argument("--parts", nargs="+", choices=("build", "equality", "steps", "batches"),
                         default=["build", "equality", "steps", "batches"])  # fmt: skip
     parser.add_argument("--minutes", type=float, help="begin no part after so many")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--max-len", type=int, default=1024)
-    parser.add_argument("--num-prompts", type=int, default=32)
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--num-prompts", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--warm-up", type=int, default=8)
     parser.add_argument("--dataset", type=Path, help="default: benchmarks/prompts.jsonl")
     args = parser.parse_args(argv)

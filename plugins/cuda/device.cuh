@@ -41,9 +41,7 @@ REDRAFT_DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, ui
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 REDRAFT_DEVICE float exchange(float x, int lane_mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, lane_mask); }
-// Lane `from`'s value, for all lanes.
-template <class T>
-REDRAFT_DEVICE T broadcast(T x, int from) { return __shfl_sync(0xFFFFFFFFu, x, from); }
+REDRAFT_DEVICE void sync_warp() { __syncwarp(); }
 REDRAFT_DEVICE int count_bits(uint32_t x) { return __popc(x); }
 #endif
 

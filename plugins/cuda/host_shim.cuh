@@ -173,14 +173,7 @@ inline float exchange(float x, int lane_mask) {
     return host::as_float(all.words[(host::current % host::kLanes) ^ lane_mask][0]);
 }
 
-template <class T>
-inline T broadcast(T x, int from) {
-    uint32_t bits[1];
-    __builtin_memcpy(bits, &x, 4);
-    const host::Collective& all = host::collect(bits, [](host::Collective&) {});
-    __builtin_memcpy(&x, all.words[from], 4);
-    return x;
-}
+inline void sync_warp() { host::wait(host::warps[host::current / host::kLanes].barrier, host::kLanes); }
 
 inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
 

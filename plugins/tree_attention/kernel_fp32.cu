@@ -51,6 +51,8 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     constexpr int kColumns = D / 32;
     __shared__ int sequence[kWarps];
     __shared__ float4 queries[kWarps][D / 4];
+    __shared__ float weights[kWarps][32];
+    __shared__ int places[kWarps][32];
     const int group = heads / kv_heads, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int query = blockIdx.x * kWarps + warp, row = query / group;
     const int64_t at = static_cast<int64_t>(row) * heads + head * group + query % group;
@@ -97,13 +99,16 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
         sum = fmaf(sum, factor, all);
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) values[i] *= factor;
+        weights[warp][lane] = weight;
+        places[warp][lane] = place;
+        sync_warp();
         const int keys = least(32, end - key);
         for (int j = 0; j < keys; ++j) {
-            const float w = broadcast(weight, j);
-            const float* v = v_cache + cache + static_cast<int64_t>(broadcast(place, j)) * D + lane * kColumns;
+            const float* v = v_cache + cache + static_cast<int64_t>(places[warp][j]) * D + lane * kColumns;
 #pragma unroll
-            for (int i = 0; i < kColumns; ++i) values[i] = fmaf(w, v[i], values[i]);
+            for (int i = 0; i < kColumns; ++i) values[i] = fmaf(weights[warp][j], v[i], values[i]);
         }
+        sync_warp();
     }
     if (lane == 0) {
         stats[2 * out] = maximum;

@@ -125,7 +125,7 @@ def test_few_shapes_are_prepared(target, tmp_path):
     engine = load_engine(tiny_bundle(tmp_path, target, "torch"))
     for rows in range(1, 31):
         engine.execute(make_batch([random_tree(np.random.default_rng(rows), 0, [], rows)]))
-    assert len(engine.steps) == 9
+    assert len(engine.steps) == 10
     hidden, tokens = np.zeros((9, 96), np.float32), np.arange(9, dtype=np.int32)
     for count in range(1, 10):
         engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden[:count], tokens[:count]))

@@ -69,29 +69,29 @@ def test_a_tree_row_has_the_bits_of_the_same_token_decoded_alone(rng, length):
     """Whatever else is in the tree, in the batch and in the cache, and however long that is. Some paths cross a block
     of 32 keys or a part of the keys at other places than the tree's rows do."""
     tree = Sequence(slot=1, length=length, parents=LONG_TREE)
-    batch = [Sequence(slot=0, length=300, parents=7), tree, Sequence(slot=2, length=3, parents=[-1, 0])]
-    case = make_case(rng, batch, head_size=128, heads=4, kv_heads=2, cache_rows=900)
+    batch = [Sequence(slot=0, length=40, parents=7), tree, Sequence(slot=2, length=3, parents=[-1, 0])]
+    case = make_case(rng, batch, head_size=128, heads=2, kv_heads=1, cache_rows=900)
     out = attend(case, tensors(case))[7 : 7 + len(LONG_TREE)]
     for node in (41, 7, 11):
-        chain = [np.zeros((1, 2, length + 20, 128), np.float32) for _ in "kv"]
+        chain = [np.zeros((1, 1, length + 20, 128), np.float32) for _ in "kv"]
         for own, name in zip(chain, ("k_cache", "v_cache"), strict=True):
             own[0, :, :length] = case.arrays[name][1, :, :length]
         for depth, row in enumerate(tree.ancestors(node)):
             token = Sequence(slot=0, length=length + depth, parents=1)
             qkv = case.arrays["qkv"][7 + row : 8 + row]
-            alone = make_case(rng, [token], head_size=128, heads=4, kv_heads=2, qkv=qkv, caches=(chain[0], chain[1]))
+            alone = make_case(rng, [token], head_size=128, heads=2, kv_heads=1, qkv=qkv, caches=(chain[0], chain[1]))
             arguments = tensors(alone)
             np.testing.assert_array_equal(attend(alone, arguments)[0], out[row])
             chain = [arguments[name].numpy() for name in ("k_cache", "v_cache")]
 
 
 def test_a_causal_chunk_has_the_bits_of_steps_of_one_row(rng):
-    chunk = make_case(rng, [Sequence(slot=0, length=240, parents=40)])
+    chunk = make_case(rng, [Sequence(slot=0, length=240, parents=20)], heads=1, kv_heads=1)
     out = attend(chunk, tensors(chunk))
     caches = chunk.arrays["k_cache"], chunk.arrays["v_cache"]
-    for i in range(40):
+    for i in range(20):
         token = Sequence(slot=0, length=240 + i, parents=1)
-        one = make_case(rng, [token], qkv=chunk.arrays["qkv"][i : i + 1], caches=caches)
+        one = make_case(rng, [token], heads=1, kv_heads=1, qkv=chunk.arrays["qkv"][i : i + 1], caches=caches)
         arguments = tensors(one)
         np.testing.assert_array_equal(attend(one, arguments)[0], out[i])
         caches = arguments["k_cache"].numpy(), arguments["v_cache"].numpy()

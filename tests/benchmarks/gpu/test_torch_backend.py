@@ -10,6 +10,13 @@ import typer
 import build_engines
 from benchmarks import method_batches, step_times, verify_lossless
 from benchmarks.gpu import torch_backend
+from benchmarks.gpu.torch_backend import ROOT
+from methods import read_methods
+
+
+def test_every_shipped_drafter_is_measured():
+    measured = {settings.drafter.name for settings in read_methods(ROOT / "benchmarks/gpu/methods.toml").values()}
+    assert measured == {folder.name for folder in (ROOT / "drafters").iterdir() if folder.is_dir()}
 
 
 class Parsed(Exception):
