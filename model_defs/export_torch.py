@@ -70,15 +70,17 @@ class _TorchResampling(nn.Module):
         self.drafting, self.drafter = drafting, resampler.drafter
 
     def forward(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-        return self.drafting(inputs)[:3]
+        logits, *others = inputs
+        return self.drafting([logits.flatten(0, 1), *others])[:3]
 
 
 def export_resampler_torch(drafting: BeamSearch) -> ExportedProgram:
-    """The program that re-samples from chains; see `export_resampler_plugin` for its inputs, which are a list."""
+    """The program that re-samples from chains, with one argument: the list of raw_logits [B, L, K], sequences int32 [B]
+    (0, 1, ...) and tokens int32 [B]."""
     resampler: Resampler = drafting.drafter
-    examples = [torch.zeros(3 * resampler.levels, len(resampler.drafter.hot_ids)), torch.arange(3).int(), _ints(3)]
-    batch = Dim("B", min=1)
-    shapes = [{0: resampler.levels * batch}, {0: batch}, {0: batch}]
+    logits = torch.zeros(3, resampler.levels, len(resampler.drafter.hot_ids))
+    examples = [logits, torch.arange(3, dtype=torch.int32), _ints(3)]
+    shapes = [{0: Dim("B", min=1)}] * 3
     return torch.export.export(_TorchResampling(drafting).eval(), (examples,), dynamic_shapes=(shapes,))
 
 

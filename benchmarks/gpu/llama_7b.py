@@ -82,10 +82,14 @@ def random_target(config: TargetConfig, device: torch.device) -> Target:
 
 
 def random_drafter(drafter: Drafter, device: torch.device, cache_rows: int, levels: int) -> Drafter:
-    """The same in bf16 on the device, ready to draft; tables stay as they are made."""
-    drafter = drafter.to(device, torch.bfloat16).eval().requires_grad_(False)
+    """The same in bf16 on the device, ready to draft; the rope table stays float32, as the kernels take it."""
+    drafter = drafter.to(device, torch.float32).eval().requires_grad_(False)
     drafter.prepare(cache_rows, levels)
-    return drafter.to(device)
+    table = cast(CacheTables, drafter.tables).rope_table if drafter.reads_context else None
+    drafter = drafter.to(torch.bfloat16)
+    if table is not None:
+        cast(CacheTables, drafter.tables).rope_table = table
+    return drafter
 
 
 def graphs(

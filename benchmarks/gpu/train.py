@@ -36,7 +36,8 @@ console = Console()
 def run_until(command: list[str], seconds: float) -> int | None:
     """Run a command, interrupt it after so many seconds, and return its exit status; None: interrupted."""
     console.print(f"{seconds / 60:.1f} min: {' '.join(command[1:])}", markup=False)
-    process = subprocess.Popen(command, cwd=ROOT)
+    # Where this runs in the background, the shell may have it ignore interrupts; the command must not.
+    process = subprocess.Popen(command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -126,9 +126,10 @@ class TorchDrafter:
         chains that do not fit it."""
         if self._chains is None:
             raise RuntimeError("this drafter leaves no chain to draft again from")
-        inputs, sequences = self._chains.fill(chains, roots), padded_size(len(chains), self._slots)
-        rows = dict.fromkeys(inputs, sequences) | {"raw_logits": sequences * self._levels}
-        candidates, log_probs, parents = (_first(x, sequences, len(chains)) for x in self.resamples(inputs, rows))
+        inputs, count = self._chains.fill(chains, roots), len(chains)
+        inputs["raw_logits"] = inputs["raw_logits"].reshape(count, self._levels, -1)
+        outputs = self.resamples(inputs, dict.fromkeys(inputs, padded_size(count, self._slots)))
+        candidates, log_probs, parents = (output[:count] for output in outputs)
         for b, chain in enumerate(chains):
             log_probs[b, len(chain) :] = -np.inf
         return DraftCandidates(candidates, log_probs, parents)

@@ -30,7 +30,7 @@ def tensors(case: Case, padding: int = 0) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (4, 4, 64), (8, 1, 128), (5, 5, 128)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (5, 5, 128)])
 def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     case = make_case(rng, MIXED, heads=heads, kv_heads=kv_heads, head_size=head_size)
     expected, k, v = case.reference()
@@ -44,7 +44,7 @@ def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     assert torch.equal(attend(case, again, run=partial(run, descending=True)), out)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(batches())
 def test_random_batches(sequences):
     case = make_case(np.random.default_rng(3), sequences, heads=3, kv_heads=1)
