@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
 import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
+from plugins.cuda.compile import nvcc
+from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import HEAD_SIZES
 from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, MethodInfo, TargetInfo
 from redraft.engines.fixed_calls import FixedCalls, GraphPool, padded_size
@@ -58,10 +60,12 @@ class TorchEngine:
     @torch.inference_mode()
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
-        inputs = self._rows.fill(batch)
-        rows = padded_size(len(inputs["input_ids"]), self._rows.most_rows)
+        inputs, most = self._rows.fill(batch), self._rows.most_rows
+        sequences = padded_size(len(batch.slots), len(inputs["slots"]))
+        inputs |= {name: inputs[name][:sequences] for name in ("slots", "cache_lengths")}
+        inputs |= {name: inputs[name][: sequences + 1] for name in ("row_offsets", "commit_offsets")}
+        rows, logit_rows = (padded_size(len(inputs[name]), most) for name in ("input_ids", "logit_rows"))
         padded = dict.fromkeys(("input_ids", "positions", "tree_mask"), rows)
-        logit_rows = padded_size(len(inputs["logit_rows"]), self._rows.most_rows)
         outputs = self.steps(inputs, padded | {"logit_rows": logit_rows})
         hidden = outputs[1][: len(batch.input_ids)] if len(outputs) > 1 else None
         return outputs[0][: len(batch.logit_rows)], hidden
@@ -149,7 +153,11 @@ def available_device() -> torch.device:
 
 
 def require_kernels(bundle: Bundle) -> None:
-    """Raises BundleError where the CUDA kernels do not take the bundle's heads."""
+    """Raises BundleError where the CUDA kernels cannot be compiled, or do not take the bundle's heads."""
+    try:
+        nvcc()
+    except BuildError as error:
+        raise BundleError(f"{bundle.path}: {error}") from None
     config = bundle.config
     contexts = [method.context for method in config.methods.values() if method.context]
     for size in (config.target.head_size, *(context.head_size for context in contexts)):

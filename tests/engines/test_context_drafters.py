@@ -77,7 +77,7 @@ class Drafting:
     ingested: int = 0
 
     def grow(self, rng: np.random.Generator, count: int) -> None:
-        new = torch.from_numpy(rng.standard_normal((count, HIDDEN)).astype(np.float32))
+        new = torch.from_numpy(rng.standard_normal((count, self.hidden.shape[1])).astype(np.float32))
         self.hidden = torch.cat([self.hidden, new])
         self.tokens = torch.cat([self.tokens, torch.from_numpy(rng.integers(0, VOCAB, count).astype(np.int32))])
 

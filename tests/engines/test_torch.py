@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from plugins.cuda.compile import nvcc
+from redraft.bundle import BundleError
 from redraft.engines import load_engine
 from redraft.engines.fixed_calls import FixedCalls
 from redraft.engines.interface import DraftBatch, DraftCandidates
@@ -23,6 +25,7 @@ from tests.engines.tiny import (
     random_tree,
     tiny_bundle,
     tiny_drafter_of,
+    tiny_lm,
     tiny_target,
 )
 
@@ -68,6 +71,29 @@ def test_bf16(tmp_path, target):
     assert hidden is None
     want = expected(target, step)[0]
     assert np.abs(logits - want).max() < 0.1 * np.abs(want).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gpu_agrees_with_the_cpu(precision, tmp_path, monkeypatch):
+    """By the kernels and CUDA graphs, in two steps of changing company; head size 64."""
+    target = tiny_lm()
+    bundle = tiny_bundle(tmp_path, target, "torch", precision, trained=tiny_drafter_of(target, "eagle"))
+    found = []
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr("redraft.engines.torch.available_device", lambda device=device: torch.device(device))
+        engine, rng, given = load_engine(bundle), np.random.default_rng(2), []
+        sequences = [Drafting(slot, torch.zeros(0, 56)) for slot in (8, 0, 3)]
+        for company in ([0], [1, 0, 2], [2, 0]):
+            trees = [random_tree(rng, sequences[place].slot, [], 3 + place) for place in company]
+            given += [array.copy() for array in engine.execute(make_batch(trees))]
+            for place in company:
+                sequences[place].grow(rng, 4)
+            given.append(draft_for(engine, [sequences[place] for place in company]).log_probs[:, 0, 0])
+        found.append(given)
+    for cpu, gpu in zip(*found, strict=True):
+        np.testing.assert_allclose(gpu, cpu, atol=1e-3 if precision == "fp32" else 0.1 * np.abs(cpu).max())
 
 
 def unpadded(monkeypatch) -> None:
@@ -155,3 +181,17 @@ def on_meta(calls: FixedCalls, inputs: dict[str, np.ndarray], rows: dict[str, in
     tensors = {name: torch.from_numpy(array).to("meta") for name, array in inputs.items()}
     assert all(output.device.type == "meta" for output in calls._function(tensors))
     raise Ran
+
+
+def test_what_a_gpu_cannot_run_is_refused(target, tmp_path, monkeypatch):
+    bundle = tiny_bundle(tmp_path, target, "torch", drafts=False)
+    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
+    with pytest.raises(
+        BundleError, match=r"heads of size 32, and the CUDA kernels take \(64, 128\); an empty CUDA_VIS"
+    ):
+        load_engine(bundle)
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
+    nvcc.cache_clear()
+    with pytest.raises(BundleError, match="nvcc not found at NVCC=/nowhere/nvcc.*pip install"):
+        load_engine(bundle)
+    nvcc.cache_clear()
