@@ -192,6 +192,6 @@ def test_what_a_gpu_cannot_run_is_refused(target, tmp_path, monkeypatch):
         load_engine(bundle)
     monkeypatch.setenv("NVCC", "/nowhere/nvcc")
     nvcc.cache_clear()
-    with pytest.raises(BundleError, match="nvcc not found at NVCC=/nowhere/nvcc.*pip install"):
+    with pytest.raises(BundleError, match=r"nvcc not found at NVCC=/nowhere/nvcc.*pip install"):
         load_engine(bundle)
     nvcc.cache_clear()
