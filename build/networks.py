@@ -55,8 +55,7 @@ def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: P
             save_cpu_network(
                 lower(export_drafter_plugin(loop, cache_dtype), precision), folder / f"drafter.{name}.onnx", constants
             )
-            if (levels := config.methods[name].chain_levels) and isinstance(loop, BeamSearch):
-                again = BeamSearch(Resampler(loop.drafter, levels), loop.width, levels, loop.candidates)
+            if again := resampling_loop(config, name, loop):
                 save_cpu_network(
                     lower(export_resampler_plugin(again), precision), folder / f"resampler.{name}.onnx", constants
                 )
@@ -67,7 +66,7 @@ def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: P
 
 def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
     """Exported programs."""
-    from model_defs.export_torch import export_drafter_torch, export_target_torch
+    from model_defs.export_torch import export_drafter_torch, export_resampler_torch, export_target_torch
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
     for part in target_parts(config, target.to(dtype), folder):
@@ -83,6 +82,8 @@ def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path
     for name, loop in loops.items():
         with step(f"export {name}"):
             torch.export.save(export_drafter_torch(loop.float(), dtype), folder / f"drafter.{name}.pt2")
+            if again := resampling_loop(config, name, loop):
+                torch.export.save(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
     return {}
 
 
@@ -104,6 +105,14 @@ def write_tensorrt_rtx(
             save(export_drafter_native(loop.to(dtype)), network_file)
             compile_drafter(network_file, network_file.with_suffix(".engine"), config.limits)
     return {"tensorrt_rtx": version("tensorrt-rtx-cu13")}
+
+
+def resampling_loop(config: BundleConfig, name: str, loop: Drafting) -> BeamSearch | None:
+    """The loop that drafts again from what is left of a chain, for a method whose drafter leaves one."""
+    levels = config.methods[name].chain_levels
+    if not levels or not isinstance(loop, BeamSearch):
+        return None
+    return BeamSearch(Resampler(loop.drafter, levels), loop.width, levels, loop.candidates)
 
 
 WRITERS = {"openvino": write_openvino, "torch": write_torch, "tensorrt_rtx": write_tensorrt_rtx}

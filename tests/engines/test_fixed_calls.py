@@ -1,0 +1,75 @@
+"""Calls of fixed shapes: what is padded, what is prepared once, and that preparing changes nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from redraft.engines.fixed_calls import FixedCalls, padded_size
+
+CPU = torch.device("cpu")
+
+
+def test_sizes_waste_a_third_at_most_and_are_few():
+    sizes = [padded_size(count, 1000) for count in range(1, 1001)]
+    assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000]
+    assert all(count <= size < 1.5 * count for count, size in enumerate(sizes, 1))
+
+
+def calls(seen: list[dict], **options) -> FixedCalls:
+    def function(inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        seen.append({name: tensor.clone() for name, tensor in inputs.items()})
+        return [inputs["x"] * 2, inputs["row_offsets"]]
+
+    return FixedCalls(function, CPU, **options)
+
+
+def inputs(count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(count)
+    x = rng.standard_normal((count, 3)).astype(np.float32)
+    return {"x": x, "row_offsets": np.arange(count + 1, dtype=np.int32), "slots": np.arange(count, dtype=np.int32)}
+
+
+def test_inputs_are_padded_and_stale_ones_are_not_seen():
+    seen: list[dict] = []
+    fixed = calls(seen, padding={"slots": 7}, idle={"row_offsets": np.array([0, 1], np.int32)})
+    rows = {"x": 6, "row_offsets": 7, "slots": 6}
+    for count in (6, 5):
+        given = inputs(count)
+        doubled, offsets = fixed(given, rows)
+        np.testing.assert_array_equal(doubled[:count], 2 * given["x"])
+        assert not doubled[count:].any()
+        np.testing.assert_array_equal(offsets, [*range(count + 1), *[count] * (6 - count)])
+        assert seen[-1]["slots"].tolist() == [*range(count), *[7] * (6 - count)]
+        assert seen[-1]["x"].dtype == torch.float32
+        assert seen[-1]["slots"].dtype == torch.int32
+
+
+def test_a_shape_is_prepared_once_with_padding_alone():
+    seen: list[dict] = []
+    fixed = calls(seen, padding={"slots": 7}, idle={"row_offsets": np.array([0, 1], np.int32)})
+    for count in (3, 2, 3, 1):
+        fixed(inputs(count), {"x": 3, "row_offsets": 4, "slots": 3})
+    assert (len(fixed), len(seen)) == (1, 5)
+    assert not seen[0]["x"].any()
+    assert seen[0]["row_offsets"].tolist() == [0, 1, 1, 1]
+    assert seen[0]["slots"].tolist() == [7, 7, 7]
+    fixed(inputs(4), {})
+    assert len(fixed) == 2
+
+
+def test_inputs_lie_where_16_bytes_can_be_loaded():
+    places: list[int] = []
+    fixed = FixedCalls(lambda given: places.extend(x.data_ptr() for x in given.values()) or [given["x"]], CPU)
+    fixed(inputs(5), {})
+    assert len({place % 16 for place in places}) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_graph_gives_what_the_function_gives():
+    fixed = FixedCalls(lambda given: [given["x"] * 2, given["slots"] + 1], torch.device("cuda"))
+    for count in (5, 3):
+        given = inputs(count)
+        doubled, slots = fixed(given, {"x": 6, "slots": 6})
+        np.testing.assert_array_equal(doubled[:count], 2 * given["x"])
+        np.testing.assert_array_equal(slots[:count], given["slots"] + 1)
