@@ -41,8 +41,10 @@ def main(
     """Find what a target's linear layers take, for build_engines.py --precision fp8."""
     try:
         turns = [turn for prompt in spread(load_prompts(prompts), num_prompts) for turn in prompt.turns]
-        codec = TextCodec.load(model / "tokenizer.json")
         target = Target.from_folder(model)
+        if not (model / "tokenizer.json").is_file():
+            raise FileNotFoundError(f"{model} has no tokenizer.json")
+        codec = TextCodec.load(model / "tokenizer.json")
         longest = min(max_tokens, target.config.max_position)
         texts = [codec.encode(render_chat(model, turn))[:longest] for turn in turns]
         with Progress(TextColumn("texts"), BarColumn(), TimeRemainingColumn(), console=out) as progress:

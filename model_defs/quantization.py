@@ -1,8 +1,9 @@
 """8-bit networks by explicit quantization: `QuantizeLinear` and `DequantizeLinear` (Q/DQ) around multiplications.
 
 `int8` stores weights in int8, a scale for each output feature, and multiplies in the network's own dtype. `fp8` (E4M3)
-also quantizes what is multiplied with them, one calibrated scale for each linear layer. Everything else keeps its
-dtype: the embedding (also where the LM head shares its weights), norms, attention and its cache.
+also quantizes what is multiplied with them, one calibrated scale for each linear layer; it spares the LM head, which
+loses most by it. Everything else keeps its dtype: the embedding (also where the LM head shares its weights), norms,
+attention and its cache.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ INT8, FP8 = "int8", "fp8"
 QUANTIZED = (INT8, FP8)
 """Precisions that are made by quantizing a network."""
 
+SPARED = {INT8: (), FP8: ("lm_head",)}
+"""Linear layers that keep their dtype."""
 _DTYPES = {INT8: np.dtype(np.int8), FP8: np.dtype(ml_dtypes.float8_e4m3fn)}
 _LARGEST = {INT8: 127.0, FP8: 448.0}
 
@@ -50,13 +53,14 @@ def quantize_network(network: ir.Model, precision: str, largest_inputs: Mapping[
     """A copy of a target's network, or of a rank's part of it, in plugin or native form, with 8-bit linear layers.
 
     `precision` is int8 or fp8; for fp8 `largest_inputs` has the largest magnitude that each linear layer takes, by the
-    layer's name (`layers.0.qkv`, ..., `lm_head`). Raises ValueError for an unknown precision, for a layer that
+    layer's name (`layers.0.qkv`, ...). Raises ValueError for an unknown precision, for a layer that
     `largest_inputs` lacks, or where no linear layer is found.
     """
     if precision not in QUANTIZED:
         raise ValueError(f"precision {precision!r}: expected one of {', '.join(QUANTIZED)}")
     quantized = network.clone()
     linears = [node for node in quantized.graph if _weight(node) is not None]
+    linears = [node for node in linears if linear_name(node) not in SPARED[precision]]
     if not linears:
         raise ValueError("the network has no linear layers (Gemm with a constant weight [N, K], transB 1)")
     if precision == FP8:
@@ -70,12 +74,11 @@ def quantize_network(network: ir.Model, precision: str, largest_inputs: Mapping[
 
 
 def linear_name(node: ir.Node) -> str:
-    """A linear layer's name in the target module; a head that shares the embedding's weights is the LM head."""
+    """A linear layer's name in the target module."""
     weight = _weight(node)
     assert weight is not None
     assert weight.name is not None
-    name = weight.name.removeprefix("target.").removesuffix(".weight")
-    return "lm_head" if name == "embedding" else name
+    return weight.name.removeprefix("target.").removesuffix(".weight")
 
 
 def _weight(node: ir.Node) -> ir.Value | None:

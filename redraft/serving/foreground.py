@@ -17,17 +17,20 @@ def stay(run_path: Path, on_text: Callable[[str], None]) -> str:
     """Pass the logs of a running service on until it ends; end it at KeyboardInterrupt. Returns why it ended by
     itself, "" where it was asked to."""
     run_dir = RunDir(run_path)
-    logs = {log: 0 for log in (run_dir.supervisor_log, run_dir.worker_log, run_dir.triton_log)}
+    logs = dict.fromkeys((run_dir.supervisor_log, run_dir.worker_log, run_dir.triton_log), 0)
+    asked = False
     try:
-        while running := launcher.is_running(run_dir):
+        while launcher.is_running(run_dir):
             _pass_on(logs, on_text)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        running = True
+        asked = True
+    state = run_dir.read_state()
     launcher.stop(run_path)
     _pass_on(logs, on_text)
-    state = run_dir.read_state()
-    return "" if running or state is None else state.error or "the supervisor was killed"
+    if asked or (state and state.phase == "stopped"):
+        return ""
+    return (state.error if state else "") or "the supervisor was killed"
 
 
 def _pass_on(logs: dict[Path, int], on_text: Callable[[str], None]) -> None:
