@@ -88,12 +88,10 @@ def test_what_is_missing_is_named(container, missing, name):
 
 def test_nothing_is_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("REDRAFT_TRITON_ENV", str(tmp_path))
-    with pytest.raises(ServingError, match="no Python environment at .*run `make setup`, or set REDRAFT_TRITON_ENV"):
+    with pytest.raises(ServingError, match=r"no Python environment at .*run `make setup`, or set REDRAFT_TRITON_ENV"):
         TritonInstallation()
     environment(tmp_path, "3.11")
-    with pytest.raises(
-        ServingError, match="Triton is not installed .*pytriton/tritonserver/bin/tritonserver is missing"
-    ):
+    with pytest.raises(ServingError, match=r"not installed .*pytriton/tritonserver/bin/tritonserver is missing"):
         TritonInstallation()
 
 
@@ -104,7 +102,5 @@ def test_a_library_that_is_missing_is_named(container, tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\nprintf '\\tlibpython3.11.so.1.0 => not found\\n'\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(
-        ServingError, match=r"needs libpython3\.11\.so\.1\.0: install it .*apt-get install libpython3\.11"
-    ):
+    with pytest.raises(ServingError, match=r"needs libpython3\.11\.so\.1\.0: .*apt-get install libpython3\.11"):
         TritonInstallation()
