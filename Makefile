@@ -13,6 +13,7 @@ BACKEND   ?= openvino
 PRECISION ?= bf16
 SHAPE     ?= --beam-width 4 --beam-length 5
 METHODS   ?=
+CALIBRATION ?= artifacts/calibration/$(NAME).json
 BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)
 BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)
 
@@ -28,6 +29,7 @@ RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 PY      := .venv/bin/python
 SETUP   := .venv/.setup
 BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
+FP8     := $(filter fp8,$(PRECISION))
 SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp)
 
 .DEFAULT_GOAL := help
@@ -37,7 +39,7 @@ SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8) BACKEND (openvino torch tensorrt_rtx) SHAPE METHODS"
+	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8; tensorrt_rtx: also fp16 fp8) BACKEND (openvino torch tensorrt_rtx) SHAPE METHODS"
 	@echo "BUNDLE BASELINE PROMPTS RATES RESULTS; for distill and train DATA TEACHER TOKENS POSITIONS;"
 	@echo "for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
@@ -81,10 +83,13 @@ train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/draft
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) --output artifacts/drafters/$(NAME) --positions $(POSITIONS)
 
 engines: $(BUNDLE)/manifest.json $(BASELINE)/manifest.json ## build the bundles BUNDLE and, without drafter, BASELINE
-$(BUNDLE)/manifest.json: $(SOURCES) $(or $(METHODS),$(DRAFTER)/config.json) | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) --output $(BUNDLE)
-$(BASELINE)/manifest.json: $(SOURCES) | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) --no-drafter --output $(BASELINE)
+$(BUNDLE)/manifest.json: $(SOURCES) $(or $(METHODS),$(DRAFTER)/config.json) $(if $(FP8),$(CALIBRATION)) | $(MODEL)/source.json
+	$(BUILD) --precision $(PRECISION) $(if $(FP8),--calibration $(CALIBRATION)) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) --output $(BUNDLE)
+$(BASELINE)/manifest.json: $(SOURCES) $(if $(FP8),$(CALIBRATION)) | $(MODEL)/source.json
+	$(BUILD) --precision $(PRECISION) $(if $(FP8),--calibration $(CALIBRATION)) --no-drafter --output $(BASELINE)
+
+$(CALIBRATION): | $(MODEL)/source.json
+	$(PY) build/calibrate.py --model $(MODEL) --prompts benchmarks/prompts.jsonl --output $(CALIBRATION)
 
 $(DRAFTER)/config.json:
 	$(error no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER)
@@ -105,7 +110,7 @@ loadtest: | $(SETUP) ## load-test the running server at RATES
 COMPARED := $(ENGINES)/$(NAME)-methods-$(PRECISION)
 REPLAYED := --model $(MODEL) --answers artifacts/answers
 $(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) --methods benchmarks/methods.toml --output $(COMPARED)
+	$(BUILD) --precision $(PRECISION) $(if $(FP8),--calibration $(CALIBRATION)) --methods benchmarks/methods.toml --output $(COMPARED)
 
 bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/manifest.json ## all comparisons on PROMPTS; RSD's on SPEC_BENCH
 	$(PY) -m benchmarks.step_times $(BASELINE)

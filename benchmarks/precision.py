@@ -72,7 +72,9 @@ class Network:
         file = folder / "target.onnx"
         ir.save(network, file, external_data="target.onnx.data")
         self.megabytes = (folder / "target.onnx.data").stat().st_size / 1e6
-        self._session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         inputs = {value.name: value for value in self._session.get_inputs()}
         self._dtype = np.float16 if inputs["mask"].type == "tensor(float16)" else np.float32
         self._rows = inputs["mask"].shape[3]
