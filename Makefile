@@ -13,8 +13,10 @@ BACKEND   ?= openvino
 PRECISION ?= bf16
 SHAPE     ?= --beam-width 4 --beam-length 5
 METHODS   ?=
-BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)
-BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)
+TP        ?= 1
+SPLIT     := $(if $(filter-out 1,$(TP)),-tp$(TP))
+BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)$(SPLIT)
+BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)$(SPLIT)
 
 DATA      ?= prompts.jsonl
 TEACHER   ?= artifacts/data/$(NAME)
@@ -28,6 +30,8 @@ RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 PY      := .venv/bin/python
 SETUP   := .venv/.setup
 BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
+RANKS   := $(if $(SPLIT),--tensor-parallel $(TP))
+LAUNCH  := $(if $(SPLIT),.venv/bin/mpiexec.gforker -n $(TP))
 SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp)
 
 .DEFAULT_GOAL := help
@@ -38,8 +42,8 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8) BACKEND (openvino torch tensorrt_rtx) SHAPE METHODS"
-	@echo "BUNDLE BASELINE PROMPTS RATES RESULTS; for distill and train DATA TEACHER TOKENS POSITIONS;"
-	@echo "for setup PYTHON TORCH_INDEX TORCH. See README.md."
+	@echo "BUNDLE BASELINE PROMPTS RATES RESULTS; for engines, tune, serve, loadtest TP (ranks that share the target, TP=2);"
+	@echo "for distill and train DATA TEACHER TOKENS POSITIONS; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
 $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt
@@ -82,16 +86,17 @@ train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/draft
 
 engines: $(BUNDLE)/manifest.json $(BASELINE)/manifest.json ## build the bundles BUNDLE and, without drafter, BASELINE
 $(BUNDLE)/manifest.json: $(SOURCES) $(or $(METHODS),$(DRAFTER)/config.json) | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) --output $(BUNDLE)
+	$(BUILD) --precision $(PRECISION) $(RANKS) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) \
+	  --output $(BUNDLE)
 $(BASELINE)/manifest.json: $(SOURCES) | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) --no-drafter --output $(BASELINE)
+	$(BUILD) --precision $(PRECISION) $(RANKS) --no-drafter --output $(BASELINE)
 
 $(DRAFTER)/config.json:
 	$(error no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER)
 
 tune: $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
 $(BUNDLE)/budget.json: $(BUNDLE)/manifest.json
-	$(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
+	$(LAUNCH) $(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
 
 serve: $(BUNDLE)/budget.json ## start Triton on 127.0.0.1; returns when a real request has succeeded
 	$(PY) -m redraft.cli serve --bundle $(BUNDLE)

@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from redraft.bundle import Bundle, BundleError
+from redraft.engines import rank_process
 from redraft.engines.interface import DraftEngine, Engine, TargetBatch
 from redraft.engines.rows import RowBuffers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SPIN_S, NAP_S = 0.02, 0.001
-"""A rank that waits for a batch looks for it without rest for so long, and then so often."""
-PARENT_CHECK_S = 1.0
+SPIN_S, NAP_SHARE, MAX_NAP_S = 0.02, 0.05, 0.01
+"""A rank that waits for a batch looks for it without rest for so long, and then naps for this share of the time that it
+has waited: an idle rank costs half a percent of a core, and a wait grows by a twentieth, at most 10 ms."""
 Result = TypeVar("Result")
 
 
@@ -69,7 +70,7 @@ class ParallelEngine:
 
 
 def follow(engine: Engine, ranks: Ranks) -> None:
-    """Execute rank 0's batches until it stops, or is gone."""
+    """Execute rank 0's batches until it stops."""
     while (batch := ranks.receive()) is not None:
         ranks.gather(engine.execute(batch)[0])
     engine.close()
@@ -133,8 +134,11 @@ class Ranks:
         if world.size != count:
             started = f"{world.size} {'was' if world.size == 1 else 'were'} started"
             raise BundleError(f"{bundle.path} is split over {count} ranks, {started}; {start}")
+        comm = world.Dup()
         cls.connected = True
-        return cls(world.Dup(), bundle)
+        rank_process.end_with_parent()
+        rank_process.unlink_shared_memory()
+        return cls(comm, bundle)
 
     def connect_operators(self) -> None:
         """Let the networks' sums reach the other ranks."""
@@ -179,21 +183,16 @@ class Ranks:
             self.comm.Send(message, rank)
 
     def receive(self) -> TargetBatch | None:
-        """The next batch from rank 0; None: it stops, or this process's parent is gone."""
+        """The next batch from rank 0; None: it stops."""
         from mpi4py import MPI
 
-        parent, started, status = os.getppid(), time.monotonic(), MPI.Status()
-        next_check = started + PARENT_CHECK_S
+        started, status = time.monotonic(), MPI.Status()
         while not self.comm.Iprobe(0, status=status):
-            now = time.monotonic()
-            if now < started + SPIN_S:
+            waited = time.monotonic() - started
+            if waited < SPIN_S:
                 os.sched_yield()
-                continue
-            time.sleep(NAP_S)
-            if now > next_check:
-                next_check = now + PARENT_CHECK_S
-                if os.getppid() != parent:
-                    return None
+            else:
+                time.sleep(min(NAP_SHARE * waited, MAX_NAP_S))
         message = np.empty(status.Get_count(MPI.INT32_T), np.int32)
         self.comm.Recv(message, 0)
         return unpack(message) if len(message) else None

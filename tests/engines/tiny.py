@@ -177,12 +177,13 @@ def tiny_bundle(
     trained: Drafter | None = None,
     token_info: InfoForm | None = None,
     tensor_parallel: int = 1,
+    tokenizer: str = "{}",
     **plan: Any,
 ) -> Bundle:
     """Build and load a bundle under `folder`, with the recurrent drafter or the one given; `plan` changes DRAFTING."""
     model, drafter, hot = (folder / name for name in ("model", "drafter", "hot"))
     model.mkdir(parents=True, exist_ok=True)
-    (model / "tokenizer.json").write_text("{}")
+    (model / "tokenizer.json").write_text(tokenizer)
     trained = trained or tiny_drafter(target)
     settings = MethodSettings(drafter=drafter, token_info=token_info)
     if trained.target_hidden_size != trained.config.hidden_size:
