@@ -75,7 +75,7 @@ class _FixedCall:
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
         self._host = torch.zeros(starts[-1], dtype=torch.int32, pin_memory=self._on_gpu)
-        self._device = torch.zeros_like(self._host, device=device) if self._on_gpu else self._host
+        self._device = torch.zeros(starts[-1], dtype=torch.int32, device=device) if self._on_gpu else self._host
         self._arrays: dict[str, np.ndarray] = {}
         self._tensors: dict[str, Tensor] = {}
         for (name, shape), start, size in zip(shapes.items(), starts[:-1], sizes, strict=True):

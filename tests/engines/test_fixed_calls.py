@@ -1,9 +1,15 @@
 """Calls of fixed shapes: what is padded, what is prepared once, and that preparing changes nothing."""
 
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from redraft.engines import fixed_calls
 from redraft.engines.fixed_calls import FixedCalls, padded_size
 
 CPU = torch.device("cpu")
@@ -62,6 +68,64 @@ def test_inputs_lie_where_16_bytes_can_be_loaded():
     fixed = FixedCalls(lambda given: places.extend(x.data_ptr() for x in given.values()) or [given["x"]], CPU)
     fixed(inputs(5), {})
     assert len({place % 16 for place in places}) == 1
+
+
+class StandIn:
+    """torch, whose GPU is the CPU's memory: a graph runs its function again."""
+
+    def __init__(self, function) -> None:
+        self.function, self.cuda, self.events = function, self, list[str]()
+        self.inputs: dict[str, torch.Tensor] = {}
+
+    def __getattr__(self, name: str):
+        return getattr(torch, name)
+
+    def zeros(self, *size, pin_memory=False, device=None, dtype=None) -> torch.Tensor:
+        return torch.zeros(*size, dtype=dtype)
+
+    def empty(self, *size, pin_memory=False, dtype=None) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype)
+
+    def current_stream(self) -> StandIn:
+        return self
+
+    Stream = CUDAGraph = current_stream
+
+    def wait_stream(self, other: StandIn) -> None:
+        self.events.append("order")
+
+    def synchronize(self) -> None:
+        self.events.append("wait")
+
+    def stream(self, stream: StandIn):
+        return nullcontext()
+
+    def graph(self, graph: StandIn, pool: object):
+        self.events.append(f"capture into {pool}")
+        return nullcontext()
+
+    def run(self, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        self.inputs = inputs
+        self.outputs = self.function(inputs)
+        return self.outputs
+
+    def replay(self) -> None:
+        self.events.append("replay")
+        for output, new in zip(self.outputs, self.function(self.inputs), strict=True):
+            output.copy_(new)
+
+
+def test_a_graph_is_captured_once_and_each_call_waits_once(monkeypatch):
+    """The path of a GPU, with a stand-in for one: inputs are there before the graph runs, results after it."""
+    gpu = StandIn(lambda given: [given["x"] * 2, given["slots"] + 1])
+    monkeypatch.setattr(fixed_calls, "torch", gpu)
+    fixed = FixedCalls(gpu.run, SimpleNamespace(type="cuda"), graph_pool="pool", padding={"slots": 9})
+    for count in (3, 2, 4):
+        given = inputs(count)
+        doubled, slots = fixed(given, {"x": 4, "row_offsets": 5, "slots": 4})
+        np.testing.assert_array_equal(doubled, np.pad(2 * given["x"], ((0, 4 - count), (0, 0))))
+        assert slots.tolist() == [*range(1, count + 1), *[10] * (4 - count)]
+    assert gpu.events == ["order", "order", "capture into pool", *["replay", "wait"] * 3]
 
 
 @pytest.mark.gpu

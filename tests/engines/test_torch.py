@@ -29,10 +29,24 @@ from tests.engines.tiny import (
     tiny_target,
 )
 
+KINDS = ["recurrent", "medusa", *CONTEXT_DRAFTERS]
+
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    return load_engine(tiny_bundle(tmp_path_factory.mktemp("torch"), tiny_target(), backend="torch"))
+def bundle(tmp_path_factory):
+    return tiny_bundle(tmp_path_factory.mktemp("torch"), tiny_target(), backend="torch")
+
+
+@pytest.fixture(scope="module")
+def engine(bundle):
+    return load_engine(bundle)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def bundle_of_kind(request, target, tmp_path_factory):
+    """With a drafter of every kind."""
+    trained = tiny_drafter_of(target, request.param)
+    return tiny_bundle(tmp_path_factory.mktemp("kind"), target, "torch", trained=trained)
 
 
 def test_trees_prefill_and_commits_agree_with_the_module(engine, target):
@@ -100,18 +114,13 @@ def unpadded(monkeypatch) -> None:
     monkeypatch.setattr("redraft.engines.torch.padded_size", lambda count, most: count)
 
 
-KINDS = ["recurrent", "medusa", *CONTEXT_DRAFTERS]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_changes_nothing(kind, target, tmp_path, monkeypatch):
+def test_padding_changes_nothing(bundle_of_kind, monkeypatch):
     """Padded rows, pairs and sequences: the same logits, hidden states, drafts and caches, in changing company."""
-    bundle = tiny_bundle(tmp_path, target, "torch", trained=tiny_drafter_of(target, kind))
     found = []
     for padded in (True, False):
         if not padded:
             unpadded(monkeypatch)
-        engine, rng, given = load_engine(bundle), np.random.default_rng(2), []
+        engine, rng, given = load_engine(bundle_of_kind), np.random.default_rng(2), []
         sequences = [Drafting(slot) for slot in (8, 0, 3, 5, 1)]
         for company, counts in (([0], [5]), ([1, 0, 2, 3, 4], [1, 2, 9, 1, 4]), ([2, 4, 3], [1, 6, 1])):
             steps = [random_tree(rng, sequences[place].slot, [], 1 + 7 * place) for place in company]
@@ -147,8 +156,8 @@ def test_padding_changes_no_draws(construction, target, tmp_path, monkeypatch):
     assert_same_draws(*drawn)
 
 
-def test_few_shapes_are_prepared(target, tmp_path):
-    engine = load_engine(tiny_bundle(tmp_path, target, "torch"))
+def test_few_shapes_are_prepared(bundle):
+    engine = load_engine(bundle)
     for rows in range(1, 31):
         engine.execute(make_batch([random_tree(np.random.default_rng(rows), 0, [], rows)]))
     assert len(engine.steps) == 10
@@ -158,13 +167,11 @@ def test_few_shapes_are_prepared(target, tmp_path):
     assert len(engine.drafters[METHOD].drafts) == 7
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_programs_make_no_tensor_on_another_device(kind, target, tmp_path, monkeypatch):
+def test_programs_make_no_tensor_on_another_device(bundle_of_kind, monkeypatch):
     """As on a GPU: everything that a program makes follows its inputs' device."""
-    bundle = tiny_bundle(tmp_path, target, "torch", trained=tiny_drafter_of(target, kind))
     monkeypatch.setattr(FixedCalls, "__call__", on_meta)
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("meta"))
-    engine = load_engine(bundle)
+    engine = load_engine(bundle_of_kind)
     with pytest.raises(Ran):
         engine.execute(make_batch([chain(0, [], [5, 6, 7])]))
     sequence = Drafting(3)
@@ -183,8 +190,7 @@ def on_meta(calls: FixedCalls, inputs: dict[str, np.ndarray], rows: dict[str, in
     raise Ran
 
 
-def test_what_a_gpu_cannot_run_is_refused(target, tmp_path, monkeypatch):
-    bundle = tiny_bundle(tmp_path, target, "torch", drafts=False)
+def test_what_a_gpu_cannot_run_is_refused(bundle, monkeypatch):
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
     with pytest.raises(
         BundleError, match=r"heads of size 32, and the CUDA kernels take \(64, 128\); an empty CUDA_VIS"
