@@ -86,8 +86,8 @@ def serve(
     out.print(f"  gRPC     {address.value}:{grpc_port}")
     out.print(f"  metrics  http://{address.value}:{metrics_port}/metrics")
     out.print(f"  logs     {RunDir(run_dir).path}")
-    if foreground and (error := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
-        _fail(f"redraft serve: {error}")
+    if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
+        _fail(f"redraft serve: {reason}")
 
 
 @app.command()

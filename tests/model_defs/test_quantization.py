@@ -89,14 +89,14 @@ def run(network: ir.Model, ids: list[int], folder) -> np.ndarray:
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_onnx_runtime_computes_what_fake_quantization_does(precision, largest, tmp_path):
-    """A wrong axis, a scale of another layer or a layer left out changes the logits by more than 1."""
+    """A wrong axis or rounding, a scale of another layer, a layer left out or one too many changes most logits."""
     ids, target = TEXTS[2], tiny_target()
     logits = run(quantize_network(export_target_native(target, CACHE), precision, largest), ids, tmp_path)
     faked = fake_quantized(target, precision, largest)
     want = faked.lm_head(faked(torch.tensor([ids]), causal_attend(target.config, len(ids))))[0].numpy()
     # An input that lies between two float8 numbers may be rounded to either, by the order of a sum.
     close = np.abs(logits - want) < 1e-3
-    assert close.all() if precision == "int8" else close[0].mean() > 0.9
+    assert close.all() if precision == "int8" else close.mean() > 0.97
     assert np.abs(logits - want).max() < 0.5
 
 
