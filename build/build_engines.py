@@ -16,20 +16,22 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from methods import NGRAM, MethodSettings, check_method, drafting_loop, kind_of, load_draft_source, read_methods
+from model_defs.calibration import Calibration
 from model_defs.config import UnsupportedModelError
 from model_defs.drafter import Drafter
 from model_defs.fingerprint import target_fingerprint
+from model_defs.shards import plan_shards
 from model_defs.target import Target
 from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
-from networks import WRITERS, Loops, out, step
-from redraft.bundle import BundleConfig, BundleError, LimitsInfo, TargetInfo
+from networks import CALIBRATION, WRITERS, Loops, out, step
+from redraft.bundle import BundleConfig, BundleError, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.flavour import FLAVOURS
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
-BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1}
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
 
 
 class Backend(StrEnum):
@@ -44,13 +46,14 @@ class Precision(StrEnum):
     bf16 = "bf16"
     int8 = "int8"
     fp16 = "fp16"
+    fp8 = "fp8"
 
 
 PRECISIONS = {
     Backend.openvino: (Precision.fp32, Precision.bf16, Precision.int8),
     Backend.torch: (Precision.fp32, Precision.bf16),
     Backend.tensorrt: (Precision.bf16,),
-    Backend.tensorrt_rtx: (Precision.fp16, Precision.bf16, Precision.fp32),
+    Backend.tensorrt_rtx: (Precision.fp16, Precision.bf16, Precision.fp32, Precision.int8, Precision.fp8),
 }
 
 
@@ -85,12 +88,18 @@ def main(
     precision: Annotated[
         Precision | None, typer.Option(help="Stored weights; default bf16 (tensorrt_rtx: fp16).", show_default=False)
     ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="What build/calibrate.py wrote for the target, for --precision fp8.")
+    ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     max_len: Annotated[
         int | None, typer.Option(min=2, help="Tokens of a sequence; default: 2048 or the target's.")
     ] = None,
     max_tree: Annotated[int, typer.Option(min=1, help="Rows of a draft tree, root included.")] = 32,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt rows in one step.")] = 128,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="Ranks that execute the target together, each a part of it.")
+    ] = 1,
     bigrams: Annotated[
         Path | None,
         typer.Option(help="Token successors for the n-gram branch, from count_tokens.py; default: the drafter's own."),
@@ -120,10 +129,15 @@ def main(
         precision = precision or (Precision.fp16 if backend == Backend.tensorrt_rtx else Precision.bf16)
         if precision not in PRECISIONS[backend]:
             raise BundleError(f"--precision {precision}: {backend} takes {', '.join(PRECISIONS[backend])}")
+        if (calibration is not None) != (precision == Precision.fp8):
+            wrong = f"--calibration {calibration}: expected with --precision fp8 alone, got {precision}"
+            raise BundleError(wrong if calibration else "--precision fp8 needs --calibration, from build/calibrate.py")
         if methods and (given or no_drafter or method_name):
             others = ["--no-drafter"] * no_drafter + ["--method-name"] * bool(method_name)
             named = [*others, *(f"--{name.replace('_', '-')}" for name in given)]
             raise BundleError(f"--methods describes all methods: expected it without {', '.join(named)}")
+        if tensor_parallel > 1 and backend in FLAVOURS:
+            raise BundleError(f"--tensor-parallel {tensor_parallel}: {backend} engines are for one GPU")
         chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
         with step("load the target"):
             target = Target.from_folder(model)
@@ -139,9 +153,11 @@ def main(
                 prefill_chunk=prefill_chunk,
             ),
             methods={name: settings.info() for name, settings in chosen.items()},
+            tensor_parallel=tensor_parallel,
+            shards=shard_infos(target, tensor_parallel),
         )
         check(config, target)
-        build(config, target, model, chosen, output, hidden_states, bigrams)
+        build(config, target, model, chosen, output, hidden_states, bigrams, calibration)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
         out.print(f"[red]build_engines:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
@@ -174,6 +190,14 @@ def target_info(target: Target) -> TargetInfo:
     return TargetInfo(**fields)
 
 
+def shard_infos(target: Target, ranks: int) -> tuple[ShardInfo, ...]:
+    """What the run time needs to know of each of several ranks. Raises ValueError for more than KV groups."""
+    if ranks == 1:
+        return ()
+    plan = plan_shards(target.config, ranks)
+    return tuple(ShardInfo(num_kv_heads=len(s.kv_heads), vocab_size=len(s.vocabulary)) for s in plan)
+
+
 def check(config: BundleConfig, target: Target) -> None:
     """Refuse limits and methods that cannot work. Raises BundleError or ValueError."""
     if config.limits.max_len > target.config.max_position:
@@ -195,10 +219,13 @@ def build(
     output: Path,
     hidden: bool = False,
     bigrams: Path | None = None,
+    calibration: Path | None = None,
 ) -> None:
     """Write the bundle of methods with these settings. The target gives hidden states where there is a drafter, and
-    with `hidden`. Raises BundleError or ValueError."""
+    with `hidden`. Raises BundleError, FileNotFoundError or ValueError."""
     fingerprint = target_fingerprint(target)
+    if calibration:
+        Calibration.load(calibration).check(target, fingerprint, calibration)
     loops: Loops = {}
     drafters: dict[tuple[Path, Path | None], Drafter] = {}
     methods = dict(config.methods)
@@ -214,8 +241,12 @@ def build(
             out.print(f"  token info of {name}: {info_bytes(info, config) / 1e6:.1f} MB, {loop.drafter.info_form}")
     config = config.model_copy(update={"methods": methods})
     parameters = sum(weight.numel() for module in (target, *drafters.values()) for weight in module.parameters())
+    if config.tensor_parallel > 1:
+        parameters += config.tensor_parallel * target.embedding.weight.numel()
     needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend in FLAVOURS else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
+        if calibration:
+            shutil.copy2(calibration, folder / CALIBRATION)
         versions = WRITERS[config.backend](config, target, loops, folder, hidden or bool(loops))
         with step("write the manifest"):
             copy_tokenizer(model, folder)
@@ -225,7 +256,7 @@ def build(
             versions |= {"torch": torch.__version__, "python": platform.python_version()}
             command = shlex.join(["python", "build/build_engines.py", *sys.argv[1:]])
             finish_bundle(folder, config, versions, fingerprint, command)
-    size = sum(file.stat().st_size for file in output.iterdir())
+    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import urllib.error
 import urllib.request
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from redraft.chat import render_chat
 from redraft.serving import launcher
+from redraft.serving.foreground import stay
 from redraft.serving.processes import ServingError, owned_processes
 from redraft.serving.rundir import RunDir, Settings, State
 
@@ -24,23 +27,43 @@ RunDirOption = Annotated[Path, typer.Option("--run-dir", help="Where the service
 DEFAULT_RUN_DIR = Path("artifacts/run")
 
 
+class Address(StrEnum):
+    loopback = "127.0.0.1"
+    every = "0.0.0.0"
+
+
 @app.command()
 def serve(
     bundle: Annotated[Path, typer.Option(help="Engine bundle to serve.")],
+    address: Annotated[
+        Address, typer.Option(help="Where the ports are: on this machine alone, or on all of its addresses.")
+    ] = Address.loopback,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the engine, of each rank; default: all cores.")
+    ] = None,
     max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
     stream_interval_ms: Annotated[
         int | None, typer.Option(min=0, max=10_000, help="Least time between two pieces of a stream; default: 40.")
     ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(help="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."),
+    ] = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay and print the logs until the service ends, as containers want.")
+    ] = False,
 ) -> None:
-    """Serve a bundle on 127.0.0.1; returns when a real request has succeeded."""
+    """Serve a bundle; returns when a real request has succeeded."""
+    if foreground:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings(
         bundle=bundle,
+        address=address.value,
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
@@ -48,6 +71,7 @@ def serve(
         threads=threads,
         max_queue=max_queue,
         stream_interval_ms=stream_interval_ms,
+        hostfile=hostfile,
     )
     try:
         with err.status("starting") as status:
@@ -58,10 +82,12 @@ def serve(
         _fail("redraft serve: interrupted, nothing is left running", code=130)
     mode = "streaming (decoupled)" if decoupled else "one response per request"
     out.print(f"serving {state.settings.bundle.name}, {mode}")
-    out.print(f"  HTTP     http://127.0.0.1:{http_port}/v2/models/ensemble/generate")
-    out.print(f"  gRPC     127.0.0.1:{grpc_port}")
-    out.print(f"  metrics  http://127.0.0.1:{metrics_port}/metrics")
+    out.print(f"  HTTP     http://{address.value}:{http_port}/v2/models/ensemble/generate")
+    out.print(f"  gRPC     {address.value}:{grpc_port}")
+    out.print(f"  metrics  http://{address.value}:{metrics_port}/metrics")
     out.print(f"  logs     {RunDir(run_dir).path}")
+    if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
+        _fail(f"redraft serve: {reason}")
 
 
 @app.command()
@@ -91,6 +117,10 @@ def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
     out.print(f"  ports    HTTP {state.settings.http_port}, gRPC {state.settings.grpc_port}, "
               f"metrics {state.settings.metrics_port}")  # fmt: skip
     out.print(f"  worker   pid {state.worker_pid}, restarts {state.worker_restarts}")
+    if state.rank_pids:
+        out.print("  ranks    " + ", ".join(f"{rank}: pid {pid}" for rank, pid in state.rank_pids.items()))
+    if state.last_failure:
+        out.print(f"  failed   {state.last_failure}", markup=False)
     out.print(f"  Triton   pid {state.triton_pid}, restarts {state.triton_restarts}")
     raise typer.Exit(0 if state.phase == "ready" else 1)
 
