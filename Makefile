@@ -108,16 +108,21 @@ loadtest: | $(SETUP) ## load-test the running server at RATES
 	$(PY) -m benchmarks.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
 
 COMPARED := $(ENGINES)/$(NAME)-methods-$(PRECISION)
+WIDTHS   := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)
 REPLAYED := --model $(MODEL) --answers artifacts/answers
 $(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml | $(MODEL)/source.json
 	$(BUILD) --precision $(PRECISION) --methods benchmarks/methods.toml --output $(COMPARED)
+$(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml | $(MODEL)/source.json
+	$(BUILD) --precision $(PRECISION) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
+	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts benchmarks/prompts.jsonl
 
-bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/manifest.json ## all comparisons on PROMPTS; RSD's on SPEC_BENCH
+bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/manifest.json $(WIDTHS)/budget.json ## all comparisons on PROMPTS; RSD's on SPEC_BENCH
 	$(PY) -m benchmarks.step_times $(BASELINE)
 	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS)
 	$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --methods --streams --dataset $(PROMPTS) \
 	  --num-prompts 20 --max-tokens 64 --output artifacts/reports/methods.json
 	$(PY) -m benchmarks.method_batches --bundle $(COMPARED) --output artifacts/reports/method_batches.json
+	$(PY) -m benchmarks.method_batches --bundle $(WIDTHS) --best-of tuned --output artifacts/reports/beam_widths.json
 	$(PY) -m benchmarks.answers --bundle $(BUNDLE) --dataset $(PROMPTS) --output artifacts/answers
 	$(PY) -m benchmarks.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output artifacts/reports/beam_packing.json
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --output artifacts/reports/beam_shapes.json

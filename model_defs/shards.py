@@ -128,11 +128,9 @@ def rank_join(rank: int, all_reduce: Callable[[Tensor], Tensor]) -> Join:
 
 
 def sharded_weights(target: Target) -> int:
-    """Weights of the matrices that ranks share out."""
-    matrices = [target.lm_head]
-    for layer in target.layers:
-        matrices += [layer.qkv, layer.attention_out, layer.gate_up, layer.down]
-    return sum(matrix.weight.numel() for matrix in matrices)
+    """Weights of the matrices that ranks share out, biases left out."""
+    split = ("qkv.weight", "attention_out.weight", "gate_up.weight", "down.weight", "lm_head.weight")
+    return sum(weight.numel() for name, weight in target.state_dict().items() if name.endswith(split))
 
 
 def _columns(blocks: range, size: int = 1) -> Tensor:

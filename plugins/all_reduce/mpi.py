@@ -17,6 +17,12 @@ def connect(comm: MPI.Intracomm) -> None:
     from mpi4py import MPI
 
     library = ctypes.CDLL(MPI.__file__)
-    functions = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ("MPI_Iallgather", "MPI_Test"))
+    iallgather, test = (_address(library, name) for name in ("MPI_Iallgather", "MPI_Test"))
     own = comm.Dup()
-    kernels.connect_ranks(*functions, MPI._handleof(own), MPI._handleof(MPI.FLOAT), own.size)
+    kernels.connect_ranks(iallgather, test, MPI._handleof(own), MPI._handleof(MPI.FLOAT), own.size)
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None
+    return address

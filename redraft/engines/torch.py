@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import plugins.all_reduce.torch_op
-import plugins.tree_attention.torch_op  # noqa: F401
+import plugins.tree_attention.torch_op  # noqa: F401 (both register operators that the programs call)
 from redraft.bundle import Bundle, BundleConfig, MethodInfo, target_folder
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.engines.rows import PairBuffers, RowBuffers, SamplingBuffers

@@ -28,14 +28,14 @@ RANDOM = {"construction": "stochastic_beam", "levels": (3, 2, 2), "support": 13,
 
 
 @pytest.fixture(scope="module")
-def target():
+def grouped():
     """Three KV groups: 2 + 1."""
     return random_model(dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201))
 
 
 @pytest.fixture(scope="module")
-def two_ranks(target, tmp_path_factory) -> Bundle:
-    return tiny_bundle(tmp_path_factory.mktemp("two"), target, tensor_parallel=2)
+def two_ranks(grouped, tmp_path_factory) -> Bundle:
+    return tiny_bundle(tmp_path_factory.mktemp("two"), grouped, tensor_parallel=2)
 
 
 def run(bundle: Bundle, plans: dict[str, Any], output: Path) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def of_one_rank(bundle: Bundle, plans: dict[str, Any]) -> dict[str, dict[str, li
 
 
 @pytest.mark.parametrize("backend", ["openvino", "torch"])
-def test_two_ranks_give_the_tokens_of_one(target, tmp_path, backend):
+def test_two_ranks_give_the_tokens_of_one(grouped, tmp_path, backend):
     bundles = [
-        tiny_bundle(tmp_path / str(n), target, backend, trained=tiny_drafter_of(target, "recurrent"), tensor_parallel=n)
+        tiny_bundle(tmp_path / str(n), grouped, backend, trained=tiny_drafter_of(grouped, "recurrent"), tensor_parallel=n)
         for n in (1, 2)
     ]
     report = run(bundles[1], PLANS, tmp_path / "report.json")
@@ -62,16 +62,16 @@ def test_two_ranks_give_the_tokens_of_one(target, tmp_path, backend):
     assert "input_ids is 999" in report["refused"], "a wrong batch is refused before the other rank sees it"
 
 
-def test_a_drafter_with_a_context(target, tmp_path):
+def test_a_drafter_with_a_context(grouped, tmp_path):
     """Its cache is rank 0's alone."""
-    drafter = tiny_drafter_of(target, "hidden_state")
-    bundles = [tiny_bundle(tmp_path / str(n), target, trained=drafter, tensor_parallel=n) for n in (1, 2)]
+    drafter = tiny_drafter_of(grouped, "hidden_state")
+    bundles = [tiny_bundle(tmp_path / str(n), grouped, trained=drafter, tensor_parallel=n) for n in (1, 2)]
     assert run(bundles[1], PLANS, tmp_path / "report.json")["answers"] == of_one_rank(bundles[0], PLANS)
 
 
-def test_a_drafter_that_draws(target, tmp_path):
+def test_a_drafter_that_draws(grouped, tmp_path):
     plans = {"random": RANDOM | {"budget": 7}}
-    bundles = [tiny_bundle(tmp_path / str(n), target, tensor_parallel=n, **RANDOM) for n in (1, 2)]
+    bundles = [tiny_bundle(tmp_path / str(n), grouped, tensor_parallel=n, **RANDOM) for n in (1, 2)]
     assert run(bundles[1], plans, tmp_path / "report.json")["answers"] == of_one_rank(bundles[0], plans)
 
 

@@ -71,6 +71,13 @@ def test_the_shards_together_are_the_target(target, ranks):
         assert torch.equal(other, hidden[0])
 
 
+def test_a_residual_that_every_rank_adds_is_seen(monkeypatch):
+    join = rank_join
+    monkeypatch.setitem(globals(), "rank_join", lambda rank, reduce: join(0, reduce))
+    with pytest.raises(AssertionError, match="not close"):
+        test_the_shards_together_are_the_target(uneven_target(), 2)
+
+
 def test_every_weight_is_in_one_shard():
     target = uneven_target()
     parts = [shard_target(target, shard) for shard in plan_shards(target.config, 2)]
