@@ -77,7 +77,7 @@ def assert_restarted(service: Service, before: State, rank: int, failure: str, a
     assert state.rank_failures[rank] == before.rank_failures.get(rank, 0) + 1
     assert failure in service.run_dir.supervisor_log.read_text()
     wait_until(lambda: service.metrics().get(f'redraft_rank_failures{{rank="{rank}"}}') == state.rank_failures[rank])
-    assert service.metrics()["redraft_worker_restarts"] == state.worker_restarts
+    wait_until(lambda: service.metrics()["redraft_worker_restarts"] == state.worker_restarts)
     assert service.generate(BODY)["text_output"] == answer
 
 
