@@ -16,20 +16,21 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from methods import NGRAM, MethodSettings, check_method, drafting_loop, kind_of, load_draft_source, read_methods
+from model_defs.calibration import Calibration
 from model_defs.config import UnsupportedModelError
 from model_defs.drafter import Drafter
 from model_defs.fingerprint import target_fingerprint
 from model_defs.shards import plan_shards
 from model_defs.target import Target
 from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
-from networks import WRITERS, Loops, out, step
+from networks import CALIBRATION, WRITERS, Loops, out, step
 from redraft.bundle import BundleConfig, BundleError, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
-BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1}
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
 
 
 class Backend(StrEnum):
@@ -43,12 +44,13 @@ class Precision(StrEnum):
     bf16 = "bf16"
     int8 = "int8"
     fp16 = "fp16"
+    fp8 = "fp8"
 
 
 PRECISIONS = {
     Backend.openvino: (Precision.fp32, Precision.bf16, Precision.int8),
     Backend.torch: (Precision.fp32, Precision.bf16),
-    Backend.tensorrt_rtx: (Precision.fp16, Precision.bf16, Precision.fp32),
+    Backend.tensorrt_rtx: (Precision.fp16, Precision.bf16, Precision.fp32, Precision.int8, Precision.fp8),
 }
 
 
@@ -82,6 +84,9 @@ def main(
     backend: Annotated[Backend, typer.Option(help="What executes the networks.")] = Backend.openvino,
     precision: Annotated[
         Precision | None, typer.Option(help="Stored weights; default bf16 (tensorrt_rtx: fp16).", show_default=False)
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="What build/calibrate.py wrote for the target, for --precision fp8.")
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     max_len: Annotated[
@@ -121,6 +126,9 @@ def main(
         precision = precision or (Precision.fp16 if backend == Backend.tensorrt_rtx else Precision.bf16)
         if precision not in PRECISIONS[backend]:
             raise BundleError(f"--precision {precision}: {backend} takes {', '.join(PRECISIONS[backend])}")
+        if (calibration is not None) != (precision == Precision.fp8):
+            wrong = f"--calibration {calibration}: expected with --precision fp8 alone, got {precision}"
+            raise BundleError(wrong if calibration else "--precision fp8 needs --calibration, from build/calibrate.py")
         if methods and (given or no_drafter or method_name):
             others = ["--no-drafter"] * no_drafter + ["--method-name"] * bool(method_name)
             named = [*others, *(f"--{name.replace('_', '-')}" for name in given)]
@@ -146,7 +154,7 @@ def main(
             shards=shard_infos(target, tensor_parallel),
         )
         check(config, target)
-        build(config, target, model, chosen, output, hidden_states, bigrams)
+        build(config, target, model, chosen, output, hidden_states, bigrams, calibration)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
         out.print(f"[red]build_engines:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
@@ -208,10 +216,13 @@ def build(
     output: Path,
     hidden: bool = False,
     bigrams: Path | None = None,
+    calibration: Path | None = None,
 ) -> None:
     """Write the bundle of methods with these settings. The target gives hidden states where there is a drafter, and
-    with `hidden`. Raises BundleError or ValueError."""
+    with `hidden`. Raises BundleError, FileNotFoundError or ValueError."""
     fingerprint = target_fingerprint(target)
+    if calibration:
+        Calibration.load(calibration).check(target, fingerprint, calibration)
     loops: Loops = {}
     drafters: dict[tuple[Path, Path | None], Drafter] = {}
     methods = dict(config.methods)
@@ -231,6 +242,8 @@ def build(
         parameters += config.tensor_parallel * target.embedding.weight.numel()
     needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend == "tensorrt_rtx" else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
+        if calibration:
+            shutil.copy2(calibration, folder / CALIBRATION)
         versions = WRITERS[config.backend](config, target, loops, folder, hidden or bool(loops))
         with step("write the manifest"):
             copy_tokenizer(model, folder)

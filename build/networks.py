@@ -14,10 +14,12 @@ import onnx_ir as ir
 import torch
 from rich.console import Console
 
+from model_defs.calibration import Calibration
 from model_defs.drafting import BeamSearch
 from model_defs.export_drafter import Drafting, export_drafter_native, export_drafter_plugin, export_resampler_plugin
 from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.hidden_state import Resampler
+from model_defs.quantization import FP8, QUANTIZED, quantize_network
 from model_defs.shards import plan_shards, shard_target
 from model_defs.target import Target
 from plugins.cpu.lowering import lower
@@ -27,6 +29,8 @@ from redraft.bundle import BundleConfig, target_folder
 
 Loops = dict[str, Drafting]
 """The drafting loops of a bundle's methods."""
+CALIBRATION = "calibration.json"
+"""What a bundle in fp8 keeps of its calibration."""
 out = Console(stderr=True, highlight=False, soft_wrap=True)
 
 DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
@@ -55,8 +59,7 @@ def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: P
             save_cpu_network(
                 lower(export_drafter_plugin(loop, cache_dtype), precision), folder / f"drafter.{name}.onnx", constants
             )
-            if (levels := config.methods[name].chain_levels) and isinstance(loop, BeamSearch):
-                again = BeamSearch(Resampler(loop.drafter, levels), loop.width, levels, loop.candidates)
+            if again := resampling_loop(config, name, loop):
                 save_cpu_network(
                     lower(export_resampler_plugin(again), precision), folder / f"resampler.{name}.onnx", constants
                 )
@@ -67,7 +70,7 @@ def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: P
 
 def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
     """Exported programs."""
-    from model_defs.export_torch import export_drafter_torch, export_target_torch
+    from model_defs.export_torch import export_drafter_torch, export_resampler_torch, export_target_torch
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
     for part in target_parts(config, target.to(dtype), folder):
@@ -83,6 +86,8 @@ def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path
     for name, loop in loops.items():
         with step(f"export {name}"):
             torch.export.save(export_drafter_torch(loop.float(), dtype), folder / f"drafter.{name}.pt2")
+            if again := resampling_loop(config, name, loop):
+                torch.export.save(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
     return {}
 
 
@@ -92,10 +97,10 @@ def write_tensorrt_rtx(
     """Native-form networks and the engines that TensorRT for RTX builds from them."""
     from redraft.engines.tensorrt_rtx import compile_drafter, compile_target
 
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(config.precision, torch.float16)
     with step("export the target"):
         network = export_target_native(target.to(dtype), cache_shape(config), hidden_output=hidden)
-        save(network, folder / "target.onnx")
+        save(quantized(network, config.precision, folder), folder / "target.onnx")
     with step("build the target's engine"):
         compile_target(folder / "target.onnx", folder / "target.engine", config.limits)
     for name, loop in loops.items():
@@ -106,7 +111,24 @@ def write_tensorrt_rtx(
     return {"tensorrt_rtx": version("tensorrt-rtx-cu13")}
 
 
+def resampling_loop(config: BundleConfig, name: str, loop: Drafting) -> BeamSearch | None:
+    """The loop that drafts again from what is left of a chain, for a method whose drafter leaves one."""
+    levels = config.methods[name].chain_levels
+    if not levels or not isinstance(loop, BeamSearch):
+        return None
+    return BeamSearch(Resampler(loop.drafter, levels), loop.width, levels, loop.candidates)
+
+
 WRITERS = {"openvino": write_openvino, "torch": write_torch, "tensorrt_rtx": write_tensorrt_rtx}
+
+
+def quantized(network: ir.Model, precision: str, folder: Path) -> ir.Model:
+    """A target's network with 8-bit linear layers where the precision asks for them, calibrated by the file in the
+    bundle's folder. Everything else keeps the network's dtype."""
+    if precision not in QUANTIZED:
+        return network
+    largest_inputs = Calibration.load(folder / CALIBRATION).largest_inputs if precision == FP8 else None
+    return quantize_network(network, precision, largest_inputs)
 
 
 @dataclass(frozen=True)

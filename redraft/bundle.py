@@ -17,7 +17,7 @@ METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 """What a method may be called: it is part of file names."""
 
 Backend = Literal["openvino", "torch", "tensorrt_rtx"]
-Precision = Literal["fp32", "bf16", "int8", "fp16"]
+Precision = Literal["fp32", "bf16", "int8", "fp16", "fp8"]
 
 
 class BundleError(RuntimeError):

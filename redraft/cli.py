@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import urllib.error
 import urllib.request
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from redraft.chat import render_chat
 from redraft.serving import launcher
+from redraft.serving.foreground import stay
 from redraft.serving.processes import ServingError, owned_processes
 from redraft.serving.rundir import RunDir, Settings, State
 
@@ -24,9 +27,17 @@ RunDirOption = Annotated[Path, typer.Option("--run-dir", help="Where the service
 DEFAULT_RUN_DIR = Path("artifacts/run")
 
 
+class Address(StrEnum):
+    loopback = "127.0.0.1"
+    every = "0.0.0.0"
+
+
 @app.command()
 def serve(
     bundle: Annotated[Path, typer.Option(help="Engine bundle to serve.")],
+    address: Annotated[
+        Address, typer.Option(help="Where the ports are: on this machine alone, or on all of its addresses.")
+    ] = Address.loopback,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
@@ -43,10 +54,16 @@ def serve(
         typer.Option(help="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."),
     ] = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay and print the logs until the service ends, as containers want.")
+    ] = False,
 ) -> None:
-    """Serve a bundle on 127.0.0.1; returns when a real request has succeeded."""
+    """Serve a bundle; returns when a real request has succeeded."""
+    if foreground:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings(
         bundle=bundle,
+        address=address.value,
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
@@ -65,10 +82,12 @@ def serve(
         _fail("redraft serve: interrupted, nothing is left running", code=130)
     mode = "streaming (decoupled)" if decoupled else "one response per request"
     out.print(f"serving {state.settings.bundle.name}, {mode}")
-    out.print(f"  HTTP     http://127.0.0.1:{http_port}/v2/models/ensemble/generate")
-    out.print(f"  gRPC     127.0.0.1:{grpc_port}")
-    out.print(f"  metrics  http://127.0.0.1:{metrics_port}/metrics")
+    out.print(f"  HTTP     http://{address.value}:{http_port}/v2/models/ensemble/generate")
+    out.print(f"  gRPC     {address.value}:{grpc_port}")
+    out.print(f"  metrics  http://{address.value}:{metrics_port}/metrics")
     out.print(f"  logs     {RunDir(run_dir).path}")
+    if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
+        _fail(f"redraft serve: {reason}")
 
 
 @app.command()

@@ -29,3 +29,13 @@ def unlink_shared_memory() -> None:
     for name in set(_MAPPED.findall(Path("/proc/self/maps").read_text())):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def end_all(status: int) -> None:
+    """End the processes of all ranks, where this is one: the others would wait for it, as soon as in MPI's
+    initialization. MPI's launchers do not see to it where a rank ends by itself."""
+    if RANK_VARIABLE in os.environ:
+        with contextlib.suppress(ImportError, RuntimeError):
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(status)

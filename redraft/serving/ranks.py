@@ -23,7 +23,6 @@ INSTALL = "pip install mpi4py mpich, in the versions that requirements.txt names
 
 _ENDS = re.compile(r"^\[\d+\](\d+):Return code = (\d+)(?:, signaled with (.+))?$", re.MULTILINE)
 _BAD_END = re.compile(r"^=\s+PID (\d+) RUNNING AT (\S+)\n=\s+EXIT CODE: (\d+)$", re.MULTILINE)
-_SIGNAL = re.compile(r"EXIT STRING: (.+) \(signal \d+\)")
 
 
 def bundle_ranks(bundle: Path) -> int:
@@ -89,10 +88,8 @@ def ends_in(log: str, pids: Mapping[int, int]) -> dict[int, str]:
         ends[int(rank)] = f"was killed ({name})" if name else f"ended with status {code}"
     own = {rank: how for rank, how in ends.items() if how not in ("was killed (Quit)", "was killed (Interrupt)")}
     for pid, host, code in _BAD_END.findall(log):
-        signal_name = _SIGNAL.search(log)
-        how = f"was killed ({signal_name[1]})" if signal_name else f"ended with status {code}"
         rank = next((rank for rank, known in pids.items() if known == int(pid)), -1)
-        return {rank: f"on {host} {how}"}
+        return {rank: f"on {host} ended (exit status or signal {code})"}
     return own or ends
 
 

@@ -17,9 +17,10 @@ Phase = Literal["starting", "ready", "degraded", "stopping", "stopped", "failed"
 
 
 class Settings(BaseModel):
-    """What `redraft serve` was asked for. Ports are on 127.0.0.1."""
+    """What `redraft serve` was asked for. Ports are on `address`, which includes 127.0.0.1 for the service itself."""
 
     bundle: Path
+    address: Literal["127.0.0.1", "0.0.0.0"] = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002

@@ -26,7 +26,7 @@ from redraft.serving.rundir import Phase, RunDir, Settings, State
 HOUSE = Path(__file__).resolve().parents[2]
 WORKER_START_S, TRITON_START_S, FIRST_REQUEST_S = 180.0, 60.0, 120.0
 TICK_S, PING_S = 0.1, 5.0
-LAST_WORDS_S = 2.0
+LAST_WORDS_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
 
 log = logging.getLogger("redraft.supervisor")
@@ -105,8 +105,8 @@ class Supervisor:
             self._end_other_ranks(fallen)
         if not self._worker.alive:
             if self._worker.up:
-                self._report(ranks.death([], self._worker.log, self._state.rank_pids))
                 self._set_worker_up(False)
+                self._report(ranks.death([], self._worker.log, self._state.rank_pids))
             if self._worker.restart_due():
                 self._worker.start()
         elif not self._worker.up:
@@ -119,9 +119,10 @@ class Supervisor:
             self._next_ping = time.monotonic() + PING_S
             if not self._worker_answers(self._settings.silence_s):
                 log.error("the engine worker did not answer for %.0f s: killing it", self._settings.silence_s)
-                self._report(dict.fromkeys(ranks.stopped(self._ranks), "is stopped"))
+                hung = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
                 self._worker.end(grace=0)
                 self._set_worker_up(False)
+                self._report(hung)
 
     def _find_ranks(self) -> None:
         self._ranks = ranks.ranks_of(self._worker.processes())
@@ -130,20 +131,20 @@ class Supervisor:
     def _end_other_ranks(self, fallen: list[int]) -> None:
         """End the ranks that may wait for the fallen ones for ever, and have the launcher say how these ended."""
         end_processes([process for rank, process in self._ranks.items() if rank not in fallen], grace=0)
+        self._set_worker_up(False)
         self._worker.ends_within(LAST_WORDS_S)
         self._worker.end(grace=0)
         self._report(ranks.death(fallen, self._worker.log, self._state.rank_pids))
-        self._set_worker_up(False)
 
     def _report(self, ends: Mapping[int, str]) -> None:
-        """Ranks failed: log it, and keep it in the state."""
+        """Ranks failed: say it, and keep it in the state."""
         self._ranks = {}
         if not ends:
             return
         text = ranks.describe(ends, self._state.rank_pids)
-        log.error("%s: the engine worker ends with all its ranks", text)
         counts = self._state.rank_failures
         self._update(last_failure=text, rank_failures=counts | {rank: counts.get(rank, 0) + 1 for rank in ends})
+        self._say("degraded", f"{text}; the engine worker is restarting")
 
     def _worker_answers(self, timeout: float = 2.0) -> bool:
         try:

@@ -1,13 +1,14 @@
-"""The real Triton Inference Server from the nvidia-pytriton wheel: where it is, and how it is started.
+"""The real Triton Inference Server: where it is, and how it is started.
 
-It lives in a virtual environment of its own (`<venv>/triton`, made by `make setup`): its Python backend needs numpy 1
-and runs the models in that environment.
+Its models run in a virtual environment of their own ($REDRAFT_TRITON_ENV, else `<venv>/triton`). The server is that of
+the nvidia-pytriton wheel in this environment, or one with NGC's layout: $REDRAFT_TRITON_SERVER, else /opt/tritonserver.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,38 +23,62 @@ from redraft.serving.rundir import RunDir, Settings
 REPOSITORY = Path(__file__).resolve().parents[2] / "triton_repo"
 MODELS = ("ensemble", "tensorrt_llm", "engine_worker")
 EXIT_TIMEOUT_S = 3
+SERVER_VARIABLE, ENVIRONMENT_VARIABLE = "REDRAFT_TRITON_SERVER", "REDRAFT_TRITON_ENV"
+CONTAINER_SERVER = Path("/opt/tritonserver")
+"""Where NGC's containers have the server."""
 
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-_LIBPYTHON = "libpython3.11.so.1.0"
+_LIBPYTHON = re.compile(r"libpython(3\.\d+)\.so\S* => (not found)?")
 
 
 class TritonInstallation:
-    """Paths inside Triton's environment. Raises ServingError if it is not complete."""
+    """Paths of the server, its Python backend and the models' environment. Raises ServingError where one is missing, or
+    where backend and environment are of different Python versions."""
 
-    def __init__(self, environment: Path | None = None):
-        self.environment = environment or Path(os.environ.get("REDRAFT_TRITON_ENV", Path(sys.prefix) / "triton"))
-        packages = self.environment / "lib" / "python3.11" / "site-packages"
-        home = packages / "pytriton" / "tritonserver"
+    def __init__(self) -> None:
+        self.environment = Path(os.environ.get(ENVIRONMENT_VARIABLE, Path(sys.prefix) / "triton"))
+        python = next((self.environment / "lib").glob("python3.*"), None)
+        if python is None:
+            raise ServingError(
+                f"Triton's models have no Python environment at {self.environment}: run `make setup`, or set "
+                f"{ENVIRONMENT_VARIABLE} to one with the packages of requirements-triton.txt"
+            )
+        version = python.name.removeprefix("python")
+        wheel = python / "site-packages" / "pytriton" / "tritonserver"
+        given = os.environ.get(SERVER_VARIABLE)
+        if not given and (wheel.exists() or not CONTAINER_SERVER.exists()):
+            home, stubs = wheel, wheel / "python_backend_stubs" / version
+            own_libraries = [str(python / "site-packages" / "nvidia_pytriton.libs")]
+        else:
+            home = Path(given) if given else CONTAINER_SERVER
+            stubs = home / "backends" / "python"
+            own_libraries = [str(home / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         self.server = home / "bin" / "tritonserver"
         self.backend = home / "backends" / "python"
-        self.stub = home / "python_backend_stubs" / "3.11" / "triton_python_backend_stub"
-        self.libraries = packages / "nvidia_pytriton.libs"
+        self.stub = stubs / "triton_python_backend_stub"
+        self.library_path = ":".join([*own_libraries, str(sysconfig.get_config_var("LIBDIR"))])
+        """LD_LIBRARY_PATH of the server and its model processes."""
         for path in (self.server, self.stub):
             if not path.exists():
-                raise ServingError(f"Triton is not installed ({path} is missing): run `make setup`")
-        self._check_libpython()
+                raise ServingError(
+                    f"Triton is not installed ({path} is missing): run `make setup`, or set {SERVER_VARIABLE} to a "
+                    "server's folder, such as /opt/tritonserver in NGC's containers"
+                )
+        self._check_python(version)
 
-    @property
-    def library_path(self) -> str:
-        """Value of LD_LIBRARY_PATH for the server and its model processes."""
-        return f"{self.libraries}:{sysconfig.get_config_var('LIBDIR')}"
-
-    def _check_libpython(self) -> None:
+    def _check_python(self, version: str) -> None:
         environment = os.environ | {"LD_LIBRARY_PATH": self.library_path}
         found = subprocess.run(["ldd", str(self.stub)], env=environment, capture_output=True, text=True, check=False)
-        if f"{_LIBPYTHON} => not found" in found.stdout:
+        linked = _LIBPYTHON.search(found.stdout)
+        if linked and linked[1] != version:
             raise ServingError(
-                f"Triton's Python backend needs {_LIBPYTHON}: install it (Debian: apt-get install libpython3.11)"
+                f"Triton's Python backend runs Python {linked[1]}, the models' environment {self.environment} has "
+                f"Python {version}: make it anew with python{linked[1]}, or set {ENVIRONMENT_VARIABLE} to another"
+            )
+        if linked and linked[2]:
+            raise ServingError(
+                f"Triton's Python backend needs libpython{version}.so.1.0: install it "
+                f"(Debian: apt-get install libpython{version})"
             )
 
 
@@ -63,7 +88,7 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, decoupled: bool) 
         shutil.rmtree(folder, ignore_errors=True)
     backend = run_dir.backends / "python"
     backend.mkdir(parents=True)
-    for source in [*installation.backend.iterdir(), installation.stub]:
+    for source in {*installation.backend.iterdir(), installation.stub}:
         (backend / source.name).symlink_to(source)
     for model in MODELS:
         folder = run_dir.models / model
@@ -81,9 +106,9 @@ def command(installation: TritonInstallation, run_dir: RunDir, settings: Setting
         f"--backend-directory={run_dir.backends}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in MODELS),
-        "--http-address=127.0.0.1",
-        "--grpc-address=127.0.0.1",
-        "--metrics-address=127.0.0.1",
+        f"--http-address={settings.address}",
+        f"--grpc-address={settings.address}",
+        f"--metrics-address={settings.address}",
         f"--http-port={settings.http_port}",
         f"--grpc-port={settings.grpc_port}",
         f"--metrics-port={settings.metrics_port}",

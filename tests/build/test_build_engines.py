@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import build_engines
 import inspect_bundle
+from model_defs.calibration import calibrate
 from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.fingerprint import target_fingerprint
 from plugins.cpu.lowering import lower
@@ -42,6 +43,7 @@ def plugin_form() -> ir.Model:
     return export_target_plugin(tiny_target(), CACHE)
 
 
+RTX = ["--no-drafter", "--backend", "tensorrt_rtx"]
 RANDOM = ["--drafter", "DRAFTER", "--construction"]
 
 
@@ -183,6 +185,16 @@ def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
     [
         ([], "give one of --drafter FOLDER, --methods FILE and --no-drafter"),
         (["--no-drafter", "--precision", "fp16"], "--precision fp16: openvino takes fp32, bf16, int8"),
+        (
+            ["--no-drafter", "--precision", "fp8", "--calibration", "c"],
+            "fp8: openvino takes fp32, bf16, int8",
+        ),
+        ([*RTX, "--precision", "fp8"], "--precision fp8 needs --calibration, from build/calibrate.py"),
+        ([*RTX, "--precision", "fp8", "--calibration", "nowhere.json"], "nowhere.json does not exist"),
+        (
+            [*RTX, "--precision", "int8", "--calibration", "c"],
+            "--calibration c: expected with --precision fp8 alone",
+        ),
         (["--no-drafter", "--max-len", "500"], "--max-len 500: the target's context has 128 positions"),
         (["--drafter", "DRAFTER", "--tree-budget", "40"], "--tree-budget 40: expected less than --max-tree 32"),
         (["--drafter", "DRAFTER", "--beam-width", "9"], "--candidates 8: expected at least --beam-width 9"),
@@ -200,8 +212,8 @@ def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
         ([*RANDOM, "random_chain", "--support", "51"], "support is 51, expected at most the 50 tokens"),
         (
             ["--drafter", "DRAFTER", "--resample-above", "1"],
-            "--resample-above 1: only drafters 'hidden_state' in openvino engines leave a chain behind, this is "
-            "'recurrent' in openvino",
+            "--resample-above 1: only drafters 'hidden_state' in openvino and torch engines leave a chain behind, "
+            "this is 'recurrent' in openvino",
         ),
         (["--drafter", "DRAFTER", "--token-info", "bf16"], "--token-info bf16: this drafter 'recurrent' has none"),
         (["--drafter", "DRAFTER", "--skip-above", "1"], "--skip-above 1: expected --resample-above too"),
@@ -274,6 +286,16 @@ def test_a_broken_file_is_named(model, tmp_path, folder, file, content, message)
     done = run(*options, "--output", tmp_path / "b")
     assert done.exit_code == 1
     assert message in done.output
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_calibration_of_another_target_is_refused(model, tmp_path):
+    calibration = calibrate(tiny_target(), "feed", [[1, 2]])
+    calibration.save(tmp_path / "c.json")
+    options = ["--precision", "fp8", "--calibration", tmp_path / "c.json", "--max-len", 64]
+    done = run("--model", model, *RTX, *options, "--output", tmp_path / "b")
+    assert done.exit_code == 1
+    assert "c.json was made for another target: fingerprint feed, this one has" in done.output
     assert not (tmp_path / "b").exists()
 
 

@@ -35,8 +35,9 @@ def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant)
         assert len(tokens) >= 5
 
 
-def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected):
-    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state")))
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, backend):
+    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=tiny_drafter_of(target, "hidden_state")))
     totals = {}
     for skip_above in (None, 1):
         plan = DraftingPlan("best_first", ngram=True, budget=TABLE, resample_above=0, skip_above=skip_above)

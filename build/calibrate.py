@@ -1,0 +1,63 @@
+#!/usr/bin/env python
+"""Find what a target's linear layers take, for `build_engines.py --precision fp8`.
+
+Runs the target over prompts, in float32, and writes the largest magnitude of every linear layer's input as JSON, with
+the target's fingerprint.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from model_defs.calibration import calibrate
+from model_defs.fingerprint import target_fingerprint
+from model_defs.target import Target
+from redraft.chat import render_chat
+from redraft.interrupt import interruptible
+from redraft.prompts import load_prompts, spread
+from redraft.text import TextCodec
+
+out = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@interruptible("calibrate", "nothing was written")
+def main(
+    model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
+    output: Annotated[Path, typer.Option(help="The JSON file to write.")],
+    prompts: Annotated[
+        Path, typer.Option(help="JSON lines with `turns` or `prompt`, of the kind that will be served.")
+    ] = Path("benchmarks/prompts.jsonl"),
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="How many of them; default: all.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are cut to so many tokens.")] = 1024,
+) -> None:
+    """Find what a target's linear layers take, for build_engines.py --precision fp8."""
+    try:
+        turns = [turn for prompt in spread(load_prompts(prompts), num_prompts) for turn in prompt.turns]
+        target = Target.from_folder(model)
+        if not (model / "tokenizer.json").is_file():
+            raise FileNotFoundError(f"{model} has no tokenizer.json")
+        codec = TextCodec.load(model / "tokenizer.json")
+        longest = min(max_tokens, target.config.max_position)
+        texts = [codec.encode(render_chat(model, turn))[:longest] for turn in turns]
+        with Progress(TextColumn("texts"), BarColumn(), TimeRemainingColumn(), console=out) as progress:
+            task = progress.add_task("texts", total=len(texts))
+            calibration = calibrate(target, target_fingerprint(target), texts, lambda: progress.advance(task))
+        calibration.save(output)
+    except (ValueError, OSError) as error:
+        out.print(f"calibrate: {error}", markup=False)
+        raise typer.Exit(1) from None
+    out.print(
+        f"{output}: {calibration.texts} texts, {calibration.tokens} tokens, {len(calibration.largest_inputs)} layers"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Serve a bundle in the container that deploy/Dockerfile makes, after checking that this machine can.
+
+Needs Python 3 and Docker alone. --dry-run prints the command, and what would stop it here, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+IMAGE = "redraft:25.11"
+DRIVER = 580
+"""The first driver release for CUDA 13."""
+GPU_BACKENDS = ("tensorrt", "tensorrt_rtx", "torch")
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+"""Inside the container, and by default outside."""
+SHARED_MEMORY = "2g"
+BUILD = "docker build -f deploy/Dockerfile -t {image} ."
+
+
+class LaunchError(Exception):
+    """The bundle cannot be served; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class BundleFacts:
+    """What of a bundle decides where it runs."""
+
+    path: Path
+    backend: str
+    ranks: int
+    compute_capability: str | None
+    command: str
+
+    @classmethod
+    def read(cls, path: Path) -> BundleFacts:
+        """Raises LaunchError for a folder that is no bundle, or one whose engines are not for GPUs."""
+        config, manifest = (_json(path, name) for name in ("config.json", "manifest.json"))
+        facts = cls(
+            path.resolve(),
+            str(config.get("backend")),
+            int(config.get("tensor_parallel", 1)),
+            manifest.get("versions", {}).get("compute_capability"),
+            str(manifest.get("command", "build/build_engines.py")),
+        )
+        if facts.backend not in GPU_BACKENDS:
+            raise LaunchError(
+                f"{path} holds {facts.backend} engines, which run on the CPU: serve it with `redraft serve --bundle "
+                f"{path}`, or build one with --backend tensorrt on a machine with the GPU that is to serve it"
+            )
+        return facts
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    compute_capability: str
+    driver: str
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    build = "build one with build/build_engines.py"
+    if not folder.is_dir():
+        raise LaunchError(f"{folder} does not exist: expected the folder of an engine bundle; {build}")
+    try:
+        value = json.loads((folder / name).read_text())
+    except FileNotFoundError:
+        raise LaunchError(f"{folder} is not an engine bundle: it has no {name}; {build}") from None
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"{folder / name} cannot be read ({error}); {build}") from None
+    if not isinstance(value, dict):
+        raise LaunchError(f"{folder / name} is no JSON object; {build}")
+    return value
+
+
+def _output(command: Sequence[str]) -> str | None:
+    """What a command prints, None where it is missing or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def gpus() -> list[Gpu]:
+    """This machine's GPUs. Raises LaunchError where nvidia-smi finds none."""
+    listed = _output(["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"])
+    rows = [[field.strip() for field in line.split(",")] for line in (listed or "").splitlines() if line.strip()]
+    if not rows or any(len(row) != 3 for row in rows):
+        raise LaunchError(
+            f"no NVIDIA GPU: nvidia-smi is missing or finds none. Install a driver of release {DRIVER} or later, or "
+            "serve an openvino bundle on the CPU with `redraft serve`"
+        )
+    return [Gpu(*row) for row in rows]
+
+
+def problems(bundle: BundleFacts, image: str) -> list[str]:
+    """What keeps this machine from serving the bundle, each with its remedy."""
+    found = []
+    try:
+        here = gpus()
+        if int(here[0].driver.split(".")[0]) < DRIVER:
+            found.append(f"the driver is {here[0].driver}: CUDA 13 needs release {DRIVER} or later; install one")
+        if len(here) < bundle.ranks:
+            found.append(
+                f"{bundle.path} has {bundle.ranks} tensor-parallel ranks, this machine has {len(here)} GPUs: build it "
+                f"with --tensor-parallel {len(here)}"
+            )
+        wanted = bundle.compute_capability
+        if other := next((gpu for gpu in here[: bundle.ranks] if wanted not in (None, gpu.compute_capability)), None):
+            found.append(
+                f"{bundle.path} was built for a GPU of compute capability {wanted}, this machine's {other.name} has "
+                f"{other.compute_capability}: rebuild it here with: {bundle.command}"
+            )
+    except LaunchError as error:
+        found.append(str(error))
+    if _output(["docker", "--version"]) is None:
+        found.append("docker is missing: install Docker and NVIDIA's container toolkit (nvidia-ctk runtime configure)")
+    elif _output(["docker", "info"]) is None:
+        found.append("Docker's daemon does not answer: start it (systemctl start docker), or join the group docker")
+    elif _output(["docker", "image", "inspect", image]) is None:
+        found.append(f"there is no image {image}: build it with: {BUILD.format(image=image)}")
+    return found
+
+
+def docker_command(bundle: BundleFacts, options: argparse.Namespace) -> list[str]:
+    """The command line that serves the bundle."""
+    published = {name: getattr(options, f"{name}_port") for name in PORTS}
+    return [
+        *("docker", "run", "--detach", "--init", "--name", options.name, "--restart", "unless-stopped"),
+        *("--gpus", options.gpus or str(bundle.ranks)),
+        *("--shm-size", SHARED_MEMORY, "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+        *("--mount", f"type=bind,source={bundle.path},target=/bundle,readonly"),
+        *(part for name, port in published.items() for part in ("-p", f"{options.address}:{port}:{PORTS[name]}")),
+        options.image,
+    ]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Serve a bundle in a container, on this machine's GPUs.")
+    parser.add_argument("--bundle", type=Path, required=True, help="folder of an engine bundle")
+    parser.add_argument("--image", default=IMAGE, help=f"made by `{BUILD.format(image='IMAGE')}`; default: %(default)s")
+    parser.add_argument("--name", default="redraft", help="the container's name; default: %(default)s")
+    parser.add_argument("--address", default="127.0.0.1", help="where the ports are published; default: %(default)s")
+    for name, port in PORTS.items():
+        parser.add_argument(f"--{name}-port", type=int, default=port, help="default: %(default)s")
+    parser.add_argument("--gpus", help="as Docker takes it, such as '\"device=2,3\"'; default: one for each rank")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and what would stop it here")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    options = parse(arguments)
+    try:
+        bundle = BundleFacts.read(options.bundle)
+    except LaunchError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 1
+    command, found = docker_command(bundle, options), problems(bundle, options.image)
+    for problem in found:
+        print(f"launch: {problem}", file=sys.stderr)
+    if options.dry_run:
+        print(shlex.join(command))
+        return 0
+    return 1 if found else subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The container's files agree with the product: paths, flags, ports, probes and versions."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+import launch
+from redraft.cli import app
+from redraft.serving.rundir import Settings
+from redraft.serving.tritonserver import CONTAINER_SERVER, SERVER_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICE, DEPLOYMENT = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+PAGE = (ROOT / "docs" / "deployment.md").read_text()
+PORTS = {name: Settings.model_fields[f"{name}_port"].default for name in ("http", "grpc", "metrics")}
+INSTRUCTIONS = [
+    line.split(maxsplit=1)
+    for line in DOCKERFILE.replace("\\\n", " ").splitlines()
+    if line.strip() and not line.startswith("#")
+]
+
+
+def instruction(name: str) -> list[str]:
+    return [rest for kind, rest in INSTRUCTIONS if kind == name]
+
+
+def container_command() -> list[str]:
+    return json.loads(instruction("CMD")[-1])
+
+
+def flags() -> dict[str, str]:
+    command = container_command()
+    assert command[:2] == ["redraft", "serve"]
+    assert command[2] == "--foreground"
+    return dict(zip(command[3::2], command[4::2], strict=True))
+
+
+def test_what_the_dockerfile_copies_is_there_and_is_all_that_runs():
+    copied = [path for rest in instruction("COPY") for path in rest.split()[:-1]]
+    assert all((ROOT / path).exists() for path in copied)
+    rooms = {"build", "benchmarks", "model_defs", "plugins", "redraft", "triton_repo"}
+    assert rooms | {"requirements.txt", "requirements-gpu.txt", "requirements-triton.txt", "pyproject.toml"} < set(
+        copied
+    )
+    assert instruction("WORKDIR") == ["/opt/redraft"]
+    packages = re.search(r"packages = \[(.*)\]", (ROOT / "pyproject.toml").read_text())[1]
+    assert set(re.findall(r'"(\w+)"', packages)) <= set(copied)
+
+
+def test_both_environments_have_the_images_python_and_the_repositorys_requirements():
+    (install,) = [rest for rest in instruction("RUN") if "requirements-gpu.txt" in rest]
+    assert "python3.12 -m venv .venv " in install
+    assert ".venv/bin/pip install --no-cache-dir -r requirements-gpu.txt ${TENSORRT} " in install
+    (version,) = [rest.removeprefix("TENSORRT=tensorrt-cu13==") for rest in instruction("ARG") if "TENSORRT" in rest]
+    assert f"tensorrt-cu13-bindings=={version}\n" in (ROOT / "requirements.txt").read_text()
+    assert "python3.12 -m venv .venv/triton " in install
+    assert ".venv/triton/bin/pip install --no-cache-dir -r requirements-triton.txt" in install
+    assert "libpython3.12" in instruction("RUN")[0]
+
+
+def test_the_container_finds_its_triton():
+    (environment,) = instruction("ENV")
+    assert dict(part.split("=", 1) for part in environment.split())[SERVER_VARIABLE] == str(CONTAINER_SERVER)
+
+
+def test_the_containers_command_is_one_of_redrafts():
+    command = get_command(app)
+    serve = command.get_command(None, "serve")
+    context = serve.make_context("serve", container_command()[2:])
+    assert context.params["foreground"]
+    assert (context.params["address"], str(context.params["bundle"])) == ("0.0.0.0", "/bundle")
+    assert {name: context.params[f"{name}_port"] for name in PORTS} == PORTS
+
+
+def test_ports_are_the_services_own():
+    assert launch.PORTS == PORTS
+    assert instruction("EXPOSE") == [" ".join(map(str, PORTS.values()))]
+    published = [entry.rsplit(":", 1) for entry in COMPOSE["services"]["redraft"]["ports"]]
+    assert [int(inside) for _, inside in published] == list(PORTS.values())
+    defaults = [re.findall(r":-(\d+)\}", outside) for outside, _ in published]
+    assert defaults == [[str(port)] for port in PORTS.values()]
+    assert {port["name"]: port["port"] for port in SERVICE["spec"]["ports"]} == PORTS
+    (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == PORTS
+    annotations = DEPLOYMENT["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(PORTS["metrics"])
+
+
+def test_probes_ask_what_triton_answers():
+    (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
+    paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
+    assert paths == {
+        "startup": "/v2/health/ready",
+        "readiness": "/v2/health/ready",
+        "liveness": "/v2/health/live",
+    }
+    assert f"127.0.0.1:{PORTS['http']}/v2/health/ready" in instruction("HEALTHCHECK")[0]
+
+
+def test_bundles_and_shared_memory_are_mounted_where_they_are_looked_for():
+    bundle = flags()["--bundle"]
+    service = COMPOSE["services"]["redraft"]
+    (mount,) = service["volumes"]
+    assert (mount["type"], mount["target"], mount["read_only"]) == ("bind", bundle, True)
+    assert "${BUNDLE:?" in mount["source"]
+    assert service["shm_size"] == launch.SHARED_MEMORY + "b" == "2gb"
+    pod = DEPLOYMENT["spec"]["template"]["spec"]
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    assert (mounts["bundles"]["mountPath"], mounts["bundles"]["readOnly"]) == (bundle, True)
+    assert mounts["shared-memory"]["mountPath"] == "/dev/shm"
+    assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
+
+
+def test_compose_has_known_keys_and_a_gpu():
+    known = {
+        *("build", "image", "init", "restart", "stop_grace_period", "volumes", "ports", "shm_size", "ulimits"),
+        "deploy",
+    }
+    assert set(COMPOSE) == {"services"}
+    service = COMPOSE["services"]["redraft"]
+    assert set(service) == known
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    build = service["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+
+
+def test_selectors_find_the_deployments_pods():
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    assert SERVICE["spec"]["selector"] == DEPLOYMENT["spec"]["selector"]["matchLabels"] == labels
+
+
+@pytest.mark.parametrize("where", ["dockerfile", "compose", "kubernetes", "page"])
+def test_one_release_everywhere(where):
+    release = instruction("ARG")[0].removeprefix("TRITON=")
+    assert f"redraft:{release}" == launch.IMAGE
+    texts = {
+        "dockerfile": DOCKERFILE,
+        "compose": COMPOSE["services"]["redraft"]["image"],
+        "kubernetes": DEPLOYMENT["spec"]["template"]["spec"]["containers"][0]["image"],
+        "page": PAGE,
+    }
+    assert set(re.findall(r"redraft:(\d\d\.\d\d)", texts[where])) == {release}
+
+
+def test_the_pages_commands_are_the_files_own():
+    assert launch.BUILD.format(image=launch.IMAGE) in PAGE
+    assert str(launch.DRIVER) in PAGE
+    for name in re.findall(r"\]\((?:\.\./)?(deploy/[\w.]+)\)", PAGE):
+        assert (ROOT / name).exists()

@@ -1,0 +1,132 @@
+"""The launch script beside stand-ins for docker and nvidia-smi."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+import launch
+
+
+@pytest.fixture
+def bundle(tmp_path) -> Path:
+    return write_bundle(tmp_path / "bundle")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch) -> Path:
+    """A PATH with one H200 and a Docker that has the image; what docker ran is in `ran`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script(folder, "nvidia-smi", "echo 'NVIDIA H200, 9.0, 580.95.05'")
+    script(folder, "docker", f'if [ "$1" = run ]; then printf "%s\\n" "$@" > {tmp_path}/ran; fi')
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def write_bundle(folder: Path, backend="tensorrt", capability: str | None = "9.0", ranks=1) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"backend": backend, "tensor_parallel": ranks}))
+    versions = {"compute_capability": capability} if capability else {}
+    (folder / "manifest.json").write_text(json.dumps({"versions": versions, "command": "python build/x.py"}))
+    return folder
+
+
+def script(folder: Path, name: str, body: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    os.chmod(folder / name, 0o755)
+
+
+def test_what_docker_is_asked_to_run(bundle, machine, tmp_path, capsys):
+    expected = shlex.split(
+        f"run --detach --init --name redraft --restart unless-stopped --gpus 1 --shm-size 2g --ulimit memlock=-1 "
+        f"--ulimit stack=67108864 --mount type=bind,source={bundle},target=/bundle,readonly "
+        "-p 127.0.0.1:8000:8000 -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 redraft:25.11"
+    )
+    assert launch.main(["--bundle", str(bundle), "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert shlex.split(printed.out) == ["docker", *expected]
+    assert printed.err == ""
+    assert not (tmp_path / "ran").exists(), "a dry run runs nothing"
+    assert launch.main(["--bundle", str(bundle)]) == 0
+    assert (tmp_path / "ran").read_text().splitlines() == expected
+
+
+def test_flags_reach_docker(tmp_path, machine, capsys):
+    script(machine, "nvidia-smi", "echo 'NVIDIA H200, 9.0, 590.44'; echo 'NVIDIA H200, 9.0, 590.44'")
+    folder = write_bundle(tmp_path / "two", ranks=2)
+    options = ["--http-port", "9000", "--address", "0.0.0.0", "--name", "b", "--image", "here/redraft:1"]
+    assert launch.main(["--bundle", str(folder), "--dry-run", *options]) == 0
+    out = capsys.readouterr().out
+    assert "--gpus 2 " in out
+    assert "-p 0.0.0.0:9000:8000 -p 0.0.0.0:8001:8001" in out
+    assert out.endswith("here/redraft:1\n")
+    assert launch.main(["--bundle", str(folder), "--dry-run", "--gpus", '"device=2,3"']) == 0
+    assert """--gpus '"device=2,3"' """ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("rm", "does not exist: expected the folder of an engine bundle; build one with build/build_engines.py"),
+        ("config", "is not an engine bundle: it has no config.json"),
+        ("manifest", "is not an engine bundle: it has no manifest.json"),
+        ("json", "config.json cannot be read"),
+        ("list", "config.json is no JSON object"),
+        ("cpu", "holds openvino engines, which run on the CPU: serve it with `redraft serve --bundle"),
+    ],
+)
+def test_a_bundle_that_cannot_be_served_is_refused_even_in_a_dry_run(tmp_path, machine, broken, message, capsys):
+    folder = tmp_path / "b"
+    if broken != "rm":
+        write_bundle(folder, "openvino" if broken == "cpu" else "tensorrt")
+    if broken in ("config", "manifest"):
+        (folder / f"{broken}.json").unlink()
+    if broken in ("json", "list"):
+        (folder / "config.json").write_text({"json": "{", "list": "[]"}[broken])
+    assert launch.main(["--bundle", str(folder), "--dry-run"]) == 1
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "message"),
+    [
+        ("nvidia-smi", None, "no NVIDIA GPU: nvidia-smi is missing or finds none. Install a driver of release 580"),
+        ("nvidia-smi", "echo 'No devices were found'; exit 6", "no NVIDIA GPU"),
+        ("nvidia-smi", "echo 'NVIDIA L4, 8.9, 580.1'", "of compute capability 9.0, this machine's NVIDIA L4 has 8.9: "),
+        ("nvidia-smi", "echo 'NVIDIA H200, 9.0, 575.57.08'", "the driver is 575.57.08: CUDA 13 needs release 580"),
+        ("docker", None, "docker is missing: install Docker and NVIDIA's container toolkit"),
+        ("docker", 'test "$1" != info', "Docker's daemon does not answer: start it"),
+        ("docker", 'test "$1" != image', "no image redraft:25.11: build it with: docker build -f deploy/Dockerfile"),
+    ],
+)
+def test_a_machine_that_cannot_serve_is_told_why(bundle, machine, tmp_path, name, body, message, capsys):
+    (machine / name).unlink()
+    if body:
+        script(machine, name, body)
+    assert launch.main(["--bundle", str(bundle)]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    assert launch.main(["--bundle", str(bundle), "--dry-run"]) == 0, "a dry run prints the command all the same"
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out.startswith("docker run ")
+
+
+def test_more_ranks_than_gpus(tmp_path, machine, capsys):
+    assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", ranks=2))]) == 1
+    assert "has 2 tensor-parallel ranks, this machine has 1 GPUs: build it with --tensor-parallel 1" in (
+        capsys.readouterr().err
+    )
+
+
+def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
+    script(machine, "nvidia-smi", "echo 'NVIDIA L4, 8.9, 580.1'")
+    assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]) == 0
+    assert capsys.readouterr().err == ""

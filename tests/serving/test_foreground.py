@@ -1,0 +1,106 @@
+"""A service in the foreground: it passes logs on, says why it ended, and ends when it is asked to."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from redraft import cli
+from redraft.serving import launcher
+from redraft.serving.foreground import stay
+from redraft.serving.processes import OWNER_VARIABLE
+from redraft.serving.rundir import RunDir, Settings, State
+
+
+@pytest.fixture
+def run_dir(tmp_path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+@contextmanager
+def held_for(run_dir: RunDir, seconds: float, phase: str, error: str = "") -> Iterator[None]:
+    """A supervisor's lock, and what it says when it lets go of it."""
+    lock = run_dir.lock_file.open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def end() -> None:
+        time.sleep(seconds)
+        run_dir.worker_log.write_text("one\ntwo\n")
+        run_dir.write_state(State(phase=phase, error=error, settings=Settings(bundle=Path("b"))))
+        lock.close()
+
+    run_dir.worker_log.write_text("one\n")
+    thread = threading.Thread(target=end)
+    thread.start()
+    yield
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("phase", "error", "why"),
+    [
+        ("failed", "the bundle is gone", "the bundle is gone"),
+        ("ready", "", "the supervisor was killed"),
+        ("stopped", "", ""),
+    ],
+)
+def test_why_a_service_ended(run_dir, phase, error, why):
+    texts: list[str] = []
+    with held_for(run_dir, 0.7, phase, error):
+        assert stay(run_dir.path, texts.append) == why
+    assert texts == ["one\n", "two\n"]
+
+
+def test_an_interrupt_ends_the_service(run_dir):
+    def interrupt(text: str) -> None:
+        if text == "one\n":
+            raise KeyboardInterrupt
+
+    process = subprocess.Popen(["sleep", "60"], env=os.environ | {OWNER_VARIABLE: str(run_dir.path)})
+    with held_for(run_dir, 0.7, "ready"):
+        assert stay(run_dir.path, interrupt) == ""
+    assert process.wait(timeout=5) == -signal.SIGKILL
+
+
+def test_sigterm_while_starting(run_dir, monkeypatch):
+    """As a container runtime sends it to the first process, which has no default action for it."""
+
+    def serve(*_: object) -> State:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+        raise AssertionError("the signal did not arrive")
+
+    monkeypatch.setattr(launcher, "serve", serve)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        done = CliRunner().invoke(cli.app, ["serve", "--foreground", "--bundle", "b", "--run-dir", str(run_dir.path)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done.exit_code == 130
+    assert "interrupted, nothing is left running" in done.output
+
+
+@pytest.mark.parametrize(("why", "status"), [("", 0), ("the bundle is gone", 1)])
+def test_the_exit_status_says_whether_it_was_asked_to_end(run_dir, monkeypatch, why, status):
+    settings = Settings(bundle=Path("b"), address="0.0.0.0")
+    monkeypatch.setattr(launcher, "serve", lambda given, *_: State(settings=given))
+    monkeypatch.setattr(cli, "stay", lambda *_: why)
+    options = ["--foreground", "--bundle", str(settings.bundle), "--address", "0.0.0.0", "--run-dir", str(run_dir.path)]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        done = CliRunner().invoke(cli.app, ["serve", *options])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done.exit_code == status
+    assert "HTTP     http://0.0.0.0:8000" in done.output
+    assert why in done.output
