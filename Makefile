@@ -13,9 +13,11 @@ BACKEND   ?= openvino
 PRECISION ?= bf16
 SHAPE     ?= --beam-width 4 --beam-length 5
 METHODS   ?=
+TP        ?= 1
+SPLIT     := $(if $(filter-out 1,$(TP)),-tp$(TP))
 CALIBRATION ?= artifacts/calibration/$(NAME).json
-BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)
-BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)
+BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)$(SPLIT)
+BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)$(SPLIT)
 
 DATA      ?= prompts.jsonl
 TEACHER   ?= artifacts/data/$(NAME)
@@ -29,7 +31,9 @@ RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 PY      := .venv/bin/python
 SETUP   := .venv/.setup
 BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
-FP8     := $(filter fp8,$(PRECISION))
+LAUNCH  := $(if $(SPLIT),.venv/bin/mpiexec.gforker -n $(TP))
+CALIBRATED := $(if $(filter fp8,$(PRECISION)),$(CALIBRATION))
+COMPILE := $(BUILD) --precision $(PRECISION) $(CALIBRATED:%=--calibration %) $(if $(SPLIT),--tensor-parallel $(TP))
 SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp)
 
 .DEFAULT_GOAL := help
@@ -39,9 +43,10 @@ SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8; tensorrt_rtx: also fp16 fp8) BACKEND (openvino torch tensorrt_rtx) SHAPE METHODS"
-	@echo "BUNDLE BASELINE PROMPTS RATES RESULTS; for distill and train DATA TEACHER TOKENS POSITIONS;"
-	@echo "for setup PYTHON TORCH_INDEX TORCH. See README.md."
+	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8; tensorrt_rtx: also fp16 fp8) CALIBRATION"
+	@echo "BACKEND (openvino torch tensorrt_rtx) SHAPE METHODS BUNDLE BASELINE PROMPTS RATES RESULTS;"
+	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for distill and train DATA TEACHER"
+	@echo "TOKENS POSITIONS; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
 $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt
@@ -83,10 +88,10 @@ train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/draft
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) --output artifacts/drafters/$(NAME) --positions $(POSITIONS)
 
 engines: $(BUNDLE)/manifest.json $(BASELINE)/manifest.json ## build the bundles BUNDLE and, without drafter, BASELINE
-$(BUNDLE)/manifest.json: $(SOURCES) $(or $(METHODS),$(DRAFTER)/config.json) $(if $(FP8),$(CALIBRATION)) | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) $(if $(FP8),--calibration $(CALIBRATION)) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) --output $(BUNDLE)
-$(BASELINE)/manifest.json: $(SOURCES) $(if $(FP8),$(CALIBRATION)) | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) $(if $(FP8),--calibration $(CALIBRATION)) --no-drafter --output $(BASELINE)
+$(BUNDLE)/manifest.json: $(SOURCES) $(or $(METHODS),$(DRAFTER)/config.json) $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) --output $(BUNDLE)
+$(BASELINE)/manifest.json: $(SOURCES) $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --no-drafter --output $(BASELINE)
 
 $(CALIBRATION): | $(MODEL)/source.json
 	$(PY) build/calibrate.py --model $(MODEL) --prompts benchmarks/prompts.jsonl --output $(CALIBRATION)
@@ -96,7 +101,7 @@ $(DRAFTER)/config.json:
 
 tune: $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
 $(BUNDLE)/budget.json: $(BUNDLE)/manifest.json
-	$(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
+	$(LAUNCH) $(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
 
 serve: $(BUNDLE)/budget.json ## start Triton on 127.0.0.1; returns when a real request has succeeded
 	$(PY) -m redraft.cli serve --bundle $(BUNDLE)
@@ -107,13 +112,13 @@ stop: | $(SETUP) ## stop it
 loadtest: | $(SETUP) ## load-test the running server at RATES
 	$(PY) -m benchmarks.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
 
-COMPARED := $(ENGINES)/$(NAME)-methods-$(PRECISION)
-WIDTHS   := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)
+COMPARED := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
+WIDTHS   := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
 REPLAYED := --model $(MODEL) --answers artifacts/answers
-$(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) --methods benchmarks/methods.toml --output $(COMPARED)
-$(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml | $(MODEL)/source.json
-	$(BUILD) --precision $(PRECISION) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
+$(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
+$(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
 	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts benchmarks/prompts.jsonl
 
 bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/manifest.json $(WIDTHS)/budget.json ## all comparisons on PROMPTS; RSD's on SPEC_BENCH

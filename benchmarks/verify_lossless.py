@@ -8,6 +8,11 @@ part, the target's own margin between the two tokens is computed by teacher forc
 near-tie, otherwise it is a failure. With --rate (for bf16 and int8 bundles) every greedy token of both is also forced
 through the reference (a bundle in fp32), and the rates of tokens whose logit lies more than --margin below the best
 are compared.
+
+    mpiexec -n 2 python -m benchmarks.verify_lossless --speculative TWO_RANKS_FP32 --one-rank ONE_RANK_FP32
+
+With --one-rank, a bundle of the same methods, every method of a tensor-parallel bundle (auto-regressive decoding among
+them) is compared with itself on one rank, whatever its verifier.
 """
 
 from __future__ import annotations
@@ -100,17 +105,24 @@ def margin_at(
 
 class Verifier:
     """Compares methods of a session with auto-regressive decoding by another (or the same), with a third that gives
-    the margins. `chosen` are the methods; None: all."""
+    the margins. `chosen` are the methods; None: all. With `same_methods`, each is compared with itself by the first."""
 
     def __init__(
-        self, auto_regressive: Session, speculative: Session, reference: Session, chosen: list[str] | None = None
+        self,
+        auto_regressive: Session,
+        speculative: Session,
+        reference: Session,
+        chosen: list[str] | None = None,
+        same_methods: bool = False,
     ):
         self.auto_regressive, self.speculative, self.reference = auto_regressive, speculative, reference
-        self._chosen = chosen
+        self.same_methods, self._chosen = same_methods, chosen
 
     def methods(self, setting: str) -> list[str]:
         """Those that promise the same tokens in a setting: sampled ones, verifiers that walk alone."""
         plans = self.speculative.runtime.plans
+        if self.same_methods:
+            return self._chosen or [AUTO_REGRESSIVE, *plans]
         sampled = "temperature" in SETTINGS[setting]
         return [
             name for name in self._chosen or list(plans) if not sampled or VERIFIERS[plans[name].verification].merges
@@ -172,7 +184,10 @@ def verify_setting(
         expected = verifier.auto_regressive.run(of_method(AUTO_REGRESSIVE, requests), CHUNK)
         outputs = {"auto-regressive": expected}
         for (method, concurrency), row in rows.items():
-            got = verifier.speculative.run(of_method(method, requests), concurrency)
+            asked = of_method(method, requests)
+            got = verifier.speculative.run(asked, concurrency)
+            if verifier.same_methods:
+                expected = verifier.auto_regressive.run(asked, concurrency)
             outputs[f"{method}, {concurrency} at once"] = got
             differences = verifier.compare(chunk, requests, expected, got)
             divergences += [Divergence(setting, method, concurrency, *difference) for difference in differences]
@@ -200,7 +215,7 @@ def verify_setting(
 def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
     """What a report depends on: the flags and the bundles' contents."""
     flags = {name: str(value) for name, value in vars(args).items() if name != "output"}
-    bundles = [bundle for bundle in (args.auto_regressive, args.speculative, args.reference) if bundle]
+    bundles = [bundle for bundle in (args.auto_regressive, args.one_rank, args.speculative, args.reference) if bundle]
     return flags | {"manifests": [file_sha256(bundle / MANIFEST) for bundle in bundles]}
 
 
@@ -261,6 +276,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="SETTING",
         help=f"some of {'; '.join(SETTINGS)} (default: all)")  # fmt: skip
     add("--auto-regressive", type=Path, help="bundle without drafter, of the same precision (default: the same engine)")
+    add("--one-rank", type=Path, help="bundle of the same methods and precision for one rank")
     add("--reference", type=Path, help="fp32 bundle for margins (default: the one that decodes auto-regressively)")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
@@ -276,15 +292,16 @@ def main(argv: list[str] | None = None) -> int:
     plans = speculative.runtime.plans
     if not plans:
         parser.error(f"--speculative: {args.speculative} has no method")
-    if unknown := set(args.methods or ()) - set(plans):
+    if unknown := set(args.methods or ()) - {*plans, *([AUTO_REGRESSIVE] if args.one_rank else [])}:
         parser.error(f"--methods: expected some of {', '.join(plans)}, got {', '.join(sorted(unknown))}")
     if args.tree_budget is not None:
         budget = BudgetTable.constant(args.tree_budget)
         speculative.use_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans.items()})
-    auto_regressive = load_session(parser, args.auto_regressive) if args.auto_regressive else speculative
-    same = args.reference in (None, args.auto_regressive)
+    other = args.one_rank or args.auto_regressive
+    auto_regressive = load_session(parser, other) if other else speculative
+    same = args.reference in (None, other)
     reference = auto_regressive if same else load_session(parser, args.reference)
-    report = verify(Verifier(auto_regressive, speculative, reference, args.methods), args)
+    report = verify(Verifier(auto_regressive, speculative, reference, args.methods, args.one_rank is not None), args)
     write_json(args.output, report)
     for table in tables(report):
         table.show(console)

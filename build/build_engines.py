@@ -20,10 +20,11 @@ from model_defs.calibration import Calibration
 from model_defs.config import UnsupportedModelError
 from model_defs.drafter import Drafter
 from model_defs.fingerprint import target_fingerprint
+from model_defs.shards import plan_shards
 from model_defs.target import Target
 from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
 from networks import CALIBRATION, WRITERS, Loops, out, step
-from redraft.bundle import BundleConfig, BundleError, LimitsInfo, TargetInfo
+from redraft.bundle import BundleConfig, BundleError, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.protocol import describe
@@ -93,6 +94,9 @@ def main(
     ] = None,
     max_tree: Annotated[int, typer.Option(min=1, help="Rows of a draft tree, root included.")] = 32,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt rows in one step.")] = 128,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="Ranks that execute the target together, each a part of it.")
+    ] = 1,
     bigrams: Annotated[
         Path | None,
         typer.Option(help="Token successors for the n-gram branch, from count_tokens.py; default: the drafter's own."),
@@ -129,6 +133,8 @@ def main(
             others = ["--no-drafter"] * no_drafter + ["--method-name"] * bool(method_name)
             named = [*others, *(f"--{name.replace('_', '-')}" for name in given)]
             raise BundleError(f"--methods describes all methods: expected it without {', '.join(named)}")
+        if tensor_parallel > 1 and backend == Backend.tensorrt_rtx:
+            raise BundleError(f"--tensor-parallel {tensor_parallel}: tensorrt_rtx engines are for one GPU")
         chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
         with step("load the target"):
             target = Target.from_folder(model)
@@ -144,6 +150,8 @@ def main(
                 prefill_chunk=prefill_chunk,
             ),
             methods={name: settings.info() for name, settings in chosen.items()},
+            tensor_parallel=tensor_parallel,
+            shards=shard_infos(target, tensor_parallel),
         )
         check(config, target)
         build(config, target, model, chosen, output, hidden_states, bigrams, calibration)
@@ -177,6 +185,14 @@ def target_info(target: Target) -> TargetInfo:
     """What the run time needs to know of a target."""
     fields = {name: getattr(target.config, name) for name in TargetInfo.model_fields}
     return TargetInfo(**fields)
+
+
+def shard_infos(target: Target, ranks: int) -> tuple[ShardInfo, ...]:
+    """What the run time needs to know of each of several ranks. Raises ValueError for more than KV groups."""
+    if ranks == 1:
+        return ()
+    plan = plan_shards(target.config, ranks)
+    return tuple(ShardInfo(num_kv_heads=len(s.kv_heads), vocab_size=len(s.vocabulary)) for s in plan)
 
 
 def check(config: BundleConfig, target: Target) -> None:
@@ -222,6 +238,8 @@ def build(
             out.print(f"  token info of {name}: {info_bytes(info, config) / 1e6:.1f} MB, {loop.drafter.info_form}")
     config = config.model_copy(update={"methods": methods})
     parameters = sum(weight.numel() for module in (target, *drafters.values()) for weight in module.parameters())
+    if config.tensor_parallel > 1:
+        parameters += config.tensor_parallel * target.embedding.weight.numel()
     needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend == "tensorrt_rtx" else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
         if calibration:
@@ -235,7 +253,7 @@ def build(
             versions |= {"torch": torch.__version__, "python": platform.python_version()}
             command = shlex.join(["python", "build/build_engines.py", *sys.argv[1:]])
             finish_bundle(folder, config, versions, fingerprint, command)
-    size = sum(file.stat().st_size for file in output.iterdir())
+    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
 
 

@@ -93,11 +93,13 @@ def read_prompts(path: Path, shares: dict[str, float], seed: int) -> Iterator[di
 
 
 def draw(logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Tokens int64 [B] from float logits [B, V]; temperature 0 takes the largest."""
+    """Tokens int64 [B] from float logits [B, V], on their and the generator's device; temperatures [B], on the CPU: 0
+    takes the largest."""
     greedy = logits.argmax(-1)
     rows = (temperatures > 0).nonzero().squeeze(-1)
     if len(rows):
-        cdf = torch.softmax(logits[rows].float() / temperatures[rows, None], dim=-1).cumsum_(-1)
+        scale, rows = temperatures[rows, None].to(logits.device), rows.to(logits.device)
+        cdf = torch.softmax(logits[rows].float() / scale, dim=-1).cumsum_(-1)
         uniform = torch.rand(len(rows), 1, generator=generator, device=logits.device) * cdf[:, -1:]
         greedy[rows] = torch.searchsorted(cdf, uniform).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
     return greedy
@@ -134,6 +136,7 @@ class TorchForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         device = self.target.embedding.weight.device
         self.cache.starts.copy_(torch.tensor(lengths))
+        self.cache.extent = max(lengths) + len(tokens[0])
         hidden = self.target(torch.tensor(tokens, device=device), self.cache.attend)
         return hidden.to(torch.bfloat16).cpu(), self.target.lm_head(hidden[wanted, -1])
 
@@ -179,8 +182,9 @@ class Generator:
     def __init__(self, forward: Forward, ends: set[int], prefix: list[int], seed: int):
         self.forward, self.ends, self.prefix = forward, ends, prefix
         slots = forward.slots
-        self.prefix_hidden = forward([prefix] * slots, [0] * slots, [])[0][0]
-        self.random = torch.Generator().manual_seed(seed)
+        hidden, logits = forward([prefix] * slots, [0] * slots, [])
+        self.prefix_hidden = hidden[0]
+        self.random = torch.Generator(logits.device).manual_seed(seed)
         self.rng = random.Random(seed)
 
     def run(self, documents: Iterator[Document], max_new_tokens: int, assistant: list[int]) -> Iterator[Document]:

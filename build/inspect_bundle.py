@@ -55,8 +55,12 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
             f"{limits.slots} slots of {limits.max_len} tokens, trees of {limits.max_tree} rows, "
             f"prefill chunks of {limits.prefill_chunk}; KV cache {tokens * cache / 1e6:.0f} MB",
         ),
+        *[
+            (f"rank {rank}", f"{shard.num_kv_heads} KV heads, {shard.vocab_size} of the vocabulary's logits")
+            for rank, shard in enumerate(config.shards)
+        ],
         *(methods or [("methods", "none: auto-regressive")]),
-        *[(file.name, network_summary(file)) for file in sorted(bundle.path.glob("*.onnx"))],
+        *[(str(file.relative_to(bundle.path)), network_summary(file)) for file in sorted(bundle.path.rglob("*.onnx"))],
         ("files", ", ".join(f"{name} ({entry.size / 1e6:.1f} MB)" for name, entry in manifest.files.items())),
         ("CPU needs", ", ".join(manifest.cpu_features) or "nothing particular"),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),

@@ -30,6 +30,8 @@ from redraft.protocol import AUTO_REGRESSIVE, describe
 
 USUAL_BUDGET = 16
 HIDDEN_STATE = HiddenStateDrafter.name
+RESAMPLING = ("openvino", "torch")
+"""Backends that draft again from chains."""
 NGRAM = "ngram"
 """What a method without drafter is called."""
 
@@ -168,10 +170,10 @@ def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
         raise BundleError(f"unknown drafter {method.drafter!r}; known are {', '.join(DRAFTERS)}")
     if method.drafter and config.backend == "tensorrt_rtx" and DRAFTERS[method.drafter].reads_context:
         raise BundleError(f"--backend {config.backend}: a drafter {method.drafter!r} keeps a context, which it lacks")
-    if method.resample_above is not None and (method.drafter, config.backend) != (HIDDEN_STATE, "openvino"):
+    if method.resample_above is not None and (method.drafter != HIDDEN_STATE or config.backend not in RESAMPLING):
         raise BundleError(
-            f"--resample-above {method.resample_above}: only drafters {HIDDEN_STATE!r} in openvino engines "
-            f"leave a chain behind, this is {method.drafter!r} in {config.backend}"
+            f"--resample-above {method.resample_above}: only drafters {HIDDEN_STATE!r} in "
+            f"{' and '.join(RESAMPLING)} engines leave a chain behind, this is {method.drafter!r} in {config.backend}"
         )
     if method.resample_above is not None and method.levels:
         raise BundleError(f"--resample-above {method.resample_above}: random draws leave no chain behind")
@@ -239,7 +241,7 @@ def drafting_loop(
             draft_rows=draft_rows,
             from_text=drafter.reads_text,
         )
-    if not random and drafter.has_raw_logits and config.backend == "openvino":
+    if not random and drafter.has_raw_logits and config.backend in RESAMPLING:
         needs["chain_levels"] = method.beam_length - 1
     loop: Drafting = (
         RandomDraws(drafter, random.rule, method.levels, method.support)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from model_defs.export_drafter import Drafting, export_drafter_native, export_dr
 from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.hidden_state import Resampler
 from model_defs.quantization import FP8, QUANTIZED, quantize_network
+from model_defs.shards import plan_shards, shard_target
 from model_defs.target import Target
 from plugins.cpu.lowering import lower
 from plugins.library import operators_digest
 from plugins.program.fuse import Constants, detach_constants, fuse
-from redraft.bundle import BundleConfig
+from redraft.bundle import BundleConfig, target_folder
 
 Loops = dict[str, Drafting]
 """The drafting loops of a bundle's methods."""
@@ -38,18 +40,26 @@ DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
 def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
     """Plugin-form networks, lowered to the CPU operators. The methods share their weights."""
     cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
-    with step("export the target"):
-        network = export_target_plugin(target, cache_shape(config), cache_dtype=cache_dtype, hidden_output=hidden)
-    with step(f"compile the target ({config.precision})"):
-        save_cpu_network(lower(network, config.precision), folder / "target.onnx").tofile(folder / "target.weights")
+    for part in target_parts(config, target, folder):
+        with step(f"export {part.name}"):
+            network = export_target_plugin(
+                part.target,
+                cache_shape(config),
+                cache_dtype=cache_dtype,
+                hidden_output=hidden and part.rank == 0,
+                rank=part.rank,
+                ranks=config.tensor_parallel,
+            )
+        with step(f"compile {part.name} ({config.precision})"):
+            weights = save_cpu_network(lower(network, config.precision), part.folder / "target.onnx")
+            weights.tofile(part.folder / "target.weights")
     constants, precision = Constants(), DRAFTER_PRECISION[config.precision]
     for name, loop in loops.items():
         with step(f"export and compile {name}"):
             save_cpu_network(
                 lower(export_drafter_plugin(loop, cache_dtype), precision), folder / f"drafter.{name}.onnx", constants
             )
-            if (levels := config.methods[name].chain_levels) and isinstance(loop, BeamSearch):
-                again = BeamSearch(Resampler(loop.drafter, levels), loop.width, levels, loop.candidates)
+            if again := resampling_loop(config, name, loop):
                 save_cpu_network(
                     lower(export_resampler_plugin(again), precision), folder / f"resampler.{name}.onnx", constants
                 )
@@ -60,15 +70,24 @@ def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: P
 
 def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
     """Exported programs."""
-    from model_defs.export_torch import export_drafter_torch, export_target_torch
+    from model_defs.export_torch import export_drafter_torch, export_resampler_torch, export_target_torch
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
-    with step("export the target"):
-        program = export_target_torch(target.to(dtype), cache_shape(config), hidden_output=hidden)
-        torch.export.save(program, folder / "target.pt2")
+    for part in target_parts(config, target.to(dtype), folder):
+        with step(f"export {part.name}"):
+            program = export_target_torch(
+                part.target,
+                cache_shape(config),
+                hidden_output=hidden and part.rank == 0,
+                rank=part.rank,
+                ranks=config.tensor_parallel,
+            )
+            torch.export.save(program, part.folder / "target.pt2")
     for name, loop in loops.items():
         with step(f"export {name}"):
             torch.export.save(export_drafter_torch(loop.float(), dtype), folder / f"drafter.{name}.pt2")
+            if again := resampling_loop(config, name, loop):
+                torch.export.save(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
     return {}
 
 
@@ -92,6 +111,14 @@ def write_tensorrt_rtx(
     return {"tensorrt_rtx": version("tensorrt-rtx-cu13")}
 
 
+def resampling_loop(config: BundleConfig, name: str, loop: Drafting) -> BeamSearch | None:
+    """The loop that drafts again from what is left of a chain, for a method whose drafter leaves one."""
+    levels = config.methods[name].chain_levels
+    if not levels or not isinstance(loop, BeamSearch):
+        return None
+    return BeamSearch(Resampler(loop.drafter, levels), loop.width, levels, loop.candidates)
+
+
 WRITERS = {"openvino": write_openvino, "torch": write_torch, "tensorrt_rtx": write_tensorrt_rtx}
 
 
@@ -102,6 +129,27 @@ def quantized(network: ir.Model, precision: str, folder: Path) -> ir.Model:
         return network
     largest_inputs = Calibration.load(folder / CALIBRATION).largest_inputs if precision == FP8 else None
     return quantize_network(network, precision, largest_inputs)
+
+
+@dataclass(frozen=True)
+class TargetPart:
+    """What one rank executes of a target, and where its networks go."""
+
+    rank: int
+    name: str
+    target: Target
+    folder: Path
+
+
+def target_parts(config: BundleConfig, target: Target, folder: Path) -> Iterator[TargetPart]:
+    """One for each rank, and its folder; of one rank, the target."""
+    if config.tensor_parallel == 1:
+        yield TargetPart(0, "the target", target, folder)
+        return
+    for rank, shard in enumerate(plan_shards(target.config, config.tensor_parallel)):
+        own = target_folder(folder, rank, config.tensor_parallel)
+        own.mkdir()
+        yield TargetPart(rank, f"the target of rank {rank}", shard_target(target, shard), own)
 
 
 def cache_shape(config: BundleConfig) -> CacheShape:

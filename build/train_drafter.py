@@ -13,8 +13,11 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Annotated, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -37,11 +40,13 @@ from model_defs.training import (
     restore_checkpoint,
     save_checkpoint,
 )
-from model_defs.windows import TeacherData, most_frequent
+from model_defs.windows import TeacherData, Windows, most_frequent
 from redraft.interrupt import interruptible
 
 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bfloat16 under autocast, float32 norms
 
+AHEAD = 4
+"""Batches that are read before they are needed."""
 GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary")
 SETTINGS = "; ".join(
     f"{name}: " + ", ".join(f"{f.name}={f.default}" for f in fields(kind.config_type) if f.name not in GIVEN)
@@ -94,6 +99,33 @@ def prepare_drafter(
     return kind(config, target, ids)
 
 
+def read_ahead(batches: Iterator[Windows], device: torch.device) -> Iterator[tuple[Windows, int]]:
+    """The batches on a device, with the positions that they train. For a GPU a thread reads the next ones meanwhile."""
+    if device.type == "cpu":
+        yield from ((windows, trained(windows)) for windows in batches)
+        return
+    ready: Queue[tuple[Windows, int] | Exception] = Queue(AHEAD)
+
+    def read() -> None:
+        try:
+            for windows in batches:
+                ready.put((windows.pin_memory() if device.type == "cuda" else windows, trained(windows)))
+        except Exception as error:
+            ready.put(error)
+
+    Thread(target=read, daemon=True).start()
+    while True:
+        found = ready.get()
+        if isinstance(found, Exception):
+            raise found
+        yield found[0].to(device), found[1]
+
+
+def trained(windows: Windows) -> int:
+    """How many positions draft a token that their document holds."""
+    return int(windows.scored(windows.positions.shape[1], 0).sum())
+
+
 def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: dict[str, str], fresh: bool) -> None:
     """Train to the end of the run; a log line, a checkpoint and the drafter itself every `run.every` steps."""
     drafter, device = trainer.drafter, trainer.device
@@ -102,8 +134,9 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
     progress = Progress() if fresh else restore_checkpoint(checkpoint, drafter, optimizer)
     if progress.step:
         print(f"resumed at step {progress.step}, {progress.positions} of {run.positions} positions")
-    batches = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, progress.step)
-    begun, losses = Progress(progress.step, progress.positions, progress.seconds), list[float]()
+    read = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, progress.step)
+    batches = read_ahead(read, device)
+    begun, losses = Progress(progress.step, progress.positions, progress.seconds), list[torch.Tensor]()
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with ProgressBar(*columns, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("training", total=run.positions, completed=progress.positions)
@@ -112,15 +145,15 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
             rate = learning_rate(progress.positions / run.positions, run.peak_rate, run.decay)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            windows = next(batches).to(device)
+            windows, positions = next(batches)
             loss = trainer.loss(windows)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
             optimizer.step()
-            losses.append(loss.item())
+            losses.append(loss.detach())
             progress.step += 1
-            progress.positions += int(windows.scored(windows.positions.shape[1], 0).sum())
+            progress.positions += positions
             progress.seconds += time.monotonic() - started
             speed = (progress.positions - begun.positions) / (progress.seconds - begun.seconds)
             bar.update(task, completed=progress.positions, description=f"step {progress.step}, {speed:.0f} positions/s")
@@ -130,7 +163,7 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
                     "step": progress.step,
                     "positions": progress.positions,
                     "hours": round(progress.seconds / 3600, 4),
-                    "loss": round(sum(losses) / len(losses), 4),
+                    "loss": round(torch.stack(losses).mean().item(), 4),
                     "rate": round(speed),
                 }
                 record |= trainer.evaluate(teacher.held_out(run.window, trainer.unroll))

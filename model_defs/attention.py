@@ -44,12 +44,14 @@ class DenseCache:
         self.v = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.table = rope_table(config, length).to(like.device)
         self.starts = torch.zeros(batch, dtype=torch.long, device=like.device)
+        self.extent: int | None = None
+        """Rows that the longest sequence has after a call; None: looked up in each, which waits for a GPU."""
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """The target's `attend` for rows [B, N, fused] at positions starts + 0..N-1."""
         batch, rows = qkv.shape[:2]
         positions = self.starts[:, None] + torch.arange(rows, device=qkv.device)
-        extent = int(positions.max()) + 1
+        extent = int(positions.max()) + 1 if self.extent is None else self.extent
         kv_heads = self.config.num_kv_heads
         q, k, v = split_qkv(qkv, self.config)
         table = self.table[positions]

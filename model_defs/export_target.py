@@ -8,6 +8,7 @@ padded rows [slots, rows] and holds standard operators of opset 24 only. Both ke
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from model_defs.attention import rope_table, split_qkv
 from model_defs.export import cache_names, export_network
+from model_defs.shards import rank_join
 from model_defs.target import Target
 
 
@@ -44,9 +46,12 @@ class _PluginTarget(nn.Module):
 
     rope_table: Tensor
 
-    def __init__(self, target: Target, cache: CacheShape, aliased_outputs: bool, hidden_output: bool):
+    def __init__(
+        self, target: Target, cache: CacheShape, aliased_outputs: bool, hidden_output: bool, rank: int, ranks: int
+    ):
         super().__init__()
         self.target, self.aliased_outputs, self.hidden_output = target, aliased_outputs, hidden_output
+        self.join = rank_join(rank, partial(_all_reduce, ranks)) if ranks > 1 else torch.add
         self.register_buffer("rope_table", rope_table(target.config, cache.rows))
 
     def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
@@ -74,7 +79,8 @@ class _PluginTarget(nn.Module):
             v_out.extend(updated[1:])
             return out
 
-        return [*_outputs(self.target, self.target(input_ids, attend), logit_rows, self.hidden_output), *k_out, *v_out]
+        hidden = self.target(input_ids, attend, self.join)
+        return [*_outputs(self.target, hidden, logit_rows, self.hidden_output), *k_out, *v_out]
 
 
 class _NativeTarget(nn.Module):
@@ -126,6 +132,12 @@ class _NativeTarget(nn.Module):
         return [*_outputs(self.target, hidden, logit_rows, self.hidden_output), *k_out, *v_out]
 
 
+def _all_reduce(ranks: int, x: Tensor) -> Tensor:
+    return torch.onnx.ops.symbolic(
+        "redraft::AllReduce", (x,), attrs={"ranks": ranks}, dtype=x.dtype, shape=x.shape, version=1
+    )
+
+
 def _outputs(target: Target, hidden: Tensor, logit_rows: Tensor, hidden_output: bool) -> list[Tensor]:
     logits = target.lm_head(F.embedding(logit_rows, hidden))  # index_select exports as three nodes, this as one
     return [logits, hidden] if hidden_output else [logits]
@@ -138,8 +150,11 @@ def export_target_plugin(
     cache_dtype: torch.dtype = torch.float32,
     aliased_outputs: bool = False,
     hidden_output: bool = True,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> ir.Model:
-    """The target's network in plugin form; activations and weights in the module's dtype.
+    """The target's network in plugin form; activations and weights in the module's dtype. With several `ranks`, the
+    target is that of one of them: see `model_defs.shards`.
 
     Inputs (all int32): input_ids [T], positions [T], row_offsets [B+1], slots [B], cache_lengths [B],
     tree_mask [T, words], commit_src [C], commit_offsets [B+1], logit_rows [R]; then k_cache.{l} and
@@ -167,7 +182,7 @@ def export_target_plugin(
     # OpenVINO allocates every input whose size it knows: left open, the cache exists once.
     open_slots: list[dict[int, str]] = [{0: "slots"}] * config.num_layers
     return export_network(
-        _PluginTarget(target, cache, aliased_outputs, hidden_output),
+        _PluginTarget(target, cache, aliased_outputs, hidden_output, rank, ranks),
         (examples[0], examples[1:8], examples[8], *caches),
         (shapes[0], shapes[1:8], shapes[8], open_slots, open_slots),
         [*axes, *cache_names(config.num_layers)],

@@ -7,20 +7,25 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from model_defs.attention import rope_table
+from model_defs.drafting import BeamSearch
 from model_defs.export_drafter import DrafterInputs, Drafting
 from model_defs.export_target import CacheShape
+from model_defs.hidden_state import Resampler
+from model_defs.shards import rank_join
 from model_defs.target import Target
+from plugins.all_reduce.torch_op import all_reduce
 from plugins.tree_attention.torch_op import tree_attention
 
 
-class _TorchTarget(nn.Module):
+class TorchTarget(nn.Module):
     """The target over ragged rows; attention is the torch operator, which updates the caches in place."""
 
     rope_table: Tensor
 
-    def __init__(self, target: Target, cache: CacheShape, hidden_output: bool):
+    def __init__(self, target: Target, cache: CacheShape, hidden_output: bool, rank: int = 0, ranks: int = 1):
         super().__init__()
         self.target, self.hidden_output = target, hidden_output
+        self.join = rank_join(rank, lambda x: all_reduce(x, ranks)) if ranks > 1 else torch.add
         self.register_buffer("rope_table", rope_table(target.config, cache.rows))
 
     def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
@@ -30,14 +35,17 @@ class _TorchTarget(nn.Module):
         def attend(layer: int, qkv: Tensor) -> Tensor:
             return tree_attention(qkv, *rows, self.rope_table, k[layer], v[layer], *sizes)
 
-        hidden = self.target(input_ids, attend)
+        hidden = self.target(input_ids, attend, self.join)
         logits = self.target.lm_head(hidden[logit_rows])
         return (logits, hidden) if self.hidden_output else (logits,)
 
 
-def export_target_torch(target: Target, cache: CacheShape, *, hidden_output: bool = True) -> ExportedProgram:
-    """The target's program in the module's dtype: arguments input_ids, [positions, row_offsets, slots, cache_lengths,
-    tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see `export_target_plugin` for shapes."""
+def export_target_torch(
+    target: Target, cache: CacheShape, *, hidden_output: bool = True, rank: int = 0, ranks: int = 1
+) -> ExportedProgram:
+    """The target's program in the module's dtype, or one rank's of several: arguments input_ids, [positions,
+    row_offsets, slots, cache_lengths, tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see
+    `export_target_plugin` for shapes."""
     config, dtype = target.config, target.norm.weight.dtype
     rows, sequences, bounds, commits = 5, 3, 4, 2
     t, b, b1, c, r = (Dim(name, min=1) for name in ("T", "B", "B1", "C", "R"))
@@ -47,7 +55,8 @@ def export_target_torch(target: Target, cache: CacheShape, *, hidden_output: boo
     arguments = (_ints(rows), [_ints(*shape) for shape in row_inputs], _ints(6), *caches)
     fixed: list[dict] = [{}] * config.num_layers
     shapes = ({0: t}, [{0: t}, {0: b1}, {0: b}, {0: b}, {0: t}, {0: c}, {0: b1}], {0: r}, fixed, fixed)
-    return torch.export.export(_TorchTarget(target, cache, hidden_output).eval(), arguments, dynamic_shapes=shapes)
+    module = TorchTarget(target, cache, hidden_output, rank, ranks).eval()
+    return torch.export.export(module, arguments, dynamic_shapes=shapes)
 
 
 def export_drafter_torch(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ExportedProgram:
@@ -57,6 +66,29 @@ def export_drafter_torch(drafting: Drafting, cache_dtype: torch.dtype = torch.fl
     sizes = {"B": batch, "B1": batch + 1, "P": Dim("P", min=1), "slots": Dim("slots", min=1)}
     shapes = [{axis: sizes[name] for axis, name in axes.items()} for axes in inputs.axes]
     return torch.export.export(drafting.eval(), (inputs.examples,), dynamic_shapes=(shapes,))
+
+
+class _TorchResampling(nn.Module):
+    """A drafting loop over chains that are there already; the module holds what it looks up."""
+
+    def __init__(self, drafting: BeamSearch):
+        super().__init__()
+        resampler: Resampler = drafting.drafter
+        self.drafting, self.drafter = drafting, resampler.drafter
+
+    def forward(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        logits, *others = inputs
+        return self.drafting([logits.flatten(0, 1), *others])[:3]
+
+
+def export_resampler_torch(drafting: BeamSearch) -> ExportedProgram:
+    """The program that re-samples from chains, with one argument: the list of raw_logits [B, L, K], sequences int32 [B]
+    (0, 1, ...) and tokens int32 [B]."""
+    resampler: Resampler = drafting.drafter
+    logits = torch.zeros(3, resampler.levels, len(resampler.drafter.hot_ids))
+    examples = [logits, torch.arange(3, dtype=torch.int32), _ints(3)]
+    shapes = [{0: Dim("B", min=1)}] * 3
+    return torch.export.export(_TorchResampling(drafting).eval(), (examples,), dynamic_shapes=(shapes,))
 
 
 def _ints(*shape: int) -> Tensor:

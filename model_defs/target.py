@@ -17,6 +17,10 @@ from torch import Tensor, nn
 from model_defs.config import TargetConfig
 from model_defs.files import read_tensors
 
+Join = Callable[[Tensor, Tensor], Tensor]
+"""join(stream, part) -> stream: the residual stream and what a block gives, both [..., hidden_size]. Their sum; of a
+shard, whose blocks give parts, the sum over all ranks."""
+
 Attend = Callable[[int, Tensor], Tensor]
 """attend(layer, qkv) -> out: `qkv` [..., (heads + 2 kv_heads) * head_size], the fused projections of
 the rows before RoPE; `out` [..., heads * head_size]. It applies RoPE, keeps the cache, and attends."""
@@ -44,14 +48,16 @@ class DecoderLayer(nn.Module):
         self.gate_up = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, hidden, bias=False)
 
-    def forward(self, x: Tensor, layer: int, attend: Attend, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, layer: int, attend: Attend, rows: Tensor | None = None, join: Join = torch.add
+    ) -> Tensor:
         """`rows` int32 [n]: the rows of x [N, H] that go on behind attention; the others are context alone."""
         attended = attend(layer, self.qkv(self.attention_norm(x)))
         if rows is not None:
             x, attended = F.embedding(rows, x), F.embedding(rows, attended)
-        x = x + self.attention_out(attended)
+        x = join(x, self.attention_out(attended))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        return join(x, self.down(F.silu(gate) * up))
 
 
 class Target(nn.Module):
@@ -67,11 +73,11 @@ class Target(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
 
-    def forward(self, input_ids: Tensor, attend: Attend) -> Tensor:
+    def forward(self, input_ids: Tensor, attend: Attend, join: Join = torch.add) -> Tensor:
         """int [...] token ids to [..., hidden_size], what the LM head and the drafters take."""
         x = self.embedding(input_ids)
         for index, layer in enumerate(self.layers):
-            x = layer(x, index, attend)
+            x = layer(x, index, attend, join=join)
         return self.norm(x)
 
     @classmethod

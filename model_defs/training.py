@@ -18,7 +18,8 @@ from model_defs.drafter import Decay, Drafter
 from model_defs.target import Target
 from model_defs.windows import Windows
 
-LOGIT_ROWS = 256
+LOGIT_ROWS = {"cpu": 256, "cuda": 8192}
+"""Rows of logits that exist at a time, by device."""
 SOFT_LABELS = 32
 DEPTH_DECAY = 0.85
 EVALUATED_POSITIONS = 1024
@@ -46,7 +47,8 @@ class HeadLoss(torch.autograd.Function):
         if z is not None and up is not None:
             gradients += [torch.empty_like(z), torch.zeros_like(up, dtype=torch.float32)]
         total = x.new_zeros((), dtype=torch.float32)
-        for part in (slice(i, i + LOGIT_ROWS) for i in range(0, len(x), LOGIT_ROWS)):
+        rows_at_once = LOGIT_ROWS[x.device.type]
+        for part in (slice(i, i + rows_at_once) for i in range(0, len(x), rows_at_once)):
             logits = F.linear(x[part], weight)
             if z is not None and up is not None:
                 logits[:, : len(up)] += F.linear(z[part], up)
@@ -86,7 +88,7 @@ class Trainer:
             rows = self.row_of[tokens][:, None]
             return rows.clamp(min=0), (rows >= 0).float()
         count = min(SOFT_LABELS, len(self.weight))
-        blocks = hidden.to(torch.bfloat16).split(LOGIT_ROWS)
+        blocks = hidden.to(torch.bfloat16).split(LOGIT_ROWS[hidden.device.type])
         likeliest = [torch.softmax(F.linear(h, self.weight), dim=-1).topk(count, dim=-1) for h in blocks]
         mass, rows = (torch.cat(part) for part in zip(*likeliest, strict=True))
         return rows, mass.float()
@@ -169,10 +171,10 @@ class Trainer:
 
     def _argmax(self, x: Tensor, weight: Tensor, tokens: Tensor | None = None) -> Tensor:
         """The likeliest rows of a head for features [N, H], with the token info of `tokens` [N]."""
-        best = []
-        for i in range(0, len(x), LOGIT_ROWS):
-            logits = F.linear(x[i : i + LOGIT_ROWS].to(torch.bfloat16), weight)
-            if tokens is not None and (info := self._info(tokens[i : i + LOGIT_ROWS])):
+        best, rows = [], LOGIT_ROWS[x.device.type]
+        for i in range(0, len(x), rows):
+            logits = F.linear(x[i : i + rows].to(torch.bfloat16), weight)
+            if tokens is not None and (info := self._info(tokens[i : i + rows])):
                 z, up = info
                 logits[:, : len(up)] += F.linear(z, up)
             best.append(logits.argmax(-1))
@@ -219,6 +221,6 @@ def restore_checkpoint(path: Path, drafter: Drafter, optimizer: torch.optim.Opti
     for name, parameter in drafter.named_parameters():
         prefix = f"optimizer.{name}."
         optimizer.state[parameter] = {
-            key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)
+            key[len(prefix) :]: value.to(parameter.device) for key, value in tensors.items() if key.startswith(prefix)
         }
     return Progress(int(metadata["step"]), int(metadata["positions"]), float(metadata["seconds"]))

@@ -41,7 +41,11 @@ class Windows:
         return len(self.tokens)
 
     def to(self, device: torch.device) -> Windows:
-        return self._each(lambda part: part.to(device))
+        return self._each(lambda part: part.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Windows:
+        """In memory from which a GPU copies while it computes."""
+        return self._each(torch.Tensor.pin_memory)
 
     def __getitem__(self, windows: slice | Tensor) -> Windows:
         return self._each(lambda part: part[windows])

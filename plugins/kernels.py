@@ -17,6 +17,7 @@ from plugins.cpu.structures import (
     LinearTopKArgs,
     Projection,
     RMSNormArgs,
+    SumRanksArgs,
     TokenInfoTopKArgs,
     TreeAttentionArgs,
 )
@@ -60,12 +61,14 @@ def library() -> ctypes.CDLL:
         "beam_step": BeamStepArgs,
         "draw_step": DrawStepArgs,
         "tree_attention": TreeAttentionArgs,
+        "sum_ranks": SumRanksArgs,
     }
     for name, structure in structures.items():
         function = getattr(lib, f"redraft_{name}")
         function.argtypes, function.restype = [POINTER(structure)], ctypes.c_char_p
-    for name in ("set_threads", "select_isa", "isa", "take_failure"):
+    for name in ("set_threads", "select_isa", "isa", "take_failure", "connect_ranks", "all_reduce"):
         getattr(lib, f"redraft_{name}").restype = ctypes.c_char_p
+    lib.redraft_take_exchange_seconds.restype = ctypes.c_double
     return lib
 
 
@@ -91,6 +94,41 @@ def take_failure() -> str | None:
     """The last error of an operator inside an OpenVINO network since the call before, which OpenVINO may have lost."""
     message = library().redraft_take_failure()
     return message.decode() if message else None
+
+
+def connect_ranks(iallgather: int, test: int, communicator: int, float_type: int, count: int) -> None:
+    """Sum over the ranks of an MPI communicator: addresses of two of its library's functions, and handles."""
+    words = (ctypes.c_uint64(value & 0xFFFF_FFFF_FFFF_FFFF) for value in (iallgather, test, communicator, float_type))
+    _run(library().redraft_connect_ranks, *words, count)
+
+
+def all_reduce(x: np.ndarray) -> np.ndarray:
+    """The sum of all connected ranks' float32 arrays of this shape, which each must give; see all_reduce/README.md."""
+    out = np.empty_like(x)
+    _run(
+        library().redraft_all_reduce,
+        ctypes.c_void_p(_address(x)),
+        ctypes.c_int64(x.size),
+        ctypes.c_void_p(_address(out)),
+    )
+    return out
+
+
+def sum_ranks(parts: np.ndarray) -> np.ndarray:
+    """float32 [ranks, ...] to their sum in the order of ranks."""
+    out = np.empty_like(parts[0])
+    _run(library().redraft_sum_ranks, byref(SumRanksArgs(_address(parts), len(parts), out.size, _address(out))))
+    return out
+
+
+def ranks() -> int:
+    """Ranks that are connected, this one included."""
+    return library().redraft_ranks()
+
+
+def take_exchange_seconds() -> float:
+    """Seconds in exchanges between ranks, waiting for each other included, since the call before."""
+    return library().redraft_take_exchange_seconds()
 
 
 def linear(

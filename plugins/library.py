@@ -18,7 +18,7 @@ AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 INSTRUCTION_SETS = {"avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"]}
 SHARED = ["-shared", "-Wl,-soname,libredraft_kernels.so"]  # found beside the extension, wherever the folder moves
-GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api")
+GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api", "../all_reduce/exchange")
 
 
 class BuildError(RuntimeError):
@@ -81,7 +81,7 @@ def _built(digest: str) -> Path:
 
 
 def _build_kernels(folder: Path) -> None:
-    objects = [folder / f"{name}.o" for name in (*INSTRUCTION_SETS, *GENERIC_SOURCES)]
+    objects = [folder / f"{Path(name).name}.o" for name in (*INSTRUCTION_SETS, *GENERIC_SOURCES)]
     commands = [
         # GCC warns about its own AVX-512 headers.
         ["-c", "kernels_isa.cpp", "-Wno-maybe-uninitialized", f"-DREDRAFT_ISA_NAMESPACE={name}", *flags]

@@ -7,9 +7,9 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 FORMAT_VERSION = 2
 CONFIG, MANIFEST = "config.json", "manifest.json"
@@ -39,6 +39,13 @@ class TargetInfo(_Section):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_position: int
+
+
+class ShardInfo(_Section):
+    """What a rank of a tensor-parallel target has: KV heads of each layer, and columns of the logits."""
+
+    num_kv_heads: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
 
 
 class LimitsInfo(_Section):
@@ -99,6 +106,21 @@ class BundleConfig(_Section):
     target: TargetInfo
     limits: LimitsInfo
     methods: dict[Annotated[str, Field(pattern=METHOD_NAME)], MethodInfo]
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks that execute the target together: see `target_folder`."""
+    shards: tuple[ShardInfo, ...] = ()
+    """By rank, where there are several."""
+
+    @model_validator(mode="after")
+    def _one_shard_for_each_rank(self) -> Self:
+        expected = self.tensor_parallel if self.tensor_parallel > 1 else 0
+        if len(self.shards) != expected:
+            raise ValueError(f"{len(self.shards)} shards for {self.tensor_parallel} ranks: expected {expected}")
+        return self
+
+    def kv_heads(self, rank: int) -> int:
+        """KV heads of the target's cache on this rank."""
+        return self.shards[rank].num_kv_heads if self.shards else self.target.num_kv_heads
 
 
 class FileEntry(_Section):
@@ -158,6 +180,11 @@ class Bundle:
         except ValidationError as error:
             raise BundleError(f"{path / CONFIG} is invalid: {_first(error)}; {rebuild}") from None
         return cls(path, config, manifest)
+
+
+def target_folder(bundle: Path, rank: int, ranks: int) -> Path:
+    """Where the networks and weights of a rank's part of the target are."""
+    return bundle / f"rank{rank}" if ranks > 1 else bundle
 
 
 def verify_files(path: Path, files: dict[str, FileEntry], rebuild: str) -> None:

@@ -42,10 +42,16 @@ def serve(
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the engine, of each rank; default: all cores.")
+    ] = None,
     max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
     stream_interval_ms: Annotated[
         int | None, typer.Option(min=0, max=10_000, help="Least time between two pieces of a stream; default: 40.")
+    ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(help="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."),
     ] = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
     foreground: Annotated[
@@ -65,6 +71,7 @@ def serve(
         threads=threads,
         max_queue=max_queue,
         stream_interval_ms=stream_interval_ms,
+        hostfile=hostfile,
     )
     try:
         with err.status("starting") as status:
@@ -110,6 +117,10 @@ def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
     out.print(f"  ports    HTTP {state.settings.http_port}, gRPC {state.settings.grpc_port}, "
               f"metrics {state.settings.metrics_port}")  # fmt: skip
     out.print(f"  worker   pid {state.worker_pid}, restarts {state.worker_restarts}")
+    if state.rank_pids:
+        out.print("  ranks    " + ", ".join(f"{rank}: pid {pid}" for rank, pid in state.rank_pids.items()))
+    if state.last_failure:
+        out.print(f"  failed   {state.last_failure}", markup=False)
     out.print(f"  Triton   pid {state.triton_pid}, restarts {state.triton_restarts}")
     raise typer.Exit(0 if state.phase == "ready" else 1)
 

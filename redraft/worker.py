@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import zmq
 
+from redraft.engines import rank_process
 from redraft.protocol import (
     INTERNAL,
     INVALID,
@@ -235,6 +236,7 @@ def main(argv: list[str] | None = None) -> int:
         runtime = Runtime.load(options.bundle, options.threads, options.max_queue, options.stream_interval_ms / 1e3)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"redraft worker: {error}", file=sys.stderr)
+        rank_process.end_all(2)
         return 2
     except KeyboardInterrupt:
         return 130

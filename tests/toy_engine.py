@@ -138,6 +138,10 @@ def only(plan) -> dict:
 
 
 def toy_codec(vocab_size=111) -> TextCodec:
+    return TextCodec(toy_tokenizer(vocab_size))
+
+
+def toy_tokenizer(vocab_size=111) -> Tokenizer:
     """A byte-level tokenizer whose tokens are the printable ASCII characters, some pairs, and raw UTF-8 bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     ascii_tokens = [c for c in alphabet if ord(c) < 128 or c == "Ġ"]
@@ -147,4 +151,4 @@ def toy_codec(vocab_size=111) -> TextCodec:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
-    return TextCodec(tokenizer)
+    return tokenizer

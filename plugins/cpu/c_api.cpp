@@ -3,6 +3,7 @@
 #include <exception>
 #include <string>
 
+#include "../all_reduce/exchange.h"
 #include "check.h"
 #include "failure.h"
 #include "kernels.h"
@@ -41,6 +42,20 @@ const char* redraft_select_isa(const char* name) {
     return guarded([&] { select_isa(name); });
 }
 const char* redraft_isa() { return kernels().isa; }
+const char* redraft_connect_ranks(void* iallgather, void* test, uintptr_t communicator, uintptr_t float_type, int count) {
+    return guarded([&] {
+        connect_ranks({reinterpret_cast<decltype(Ranks::iallgather)>(iallgather),
+                       reinterpret_cast<decltype(Ranks::test)>(test), communicator, float_type, count});
+    });
+}
+const char* redraft_all_reduce(const float* x, int64_t elements, float* out) {
+    return guarded([&] { all_reduce(x, elements, out); });
+}
+int redraft_ranks() { return static_cast<int>(rank_count()); }
+double redraft_take_exchange_seconds() { return take_exchange_seconds(); }
+const char* redraft_sum_ranks(const SumRanksArgs* args) {
+    return guarded([&] { kernels().sum_ranks(*args); });
+}
 const char* redraft_linear(const LinearArgs* args) {
     return guarded([&] {
         check(*args);

@@ -26,6 +26,7 @@ std::vector<ov::Extension::Ptr> all() {
     add<redraft::Stack>(extensions);
     add<redraft::PairRows>(extensions);
     add<redraft::DraftRows>(extensions);
+    add<redraft::AllReduce>(extensions);
     add<redraft::Program>(extensions);
     return extensions;
 }

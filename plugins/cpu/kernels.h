@@ -176,6 +176,13 @@ struct TreeAttentionArgs {
     float* out;                     // [rows, heads * head_size]
 };
 
+struct SumRanksArgs {
+    const float* parts;  // [ranks, elements]
+    int64_t ranks;
+    int64_t elements;
+    float* out;          // [elements]
+};
+
 struct Kernels {
     const char* isa;
     void (*linear)(const LinearArgs&);
@@ -186,6 +193,7 @@ struct Kernels {
     void (*beam_step)(const BeamStepArgs&);
     void (*draw_step)(const DrawStepArgs&);
     void (*tree_attention)(const TreeAttentionArgs&);
+    void (*sum_ranks)(const SumRanksArgs&);
 };
 
 // The kernels of this machine's best instruction set, or of the one that REDRAFT_ISA or select_isa

@@ -160,3 +160,7 @@ class TreeAttentionArgs(ctypes.Structure):
         head_size=c_int64,
         out=c_void_p,
     )
+
+
+class SumRanksArgs(ctypes.Structure):
+    _fields_ = _fields(parts=c_void_p, ranks=c_int64, elements=c_int64, out=c_void_p)

@@ -1,10 +1,9 @@
-"""Checks the CUDA kernels on a GPU against the reference, then times them. Not run on a GPU yet.
+"""Checks tree attention's CUDA kernels on a GPU against the reference, then times them. Not run on a GPU yet.
 
     python -m plugins.cuda.check_on_gpu --output gpu_kernels.json
 
 It needs torch with CUDA and nvcc (a path in $NVCC, in PATH, or from requirements.txt). `--device cpu` runs the same
-checks on the CPU, at small sizes and without times. Memory errors: put `compute-sanitizer` before `python` and add
-`--check-only`.
+checks on the CPU, at small sizes and without times. `python -m benchmarks.gpu.kernels` does this and more.
 """
 
 from __future__ import annotations
@@ -15,15 +14,18 @@ import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from plugins.tree_attention import cuda, reference
 
-TOLERANCE, RMS_TOLERANCE = 0.03, 3e-3
-"""Of outputs of size 1: queries, weights and results are rounded to bf16."""
+BF16, FP32 = torch.bfloat16, torch.float32
+TOLERANCES = {BF16: (0.03, 3e-3), FP32: (1e-4, 1e-5)}
+"""Largest and root-mean-square error, of outputs of size 1; in bf16 queries, weights and results are rounded."""
+ROUNDING = {BF16: 2**-7, FP32: 1e-5}
+"""Of a cached key, relative."""
 CACHED_BYTES = 256 << 20
 """More than any GPU's L2 cache: as many layers are timed in turn."""
 
@@ -60,7 +62,9 @@ class Batch(NamedTuple):
         return Batch(*(tensor.to(device, copy=True) for tensor in self))
 
 
-def make_batch(heads: Heads, lengths: list[int], rows: list[int], chunk: int = 0, seed: int = 0) -> Batch:
+def make_batch(
+    heads: Heads, lengths: list[int], rows: list[int], chunk: int = 0, seed: int = 0, dtype: torch.dtype = BF16
+) -> Batch:
     """Sequences with trees of rows[b] random nodes behind lengths[b] cached rows, of which up to 4 are committed first;
     with `chunk`, one more sequence that starts with a causal chunk of so many rows."""
     generator = torch.Generator().manual_seed(seed)
@@ -90,7 +94,7 @@ def make_batch(heads: Heads, lengths: list[int], rows: list[int], chunk: int = 0
     cache = (len(rows), heads.kv_heads, most, heads.head_size)
     starts = [length for length, count in zip(lengths, rows, strict=True) for _ in range(count)]
     return Batch(
-        torch.randn(total, (heads.heads + 2 * heads.kv_heads) * heads.head_size, generator=generator).bfloat16(),
+        torch.randn(total, (heads.heads + 2 * heads.kv_heads) * heads.head_size, generator=generator).to(dtype),
         _ints(depths) + _ints(starts),
         _ints([0, *rows]).cumsum(0).int(),
         torch.randperm(len(rows), generator=generator).int(),
@@ -99,8 +103,8 @@ def make_batch(heads: Heads, lengths: list[int], rows: list[int], chunk: int = 0
         _ints([row for chosen in commits for row in chosen]),
         _ints([0, *counts]).cumsum(0).int(),
         reference.rope_table(most, heads.head_size),
-        torch.randn(cache, generator=generator).bfloat16(),
-        torch.randn(cache, generator=generator).bfloat16(),
+        torch.randn(cache, generator=generator).to(dtype),
+        torch.randn(cache, generator=generator).to(dtype),
     )
 
 
@@ -109,8 +113,8 @@ def attend(batch: Batch, heads: Heads) -> Tensor:
 
 
 def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
-    """Largest and root-mean-square error of the output. Raises ArithmeticError beyond the tolerance, or where the
-    caches differ by more than a rounding."""
+    """Largest and root-mean-square error of the output. Raises ArithmeticError beyond the tolerance, where the caches
+    differ by more than a rounding or, in fp32, where a sequence alone has other bits."""
     expected_batch, found_batch = batch.to("cpu"), batch.to(device)
     expected = reference.tree_attention(
         *expected_batch._replace(qkv=batch.qkv.float()),
@@ -118,15 +122,36 @@ def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
         num_kv_heads=heads.kv_heads,
         head_size=heads.head_size,
     )
-    error = (attend(found_batch, heads).cpu().float() - expected).abs()
+    out, dtype = attend(found_batch, heads), batch.qkv.dtype
+    error = (out.cpu().float() - expected).abs()
     result = {"max_error": error.max().item(), "rms_error": error.square().mean().sqrt().item()}
-    if not (result["max_error"] < TOLERANCE and result["rms_error"] < RMS_TOLERANCE):
+    most, most_rms = TOLERANCES[dtype]
+    if not (result["max_error"] < most and result["rms_error"] < most_rms):
         raise ArithmeticError(f"output differs from the reference: {result}")
     for name in ("k_cache", "v_cache"):
         found, wanted = getattr(found_batch, name).cpu().float(), getattr(expected_batch, name).float()
-        if not torch.allclose(found, wanted, atol=1e-6, rtol=2**-7):
+        if not torch.allclose(found, wanted, atol=1e-6, rtol=ROUNDING[dtype]):
             raise ArithmeticError(f"{name} differs from the reference by {(found - wanted).abs().max().item()}")
+    for b in range(len(batch.slots) if dtype == FP32 else 0):
+        rows = slice(int(batch.row_offsets[b]), int(batch.row_offsets[b + 1]))
+        if not torch.equal(attend(alone(batch, b).to(device), heads), out[rows]):
+            raise ArithmeticError(f"sequence {b} alone has other bits than in the batch")
     return result
+
+
+def alone(batch: Batch, b: int) -> Batch:
+    """Sequence b of a batch."""
+    rows, commits = (slice(int(bounds[b]), int(bounds[b + 1])) for bounds in (batch.row_offsets, batch.commit_offsets))
+    return batch._replace(
+        qkv=batch.qkv[rows],
+        positions=batch.positions[rows],
+        row_offsets=_ints([0, rows.stop - rows.start]),
+        slots=batch.slots[b : b + 1],
+        cache_lengths=batch.cache_lengths[b : b + 1],
+        tree_mask=batch.tree_mask[rows],
+        commit_src=batch.commit_src[commits],
+        commit_offsets=_ints([0, commits.stop - commits.start]),
+    )
 
 
 def seconds(call: Callable[[], object], repeats: int = 20) -> float:
@@ -157,12 +182,12 @@ def copy_bandwidth() -> float:
 def attended_bytes(batch: Batch, heads: Heads) -> int:
     """Keys and values that the sequences attend to: what must be read at least."""
     rows = int((batch.cache_lengths + batch.row_offsets.diff()).sum())
-    return 2 * 2 * rows * heads.kv_heads * heads.head_size
+    return 2 * batch.k_cache.element_size() * rows * heads.kv_heads * heads.head_size
 
 
-def measure(heads: Heads, sequences: int, length: int, rows: int) -> dict[str, float]:
+def measure(heads: Heads, sequences: int, length: int, rows: int, dtype: torch.dtype = BF16) -> dict[str, float]:
     """A layer's time in microseconds, and the bandwidth at which it reads its keys and values."""
-    batch = make_batch(heads, [length] * sequences, [rows] * sequences)
+    batch = make_batch(heads, [length] * sequences, [rows] * sequences, dtype=dtype)
     size = attended_bytes(batch, heads)
     layers = [batch.to("cuda") for _ in range(max(1, min(64, CACHED_BYTES // size)))]
     each = seconds(lambda: [attend(layer, heads) for layer in layers]) / len(layers)
@@ -173,23 +198,11 @@ def _ints(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--check-only", action="store_true", help="no times")
-    parser.add_argument("--output", type=Path, help="write the results as JSON")
-    options = parser.parse_args()
-    on_gpu = options.device == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        parser.error("no CUDA device that torch can use: run on a GPU machine with torch's CUDA build, or --device cpu")
-    scale = 1 if on_gpu else 8
-    results: dict[str, object] = {
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "torch": torch.__version__,
-    }
-    checks = []
+def check_all(device: str, small: bool) -> list[dict[str, Any]]:
+    """Batches of several kinds under every shape, in both precisions. Raises as `check`."""
+    scale, checks = 8 if small else 1, []
     for name, heads in SHAPES.items():
-        if not on_gpu:
+        if small:
             heads = Heads(heads.heads // heads.kv_heads * 2, 2, heads.head_size)
         for full_lengths, full_rows, full_chunk in (
             ([1000, 17, 4000], [20, 1, 33], 300),
@@ -198,23 +211,47 @@ def main() -> None:
         ):
             lengths, trees = [-(-n // scale) for n in full_lengths], [-(-n // scale) for n in full_rows]
             chunk = full_chunk // scale
-            found = check(make_batch(heads, lengths, trees, chunk), heads, options.device)
-            checks.append({"shape": name, "lengths": lengths, "rows": trees, "chunk": chunk, **found})
-            print(f"{name:<14} lengths {lengths} rows {trees} chunk {chunk}: ok, {found}", flush=True)
-    results["checks"] = checks
+            for precision, dtype in (("bf16", BF16), ("fp32", FP32)):
+                found = check(make_batch(heads, lengths, trees, chunk, dtype=dtype), heads, device)
+                case = {"shape": name, "precision": precision, "lengths": lengths, "rows": trees, "chunk": chunk}
+                checks.append({**case, **found})
+                print(f"{case}: ok, {found}", flush=True)
+    return checks
+
+
+def time_all(peak: float) -> list[dict[str, Any]]:
+    """Times of many batches in bf16; `peak` in bytes per second is what they are printed beside."""
+    timings = []
+    for name, heads in SHAPES.items():
+        for sequences, length, rows in itertools.product((1, 8, 32), (512, 4096, 16384), (1, 16, 64)):
+            if 4 * sequences * length * heads.kv_heads * heads.head_size >= 2 << 30:
+                continue
+            times = measure(heads, sequences, length, rows)
+            case = {"shape": name, "sequences": sequences, "length": length, "rows": rows}
+            timings.append({**case, **times})
+            share = times["gigabytes_per_second"] * 1e9 / peak
+            print(f"{case} {times['microseconds']:.1f} us, {share:.0%} of a copy's bandwidth", flush=True)
+    return timings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--check-only", action="store_true", help="no times")
+    parser.add_argument("--small", action="store_true", help="check small sizes, as on the CPU")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    options = parser.parse_args()
+    on_gpu = options.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        parser.error("no CUDA device that torch can use: run on a GPU machine with torch's CUDA build, or --device cpu")
+    results: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "torch": torch.__version__,
+        "checks": check_all(options.device, options.small or not on_gpu),
+    }
     if on_gpu and not options.check_only:
         peak = copy_bandwidth()
-        results["copy_gigabytes_per_second"], timings = peak / 1e9, []
-        for name, heads in SHAPES.items():
-            for sequences, length, rows in itertools.product((1, 8, 32), (512, 4096, 16384), (1, 16, 64)):
-                if 4 * sequences * length * heads.kv_heads * heads.head_size >= 2 << 30:
-                    continue
-                times = measure(heads, sequences, length, rows)
-                case = {"shape": name, "sequences": sequences, "length": length, "rows": rows}
-                timings.append({**case, **times})
-                share = times["gigabytes_per_second"] * 1e9 / peak
-                print(f"{case} {times['microseconds']:.1f} us, {share:.0%} of a copy's bandwidth", flush=True)
-        results["timings"] = timings
+        results |= {"copy_gigabytes_per_second": peak / 1e9, "timings": time_all(peak)}
     if options.output:
         options.output.write_text(json.dumps(results, indent=1) + "\n")
 

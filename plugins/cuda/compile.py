@@ -35,12 +35,17 @@ def sources() -> list[Path]:
     return sorted(PLUGINS.glob("*/*.cu"))
 
 
+def headers(source: Path) -> list[Path]:
+    """What a source may include."""
+    return [*sorted(PLUGINS.glob("cuda/*.cuh")), *sorted(source.parent.glob("*.cuh"))]
+
+
 def ptx(source: Path, architecture: str = "sm_90") -> str:
     """The source's PTX, which later architectures run too; compiled once per source text. Raises BuildError."""
     digest = hashlib.sha256(f"{FLAGS}{architecture}{_version()}".encode() + source.read_bytes())
-    for header in sorted(PLUGINS.glob("cuda/*.cuh")):
+    for header in headers(source):
         digest.update(header.read_bytes())
-    path = CACHE / f"{source.parent.name}-{architecture}-{digest.hexdigest()[:16]}.ptx"
+    path = CACHE / f"{source.parent.name}-{source.stem}-{architecture}-{digest.hexdigest()[:16]}.ptx"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")

@@ -11,20 +11,20 @@
 
 namespace redraft {
 
-// bf16 in pairs: the even element is a word's low half.
-REDRAFT_DEVICE float low(uint32_t pair) {
-    union { uint32_t bits; float value; } u = {pair << 16};
+REDRAFT_DEVICE float as_float(uint32_t bits) {
+    union { uint32_t bits; float value; } u = {bits};
     return u.value;
 }
-REDRAFT_DEVICE float high(uint32_t pair) {
-    union { uint32_t bits; float value; } u = {pair & 0xFFFF0000u};
-    return u.value;
-}
-// Rounded to nearest even; values are finite.
-REDRAFT_DEVICE uint32_t rounded(float x) {
+REDRAFT_DEVICE uint32_t as_bits(float x) {
     union { float value; uint32_t bits; } u = {x};
-    return u.bits + 0x7FFFu + (u.bits >> 16 & 1u);
+    return u.bits;
 }
+
+// bf16 in pairs: the even element is a word's low half.
+REDRAFT_DEVICE float low(uint32_t pair) { return as_float(pair << 16); }
+REDRAFT_DEVICE float high(uint32_t pair) { return as_float(pair & 0xFFFF0000u); }
+// Rounded to nearest even; values are finite.
+REDRAFT_DEVICE uint32_t rounded(float x) { return as_bits(x) + 0x7FFFu + (as_bits(x) >> 16 & 1u); }
 REDRAFT_DEVICE uint32_t pair(float even, float odd) { return rounded(even) >> 16 | (rounded(odd) & 0xFFFF0000u); }
 
 REDRAFT_DEVICE uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xFFFFu) | b << 16; }
@@ -41,6 +41,8 @@ REDRAFT_DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, ui
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 REDRAFT_DEVICE float exchange(float x, int lane_mask) { return __shfl_xor_sync(0xFFFFFFFFu, x, lane_mask); }
+REDRAFT_DEVICE void sync_warp() { __syncwarp(); }
+REDRAFT_DEVICE int count_bits(uint32_t x) { return __popc(x); }
 #endif
 
 }  // namespace redraft

@@ -173,6 +173,10 @@ inline float exchange(float x, int lane_mask) {
     return host::as_float(all.words[(host::current % host::kLanes) ^ lane_mask][0]);
 }
 
+inline void sync_warp() { host::wait(host::warps[host::current / host::kLanes].barrier, host::kLanes); }
+
+inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
+
 // The fragments' places as PTX defines them, element by element; see device.cuh.
 inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
     const host::Collective& all = host::collect({a0, a1, a2, a3, b0, b1}, [](host::Collective& c) {

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from plugins.cuda.compile import ptx
-from plugins.cuda.declaration import PLUGINS, Kernel
+from plugins.cuda.compile import headers, ptx
+from plugins.cuda.declaration import Kernel
 from plugins.library import CACHE, BuildError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "int32": torch.int32, "float32": torch.float32}
@@ -64,9 +64,9 @@ def run(
 @cache
 def _host_library(source: Path) -> ctypes.CDLL:
     digest = hashlib.sha256(f"{HOST_FLAGS}".encode())
-    for path in (source, *sorted(PLUGINS.glob("cuda/*.cuh"))):
+    for path in (source, *headers(source)):
         digest.update(path.read_bytes())
-    path = CACHE / f"{source.parent.name}-host-{digest.hexdigest()[:16]}.so"
+    path = CACHE / f"{source.parent.name}-{source.stem}-host-{digest.hexdigest()[:16]}.so"
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         compiler, partial = os.environ.get("CXX", "g++"), path.with_suffix(f".{os.getpid()}.partial")

@@ -11,12 +11,12 @@ BITS = 32
 
 def pair_rows(tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> tuple[Tensor, ...]:
     """tokens int32 [P], row_offsets int32 [B + 1], cache_lengths int32 [B] to positions [P], last_rows, contexts, roots
-    and sequences [B], all int32: see README.md."""
+    and sequences [B], all int32: see README.md. Pairs behind the last sequence's are padding, at position 0."""
     rows = torch.arange(tokens.shape[0], dtype=torch.int32, device=tokens.device)
     sequences = torch.arange(cache_lengths.shape[0], dtype=torch.int32, device=tokens.device)
     begins, ends = row_offsets[sequences], row_offsets[sequences + 1]
-    owners = (rows[:, None] >= ends).sum(-1)
-    positions = cache_lengths[owners] + rows - begins[owners]
+    owners = (rows[:, None] >= ends).sum(-1).clamp(max=cache_lengths.shape[0] - 1)
+    positions = torch.where(rows < ends[-1], cache_lengths[owners] + rows - begins[owners], 0)
     return positions.to(torch.int32), ends - 1, cache_lengths + ends - begins, tokens[ends - 1], sequences
 
 
@@ -26,11 +26,11 @@ def draft_rows(contexts: Tensor, *grown: Tensor, level: int, first: int, width: 
     batch, device = contexts.shape[0], contexts.device
     positions = (contexts[:, None] + (level - 1)).expand(-1, width).flatten()
     row_offsets = width * torch.arange(batch + 1, dtype=torch.int32, device=device)
-    own = torch.zeros(width, words, dtype=torch.int32)
+    own = [[0] * words for _ in range(width)]
     for w in range(width if words else 0):
         bit = (first + w) % BITS
-        own[w, (first + w) // BITS] = (1 << bit) - (1 << BITS if bit == BITS - 1 else 0)
-    mask = own.to(device).repeat(batch, 1)
+        own[w][(first + w) // BITS] = (1 << bit) - (1 << BITS if bit == BITS - 1 else 0)
+    mask = torch.tensor(own, dtype=torch.int32, device=device).repeat(batch, 1)
     if grown:
         origins, before = grown
         mask = mask | F.pad(before[origins], (0, words - before.shape[1]))

@@ -12,7 +12,7 @@ from plugins.program import ALIGNMENT, CONSTANTS
 CONSTANT_TYPES = {"uint8": "u8", "int8": "i8", "int32": "i32", "float32": "f32", "bfloat16": "bf16"}
 OPERATORS = (
     *("TreeAttention", "BeamStep", "DrawStep", "TokenInfoTopK", "PairRows", "DraftRows"),
-    *("Linear", "LinearTopK", "Embedding", "RMSNorm", "Stack"),
+    *("Linear", "LinearTopK", "Embedding", "RMSNorm", "Stack", "AllReduce"),
 )
 
 

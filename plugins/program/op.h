@@ -4,6 +4,7 @@
 #include <map>
 #include <sstream>
 
+#include "../all_reduce/op.h"
 #include "../beam_step/op.h"
 #include "../draft_rows/op.h"
 #include "../draw_step/op.h"
@@ -140,6 +141,7 @@ class Steps {
         if (name == "TokenInfoTopK") return std::make_shared<TokenInfoTopK>();
         if (name == "Stack") return std::make_shared<Stack>();
         if (name == "PairRows") return std::make_shared<PairRows>();
+        if (name == "AllReduce") return std::make_shared<AllReduce>();
         if (name == "DraftRows") return std::make_shared<DraftRows>();
         OPENVINO_ASSERT(name == "TreeAttention", "the program has a step ", name, ": expected an operator of plugins/");
         return std::make_shared<TreeAttention>();

@@ -1,13 +1,14 @@
-"""`TreeAttention` by the kernels of kernel.cu, in bf16."""
+"""`TreeAttention` by the kernels of kernel.cu and kernel_fp32.cu, in bf16 and fp32."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from plugins.cuda.launch import run
-from plugins.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, SPLIT, WRITE
+from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
 
 
 def tree_attention(
@@ -29,7 +30,7 @@ def tree_attention(
     head_size: int,
     run: Callable[..., list[Tensor]] = run,
 ) -> Tensor:
-    """As `reference.tree_attention`, on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16.
+    """As `reference.tree_attention`, on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16 or f32.
 
     Raises ValueError for another head size than 64 or 128 and for tensors that do not fit; what they hold is not looked
     at, since that would wait for the GPU.
@@ -40,10 +41,13 @@ def tree_attention(
         )
     attributes = {"heads": num_heads, "kv_heads": num_kv_heads, "head_size": head_size}
     places = (row_offsets, slots, cache_lengths, cache_lengths if starts is None else starts)
+    write, split, combine = FP32_KERNELS if k_cache.dtype == torch.float32 else KERNELS
+    if not tree_mask.numel():
+        tree_mask = tree_mask.new_empty(len(qkv), 0)
     q, k, v = run(
-        WRITE,
+        write,
         (qkv, positions, *places, commit_src, commit_offsets, rope_table, k_cache, v_cache),
         attributes,
     )
-    partial, stats = run(SPLIT, (q, *places, tree_mask, k, v), attributes)
-    return run(COMBINE, (partial, stats, row_offsets), attributes)[0]
+    partial, stats = run(split, (q, *places, tree_mask, k, v), attributes)
+    return run(combine, (partial, stats, row_offsets), attributes)[0]

@@ -1,79 +1,13 @@
-// TreeAttention in three kernels, one after the other on a stream: commit_write, split, combine (README.md, "CUDA").
+// TreeAttention in bf16, in three kernels, one after the other on a stream: commit_write, split, combine (README.md,
+// "CUDA"; the first and the last are rows.cuh's).
 // Every load of keys and values is 16 bytes that go into a tensor core's fragment as they are: the order of a product's
 // inner index and of an output's columns is free, so both follow memory, and nothing passes through shared memory.
-#include "../cuda/device.cuh"
+#include "rows.cuh"
 
 namespace redraft {
 namespace {
 
-constexpr int kThreads = 128, kWarps = 4;
-constexpr int kTile = 64;       // queries of a block; a query is a row under one of its query heads
-constexpr int kWriteRows = 64;  // rows that a block of commit_write writes
-constexpr float kNone = -INFINITY;
-
-REDRAFT_DEVICE int least(int a, int b) { return a < b ? a : b; }
-REDRAFT_DEVICE int most(int a, int b) { return a > b ? a : b; }
-REDRAFT_DEVICE uint4 load16(const uint16_t* from) { return *reinterpret_cast<const uint4*>(from); }
-REDRAFT_DEVICE void store16(uint16_t* to, uint4 x) { *reinterpret_cast<uint4*>(to) = x; }
-
-// x0 cos - x1 sin or, for the second half, x1 cos + x0 sin, of two neighbours.
-REDRAFT_DEVICE uint32_t rotate(uint32_t x, uint32_t other, float sign, const float* cosine, const float* sine) {
-    return pair(low(x) * cosine[0] + sign * low(other) * sine[0], high(x) * cosine[1] + sign * high(other) * sine[1]);
-}
-REDRAFT_DEVICE uint4 rotate(uint4 x, uint4 other, float sign, const float* cosine, const float* sine) {
-    return {rotate(x.x, other.x, sign, cosine, sine), rotate(x.y, other.y, sign, cosine + 2, sine + 2),
-            rotate(x.z, other.z, sign, cosine + 4, sine + 4), rotate(x.w, other.w, sign, cosine + 6, sine + 6)};
-}
-
-// Block (KV head, sequence, rows 64 z to 64 z + 63). Rows whose places are still sources of the commit are written by
-// the block that commits, z = 0, behind its barrier.
-template <int D>
-REDRAFT_DEVICE void commit_write(const uint16_t* qkv, const int* positions, const int* row_offsets, const int* slots,
-                                 const int* cache_lengths, const int* starts, const int* commit_src,
-                                 const int* commit_offsets, const float* rope_table, int commit_bounds, int cache_rows,
-                                 int heads, int kv_heads, uint16_t* q, uint16_t* k_cache, uint16_t* v_cache) {
-    constexpr int kPieces = D / 16;  // of 2 x 8 elements, i and i + D / 2
-    const int head = blockIdx.x, sequence = blockIdx.y, part = blockIdx.z, group = heads / kv_heads;
-    const int begin = row_offsets[sequence], rows = row_offsets[sequence + 1] - begin;
-    const int first_commit = commit_bounds ? commit_offsets[sequence] : 0;
-    const int commits = commit_bounds ? commit_offsets[sequence + 1] - first_commit : 0;
-    const int base = cache_lengths[sequence] - commits, start = starts[sequence];
-    const int64_t place = (static_cast<int64_t>(slots[sequence]) * kv_heads + head) * cache_rows;
-    uint16_t* keys = k_cache + place * D;
-    uint16_t* values = v_cache + place * D;
-    const int sources = commits ? most(0, base + commit_src[first_commit + commits - 1] + 1 - start) : 0;
-
-    if (part == 0) {
-        constexpr int kWide = 2 * D / 8, kAtOnce = kThreads / kWide;
-        const int piece = threadIdx.x % kWide * 8;
-        uint16_t* cache = piece < D ? keys + piece : values + piece - D;
-        for (int j = threadIdx.x / kWide; j - static_cast<int>(threadIdx.x) / kWide < commits; j += kAtOnce) {
-            uint4 moved;
-            if (j < commits) moved = load16(cache + static_cast<int64_t>(base + commit_src[first_commit + j]) * D);
-            __syncthreads();
-            if (j < commits) store16(cache + static_cast<int64_t>(base + j) * D, moved);
-        }
-    }
-    const int from = part == 0 ? 0 : most(part * kWriteRows, sources);
-    const int to = least(rows, part == 0 ? most(kWriteRows, sources) : (part + 1) * kWriteRows);
-    for (int item = threadIdx.x; item < (to - from) * (group + 2) * kPieces; item += kThreads) {
-        const int i = item % kPieces * 8, vector = item / kPieces % (group + 2), row = from + item / kPieces / (group + 2);
-        const int64_t at = begin + row;
-        const int column = vector < group ? head * group + vector : heads + (vector - group) * kv_heads + head;
-        const uint16_t* x = qkv + (at * (heads + 2 * kv_heads) + column) * D + i;
-        uint16_t* out = vector < group ? q + (at * heads + column) * D
-                                       : (vector == group ? keys : values) + static_cast<int64_t>(start + row) * D;
-        uint4 x0 = load16(x), x1 = load16(x + D / 2);
-        if (vector <= group) {
-            const float* cosine = rope_table + static_cast<int64_t>(positions[at]) * D + i;
-            const uint4 first = rotate(x0, x1, -1.0f, cosine, cosine + D / 2);
-            x1 = rotate(x1, x0, 1.0f, cosine, cosine + D / 2);
-            x0 = first;
-        }
-        store16(out + i, x0);
-        store16(out + i + D / 2, x1);
-    }
-}
+constexpr int kTile = 64;  // queries of a block; a query is a row under one of its query heads
 
 // A query's row among its sequence's, and which of the rows behind the context it sees.
 struct Sight {
@@ -274,31 +208,6 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     }
 }
 
-// Warp: one row under one head. Splits without a visible key have sum 0 and no values.
-template <int D>
-REDRAFT_DEVICE void combine(const float* partial, const float* stats, const int* row_offsets, int rows, int bounds,
-                            int heads, int splits, uint16_t* out) {
-    constexpr int kColumns = D / 32;
-    const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32, all = static_cast<int64_t>(rows) * heads;
-    if (at >= all) return;
-    const int column = threadIdx.x % 32 * kColumns;
-    float maximum = kNone, sum = 0.0f, values[kColumns] = {};
-    const int used = at / heads < row_offsets[bounds - 1] ? splits : 0;
-    for (int s = 0; s < used; ++s) maximum = fmaxf(maximum, stats[2 * (s * all + at)]);
-    for (int s = 0; s < used; ++s) {
-        const float weight = stats[2 * (s * all + at) + 1];
-        if (weight == 0.0f) continue;
-        const float factor = exp2f(stats[2 * (s * all + at)] - maximum);
-        sum += factor * weight;
-#pragma unroll
-        for (int i = 0; i < kColumns; ++i) values[i] += factor * partial[(s * all + at) * D + column + i];
-    }
-    const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
-#pragma unroll
-    for (int i = 0; i < kColumns; i += 2)
-        *reinterpret_cast<uint32_t*>(out + at * D + column + i) = pair(values[i] * scale, values[i + 1] * scale);
-}
-
 }  // namespace
 }  // namespace redraft
 
@@ -310,7 +219,7 @@ REDRAFT_DEVICE void combine(const float* partial, const float* stats, const int*
         const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table, const uint16_t*,  \
         const uint16_t*, int commit_bounds, int cache_rows, int heads, int kv_heads, uint16_t* q, uint16_t* k_cache,    \
         uint16_t* v_cache) {                                                                                           \
-        redraft::commit_write<D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src, commit_offsets, \
+        redraft::commit_write<uint16_t, D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src, commit_offsets, \
                                  rope_table, commit_bounds, cache_rows, heads, kv_heads, q, k_cache, v_cache);          \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads, 2) tree_attention_split_##D(                        \
@@ -323,7 +232,7 @@ REDRAFT_DEVICE void combine(const float* partial, const float* stats, const int*
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_##D(                         \
         const float* partial, const float* stats, const int* row_offsets, int rows, int bounds, int heads,              \
         int splits, uint16_t* out) {                                                                                   \
-        redraft::combine<D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                             \
+        redraft::combine<uint16_t, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                             \
     }
 
 REDRAFT_TREE_ATTENTION(64, 32)

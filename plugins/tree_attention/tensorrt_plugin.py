@@ -6,11 +6,13 @@ caches that `TreeAttentionWrite` returns, so every commit and write is there bef
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from plugins.cuda.declaration import Argument, Kernel, Sizes
 
 SOURCE = Path(__file__).parent / "kernel.cu"
+FP32_SOURCE = SOURCE.with_name("kernel_fp32.cu")
 HEAD_SIZES = (64, 128)
 THREADS = 128
 TILE = 64
@@ -21,6 +23,8 @@ BLOCKS = 528
 """Wanted by `TreeAttentionSplit`: 4 for each of an H200's 132 multiprocessors."""
 LEAST_KEYS = 64
 """Of a split."""
+FP32_SPLIT_KEYS = 256
+"""Of every split in fp32."""
 ATTRIBUTES = ("heads", "kv_heads", "head_size")
 
 _CACHE = ("cache_slots", "kv_heads", "cache_rows", "head_size")
@@ -99,3 +103,23 @@ COMBINE = Kernel(
 )
 
 KERNELS = (WRITE, SPLIT, COMBINE)
+
+
+def _in_fp32(kernel: Kernel) -> Kernel:
+    inputs, outputs = (
+        tuple(replace(argument, dtype="float32" if argument.dtype == "bf16" else argument.dtype) for argument in part)
+        for part in (kernel.inputs, kernel.outputs)
+    )
+    entry = kernel.entry.replace("_{head_size}", "_fp32_{head_size}")
+    return replace(kernel, name=f"{kernel.name}Fp32", source=FP32_SOURCE, entry=entry, inputs=inputs, outputs=outputs)
+
+
+FP32_SPLIT = replace(
+    _in_fp32(SPLIT),
+    derived={
+        "tiles": lambda sizes: (sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) + (WARPS - 1)) // WARPS,
+        "splits": lambda sizes: (sizes["cache_rows"] + (FP32_SPLIT_KEYS - 1)) // FP32_SPLIT_KEYS,
+        "two": lambda _: 2,
+    },
+)
+FP32_KERNELS = (_in_fp32(WRITE), FP32_SPLIT, _in_fp32(COMBINE))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from plugins.cuda.launch import run
+from plugins.tree_attention import cuda
 
 BITS = 32
 
@@ -29,7 +33,8 @@ def tree_attention(
     head_size: int,
     starts: Tensor | None = None,
 ) -> Tensor:
-    """See README.md; returns [T, num_heads * head_size] in the dtype of `qkv`, computed sequence by sequence."""
+    """See README.md; returns [T, num_heads * head_size] in the dtype of `qkv`. On a GPU by the CUDA kernels, else here,
+    sequence by sequence."""
     out = torch.zeros(len(qkv), num_heads * head_size, dtype=qkv.dtype, device=qkv.device)
     q, k, v = qkv.unflatten(-1, (-1, head_size)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     table = rope_table[positions][:, None]
@@ -63,6 +68,28 @@ def tree_attention(
 def _(qkv: Tensor, *arguments: Any) -> Tensor:
     num_heads, _, head_size = arguments[10:13]
     return qkv.new_empty(qkv.shape[0], num_heads * head_size)
+
+
+def by_kernels(qkv: Tensor, *arguments: Any, run: Callable[..., list[Tensor]] = run) -> Tensor:
+    """The same by the CUDA kernels, in the caches' dtype. Nothing waits for the GPU and sizes follow from shapes, so
+    that a CUDA graph can hold it. Raises as `cuda.tree_attention`."""
+    rows, caches, (num_heads, num_kv_heads, head_size), starts = (
+        *(arguments[:8], arguments[8:10], arguments[10:13]),
+        [given.contiguous() for given in arguments[13:] if given is not None],
+    )
+    out = cuda.tree_attention(
+        *(tensor.contiguous() for tensor in (qkv.to(caches[0].dtype), *rows)),
+        *caches,
+        *starts,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        run=run,
+    )
+    return out.to(qkv.dtype)
+
+
+tree_attention.register_kernel("cuda")(by_kernels)
 
 
 def visible_rows(tree_mask: Tensor, count: int, behind: int) -> Tensor:

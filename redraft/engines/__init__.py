@@ -1,4 +1,4 @@
-"""Engine backends: load a bundle's networks and execute them on one device."""
+"""Engine backends: load a bundle's networks and execute them on one device, or on several ranks'."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from redraft.engines.interface import Engine
 def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:
     """The bundle's engine, ready to execute; `threads` None is all cores that the process may use.
 
+    A bundle for several ranks is loaded by as many processes, started by MPI: see `redraft.engines.parallel`. On ranks
+    other than 0 this serves rank 0 until its engine is closed, and then raises SystemExit.
+
     Raises BundleError when the bundle's backend cannot run here, ValueError for a number of threads it cannot take.
     """
+    if bundle.config.tensor_parallel > 1:
+        from redraft.engines.parallel import load_parallel
+
+        return load_parallel(bundle, threads, lambda threads, rank: _load(bundle, threads, rank))
+    return _load(bundle, threads, 0)
+
+
+def _load(bundle: Bundle, threads: int | None, rank: int) -> Engine:
     if bundle.config.backend == "openvino":
         from redraft.engines.openvino import OpenVINOEngine
 
-        return OpenVINOEngine(bundle, threads)
+        return OpenVINOEngine(bundle, threads, rank)
     if bundle.config.backend == "torch":
         from redraft.engines.torch import TorchEngine
 
-        return TorchEngine(bundle, threads)
+        return TorchEngine(bundle, threads, rank)
     raise BundleError(
         f"{bundle.path} holds {bundle.config.backend} engines, which this version builds but does not run; "
         "build a bundle with --backend openvino or torch"

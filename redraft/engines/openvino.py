@@ -10,7 +10,7 @@ import openvino as ov
 from plugins import kernels
 from plugins.library import extension_path, operators_digest
 from plugins.program import ALIGNMENT, CONSTANTS
-from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, MethodInfo, TargetInfo
+from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 
@@ -25,10 +25,11 @@ SENTINEL = 3.0
 
 
 class OpenVINOEngine:
-    """A bundle's networks, compiled at load; no call allocates anything that lasts."""
+    """A bundle's networks, compiled at load; no call allocates anything that lasts. Of several ranks, one's networks:
+    drafters are on rank 0, and each has logits of its own columns."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None):
-        config = bundle.config
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0):
+        self._bundle, config = bundle, bundle.config
         if (built_for := bundle.manifest.versions.get("operators")) != (present := operators_digest()):
             raise BundleError(
                 f"{bundle.path} was built for other CPU operators ({built_for}) than these ({present}); "
@@ -38,15 +39,19 @@ class OpenVINOEngine:
             kernels.set_threads(threads)
         core = ov.Core()
         core.add_extension(str(extension_path()))
-        self.caches = _allocate_caches(config, config.target, config.target.num_layers, config.limits.max_tree)
-        weights = _read_aligned(bundle.path / "target.weights")
-        self._target = _Network(core, bundle.path / "target.onnx", self.caches, weights)
+        layers = config.target.num_layers
+        folder = target_folder(bundle.path, rank, config.tensor_parallel)
+        heads = config.kv_heads(rank), config.target.head_size
+        self.caches = _allocate_caches(config, *heads, layers, config.limits.max_tree)
+        weights = _read_aligned(folder / "target.weights")
+        self._target = _Network(core, folder / "target.onnx", self.caches, weights)
         self._rows = RowBuffers(config.limits, config.target.vocab_size)
-        methods = {name: method for name, method in config.methods.items() if method.drafter}
+        methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
         shared = _read_aligned(bundle.path / "drafters.weights") if methods else weights
         self.drafters = {name: OpenVINODrafter(core, bundle, name, method, shared) for name, method in methods.items()}
         self._has_hidden = self._target.gives("hidden")
-        self._self_test(bundle)
+        if config.tensor_parallel == 1:
+            self.self_test()
 
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
@@ -61,11 +66,12 @@ class OpenVINOEngine:
         del self._target
         self.caches, self.drafters = {}, {}
 
-    def _self_test(self, bundle: Bundle) -> None:
-        """Plant a sentinel behind a cached row and commit it: it must arrive in our own arrays, in every layer."""
+    def self_test(self) -> None:
+        """Plant a sentinel behind a cached row and commit it: it must arrive in our own arrays, in every layer. Of
+        several ranks, all do it together, when all are loaded. Raises BundleError."""
         for cache in self.caches.values():
             cache[-1, :, 1] = _as_stored(SENTINEL, cache.dtype)
-        slot = bundle.config.limits.slots - 1
+        slot = self._bundle.config.limits.slots - 1
         self.execute(
             TargetBatch(
                 input_ids=np.zeros(1, np.int32),
@@ -82,7 +88,7 @@ class OpenVINOEngine:
         for name, cache in self.caches.items():
             if not (cache[slot, :, 0] == _as_stored(SENTINEL, cache.dtype)).all():
                 raise BundleError(
-                    f"{bundle.path}: the engine does not update {name} in place with this OpenVINO version"
+                    f"{self._bundle.path}: the engine does not update {name} in place with this OpenVINO version"
                 )
             cache[slot, :, :2] = 0
 
@@ -94,7 +100,10 @@ class OpenVINODrafter:
         config, context = bundle.config, method.context
         self.reads_context = context is not None
         self.reads_text = context is not None and context.from_text
-        self.caches = _allocate_caches(config, context, context.layers, context.draft_rows) if context else {}
+        self.caches: dict[str, np.ndarray] = {}
+        if context:
+            heads = context.num_kv_heads, context.head_size
+            self.caches = _allocate_caches(config, *heads, context.layers, context.draft_rows)
         self._network = _Network(core, bundle.path / f"drafter.{name}.onnx", self.caches, weights)
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._has_raw_logits = self._network.gives("raw_logits")
@@ -195,12 +204,12 @@ def _read_aligned(path: Path) -> np.ndarray:
 
 
 def _allocate_caches(
-    config: BundleConfig, heads: TargetInfo | ContextInfo, layers: int, draft_rows: int
+    config: BundleConfig, kv_heads: int, head_size: int, layers: int, draft_rows: int
 ) -> dict[str, np.ndarray]:
     """Zeros [slots, kv_heads, max_len + draft_rows, head_size] by input name, in memory that is already there: float32
     in fp32 bundles, else the uint16 bits of bf16."""
     limits = config.limits
-    shape = (limits.slots, heads.num_kv_heads, limits.max_len + draft_rows, heads.head_size)
+    shape = (limits.slots, kv_heads, limits.max_len + draft_rows, head_size)
     dtype = np.float32 if config.precision == "fp32" else np.uint16
     return {f"{kind}_cache.{layer}": np.full(shape, 0, dtype) for layer in range(layers) for kind in "kv"}
 

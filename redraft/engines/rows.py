@@ -20,11 +20,11 @@ class RowBuffers:
         self._limits, self._vocab_size = limits, vocab_size
         self._cache_rows = limits.max_len + limits.max_tree
         self.mask_words = -(-limits.max_tree // 32)
-        self._most_rows = limits.slots * (limits.max_tree + limits.prefill_chunk)
-        self._input_ids = np.zeros(self._most_rows, np.int32)
-        self._positions = np.zeros(self._most_rows, np.int32)
-        self._tree_mask = np.zeros((self._most_rows, self.mask_words), np.int32)
-        self._logit_rows = np.zeros(self._most_rows, np.int32)
+        self.most_rows = limits.slots * (limits.max_tree + limits.prefill_chunk)
+        self._input_ids = np.zeros(self.most_rows, np.int32)
+        self._positions = np.zeros(self.most_rows, np.int32)
+        self._tree_mask = np.zeros((self.most_rows, self.mask_words), np.int32)
+        self._logit_rows = np.zeros(self.most_rows, np.int32)
         self._row_offsets = np.zeros(limits.slots + 1, np.int32)
         self._commit_offsets = np.zeros(limits.slots + 1, np.int32)
         self._slots = np.zeros(limits.slots, np.int32)
@@ -76,8 +76,8 @@ class RowBuffers:
         rows, sequences = len(batch.input_ids), len(batch.slots)
         commits, logits = len(batch.commit_src), len(batch.logit_rows)
         _expect(1 <= sequences <= self._limits.slots, "number of sequences", sequences, f"1 to {self._limits.slots}")
-        _expect(1 <= rows <= self._most_rows, "number of rows", rows, f"1 to {self._most_rows}")
-        _expect(logits <= self._most_rows, "number of logit rows", logits, f"at most {self._most_rows}")
+        _expect(1 <= rows <= self.most_rows, "number of rows", rows, f"1 to {self.most_rows}")
+        _expect(logits <= self.most_rows, "number of logit rows", logits, f"at most {self.most_rows}")
         _expect(commits <= len(self._commit_src), "number of commit rows", commits, f"at most {len(self._commit_src)}")
         shape = (rows, self.mask_words)
         _expect(batch.tree_mask.shape == shape, "shape of tree_mask", batch.tree_mask.shape, shape)
@@ -101,9 +101,9 @@ class PairBuffers:
 
     def __init__(self, limits: LimitsInfo, target: TargetInfo, reads_context: bool):
         self._limits, self._reads_context = limits, reads_context
-        self._most_pairs = limits.slots * (limits.max_len if reads_context else 1)
-        self._hidden = np.zeros((self._most_pairs, target.hidden_size), np.float32)
-        self._tokens = np.zeros(self._most_pairs, np.int32)
+        self.most_pairs = limits.slots * (limits.max_len if reads_context else 1)
+        self._hidden = np.zeros((self.most_pairs, target.hidden_size), np.float32)
+        self._tokens = np.zeros(self.most_pairs, np.int32)
         self._row_offsets = np.zeros(limits.slots + 1, np.int32)
         self._slots = np.zeros(limits.slots, np.int32)
         self._cache_lengths = np.zeros(limits.slots, np.int32)
@@ -112,7 +112,7 @@ class PairBuffers:
         """The network's inputs by name: views of the buffers. Raises ValueError for a batch that does not fit."""
         pairs, count, slots = len(batch.tokens), len(batch.slots), self._limits.slots
         unequal = len(batch.hidden) != pairs or not (self._reads_context or pairs == count)
-        if unequal or not 1 <= count <= slots or pairs > self._most_pairs:
+        if unequal or not 1 <= count <= slots or pairs > self.most_pairs:
             each = "as many of both" if self._reads_context else "one of each"
             raise ValueError(
                 f"{len(batch.hidden)} hidden states, {pairs} tokens, {count} slots: expected {each} for 1 to {slots}"
@@ -157,6 +157,8 @@ class ChainBuffers:
 
 class SamplingBuffers:
     """Copies what random draws take besides the drafter's own inputs into preallocated arrays."""
+
+    NAMES = ("noise", "temperature", "top_k", "top_p")
 
     def __init__(self, slots: int, shape: DrawShape, support: int):
         self._buffers = {

@@ -1,60 +1,117 @@
-"""The `torch` backend: exported programs, on CUDA where there is a device, else on the CPU. The reference in tests."""
+"""The `torch` backend: exported programs, on CUDA where there is a device, else on the CPU. The reference in tests.
+
+Rows and sequences are padded to a few numbers, so that each shape is prepared once: on a GPU as a CUDA graph.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.export.passes import move_to_device_pass
 
-import plugins.tree_attention.torch_op  # noqa: F401 (registers the operator that the programs call)
-from redraft.bundle import Bundle, BundleConfig, ContextInfo, MethodInfo, TargetInfo
+import plugins.all_reduce.torch_op
+import plugins.tree_attention.torch_op  # noqa: F401 (both register operators that the programs call)
+from plugins.cuda.compile import nvcc
+from plugins.library import BuildError
+from plugins.tree_attention.tensorrt_plugin import HEAD_SIZES
+from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
+from redraft.engines.fixed_calls import FixedCalls, GraphPool, padded_size
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
-from redraft.engines.rows import PairBuffers, RowBuffers, SamplingBuffers
+from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 
 CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PAIRS, NEXT = ("hidden", "tokens"), "row_offsets"
+
+Program = Callable[..., Sequence[Tensor]]
 
 
 class TorchEngine:
-    """A bundle's programs, and caches in the bundle's precision."""
+    """A bundle's programs, and caches in the bundle's precision. Of several ranks, one's: see `OpenVINOEngine`."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None):
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0):
+        """Raises BundleError where the GPU's kernels do not fit the bundle."""
         if threads is not None:
             torch.set_num_threads(threads)
         config = bundle.config
         target, limits = config.target, config.limits
-        self._target = _load(bundle.path / "target.pt2")
+        device = available_device()
+        if device.type == "cuda":
+            require_kernels(bundle)
+        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        folder = target_folder(bundle.path, rank, config.tensor_parallel)
+        program = load_program(folder / "target.pt2", device)
         self._rows = RowBuffers(limits, target.vocab_size)
-        self.caches = [_allocate(config, target, target.num_layers, limits.max_tree) for _ in "kv"]
-        self.drafters = {
-            name: TorchDrafter(bundle, name, method) for name, method in config.methods.items() if method.drafter
-        }
+        heads, rows = (config.kv_heads(rank), target.head_size), (limits.slots, limits.max_tree)
+        self.caches = [_allocate(config, *heads, target.num_layers, *rows, device) for _ in "kv"]
+        self.steps = FixedCalls(lambda inputs: self._forward(program, inputs), device, pool)
+        methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
+        self.drafters = {name: TorchDrafter(bundle, name, method, device, pool) for name, method in methods.items()}
+
+    def _forward(self, program: Program, inputs: dict[str, Tensor]) -> list[Tensor]:
+        input_ids, *rows, logit_rows = inputs.values()
+        return [output.float() for output in program(input_ids, rows, logit_rows, *self.caches)]
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
-        rows = {name: _tensor(array) for name, array in self._rows.fill(batch).items()}
-        input_ids, logit_rows = rows.pop("input_ids"), rows.pop("logit_rows")
-        outputs = [_array(x) for x in self._target(input_ids, list(rows.values()), logit_rows, *self.caches)]
-        return outputs[0][: len(batch.logit_rows)], outputs[1] if len(outputs) > 1 else None
+        inputs, most = self._rows.fill(batch), self._rows.most_rows
+        sequences = padded_size(len(batch.slots), len(inputs["slots"]))
+        inputs |= {name: inputs[name][:sequences] for name in ("slots", "cache_lengths")}
+        inputs |= {name: inputs[name][: sequences + 1] for name in ("row_offsets", "commit_offsets")}
+        rows, logit_rows = (padded_size(len(inputs[name]), most) for name in ("input_ids", "logit_rows"))
+        padded = dict.fromkeys(("input_ids", "positions", "tree_mask"), rows)
+        outputs = self.steps(inputs, padded | {"logit_rows": logit_rows})
+        hidden = outputs[1][: len(batch.input_ids)] if len(outputs) > 1 else None
+        return outputs[0][: len(batch.logit_rows)], hidden
 
     def close(self) -> None:
         """Free the programs and the caches."""
-        del self._target
+        del self.steps
         self.caches, self.drafters = [], {}
 
 
 class TorchDrafter:
     """The drafter of one method: its program, and its context cache if it reads one."""
 
-    def __init__(self, bundle: Bundle, name: str, method: MethodInfo):
+    def __init__(
+        self, bundle: Bundle, name: str, method: MethodInfo, device: torch.device, pool: GraphPool | None = None
+    ):
         config, context = bundle.config, method.context
+        self._slots = config.limits.slots
         self.reads_context = context is not None
         self.reads_text = context is not None and context.from_text
-        self.caches = _allocate(config, context, 2 * context.layers, context.draft_rows) if context else []
-        self._program = _load(bundle.path / f"drafter.{name}.pt2")
+        self.caches: list[Tensor] = []
+        if context:
+            heads = context.num_kv_heads, context.head_size
+            # One slot more, where sequences that only fill up a batch draft.
+            rows = self._slots + 1, context.draft_rows
+            self.caches = _allocate(config, *heads, 2 * context.layers, *rows, device)
+        program = load_program(bundle.path / f"drafter.{name}.pt2", device)
+        padding, idle = {"slots": self._slots, "top_p": 1.0}, {NEXT: np.array([0, 1], np.int32)}
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
-        self._sampling = SamplingBuffers.of(method, config.limits.slots)
+        self._sampling = SamplingBuffers.of(method, self._slots)
+        self.drafts = FixedCalls(lambda inputs: self._forward(program, inputs), device, pool, padding, idle)
+        self._chains: ChainBuffers | None = None
+        if method.chain_levels:
+            again = load_program(bundle.path / f"resampler.{name}.pt2", device)
+            self._chains, self._levels = ChainBuffers(self._slots, method.chain_levels), method.chain_levels
+            self.resamples = FixedCalls(lambda inputs: again(list(inputs.values())), device, pool)
+
+    def _forward(self, program: Program, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
+        own = [tensor for name, tensor in inputs.items() if name not in SamplingBuffers.NAMES]
+        drawing = [tensor for name, tensor in inputs.items() if name in SamplingBuffers.NAMES]
+        return program([*own, *self.caches, *drawing])
+
+    def _run(self, inputs: dict[str, np.ndarray], count: int) -> list[np.ndarray]:
+        """The program's outputs for `count` sequences, padded to more and cut again."""
+        sequences = padded_size(count, self._slots)
+        pairs = padded_size(len(inputs["tokens"]), self._pairs.most_pairs) if self.reads_context else sequences
+        padded = dict.fromkeys(inputs, sequences) | dict.fromkeys(PAIRS, pairs) | {NEXT: sequences + 1}
+        return [_first(output, sequences, count) for output in self.drafts(inputs, padded)]
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftCandidates:
@@ -62,40 +119,69 @@ class TorchDrafter:
         does not fit it."""
         if self._sampling is not None:
             raise RuntimeError("this drafter draws at random: it gives no candidates")
-        inputs = [_tensor(array) for array in self._pairs.fill(batch).values()]
-        outputs = self._program([*inputs, *self.caches])
-        candidates, log_probs, parents, *raw_logits = (output.cpu().numpy() for output in outputs)
+        candidates, log_probs, parents, *raw_logits = self._run(self._pairs.fill(batch), len(batch.slots))
         kept = raw_logits[0].reshape(*candidates.shape[:2], -1) if raw_logits else None
         return DraftCandidates(candidates, log_probs, parents, kept)
+
+    @torch.inference_mode()
+    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains, ValueError for
+        chains that do not fit it."""
+        if self._chains is None:
+            raise RuntimeError("this drafter leaves no chain to draft again from")
+        inputs, count = self._chains.fill(chains, roots), len(chains)
+        inputs["raw_logits"] = inputs["raw_logits"].reshape(count, self._levels, -1)
+        outputs = self.resamples(inputs, dict.fromkeys(inputs, padded_size(count, self._slots)))
+        candidates, log_probs, parents = (output[:count] for output in outputs)
+        for b, chain in enumerate(chains):
+            log_probs[b, len(chain) :] = -np.inf
+        return DraftCandidates(candidates, log_probs, parents)
 
     @torch.inference_mode()
     def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
         """See `DrawingEngine.draw`. Raises as `draft` does, and where the drafter does not draw at random."""
         if self._sampling is None:
             raise RuntimeError("this drafter does not draw at random")
-        pairs, filters = self._pairs.fill(batch), self._sampling.fill(sampling, len(batch.slots))
-        inputs, drawing = ([_tensor(array) for array in given.values()] for given in (pairs, filters))
-        outputs = self._program([*inputs, *self.caches, *drawing])
-        return DraftDraws(*(output.cpu().numpy() for output in outputs))
+        count = len(batch.slots)
+        return DraftDraws(*self._run(self._pairs.fill(batch) | self._sampling.fill(sampling, count), count))
 
 
-def _device() -> torch.device:
+def available_device() -> torch.device:
+    """The GPU, if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _allocate(config: BundleConfig, heads: TargetInfo | ContextInfo, count: int, draft_rows: int) -> list[torch.Tensor]:
-    limits = config.limits
-    shape = (limits.slots, heads.num_kv_heads, limits.max_len + draft_rows, heads.head_size)
-    return [torch.zeros(shape, dtype=CACHE_DTYPES[config.precision], device=_device()) for _ in range(count)]
+def require_kernels(bundle: Bundle) -> None:
+    """Raises BundleError where the CUDA kernels cannot be compiled, or do not take the bundle's heads."""
+    try:
+        nvcc()
+    except BuildError as error:
+        raise BundleError(f"{bundle.path}: {error}") from None
+    config = bundle.config
+    contexts = [method.context for method in config.methods.values() if method.context]
+    for size in (config.target.head_size, *(context.head_size for context in contexts)):
+        if size not in HEAD_SIZES:
+            raise BundleError(
+                f"{bundle.path}: heads of size {size}, and the CUDA kernels take {HEAD_SIZES}; an empty "
+                "CUDA_VISIBLE_DEVICES runs the bundle on the CPU"
+            )
 
 
-def _load(program: Path) -> torch.nn.Module:
-    return torch.export.load(program).module().to(_device())
+def load_program(path: Path, device: torch.device) -> torch.nn.Module:
+    """An exported program, its weights and what it makes itself on a device."""
+    program = torch.export.load(path)
+    if device.type != "cpu":
+        program = move_to_device_pass(program, device)
+    return program.module()
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array).to(_device())
+def _allocate(
+    config: BundleConfig, kv_heads: int, head_size: int, count: int, slots: int, draft_rows: int, device: torch.device
+) -> list[Tensor]:
+    shape = (slots, kv_heads, config.limits.max_len + draft_rows, head_size)
+    return [torch.zeros(shape, dtype=CACHE_DTYPES[config.precision], device=device) for _ in range(count)]
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.float().cpu().numpy()
+def _first(output: np.ndarray, sequences: int, count: int) -> np.ndarray:
+    """What of an output of `sequences` is the first `count`'s."""
+    return output[: len(output) // sequences * count]

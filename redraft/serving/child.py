@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from redraft.serving.processes import end_processes
-from redraft.serving.rundir import tail
+from redraft.serving.processes import OWNER_VARIABLE, PART_VARIABLE, end_processes, owned_processes
+from redraft.serving.rundir import RunDir, tail
 
 FIRST_DELAY_S, MAX_DELAY_S, STEADY_S = 0.2, 30.0, 60.0
 
@@ -18,18 +18,30 @@ log = logging.getLogger("redraft.supervisor")
 
 
 class Child:
-    """One process and its log; it gets a session of its own, so that a terminal's Ctrl-C does not reach it."""
+    """One process and its log, and the processes that it starts in turn, which carry the mark `part`. It gets a session
+    of its own, so that a terminal's Ctrl-C does not reach it."""
 
-    def __init__(self, name: str, command: list[str], log_file: Path, environment: dict[str, str], folder: Path):
+    def __init__(
+        self,
+        run_dir: RunDir,
+        part: str,
+        name: str,
+        command: list[str],
+        log_file: Path,
+        environment: dict[str, str],
+        folder: Path,
+    ):
         self.name = name
         self.up = False
         self.restarts = -1
         self._command = command
         self._log_file = log_file
-        self._environment = environment
+        self._run_dir, self._part = run_dir.path, part
+        self._environment = environment | {OWNER_VARIABLE: str(run_dir.path), PART_VARIABLE: part}
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
+        self._log_start = 0
         self._delay = FIRST_DELAY_S
         self._restart_at: float | None = None
 
@@ -55,9 +67,18 @@ class Child:
         how = f"was killed by signal {-code}" if code and code < 0 else f"ended with status {code}"
         return f"{self.name} {how}; the end of {self._log_file}:\n{tail(self._log_file)}"
 
+    @property
+    def log(self) -> str:
+        """What it has written since the last start."""
+        with self._log_file.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace")
+
     def start(self) -> None:
-        """Start it, its output appended to the log."""
+        """Start it, its output appended to the log. What the last one left is ended before."""
+        end_processes(self.processes(), grace=0)
         with self._log_file.open("ab") as output:
+            self._log_start = output.tell()
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -89,7 +110,12 @@ class Child:
             time.sleep(0.02)
         return not self.alive
 
+    def processes(self) -> list[psutil.Process]:
+        """It and all that it started, as far as they run on this machine."""
+        return owned_processes(self._run_dir, self._part)
+
     def end(self, grace: float) -> None:
-        """SIGTERM, then SIGKILL after `grace` seconds (at once if 0)."""
-        if self.alive:
+        """SIGTERM to it, then, after `grace` seconds (at once if 0), SIGKILL to all that is left of its processes."""
+        if grace and self.alive:
             end_processes([psutil.Process(self.pid)], grace)
+        end_processes(self.processes(), grace=0)

@@ -19,6 +19,7 @@ from redraft.serving.processes import (
     owned_processes,
     remove_shared_memory,
 )
+from redraft.serving.ranks import bundle_ranks, launch_command
 from redraft.serving.rundir import RunDir, Settings, State, tail
 from redraft.serving.tritonserver import TritonInstallation
 
@@ -32,7 +33,12 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
     Raises ServingError, and KeyboardInterrupt passes through; in both cases nothing is left running.
     """
     run_dir = RunDir(run_path)
-    settings = settings.model_copy(update={"bundle": settings.bundle.resolve()})
+    settings = settings.model_copy(
+        update={
+            "bundle": settings.bundle.resolve(),
+            "hostfile": settings.hostfile and settings.hostfile.resolve(),
+        }
+    )
     _check(settings, run_dir)
     stop(run_path)
     _check_ports(settings)
@@ -88,6 +94,7 @@ def is_running(run_dir: RunDir) -> bool:
 def _check(settings: Settings, run_dir: RunDir) -> None:
     if not (settings.bundle / "config.json").is_file():
         raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json (`make engines` builds one)")
+    launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
     TritonInstallation()
     try:
         run_dir.path.mkdir(parents=True, exist_ok=True)

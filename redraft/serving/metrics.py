@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import triton_python_backend_utils as pb_utils
 
 from redraft.protocol import SequenceStats, WorkerStatus
@@ -67,6 +71,35 @@ class WorkerMetrics:
             if self._gauges.get(key) != value:
                 self._metrics[f"redraft_{key}"].set(value)
         self._gauges |= gauges
+
+
+class RestartMetrics:
+    """What the supervisor counts, from its state file; where it has none (a server of one's own) all stays 0."""
+
+    def __init__(self, state_file: Path) -> None:
+        self._file = state_file
+        kind = pb_utils.MetricFamily
+        self._restarts = kind(
+            name="redraft_worker_restarts", description="Starts of the engine worker after its first", kind=kind.GAUGE
+        )
+        self._failures = kind(
+            name="redraft_rank_failures",
+            description="Deaths and hangs of a rank that took the worker down; rank -1: on another machine",
+            kind=kind.GAUGE,
+        )
+        self._metrics: dict[str, Any] = {"": self._restarts.Metric(labels={})}
+
+    def update(self) -> None:
+        """Publish what the file says now."""
+        try:
+            state = json.loads(self._file.read_bytes())
+        except (OSError, ValueError):
+            return
+        self._metrics[""].set(state["worker_restarts"])
+        for rank, count in state["rank_failures"].items():
+            if rank not in self._metrics:
+                self._metrics[rank] = self._failures.Metric(labels={"rank": rank})
+            self._metrics[rank].set(count)
 
 
 class LatencyMetrics:

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from redraft import protocol
 from redraft.client import Message, WorkerClient, WorkerError
 from redraft.protocol import Chunk, ErrorMessage, GenerateRequest, InvalidRequest, WorkerStatus
 from redraft.serving.fields import Contract
-from redraft.serving.metrics import LatencyMetrics, WorkerMetrics
+from redraft.serving.metrics import LatencyMetrics, RestartMetrics, WorkerMetrics
 
 CANCELLATION_POLL_S = 0.02
 CANCELLATIONS_PER_POLL = 8
@@ -181,12 +182,14 @@ class GenerationModel:
 
     def _publish_metrics(self) -> None:
         metrics = WorkerMetrics()
+        restarts = RestartMetrics(Path(os.environ["REDRAFT_WORKER_SOCKET"]).with_name("state.json"))
         closing = False
         while not closing:
             status: WorkerStatus | None = None
             with contextlib.suppress(WorkerError):
                 status = self._client.status(timeout=STATUS_POLL_S * 10)
             metrics.update(status)
+            restarts.update()
             closing = self._closing.wait(STATUS_POLL_S)
 
 

@@ -15,6 +15,8 @@ import psutil
 
 OWNER_VARIABLE = "REDRAFT_SERVICE"
 """Environment variable that every process of a service carries, children of children included."""
+PART_VARIABLE = "REDRAFT_PART"
+"""And the one that says which child of the supervisor it belongs to."""
 
 _SHARED_MEMORY = Path("/dev/shm")
 _KILL_S = 5.0
@@ -24,12 +26,14 @@ class ServingError(RuntimeError):
     """The service cannot start or stop; the text says why and what to do."""
 
 
-def owned_processes(run_dir: Path) -> list[psutil.Process]:
-    """Live processes of the service at `run_dir`, whoever their parent is now; never the calling process."""
+def owned_processes(run_dir: Path, part: str | None = None) -> list[psutil.Process]:
+    """Live processes of the service at `run_dir`, or of one part of it, whoever their parent is now; never the calling
+    process."""
     found = []
     for process in psutil.process_iter():
         try:
-            mine = process.environ().get(OWNER_VARIABLE) == str(run_dir)
+            environment = process.environ()
+            mine = environment.get(OWNER_VARIABLE) == str(run_dir) and part in (None, environment.get(PART_VARIABLE))
             if mine and process.pid != os.getpid() and is_alive(process):
                 found.append(process)
         except psutil.Error:

@@ -28,11 +28,19 @@ class Settings(BaseModel):
     threads: int | None = None
     max_queue: int | None = None
     stream_interval_ms: int | None = None
+    hostfile: Path | None = None
+    """Machines of the worker's ranks; None: this one."""
+    silence_s: float = 30.0
+    """A worker that has not answered for so long is taken for hung."""
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker"]
 
 
 class State(BaseModel):
-    """What the supervisor says about itself: `detail` is the current activity, `error` why it failed."""
+    """What the supervisor says about itself: `detail` is the current activity, `error` why it failed.
+
+    Of a worker with several ranks: their process ids on this machine, how often each failed, and how one did last;
+    rank -1 is one on another machine.
+    """
 
     phase: Phase = "starting"
     detail: str = ""
@@ -42,6 +50,9 @@ class State(BaseModel):
     triton_pid: int = 0
     worker_restarts: int = 0
     triton_restarts: int = 0
+    rank_pids: dict[int, int] = {}
+    rank_failures: dict[int, int] = {}
+    last_failure: str = ""
     settings: Settings
 
 

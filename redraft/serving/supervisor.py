@@ -11,21 +11,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
 from redraft.client import WorkerClient, WorkerError
-from redraft.serving import tritonserver
+from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
 from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
 from redraft.serving.rundir import Phase, RunDir, Settings, State
 
 HOUSE = Path(__file__).resolve().parents[2]
 WORKER_START_S, TRITON_START_S, FIRST_REQUEST_S = 180.0, 60.0, 120.0
-TICK_S, PING_S, SILENCE_S = 0.1, 5.0, 30.0
+TICK_S, PING_S = 0.1, 5.0
+LAST_WORDS_S = 5.0
+"""The launcher of ranks that have ended may take so long to say how."""
 
 log = logging.getLogger("redraft.supervisor")
 
@@ -46,9 +48,19 @@ class Supervisor:
         self._stubs: list[psutil.Process] = []
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings.decoupled)
-        worker_command = _worker_command(run_dir, settings)
-        self._worker = Child("the engine worker", worker_command, run_dir.worker_log, dict(os.environ), HOUSE)
+        self._ranks: dict[int, psutil.Process] = {}
+        self._worker = Child(
+            run_dir,
+            "worker",
+            "the engine worker",
+            _worker_command(run_dir, settings),
+            run_dir.worker_log,
+            dict(os.environ),
+            HOUSE,
+        )
         self._triton = Child(
+            run_dir,
+            "triton",
             "the Triton server",
             tritonserver.command(installation, run_dir, settings),
             run_dir.triton_log,
@@ -61,6 +73,7 @@ class Supervisor:
         self._say("starting", f"loading the bundle {self._settings.bundle}")
         self._worker.start()
         self._wait(self._worker, WORKER_START_S, self._worker_answers)
+        self._find_ranks()
         self._say("starting", "starting the Triton server")
         self._start_triton()
         self._say("starting", "sending the first request")
@@ -88,21 +101,50 @@ class Supervisor:
         self._say("failed" if error else "stopped", error=error)
 
     def _watch_worker(self) -> None:
+        if self._worker.alive and (fallen := ranks.fallen(self._ranks)):
+            self._end_other_ranks(fallen)
         if not self._worker.alive:
             if self._worker.up:
                 self._set_worker_up(False)
+                self._report(ranks.death([], self._worker.log, self._state.rank_pids))
             if self._worker.restart_due():
                 self._worker.start()
         elif not self._worker.up:
             if self._worker_answers():
+                self._find_ranks()
                 self._set_worker_up(True)
             elif self._worker.age > WORKER_START_S:
                 self._worker.end(grace=0)
         elif time.monotonic() >= self._next_ping:
             self._next_ping = time.monotonic() + PING_S
-            if not self._worker_answers(SILENCE_S):
-                log.error("the engine worker did not answer for %.0f s: killing it", SILENCE_S)
+            if not self._worker_answers(self._settings.silence_s):
+                log.error("the engine worker did not answer for %.0f s: killing it", self._settings.silence_s)
+                hung = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
                 self._worker.end(grace=0)
+                self._set_worker_up(False)
+                self._report(hung)
+
+    def _find_ranks(self) -> None:
+        self._ranks = ranks.ranks_of(self._worker.processes())
+        self._update(rank_pids={rank: process.pid for rank, process in self._ranks.items()})
+
+    def _end_other_ranks(self, fallen: list[int]) -> None:
+        """End the ranks that may wait for the fallen ones for ever, and have the launcher say how these ended."""
+        end_processes([process for rank, process in self._ranks.items() if rank not in fallen], grace=0)
+        self._set_worker_up(False)
+        self._worker.ends_within(LAST_WORDS_S)
+        self._worker.end(grace=0)
+        self._report(ranks.death(fallen, self._worker.log, self._state.rank_pids))
+
+    def _report(self, ends: Mapping[int, str]) -> None:
+        """Ranks failed: say it, and keep it in the state."""
+        self._ranks = {}
+        if not ends:
+            return
+        text = ranks.describe(ends, self._state.rank_pids)
+        counts = self._state.rank_failures
+        self._update(last_failure=text, rank_failures=counts | {rank: counts.get(rank, 0) + 1 for rank in ends})
+        self._say("degraded", f"{text}; the engine worker is restarting")
 
     def _worker_answers(self, timeout: float = 2.0) -> bool:
         try:
@@ -140,7 +182,7 @@ class Supervisor:
         self._set_worker_up(self._worker.up)
 
     def _clear_triton(self) -> None:
-        end_processes([p for p in owned_processes(self._run_dir.path) if p.pid != self._worker.pid], grace=0)
+        self._triton.end(grace=0)
         remove_shared_memory(self._run_dir.path)
 
     def _wait(self, child: Child, timeout: float, ready: Callable[[], bool]) -> None:
@@ -154,16 +196,14 @@ class Supervisor:
     def _say(self, phase: Phase, detail: str = "", error: str = "") -> None:
         """Write the state file. Raises ServingError if that fails while `redraft serve` waits for it."""
         awaited = self._state.phase == "starting" and phase in ("starting", "ready")
-        self._state = self._state.model_copy(
-            update={
-                "phase": phase,
-                "detail": detail,
-                "error": error,
-                "worker_pid": self._worker.pid,
-                "triton_pid": self._triton.pid,
-                "worker_restarts": max(self._worker.restarts, 0),
-                "triton_restarts": max(self._triton.restarts, 0),
-            }
+        self._update(
+            phase=phase,
+            detail=detail,
+            error=error,
+            worker_pid=self._worker.pid,
+            triton_pid=self._triton.pid,
+            worker_restarts=max(self._worker.restarts, 0),
+            triton_restarts=max(self._triton.restarts, 0),
         )
         log.info("%s %s%s", phase, detail, error)
         try:
@@ -172,6 +212,9 @@ class Supervisor:
             if awaited:
                 raise ServingError(f"cannot write {self._run_dir.state_file}: {failure.strerror}") from None
             log.error("cannot write %s: %s", self._run_dir.state_file, failure.strerror)
+
+    def _update(self, **fields: Any) -> None:
+        self._state = self._state.model_copy(update=fields)
 
 
 def _worker_command(run_dir: RunDir, settings: Settings) -> list[str]:
@@ -182,7 +225,7 @@ def _worker_command(run_dir: RunDir, settings: Settings) -> list[str]:
         command += ["--max-queue", str(settings.max_queue)]
     if settings.stream_interval_ms is not None:
         command += ["--stream-interval-ms", str(settings.stream_interval_ms)]
-    return command
+    return ranks.launch_command(command, ranks.bundle_ranks(settings.bundle), settings.hostfile)
 
 
 def _request_stop(*_: object) -> None:

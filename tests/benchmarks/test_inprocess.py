@@ -10,6 +10,7 @@ from benchmarks import verify_lossless
 from benchmarks.inprocess import Session, request
 from redraft.budget import BudgetTable
 from redraft.drafting import DraftingPlan
+from redraft.protocol import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec
@@ -58,12 +59,17 @@ def test_teacher_forcing_gives_the_logits_of_generation():
 
 @pytest.fixture
 def verify(tokenizer_folder, tmp_path):
-    def call(auto_regressive, speculative, chosen=None, **options):
+    def call(auto_regressive, speculative, chosen=None, same_methods=False, **options):
         dataset = tmp_path / "prompts.jsonl"
         dataset.write_text("\n".join(json.dumps({"prompt": text}) for text in ("hello", "to be or not", "abab")))
         fixed = {"dataset": dataset, "num_prompts": 3, "auto_regressive": tokenizer_folder, "max_tokens": 24}
         (tokenizer_folder / "manifest.json").write_text("{}")
-        fixed |= {"speculative": tokenizer_folder, "reference": tokenizer_folder, "output": tmp_path / "report.json"}
+        fixed |= {
+            "one_rank": None,
+            "speculative": tokenizer_folder,
+            "reference": tokenizer_folder,
+            "output": tmp_path / "report.json",
+        }
         fixed |= {
             "settings": list(verify_lossless.SETTINGS),
             "concurrency": [1, 3],
@@ -72,7 +78,7 @@ def verify(tokenizer_folder, tmp_path):
             "margin": 0.5,
         }
         args = argparse.Namespace(**{**fixed, **options})
-        verifier = verify_lossless.Verifier(auto_regressive, speculative, auto_regressive, chosen)
+        verifier = verify_lossless.Verifier(auto_regressive, speculative, auto_regressive, chosen, same_methods)
         report = verify_lossless.verify(verifier, args)
         for table in verify_lossless.tables(report):
             table.show(verify_lossless.console)
@@ -100,6 +106,20 @@ def test_every_method_is_compared_where_it_promises_the_same_tokens(verify):
     assert verifier.methods("temperature 1") == [TOY, "alone"]
     report = verify(both, both, chosen=[TOY, "alone"])
     assert [row["method"] for row in report["settings"][:4]] == [TOY, TOY, "alone", "alone"]
+    assert not any(row["failures"] for row in report["settings"])
+
+
+def test_a_method_is_compared_with_itself_on_one_rank(verify):
+    both = session(8)
+    plans = {TOY: both.runtime.plans[TOY], "rsd": RSD}
+    both.runtime.plans = plans
+    assert verify_lossless.Verifier(both, both, both, same_methods=True).methods("temperature 1") == [
+        AUTO_REGRESSIVE,
+        TOY,
+        "rsd",
+    ]
+    report = verify(session(8), session(8), same_methods=True)
+    assert [row["method"] for row in report["settings"][:4]] == [AUTO_REGRESSIVE, AUTO_REGRESSIVE, TOY, TOY]
     assert not any(row["failures"] for row in report["settings"])
 
 

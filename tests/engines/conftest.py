@@ -1,10 +1,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from model_defs.target import Target
 from redraft.bundle import Bundle
 from tests.engines.tiny import tiny_bundle, tiny_target
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_on_the_cpu():
+    """Also where there is a GPU: the tiny models' heads are not the CUDA kernels'."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cpu"))
+        yield
 
 
 @pytest.fixture(scope="session")

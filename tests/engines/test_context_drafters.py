@@ -77,7 +77,7 @@ class Drafting:
     ingested: int = 0
 
     def grow(self, rng: np.random.Generator, count: int) -> None:
-        new = torch.from_numpy(rng.standard_normal((count, HIDDEN)).astype(np.float32))
+        new = torch.from_numpy(rng.standard_normal((count, self.hidden.shape[1])).astype(np.float32))
         self.hidden = torch.cat([self.hidden, new])
         self.tokens = torch.cat([self.tokens, torch.from_numpy(rng.integers(0, VOCAB, count).astype(np.int32))])
 
@@ -229,11 +229,12 @@ def test_forms_of_token_info_are_equal_up_to_rounding(target, tmp_path, precisio
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
 @pytest.mark.parametrize("form", [InfoForm.int8, InfoForm.low_rank])
-def test_drafting_again_from_a_chain(target, tmp_path, form):
+def test_drafting_again_from_a_chain(target, tmp_path, form, backend):
     """From chains of several lengths, below other roots, and in other company."""
     drafter = tiny_drafter_of(target, "hidden_state")
-    engine = load_engine(tiny_bundle(tmp_path, target, trained=drafter, token_info=form))
+    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter, token_info=form))
     rng = np.random.default_rng(5)
     sequences = [Drafting(slot) for slot in (1, 6, 3)]
     for s in sequences:

@@ -2,62 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from redraft.budget import BudgetEntry, BudgetTable
+from redraft.budget import BudgetTable
 from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
 from redraft.protocol import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
+from tests.engines.scheduling import CODEC, TABLE, generate, requests
 from tests.engines.tiny import CONTEXT_DRAFTERS, LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
-from tests.toy_engine import toy_codec
-
-CODEC = toy_codec(VOCAB)
-SAMPLINGS = [
-    {},
-    {"temperature": 1.0, "seed": 3},
-    {"repetition_penalty": 1.2},
-    {"temperature": 0.7, "top_k": 9, "seed": 4},
-]
-TABLE = BudgetTable(entries=[BudgetEntry(running=1, greedy=9, sampled=7), BudgetEntry(running=3, greedy=5, sampled=0)])
-"""With three or more sequences, sampled ones do not draft: their pairs stay pending."""
-
-
-def requests() -> list[Sequence]:
-    """Prompts from one token to several chunks, of all samplings."""
-    rng = np.random.default_rng(1)
-    made = []
-    for key, count in enumerate((40, 1, 17, 5, 33, 16, 2)):
-        prompt = rng.integers(1, VOCAB, count).tolist()
-        sampling = SAMPLINGS[key % len(SAMPLINGS)]
-        request = GenerateRequest(id=str(key), input_ids=prompt, max_tokens=25 - key, sampling=sampling)
-        made.append(Sequence(key, request, prompt, CODEC, frozenset({0})))
-    return made
-
-
-def generate(
-    engine, plan: DraftingPlan | None, cancelled: tuple[int, ...] = ()
-) -> tuple[dict[int, list[int]], Scheduler]:
-    """Tokens of every request; they join two at a time, and some are cancelled soon."""
-    limits = Limits(slots=3, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
-    scheduler, tokens = Scheduler(engine, limits, {METHOD: plan} if plan else {}), dict[int, list[int]]()
-    waiting = requests()
-    for step in range(1000):
-        if step % 4 == 0:
-            for sequence in waiting[:2]:
-                scheduler.submit(sequence)
-            waiting = waiting[2:]
-        if step == 9:
-            for key in cancelled:
-                scheduler.cancel(key)
-        for output in scheduler.step():
-            if output.finish_reason != "cancelled":
-                tokens[output.key] = tokens.get(output.key, []) + output.token_ids
-        if scheduler.idle and not waiting:
-            break
-    return tokens, scheduler
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +35,9 @@ def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant)
         assert len(tokens) >= 5
 
 
-def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected):
-    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state")))
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, backend):
+    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=tiny_drafter_of(target, "hidden_state")))
     totals = {}
     for skip_above in (None, 1):
         plan = DraftingPlan("best_first", ngram=True, budget=TABLE, resample_above=0, skip_above=skip_above)

@@ -6,15 +6,47 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
+from plugins.cuda.compile import nvcc
+from redraft.bundle import BundleError
 from redraft.engines import load_engine
-from redraft.engines.interface import DraftBatch
-from tests.engines.tiny import METHOD, VOCAB, chain, expected, make_batch, random_tree, tiny_bundle, tiny_target
+from redraft.engines.fixed_calls import FixedCalls
+from redraft.engines.interface import DraftBatch, DraftCandidates
+from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, sampling_of
+from tests.engines.test_context_drafters import Drafting, arrays_of, draft
+from tests.engines.tiny import (
+    CONTEXT_DRAFTERS,
+    METHOD,
+    VOCAB,
+    chain,
+    expected,
+    make_batch,
+    random_tree,
+    tiny_bundle,
+    tiny_drafter_of,
+    tiny_lm,
+    tiny_target,
+)
+
+KINDS = ["recurrent", "medusa", *CONTEXT_DRAFTERS]
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    return load_engine(tiny_bundle(tmp_path_factory.mktemp("torch"), tiny_target(), backend="torch"))
+def bundle(tmp_path_factory):
+    return tiny_bundle(tmp_path_factory.mktemp("torch"), tiny_target(), backend="torch")
+
+
+@pytest.fixture(scope="module")
+def engine(bundle):
+    return load_engine(bundle)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def bundle_of_kind(request, target, tmp_path_factory):
+    """With a drafter of every kind."""
+    trained = tiny_drafter_of(target, request.param)
+    return tiny_bundle(tmp_path_factory.mktemp("kind"), target, "torch", trained=trained)
 
 
 def test_trees_prefill_and_commits_agree_with_the_module(engine, target):
@@ -53,3 +85,119 @@ def test_bf16(tmp_path, target):
     assert hidden is None
     want = expected(target, step)[0]
     assert np.abs(logits - want).max() < 0.1 * np.abs(want).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gpu_agrees_with_the_cpu(precision, tmp_path, monkeypatch):
+    """By the kernels and CUDA graphs, in two steps of changing company; head size 64."""
+    target = tiny_lm()
+    bundle = tiny_bundle(tmp_path, target, "torch", precision, trained=tiny_drafter_of(target, "eagle"))
+    found = []
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr("redraft.engines.torch.available_device", lambda device=device: torch.device(device))
+        engine, rng, given = load_engine(bundle), np.random.default_rng(2), []
+        sequences = [Drafting(slot, torch.zeros(0, 56)) for slot in (8, 0, 3)]
+        for company in ([0], [1, 0, 2], [2, 0]):
+            trees = [random_tree(rng, sequences[place].slot, [], 3 + place) for place in company]
+            given += [array.copy() for array in engine.execute(make_batch(trees))]
+            for place in company:
+                sequences[place].grow(rng, 4)
+            given.append(draft_for(engine, [sequences[place] for place in company]).log_probs[:, 0, 0])
+        found.append(given)
+    for cpu, gpu in zip(*found, strict=True):
+        np.testing.assert_allclose(gpu, cpu, atol=1e-3 if precision == "fp32" else 0.1 * np.abs(cpu).max())
+
+
+def unpadded(monkeypatch) -> None:
+    monkeypatch.setattr("redraft.engines.torch.padded_size", lambda count, most: count)
+
+
+def test_padding_changes_nothing(bundle_of_kind, monkeypatch):
+    """Padded rows, pairs and sequences: the same logits, hidden states, drafts and caches, in changing company."""
+    found = []
+    for padded in (True, False):
+        if not padded:
+            unpadded(monkeypatch)
+        engine, rng, given = load_engine(bundle_of_kind), np.random.default_rng(2), []
+        sequences = [Drafting(slot) for slot in (8, 0, 3, 5, 1)]
+        for company, counts in (([0], [5]), ([1, 0, 2, 3, 4], [1, 2, 9, 1, 4]), ([2, 4, 3], [1, 6, 1])):
+            steps = [random_tree(rng, sequences[place].slot, [], 1 + 7 * place) for place in company]
+            given += [array.copy() for array in engine.execute(make_batch(steps))]
+            for place, count in zip(company, counts, strict=True):
+                sequences[place].grow(rng, count)
+            given += arrays_of(draft_for(engine, [sequences[place] for place in company]))
+        given += [cache[..., :80, :].float().numpy() for cache in engine.caches[0] + engine.caches[1]]
+        given += [cache[:9].float().numpy() for cache in engine.drafters[METHOD].caches]
+        found.append(given)
+    for padded, plain in zip(*found, strict=True):
+        assert padded.shape == plain.shape
+        np.testing.assert_allclose(padded, plain, rtol=1e-5, atol=1e-5)
+
+
+def draft_for(engine, sequences: list[Drafting]) -> DraftCandidates:
+    """A draft, for any kind of drafter."""
+    if engine.drafters[METHOD].reads_context:
+        return draft(engine, sequences)
+    hidden = np.stack([s.hidden[-1].numpy() for s in sequences])
+    return engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, np.array([s.tokens[-1] for s in sequences])))
+
+
+@pytest.mark.parametrize("construction", LEVELS)
+def test_padding_changes_no_draws(construction, target, tmp_path, monkeypatch):
+    plan = {"levels": LEVELS[construction], "support": SUPPORT, "construction": construction, "ngram": False}
+    bundle, drawn = tiny_bundle(tmp_path, target, "torch", **plan), []
+    batch, sampling = draft_batch(5), sampling_of(construction, 5)
+    for padded in (True, False):
+        if not padded:
+            unpadded(monkeypatch)
+        drawn.append(load_engine(bundle).drafters[METHOD].draw(batch, sampling))
+    assert_same_draws(*drawn)
+
+
+def test_few_shapes_are_prepared(bundle):
+    engine = load_engine(bundle)
+    for rows in range(1, 31):
+        engine.execute(make_batch([random_tree(np.random.default_rng(rows), 0, [], rows)]))
+    assert len(engine.steps) == 10
+    hidden, tokens = np.zeros((9, 96), np.float32), np.arange(9, dtype=np.int32)
+    for count in range(1, 10):
+        engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden[:count], tokens[:count]))
+    assert len(engine.drafters[METHOD].drafts) == 7
+
+
+def test_programs_make_no_tensor_on_another_device(bundle_of_kind, monkeypatch):
+    """As on a GPU: everything that a program makes follows its inputs' device."""
+    monkeypatch.setattr(FixedCalls, "__call__", on_meta)
+    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("meta"))
+    engine = load_engine(bundle_of_kind)
+    with pytest.raises(Ran):
+        engine.execute(make_batch([chain(0, [], [5, 6, 7])]))
+    sequence = Drafting(3)
+    sequence.grow(np.random.default_rng(0), 4)
+    with pytest.raises(Ran):
+        draft_for(engine, [sequence])
+
+
+class Ran(Exception):
+    pass
+
+
+def on_meta(calls: FixedCalls, inputs: dict[str, np.ndarray], rows: dict[str, int]) -> None:
+    tensors = {name: torch.from_numpy(array).to("meta") for name, array in inputs.items()}
+    assert all(output.device.type == "meta" for output in calls._function(tensors))
+    raise Ran
+
+
+def test_what_a_gpu_cannot_run_is_refused(bundle, monkeypatch):
+    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
+    with pytest.raises(
+        BundleError, match=r"heads of size 32, and the CUDA kernels take \(64, 128\); an empty CUDA_VIS"
+    ):
+        load_engine(bundle)
+    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
+    nvcc.cache_clear()
+    with pytest.raises(BundleError, match=r"nvcc not found at NVCC=/nowhere/nvcc.*pip install"):
+        load_engine(bundle)
+    nvcc.cache_clear()

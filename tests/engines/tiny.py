@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from build_engines import build, target_info
+from build_engines import build, shard_infos, target_info
 from methods import MethodSettings
 from model_defs.attention import causal_attend
 from model_defs.config import RopeConfig, TargetConfig
@@ -176,12 +176,14 @@ def tiny_bundle(
     drafts: bool = True,
     trained: Drafter | None = None,
     token_info: InfoForm | None = None,
+    tensor_parallel: int = 1,
+    tokenizer: str = "{}",
     **plan: Any,
 ) -> Bundle:
     """Build and load a bundle under `folder`, with the recurrent drafter or the one given; `plan` changes DRAFTING."""
     model, drafter, hot = (folder / name for name in ("model", "drafter", "hot"))
     model.mkdir(parents=True, exist_ok=True)
-    (model / "tokenizer.json").write_text("{}")
+    (model / "tokenizer.json").write_text(tokenizer)
     trained = trained or tiny_drafter(target)
     settings = MethodSettings(drafter=drafter, token_info=token_info)
     if trained.target_hidden_size != trained.config.hidden_size:
@@ -199,6 +201,8 @@ def tiny_bundle(
         target=target_info(target),
         limits=LIMITS,
         methods={METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {},
+        tensor_parallel=tensor_parallel,
+        shards=shard_infos(target, tensor_parallel),
     )
     build(config, target, model, {METHOD: settings} if drafts else {}, folder / "bundle")
     return Bundle.load(folder / "bundle")

@@ -1,6 +1,7 @@
 """The GPU script's checks, as far as they run on the CPU."""
 
 import pytest
+import torch
 
 from plugins.cuda import check_on_gpu
 from plugins.cuda.check_on_gpu import Heads, attended_bytes, check, make_batch
@@ -18,4 +19,13 @@ def test_a_mixed_batch_passes_and_a_wrong_output_does_not(monkeypatch):
         check(batch, HEADS, "cpu")
     monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: (attend(found, heads), found.v_cache.add_(1))[0])
     with pytest.raises(ArithmeticError, match="v_cache differs"):
+        check(batch, HEADS, "cpu")
+
+
+def test_fp32_is_held_to_its_own_tolerance_and_to_bits(monkeypatch):
+    batch = make_batch(HEADS, [9, 0, 40], [5, 1, 33], chunk=7, dtype=torch.float32)
+    assert check(batch, HEADS, "cpu")["max_error"] < 1e-5
+    attend = check_on_gpu.attend
+    monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: attend(found, heads) + 1e-6 * len(found.slots))
+    with pytest.raises(ArithmeticError, match="sequence 0 alone has other bits than in the batch"):
         check(batch, HEADS, "cpu")

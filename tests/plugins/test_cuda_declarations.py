@@ -9,11 +9,11 @@ from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda import compile, quick_plugin
 from plugins.cuda.declaration import POINTER, Argument, Kernel, entries
 from plugins.library import BuildError
-from plugins.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, SPLIT, WRITE
+from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE
 from plugins.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
 from tests.plugins import fake_tensorrt
 
-KERNELS = (*ATTENTION, PACK_BEAMS)
+KERNELS = (*ATTENTION, *FP32_KERNELS, PACK_BEAMS)
 SHAPES = {
     "PackBeams": [(5,), (5, 4, 5), (5, 4, 5), (5,)],
     "TreeAttentionWrite": [
@@ -31,6 +31,8 @@ SHAPES = {
     "TreeAttentionSplit": [(93, 576), (6,), (5,), (5,), (5,), (93, 2), *[(5, 3, 600, 64)] * 2],
     "TreeAttentionCombine": [(16, 93, 9, 64), (16, 93, 9, 2), (6,)],
 }
+SHAPES |= {f"{kernel.name}Fp32": SHAPES[kernel.name] for kernel in ATTENTION}
+SHAPES["TreeAttentionCombineFp32"] = [(3, 93, 9, 64), (3, 93, 9, 2), (6,)]
 ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64}
 
 
@@ -165,10 +167,11 @@ def test_splits_fill_the_gpu_for_one_sequence_and_are_few_for_many_rows():
     assert splits(512, 1, 32, 32) == 1
 
 
-def test_the_cpu_form_and_the_kernels_agree_on_inputs():
+@pytest.mark.parametrize("kernels", [ATTENTION, FP32_KERNELS], ids=["bf16", "fp32"])
+def test_the_cpu_form_and_the_kernels_agree_on_inputs(kernels):
     """The plugins take what the one CPU operator takes, `starts` included (README.md)."""
     cpu = ["qkv", "positions", "row_offsets", "slots", "cache_lengths", "tree_mask", "commit_src", "commit_offsets"]
     cpu += ["rope_table", "k_cache", "v_cache", "starts"]
-    made = {output.name for kernel in ATTENTION for output in kernel.outputs}
-    taken = {argument.name for kernel in (WRITE, SPLIT, COMBINE) for argument in kernel.inputs} - made
+    made = {output.name for kernel in kernels for output in kernel.outputs}
+    taken = {argument.name for kernel in kernels for argument in kernel.inputs} - made
     assert taken == set(cpu)

@@ -1,0 +1,62 @@
+"""Do engines that were built ahead of time load and run on this GPU, and how fast? Not run on a GPU yet.
+
+    make engines BACKEND=tensorrt_rtx PRECISION=fp16       # on any machine
+    python -m benchmarks.gpu.engines BUNDLE [BUNDLE ...]
+
+For each bundle: whether it loads, else why not; step times of 1 to 64 rows and of several sequences, and of drafting,
+as `benchmarks/step_times.py` takes them. The question is asked of TensorRT for RTX; any backend's bundles do.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.gpu.machine import add_device, describe, device_of, write_report
+from benchmarks.step_times import measure, report
+from redraft.bundle import Bundle
+from redraft.engines import load_engine
+
+console = Console()
+
+
+def run(path: Path, repeats: int) -> dict[str, Any]:
+    """One bundle: its times, or why there are none. Whatever goes wrong is an answer here."""
+    found: dict[str, Any] = {"bundle": path.name}
+    try:
+        bundle = Bundle.load(path)
+        found |= {"backend": bundle.config.backend, "precision": bundle.config.precision}
+        engine = load_engine(bundle)
+    except Exception as error:
+        return found | {"loads": False, "error": f"{type(error).__name__}: {error}"}
+    try:
+        times = measure(engine, bundle, repeats)
+    except Exception as error:
+        return found | {"loads": True, "runs": False, "error": f"{type(error).__name__}: {error}"}
+    finally:
+        engine.close()
+    console.print(report(times, bundle))
+    return found | {"loads": True, "runs": True, "times": [asdict(entry) for entry in times]}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_device(parser, __file__)
+    parser.add_argument("bundles", type=Path, nargs="+")
+    parser.add_argument("--repeats", type=int, default=60)
+    args = parser.parse_args(argv)
+    machine = describe(device_of(parser, args))
+    results = []
+    for path in args.bundles:
+        results.append(run(path, args.repeats))
+        if error := results[-1].get("error"):
+            console.print(f"{path}: {error}", markup=False)
+    console.print(f"written to {write_report(args, {'machine': machine, 'bundles': results})}")
+
+
+if __name__ == "__main__":
+    main()

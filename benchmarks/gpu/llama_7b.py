@@ -1,0 +1,291 @@
+"""What a Llama-2-7B-shaped target with random weights allows on this GPU. Not run on a GPU yet.
+
+    python -m benchmarks.gpu.llama_7b
+
+Step time against rows and batch (the greedy choice made on the device), drafting time of a ReDrafter for such a target
+(beam width 6, length 5) and of Lyanna's drafter (3 steps, 4 wide), packing time by the CUDA kernel and by numpy. From
+these the speed-up that an acceptance length would give, for the acceptance lengths measured with our own drafters (of
+another target, SmolLM2), and the acceptance length that the paper's speed-ups would need here. Nothing is generated:
+these are bounds from step times, not speed-ups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from benchmarks.gpu.machine import add_device, describe, device_of, milliseconds, write_report
+from benchmarks.step_times import causal_batch
+from benchmarks.tables import Table
+from model_defs.config import RopeConfig, TargetConfig
+from model_defs.draft_context import CacheTables
+from model_defs.drafter import Drafter
+from model_defs.drafting import BeamSearch
+from model_defs.export_target import CacheShape
+from model_defs.export_torch import TorchTarget
+from model_defs.hidden_state import HiddenStateDrafter
+from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
+from model_defs.target import Target
+from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
+from plugins.cuda.launch import run
+from redraft.decoding.packing import pack_beams
+from redraft.engines.fixed_calls import FixedCalls
+
+LLAMA_2_7B = TargetConfig(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=32,
+    head_size=128,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(),
+    max_position=4096,
+    tie_embeddings=False,
+    qkv_bias=False,
+    eos_token_ids=(2,),
+)
+TINY = replace(
+    LLAMA_2_7B, vocab_size=111, hidden_size=128, intermediate_size=160, num_layers=2, num_heads=2, num_kv_heads=2,
+    head_size=64,
+)  # fmt: skip
+SHAPES = {"llama-2-7b": LLAMA_2_7B, "tiny": TINY}
+REDRAFTER, LYANNA = (6, 5), (4, 3)
+"""Beam width and length."""
+PAIRS = 3
+"""What a drafter with a context ingests before a draft: the tokens of a step."""
+PAPER = {"TensorRT-LLM, low load": (2.09, 2.56), "TensorRT-LLM, TP 1": (2.19, 2.51)}
+"""ReDrafter, tables 2 and 3: Vicuna 7B to 33B, on H100."""
+MEASURED = Path(__file__).parents[2] / "docs/results/methods.json"
+console = Console()
+
+
+def random_target(config: TargetConfig, device: torch.device) -> Target:
+    """bf16, on the device from the start."""
+    with torch.device("meta"):
+        target = Target(config).to(torch.bfloat16)
+    target = target.to_empty(device=device).eval().requires_grad_(False)
+    for weight in target.parameters():
+        weight.normal_(0, 0.02) if weight.ndim == 2 else weight.fill_(1)
+    return target
+
+
+def random_drafter(drafter: Drafter, device: torch.device, cache_rows: int, levels: int) -> Drafter:
+    """The same in bf16 on the device, ready to draft; the rope table stays float32, as the kernels take it."""
+    drafter = drafter.to(device, torch.float32).eval().requires_grad_(False)
+    drafter.prepare(cache_rows, levels)
+    table = cast(CacheTables, drafter.tables).rope_table if drafter.reads_context else None
+    drafter = drafter.to(torch.bfloat16)
+    if table is not None:
+        cast(CacheTables, drafter.tables).rope_table = table
+    return drafter
+
+
+def graphs(
+    function: Callable[[dict[str, Tensor]], Sequence[Tensor]], device: torch.device, **options: Any
+) -> FixedCalls:
+    pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    return FixedCalls(function, device, pool, **options)
+
+
+def time_target(
+    target: Target, context: int, batches: list[int], rows: list[int], repeats: int
+) -> list[dict[str, Any]]:
+    """Milliseconds of a step of every batch and number of rows, over `context` cached tokens."""
+    config, device = target.config, target.embedding.weight.device
+    shape = CacheShape(max(batches), context, max(rows))
+    module = TorchTarget(target, shape, hidden_output=True).to(device)
+    size = (shape.slots, config.num_kv_heads, shape.rows, config.head_size)
+    k, v = ([torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(config.num_layers)] for _ in "kv")
+
+    def step(inputs: dict[str, Tensor]) -> list[Tensor]:
+        input_ids, *others, logit_rows = inputs.values()
+        logits, _ = module(input_ids, others, logit_rows, k, v)
+        return [logits.argmax(-1).int()]
+
+    found = []
+    for batch in batches:
+        calls = graphs(step, device)
+        for count in rows:
+            inputs = vars(causal_batch(batch, count, context, shape.mask_words))
+            inputs["input_ids"] = inputs["input_ids"] % config.vocab_size
+            taken = milliseconds(partial(calls, inputs, {}), repeats)
+            found.append({"batch": batch, "rows": count, "milliseconds": taken})
+    return found
+
+
+def time_drafting(
+    drafter: Drafter, shape: tuple[int, int], context: int, batches: list[int], repeats: int
+) -> list[dict[str, Any]]:
+    """Milliseconds of a draft of every batch."""
+    width, length = shape
+    loop, device = BeamSearch(drafter, width, length, width), drafter.embedding.device
+    caches: list[Tensor] = []
+    if drafter.reads_context:
+        tables = cast(CacheTables, drafter.tables)
+        size = (max(batches) + 1, tables.config.num_kv_heads, len(tables.rope_table), tables.config.head_size)
+        caches = [torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(2 * drafter.context_layers)]
+
+    def draft(inputs: dict[str, Tensor]) -> list[Tensor]:
+        hidden, *others = inputs.values()
+        candidates, log_probs, parents = loop([hidden.to(torch.bfloat16), *others, *caches])[:3]
+        return [candidates, log_probs.float(), parents]
+
+    found = []
+    for batch in batches:
+        pairs = batch * (PAIRS if drafter.reads_context else 1)
+        inputs = {
+            "hidden": np.random.default_rng(0).standard_normal((pairs, drafter.target_hidden_size), dtype=np.float32),
+            "tokens": np.arange(pairs, dtype=np.int32) % drafter.config.vocab_size,
+        }
+        if drafter.reads_context:
+            inputs |= {
+                "row_offsets": np.arange(0, pairs + 1, PAIRS, dtype=np.int32),
+                "slots": np.arange(batch, dtype=np.int32),
+                "cache_lengths": np.full(batch, context, np.int32),
+            }
+        calls = graphs(draft, device, padding={"slots": max(batches)}, idle={"row_offsets": np.array([0, 1], np.int32)})
+        taken = milliseconds(partial(calls, inputs, {}), repeats)
+        found.append({"batch": batch, "milliseconds": taken})
+    return found
+
+
+def time_packing(
+    shape: tuple[int, int], device: torch.device, batches: list[int], repeats: int
+) -> list[dict[str, Any]]:
+    """Milliseconds to pack the beams of every batch: by the kernel, copies and wait included, and by numpy."""
+    found, rng = [], np.random.default_rng(0)
+    for batch in batches:
+        inputs = {
+            "roots": np.zeros(batch, np.int32),
+            "beams": rng.integers(0, 3, (batch, *shape), dtype=np.int32),
+            "log_probs": np.zeros((batch, *shape), np.float32),
+            "cache_lengths": np.zeros(batch, np.int32),
+        }
+        calls = graphs(lambda given: run(PACK_BEAMS, list(given.values()), {}), device)
+        roots, beams, log_probs, _ = inputs.values()
+        times = {
+            "kernel": milliseconds(partial(calls, inputs, {}), repeats),
+            "numpy": milliseconds(partial(pack_beams, roots, beams, log_probs), repeats),
+        }
+        found.append({"batch": batch, "milliseconds": times})
+    return found
+
+
+def allowed(
+    steps: list[dict[str, Any]], drafting: list[dict[str, Any]], packing: dict[int, float], rows: int,
+    lengths: dict[str, float],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Per batch, what drafting costs in steps of one row, the speed-ups that acceptance lengths would give, and the
+    lengths that the paper's speed-ups would need: acceptance length x t(1) / (t(rows) + drafting + packing)."""
+    times = {(step["batch"], step["rows"]): step["milliseconds"] for step in steps}
+    found = []
+    for entry in drafting:
+        batch = entry["batch"]
+        cost = (times[batch, rows] + entry["milliseconds"] + packing.get(batch, 0.0)) / times[batch, 1]
+        found.append(
+            {
+                "batch": batch,
+                "rows": rows,
+                "cost_in_steps": cost,
+                "speedup_allowed": {name: length / cost for name, length in lengths.items()},
+                "acceptance_length_needed": {
+                    f"{speedup:g}x": cost * speedup for pair in PAPER.values() for speedup in pair
+                },
+            }
+        )
+    return found
+
+
+def measured_lengths(method: str) -> dict[str, float]:
+    """Acceptance lengths that our drafters of SmolLM2 reached on MT-bench, by temperature."""
+    report = json.loads(MEASURED.read_bytes())["single"]
+    return {
+        f"SmolLM2, temperature {temperature}": entry["contenders"][method]["acceptance_length"]
+        for temperature, entry in report.items()
+    }
+
+
+def tables(report: dict[str, Any]) -> list[Table]:
+    """Step times, then what they allow."""
+    batches = list(dict.fromkeys(step["batch"] for step in report["steps"]))
+    first = Table(f"{report['shape']}: milliseconds of a step, by rows and batch", ["rows", *map(str, batches)])
+    for rows in dict.fromkeys(step["rows"] for step in report["steps"]):
+        cells = [step["milliseconds"] for step in report["steps"] if step["rows"] == rows]
+        first.rows.append([str(rows), *(f"{cell:.2f}" for cell in cells)])
+    second = Table("Speed-up that the step times allow, by batch (not a measured speed-up)", ["", *map(str, batches)])
+    for name, system in report["systems"].items():
+        second.rows.append([f"{name}: drafting, ms", *(f"{x['milliseconds']:.2f}" for x in system["drafting"])])
+        for length in system["acceptance_lengths"]:
+            cells = [entry["speedup_allowed"][length] for entry in system["allowed"]]
+            second.rows.append([f"{name}, {length}", *(f"{cell:.2f}x" for cell in cells)])
+        second.rows.append(
+            [
+                f"{name}, accepted for 2.19x",
+                *(f"{x['acceptance_length_needed']['2.19x']:.2f}" for x in system["allowed"]),
+            ]
+        )
+    return [first, second]
+
+
+@torch.inference_mode()
+def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Everything; the systems' trees have all their nodes, packed ReDrafter beams about `--packed-rows`."""
+    torch.manual_seed(0)
+    config, context = SHAPES[args.shape], args.context
+    target = random_target(config, device)
+    nodes = {"redrafter": args.packed_rows, "lyanna": 1 + LYANNA[0] * LYANNA[1]}
+    rows = sorted({1, *args.rows, *nodes.values()})
+    report: dict[str, Any] = {"machine": describe(device), "shape": args.shape, "context": context, "paper": PAPER}
+    report["steps"] = time_target(target, context, args.batches, rows, args.repeats)
+    hidden, vocabulary = config.hidden_size, config.vocab_size
+    recurrent = RecurrentConfig(hidden, vocabulary, exit_dim=2 * hidden, num_blocks=2, head="own")
+    drafters: dict[str, tuple[Drafter, tuple[int, int]]] = {
+        "redrafter": (RecurrentDrafter(recurrent, target), REDRAFTER),
+        "lyanna": (HiddenStateDrafter(HiddenStateDrafter.configure(target), target), LYANNA),
+    }
+    report["packing"] = time_packing(REDRAFTER, device, args.batches, args.repeats)
+    packing = {entry["batch"]: entry["milliseconds"]["kernel"] for entry in report["packing"]}
+    report["systems"] = {}
+    for name, (drafter, (width, length)) in drafters.items():
+        ready = random_drafter(drafter, device, context + PAIRS + width * length, length)
+        drafting = time_drafting(ready, (width, length), context, args.batches, args.repeats)
+        lengths = measured_lengths(name)
+        report["systems"][name] = {
+            "parameters": sum(weight.numel() for weight in drafter.parameters()),
+            "drafting": drafting,
+            "acceptance_lengths": lengths,
+            "allowed": allowed(report["steps"], drafting, packing if name == "redrafter" else {}, nodes[name], lengths),
+        }
+    return report
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_device(parser, __file__)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-2-7b")
+    parser.add_argument("--context", type=int, default=512, help="cached tokens of each sequence")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="of each sequence")
+    parser.add_argument("--packed-rows", type=int, default=19, help="rows of 6 x 5 beams with the root, packed by 40%%")
+    parser.add_argument("--repeats", type=int, default=30)
+    args = parser.parse_args(argv)
+    report = measure(args, device_of(parser, args))
+    for table in tables(report):
+        table.show(console)
+    console.print(f"written to {write_report(args, report)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""SmolLM2 by the torch backend with CUDA graphs and our kernels, with each shipped drafter. Not run on a GPU yet.
+
+    python -m benchmarks.gpu.torch_backend --model artifacts/models/SmolLM2-135M-Instruct
+
+Builds bundles of all methods of `benchmarks/gpu/methods.toml` in fp32 and bf16, then asks: does every method give
+auto-regressive decoding's tokens in fp32 (`benchmarks/verify_lossless.py`), how fast is it at 1 to 64 requests at once
+(`benchmarks/method_batches.py`), and how fast are single steps (`benchmarks/step_times.py`)? Bundles and results that
+are there already are kept: after an interruption or with more `--parts` the same command goes on. With `--minutes` no
+part begins after so many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.gpu.machine import add_device, describe, device_of, write_report
+
+ROOT = Path(__file__).parents[2]
+PRECISIONS = ("fp32", "bf16")
+console = Console()
+
+
+def commands(args: argparse.Namespace) -> dict[str, list[list[str]]]:
+    """What each part runs, in order. The last argument of a command is what it writes."""
+    work: Path = args.work
+    bundles = {precision: str(work / f"methods-{precision}") for precision in PRECISIONS}
+    limits = ["--slots", str(max(args.batches)), "--max-len", str(args.max_len), "--max-tree", "32"]
+    methods = ["--model", str(args.model), "--methods", str(args.methods)]
+    asked = ["--num-prompts", str(args.num_prompts), "--max-tokens", str(args.max_tokens)]
+    if args.dataset:
+        asked += ["--dataset", str(args.dataset)]
+    batches = ["--batches", *map(str, args.batches), "--warm-up", str(args.warm_up), "--rounds", "1"]
+    settings = ["--settings", "greedy", "temperature 1", "--concurrency", "1", "8"]
+
+    def module(name: str, *arguments: str, output: str) -> list[str]:
+        return [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--output", str(work / output)]
+
+    build = [sys.executable, "build/build_engines.py", "--backend", "torch", *methods, *limits]
+    return {
+        "build": [[*build, "--precision", precision, "--output", bundle] for precision, bundle in bundles.items()],
+        "equality": [
+            module("verify_lossless", "--speculative", bundles["fp32"], *asked, *settings, output="equality.json")
+        ],
+        "steps": [module("step_times", bundles["bf16"], output="steps.json")],
+        "batches": [module("method_batches", "--bundle", bundles["bf16"], *asked, *batches, output="batches.json")],
+    }
+
+
+def run_parts(args: argparse.Namespace) -> dict[str, Any]:
+    """Run what is asked for and not there yet; the exit status and seconds of each command, and what it wrote."""
+    started, report = time.monotonic(), dict[str, Any]()
+    for part, listed in commands(args).items():
+        if part not in args.parts:
+            continue
+        if args.minutes and time.monotonic() - started > 60 * args.minutes:
+            console.print(f"{part}: not begun, {args.minutes:g} minutes are over")
+            continue
+        report[part] = []
+        for command in listed:
+            output = Path(command[-1])
+            entry: dict[str, Any] = {"command": " ".join(command[1:])}
+            if not output.exists():
+                console.print(f"{part}: {entry['command']}", markup=False)
+                begun = time.monotonic()
+                entry["exit_status"] = subprocess.run(command, cwd=ROOT).returncode
+                entry["seconds"] = time.monotonic() - begun
+            if output.is_file():
+                entry["result"] = json.loads(output.read_bytes())
+            report[part].append(entry)
+    return report
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status is 1 where a command failed, an inequality included."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_device(parser, __file__)
+    parser.add_argument("--model", type=Path, required=True, help="a folder made by build/fetch_model.py")
+    parser.add_argument("--methods", type=Path, default=Path("benchmarks/gpu/methods.toml"))
+    parser.add_argument("--work", type=Path, default=Path("artifacts/gpu"), help="folder for bundles and results")
+    parser.add_argument("--parts", nargs="+", choices=("build", "equality", "steps", "batches"),
+                        default=["build", "equality", "steps", "batches"])  # fmt: skip
+    parser.add_argument("--minutes", type=float, help="begin no part after so many")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--max-len", type=int, default=1024)
+    parser.add_argument("--num-prompts", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--warm-up", type=int, default=8)
+    parser.add_argument("--dataset", type=Path, help="default: benchmarks/prompts.jsonl")
+    args = parser.parse_args(argv)
+    device = device_of(parser, args)
+    args.work = args.work.resolve()
+    args.work.mkdir(parents=True, exist_ok=True)
+    parts = run_parts(args)
+    path = write_report(args, {"machine": describe(device), "parts": parts})
+    console.print(f"written to {path}")
+    return int(any(entry.get("exit_status") for listed in parts.values() for entry in listed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""What tensor parallelism costs and gains: a step's compute and communication, and ReDrafter's Table 3.
+
+    python -m benchmarks.tensor_parallel measure --bundle ONE_RANK --threads 1 --output one.json
+    mpiexec -n 2 python -m benchmarks.tensor_parallel measure --bundle TWO_RANKS --threads 1 --output two.json
+    python -m benchmarks.tensor_parallel report one.json two.json
+
+`measure` takes a bundle of benchmarks/tensor_parallel.toml: step times over a number of rows, then one stream by every
+method against auto-regressive decoding of the same bundle (as the paper does: batch size 1). With several ranks a step
+falls into this rank's compute; sums, in which it also waits for slower ranks (beside them, what the same sums take when
+nothing else is done: pure communication); and what comes before and behind the networks: rank 0 sends the batch, and
+gathers the logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.inprocess import Session, load_session, request
+from benchmarks.results import write_json
+from benchmarks.single_stream import AR, Entrant, race, report_single
+from benchmarks.step_times import CONTEXT, causal_batch
+from benchmarks.tables import Table, number
+from benchmarks.workload import ChatTokenizer
+from plugins import kernels
+from redraft.bundle import Bundle
+from redraft.decoding.token_tree import MASK_BITS
+from redraft.engines.interface import TargetBatch
+from redraft.engines.parallel import ParallelEngine
+from redraft.prompts import load_prompts, spread
+from redraft.protocol import AUTO_REGRESSIVE
+
+ROWS = (1, 8, 16, 31)
+SUMS_A_LAYER = 2
+console = Console()
+
+
+def pure_sums(bundle: Bundle, repeats: int) -> dict[int, float]:
+    """Median milliseconds of all of a step's sums on their own, by rows; every rank must call it."""
+    from mpi4py import MPI
+
+    from plugins.all_reduce import mpi
+
+    mpi.connect(MPI.COMM_WORLD)
+    kernels.set_threads(1)
+    target, found = bundle.config.target, {}
+    for rows in ROWS:
+        x = np.ones((rows, target.hidden_size), np.float32)
+        took = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            for _ in range(SUMS_A_LAYER * target.num_layers):
+                kernels.all_reduce(x)
+            took.append((time.perf_counter() - started) * 1e3)
+        found[rows] = statistics.median(took)
+    return found
+
+
+def time_steps(session: Session, repeats: int, sums_ms: dict[int, float]) -> list[dict[str, float]]:
+    """Median milliseconds of a step and of its parts, by rows."""
+    engine, limits = session.runtime.engine, session.runtime.limits
+    batches = {rows: causal_batch(1, rows, CONTEXT, -(-limits.max_tree // MASK_BITS)) for rows in ROWS}
+    networks: list[float] = []
+    if isinstance(engine, ParallelEngine):
+        execute = engine.own.execute
+
+        def timed(batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+            started = time.perf_counter()
+            result = execute(batch)
+            networks.append((time.perf_counter() - started) * 1e3)
+            return result
+
+        engine.own.execute = timed  # type: ignore[method-assign]
+    found = []
+    for rows, batch in batches.items():
+        steps, sums = [], []
+        engine.execute(batch)
+        networks.clear()
+        for _ in range(repeats):
+            kernels.take_exchange_seconds()
+            started = time.perf_counter()
+            engine.execute(batch)
+            steps.append((time.perf_counter() - started) * 1e3)
+            sums.append(kernels.take_exchange_seconds() * 1e3)
+        inside = networks or steps
+        parts = {
+            "step_ms": steps,
+            "compute_ms": [network - summed for network, summed in zip(inside, sums, strict=True)],
+            "sums_ms": sums,
+            "send_and_gather_ms": [step - network for step, network in zip(steps, inside, strict=True)],
+        }
+        medians = {name: statistics.median(values) for name, values in parts.items()}
+        found.append({"rows": rows, **medians, "pure_sums_ms": sums_ms.get(rows, 0.0)})
+    if isinstance(engine, ParallelEngine):
+        engine.own.execute = execute  # type: ignore[method-assign]
+    return found
+
+
+def decode(session: Session, args: argparse.Namespace) -> dict[str, Any]:
+    """One stream by every method, at every temperature: see `benchmarks.single_stream`."""
+    tokenizer, prompts = ChatTokenizer(args.bundle), spread(load_prompts(args.dataset), args.num_prompts)
+    texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
+    entrants = {AR: Entrant(session, AUTO_REGRESSIVE)} | {
+        name: Entrant(session, name) for name in session.runtime.plans
+    }
+    found = {}
+    for temperature in args.temperature:
+        asked = [request(text, args.max_tokens, temperature=temperature, seed=i) for i, text in enumerate(texts)]
+        for entrant in entrants.values():
+            entrant.run(asked[:1])
+        found[f"{temperature:g}"] = report_single(race(entrants, asked, args.repeats, lambda: None), prompts)
+    return found
+
+
+def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Everything of one bundle, written to --output by rank 0."""
+    bundle = Bundle.load(args.bundle)
+    ranks = bundle.config.tensor_parallel
+    sums_ms = pure_sums(bundle, args.steps) if ranks > 1 else {}
+    session = load_session(parser, args.bundle, args.threads)
+    report = {
+        "ranks": ranks,
+        "threads": kernels.threads(),
+        "precision": bundle.config.precision,
+        "max_tokens": args.max_tokens,
+        "steps": time_steps(session, args.steps, sums_ms),
+        "decoding": decode(session, args),
+    }
+    session.runtime.engine.close()
+    write_json(args.output, report)
+    for table in tables([report]):
+        table.show(console)
+
+
+def label(report: dict[str, Any]) -> str:
+    """Ranks and threads, as tables name them."""
+    threads = report["threads"]
+    return f"TP {report['ranks']}, {threads} thread{'s' if threads > 1 else ''} a rank"
+
+
+def tables(reports: list[dict[str, Any]]) -> list[Table]:
+    """Step times, then Table 3 for each temperature."""
+    columns = ["", "rows", "step ms", "compute", "sums", "pure sums", "send and gather"]
+    found = [Table(f"A step over a context of {CONTEXT}, milliseconds", columns)]
+    keys = ("step_ms", "compute_ms", "sums_ms", "pure_sums_ms", "send_and_gather_ms")
+    for report in reports:
+        for step in report["steps"]:
+            found[0].rows.append([label(report), str(step["rows"]), *(number(step[key], 2) for key in keys)])
+    for temperature in reports[0]["decoding"]:
+        title = f"Tokens/s of one stream, temperature {temperature}: speed-up, acceptance length, drafting share"
+        methods = list(reports[0]["decoding"][temperature]["contenders"])
+        found.append(Table(title, ["", *methods]))
+        for report in reports:
+            contenders = report["decoding"][temperature]["contenders"]
+            found[-1].rows.append([label(report), *(_cell(name, contenders[name]) for name in methods)])
+    return found
+
+
+def _cell(name: str, entry: dict[str, Any]) -> str:
+    speed = number(entry["tokens_per_s"])
+    if name == AR:
+        return speed
+    return f"{speed} ({entry['speedup']:.2f}x, {entry['acceptance_length']:.2f}, {entry['drafting_share']:.0%})"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure a bundle, or put the reports of several side by side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("measure", help="measure a bundle").add_argument
+    add("--bundle", type=Path, required=True)
+    add("--threads", type=int, help="of each rank (default: its share of the cores)")
+    add("--steps", type=int, default=100, help="executions for a step's time")
+    add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
+    add("--num-prompts", type=int, default=16, help="so many, spread evenly over the file")
+    add("--max-tokens", type=int, default=128)
+    add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    add("--repeats", type=int, default=3)
+    add("--output", type=Path, required=True)
+    add = commands.add_parser("report", help="put reports side by side").add_argument
+    add("reports", type=Path, nargs="+")
+    add("--output", type=Path, help="write them all to this JSON file")
+    args = parser.parse_args(argv)
+    if args.command == "measure":
+        measure(parser, args)
+        return 0
+    reports = [json.loads(path.read_bytes()) for path in args.reports]
+    for table in tables(reports):
+        table.show(console)
+        if args.output:
+            console.print(table.markdown(), soft_wrap=True)
+    if args.output:
+        write_json(args.output, reports)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+// TreeAttention in float32, on FMA units: commit_write, split, combine as in kernel.cu. A row's bits depend on its own
+// query and on the keys and values of its path alone. Keys are taken by their place in the path, not in the cache, in
+// blocks of 32 and parts of kSplitKeys that begin at multiples of these, whatever the other rows, the number of parts
+// and the tree around the path.
+#include "rows.cuh"
+
+namespace redraft {
+namespace {
+
+constexpr int kSplitKeys = 256;
+
+// Where the cache holds the keys of a row's path: the context's in order, then its visible rows, itself last.
+struct Path {
+    const uint32_t* mask;
+    int context, own;
+    bool causal;
+
+    REDRAFT_DEVICE uint32_t above(int word) const {  // the word's rows above this one
+        const int rows = own - 32 * word;
+        return rows >= 32 ? mask[word] : rows <= 0 ? 0u : mask[word] & ((1u << rows) - 1u);
+    }
+    REDRAFT_DEVICE int length(int words) const {
+        if (causal) return context + own + 1;
+        int rows = 1;
+        for (int w = 0; w < words; ++w) rows += count_bits(above(w));
+        return context + rows;
+    }
+    REDRAFT_DEVICE int place(int key, int words) const {
+        if (key < context || causal) return key;
+        int left = key - context;
+        for (int w = 0; w < words; ++w) {
+            uint32_t rows = above(w);
+            const int found = count_bits(rows);
+            if (left < found) {
+                for (; left; --left) rows &= rows - 1u;
+                return context + 32 * w + count_bits((rows & (0u - rows)) - 1u);
+            }
+            left -= found;
+        }
+        return context + own;
+    }
+};
+
+// Block (4 queries, KV head, split of the keys), a warp for each query: a row under a query head. For the scores a lane
+// takes a key, for the weighted values D / 32 columns.
+template <int D>
+REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slots, const int* cache_lengths,
+                          const int* starts, const uint32_t* tree_mask, const float* k_cache, const float* v_cache,
+                          int rows, int sequences, int words, int cache_rows, int heads, int kv_heads, float* partial,
+                          float* stats) {
+    constexpr int kColumns = D / 32;
+    __shared__ int sequence[kWarps];
+    __shared__ float4 queries[kWarps][D / 4];
+    __shared__ float weights[kWarps][32];
+    __shared__ int places[kWarps][32];
+    const int group = heads / kv_heads, head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int query = blockIdx.x * kWarps + warp, row = query / group;
+    const int64_t at = static_cast<int64_t>(row) * heads + head * group + query % group;
+    if (lane == 0) sequence[warp] = -1;
+    __syncthreads();
+    for (int b = lane; b < sequences; b += 32)
+        if (row_offsets[b] <= row && row < row_offsets[b + 1]) sequence[warp] = b;
+    if (row < rows && lane < D / 4) queries[warp][lane] = *reinterpret_cast<const float4*>(q + at * D + 4 * lane);
+    __syncthreads();
+    const int b = sequence[warp];
+    if (row >= rows || b < 0) return;
+
+    Path path = {tree_mask + static_cast<int64_t>(row) * words, cache_lengths[b],
+                 starts[b] - cache_lengths[b] + row - row_offsets[b], true};
+    for (int w = 0; w < words; ++w) path.causal = path.causal && !path.mask[w];
+    const int from = blockIdx.z * kSplitKeys, end = least(path.length(words), from + kSplitKeys);
+    const int64_t cache = (static_cast<int64_t>(slots[b]) * kv_heads + head) * cache_rows * D;
+    const int64_t out = static_cast<int64_t>(blockIdx.z) * rows * heads + at;
+    constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
+    float maximum = kNone, sum = 0.0f, values[kColumns] = {};
+    for (int key = from; key < end; key += 32) {
+        const int place = path.place(least(key + lane, end - 1), words);
+        const float4* k = reinterpret_cast<const float4*>(k_cache + cache + static_cast<int64_t>(place) * D);
+        float score = 0.0f;
+#pragma unroll 4
+        for (int i = 0; i < D / 4; ++i) {
+            const float4 x = queries[warp][i], y = k[i];
+            score = fmaf(x.x, y.x, score);
+            score = fmaf(x.y, y.y, score);
+            score = fmaf(x.z, y.z, score);
+            score = fmaf(x.w, y.w, score);
+        }
+        score = key + lane < end ? score * kScale : kNone;
+        float top = score;
+#pragma unroll
+        for (int step = 16; step; step /= 2) top = fmaxf(top, exchange(top, step));
+        top = fmaxf(top, maximum);
+        const float weight = score == kNone ? 0.0f : exp2f(score - top);
+        const float factor = maximum == kNone ? 0.0f : exp2f(maximum - top);
+        float all = weight;
+#pragma unroll
+        for (int step = 16; step; step /= 2) all += exchange(all, step);
+        maximum = top;
+        sum = fmaf(sum, factor, all);
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) values[i] *= factor;
+        weights[warp][lane] = weight;
+        places[warp][lane] = place;
+        sync_warp();
+        const int keys = least(32, end - key);
+        for (int j = 0; j < keys; ++j) {
+            const float* v = v_cache + cache + static_cast<int64_t>(places[warp][j]) * D + lane * kColumns;
+#pragma unroll
+            for (int i = 0; i < kColumns; ++i) values[i] = fmaf(weights[warp][j], v[i], values[i]);
+        }
+        sync_warp();
+    }
+    if (lane == 0) {
+        stats[2 * out] = maximum;
+        stats[2 * out + 1] = sum;
+    }
+    if (sum == 0.0f) return;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) partial[out * D + lane * kColumns + i] = values[i];
+}
+
+}  // namespace
+}  // namespace redraft
+
+// As in kernel.cu.
+#define REDRAFT_TREE_ATTENTION(D)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_fp32_##D(               \
+        const float* qkv, const int* positions, const int* row_offsets, const int* slots, const int* cache_lengths,     \
+        const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table, const float*,     \
+        const float*, int commit_bounds, int cache_rows, int heads, int kv_heads, float* q, float* k_cache,             \
+        float* v_cache) {                                                                                              \
+        redraft::commit_write<float, D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src,          \
+                                        commit_offsets, rope_table, commit_bounds, cache_rows, heads, kv_heads, q,      \
+                                        k_cache, v_cache);                                                             \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(redraft::kThreads, 4) tree_attention_split_fp32_##D(                   \
+        const float* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,          \
+        const uint32_t* tree_mask, const float* k_cache, const float* v_cache, int rows, int sequences, int words,      \
+        int cache_rows, int heads, int kv_heads, float* partial, float* stats) {                                       \
+        redraft::split<D>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows, sequences,   \
+                          words, cache_rows, heads, kv_heads, partial, stats);                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_fp32_##D(                    \
+        const float* partial, const float* stats, const int* row_offsets, int rows, int bounds, int heads,              \
+        int splits, float* out) {                                                                                      \
+        redraft::combine<float, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                      \
+    }
+
+REDRAFT_TREE_ATTENTION(64)
+REDRAFT_TREE_ATTENTION(128)
+
+#ifndef __CUDACC__
+REDRAFT_KERNEL(tree_attention_commit_write_fp32_64)
+REDRAFT_KERNEL(tree_attention_commit_write_fp32_128)
+REDRAFT_KERNEL(tree_attention_split_fp32_64)
+REDRAFT_KERNEL(tree_attention_split_fp32_128)
+REDRAFT_KERNEL(tree_attention_combine_fp32_64)
+REDRAFT_KERNEL(tree_attention_combine_fp32_128)
+#endif

@@ -1,0 +1,117 @@
+"""The ranks of an engine worker: its processes where a bundle is split over several (tensor parallelism).
+
+`python -m redraft.serving.ranks LAUNCHER ...` becomes MPI's launcher, which the kernel ends with the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import psutil
+
+from redraft.engines.rank_process import RANK_VARIABLE, end_with_parent
+from redraft.serving.processes import ServingError, is_alive
+
+INSTALL = "pip install mpi4py mpich, in the versions that requirements.txt names, into the environment of redraft"
+
+_ENDS = re.compile(r"^\[\d+\](\d+):Return code = (\d+)(?:, signaled with (.+))?$", re.MULTILINE)
+_BAD_END = re.compile(r"^=\s+PID (\d+) RUNNING AT (\S+)\n=\s+EXIT CODE: (\d+)$", re.MULTILINE)
+
+
+def bundle_ranks(bundle: Path) -> int:
+    """How many ranks a bundle needs; 1 where its configuration does not say, which the worker then judges."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        count = json.loads((bundle / "config.json").read_bytes()).get("tensor_parallel", 1)
+        return count if isinstance(count, int) else 1
+    return 1
+
+
+def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) -> list[str]:
+    """`worker` itself for one rank, else the command that starts it `ranks` times: on this machine by a launcher that
+    opens no port, on the machines of a hostfile through ssh. Raises ServingError where MPI or the hostfile is missing.
+    """
+    if ranks == 1:
+        if hostfile:
+            raise ServingError(f"--hostfile {hostfile}: the bundle is for one rank, which runs on this machine")
+        return worker
+    launcher = Path(sys.prefix) / "bin" / ("mpiexec" if hostfile else "mpiexec.gforker")
+    missing = "mpi4py" if importlib.util.find_spec("mpi4py") is None else "" if launcher.exists() else str(launcher)
+    if missing:
+        raise ServingError(f"the bundle is split over {ranks} ranks, for which MPI is missing ({missing}): {INSTALL}")
+    options = ["-exitinfo", "-genv", "UCX_TLS", os.environ.get("UCX_TLS", "posix,self")]
+    if hostfile:
+        if not hostfile.is_file():
+            raise ServingError(f"--hostfile {hostfile} is not there: expected a file of lines HOST:RANKS")
+        options = ["-topolib", "none", "-f", str(hostfile)]
+    shim = [sys.executable, "-m", "redraft.serving.ranks"]
+    return [*shim, str(launcher), *options, "-n", str(ranks), *worker]
+
+
+def ranks_of(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
+    """The ranks among a worker's processes; those on other machines are not."""
+    found = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if (rank := process.environ().get(RANK_VARIABLE)) is not None:
+                found[int(rank)] = process
+    return dict(sorted(found.items()))
+
+
+def fallen(ranks: Mapping[int, psutil.Process]) -> list[int]:
+    """Those that have ended."""
+    return [rank for rank, process in ranks.items() if not is_alive(process)]
+
+
+def stopped(ranks: Mapping[int, psutil.Process]) -> list[int]:
+    """Those that a signal or a debugger has stopped."""
+    found = []
+    for rank, process in ranks.items():
+        with contextlib.suppress(psutil.Error):
+            if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                found.append(rank)
+    return found
+
+
+def ends_in(log: str, pids: Mapping[int, int]) -> dict[int, str]:
+    """How ranks ended, by rank, from what the launcher wrote: on one machine all but those that it ended itself, across
+    machines the one that took the others with it (-1 where its number is unknown). `pids` are those of this machine.
+    """
+    ends = {}
+    for rank, code, name in _ENDS.findall(log):
+        ends[int(rank)] = f"was killed ({name})" if name else f"ended with status {code}"
+    own = {rank: how for rank, how in ends.items() if how not in ("was killed (Quit)", "was killed (Interrupt)")}
+    for pid, host, code in _BAD_END.findall(log):
+        rank = next((rank for rank, known in pids.items() if known == int(pid)), -1)
+        return {rank: f"on {host} ended (exit status or signal {code})"}
+    return own or ends
+
+
+def death(fallen: list[int], log: str, pids: Mapping[int, int]) -> dict[int, str]:
+    """The ranks that are to blame, by rank, and how each ended. `fallen` were seen to end while others ran, if any."""
+    ends = ends_in(log, pids)
+    if fallen and len(fallen) < len(pids):
+        return {rank: ends.get(rank, "ended") for rank in fallen}
+    return ends
+
+
+def describe(ends: Mapping[int, str], pids: Mapping[int, int]) -> str:
+    """One line for logs and the state."""
+    named = (f"rank {rank} (pid {pids[rank]})" if rank in pids else "a rank" for rank in ends)
+    return "; ".join(f"{name} {how}" for name, how in zip(named, ends.values(), strict=True))
+
+
+def main(launcher: list[str]) -> None:
+    """Become the launcher."""
+    end_with_parent()
+    os.execv(launcher[0], launcher)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

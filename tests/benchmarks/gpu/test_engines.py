@@ -1,0 +1,29 @@
+"""Bundles on a device: those that run are timed, those that do not are answered with the reason."""
+
+import json
+
+from benchmarks.gpu import engines
+from tests.engines.tiny import tiny_bundle, tiny_target
+
+
+def test_times_and_reasons(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.step_times.CONTEXT", 32)
+    bundle = tiny_bundle(tmp_path, tiny_target())
+    output = tmp_path / "r.json"
+    arguments = [str(bundle.path), str(tmp_path / "nowhere"), "--repeats", "1"]
+    engines.main([*arguments, "--device", "cpu", "--output", str(output)])
+    runs, missing = json.loads(output.read_text())["bundles"]
+    assert (runs["backend"], runs["loads"], runs["runs"]) == ("openvino", True, True)
+    rows = {(entry["sequences"], entry["rows"]) for entry in runs["times"]}
+    assert {(1, count) for count in (1, 2, 4, 8, 16, 32, 64)} <= rows
+    assert not missing["loads"]
+    assert "nowhere does not exist" in missing["error"]
+
+
+def test_an_engine_that_fails_is_an_answer(tmp_path, monkeypatch):
+    def broken(engine, bundle, repeats):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(engines, "measure", broken)
+    found = engines.run(tiny_bundle(tmp_path, tiny_target(), drafts=False).path, 1)
+    assert (found["loads"], found["runs"], found["error"]) == (True, False, "RuntimeError: no kernel image")

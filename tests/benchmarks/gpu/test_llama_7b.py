@@ -1,0 +1,38 @@
+"""The shaped target's script at a tiny size, and what it concludes from times."""
+
+import json
+
+import pytest
+
+from benchmarks.gpu import llama_7b
+from benchmarks.gpu.llama_7b import allowed
+
+
+def test_every_part_runs_and_is_written(tmp_path):
+    output = tmp_path / "r.json"
+    sizes = ["--context", "8", "--batches", "1", "3", "--rows", "1", "4", "--packed-rows", "5", "--repeats", "1"]
+    llama_7b.main(["--device", "cpu", "--shape", "tiny", *sizes, "--output", str(output)])
+    report = json.loads(output.read_text())
+    assert [(step["batch"], step["rows"]) for step in report["steps"]] == [
+        (batch, rows) for batch in (1, 3) for rows in (1, 4, 5, 13)
+    ]
+    assert [entry["batch"] for entry in report["packing"]] == [1, 3]
+    for name, rows in (("redrafter", 5), ("lyanna", 13)):
+        system = report["systems"][name]
+        assert [entry["rows"] for entry in system["allowed"]] == [rows, rows]
+        assert set(system["acceptance_lengths"]) == {"SmolLM2, temperature 0", "SmolLM2, temperature 1"}
+        assert all(entry["milliseconds"] > 0 for entry in system["drafting"])
+
+
+def test_speed_up_is_tokens_over_the_cost_of_a_step():
+    steps = [{"batch": 2, "rows": rows, "milliseconds": ms} for rows, ms in ((1, 10.0), (19, 12.0))]
+    (found,) = allowed(steps, [{"batch": 2, "milliseconds": 2.5}], {2: 0.5}, 19, {"ours": 3.0})
+    assert found["cost_in_steps"] == pytest.approx(1.5)
+    assert found["speedup_allowed"]["ours"] == pytest.approx(2.0)
+    assert found["acceptance_length_needed"]["2.19x"] == pytest.approx(1.5 * 2.19)
+
+
+def test_a_cpu_leaves_the_gpus_results_alone(capsys):
+    with pytest.raises(SystemExit):
+        llama_7b.main(["--device", "cpu"])
+    assert "--device cpu needs --output" in capsys.readouterr().err

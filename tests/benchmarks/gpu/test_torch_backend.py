@@ -1,0 +1,87 @@
+"""The torch backend's sequence: commands that their scripts take, and what is kept of them."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+import build_engines
+from benchmarks import method_batches, step_times, verify_lossless
+from benchmarks.gpu import torch_backend
+from benchmarks.gpu.torch_backend import ROOT
+from methods import read_methods
+
+
+def test_every_shipped_drafter_is_measured():
+    measured = {settings.drafter.name for settings in read_methods(ROOT / "benchmarks/gpu/methods.toml").values()}
+    assert measured == {folder.name for folder in (ROOT / "drafters").iterdir() if folder.is_dir()}
+
+
+class Parsed(Exception):
+    pass
+
+
+def parsed_by_typer(main, arguments: list[str]) -> dict:
+    app = typer.Typer()
+    app.command()(main)
+    return typer.main.get_command(app).make_context("script", list(arguments)).params
+
+
+class Commands(list[list[str]]):
+    """Commands that were to run; each writes its output."""
+
+    failing = ""
+
+    def run(self, command: list[str], cwd: Path) -> argparse.Namespace:
+        self.append(command)
+        output = Path(command[-1])
+        if output.suffix == ".json":
+            output.write_text(json.dumps({"of": output.stem}))
+        else:
+            output.mkdir()
+        return argparse.Namespace(returncode=int(output.stem == self.failing))
+
+
+@pytest.fixture
+def ran(monkeypatch) -> Commands:
+    commands = Commands()
+    monkeypatch.setattr(torch_backend.subprocess, "run", commands.run)
+    return commands
+
+
+def arguments(tmp_path, *more: str) -> list[str]:
+    given = ["--device", "cpu", "--model", "m", "--work", str(tmp_path / "work"), "--output", str(tmp_path / "r.json")]
+    return [*given, *more]
+
+
+def test_parts_run_in_order_and_what_is_there_is_kept(tmp_path, ran):
+    assert torch_backend.main(arguments(tmp_path, "--parts", "build", "steps")) == 0
+    assert [Path(command[-1]).name for command in ran] == ["methods-fp32", "methods-bf16", "steps.json"]
+    assert torch_backend.main(arguments(tmp_path, "--batches", "1", "8")) == 0
+    assert [Path(command[-1]).name for command in ran[3:]] == ["equality.json", "batches.json"]
+    parts = json.loads((tmp_path / "r.json").read_text())["parts"]
+    assert list(parts) == ["build", "equality", "steps", "batches"]
+    assert parts["steps"][0]["result"] == {"of": "steps"}
+    assert "exit_status" not in parts["steps"][0]
+
+
+def test_a_failure_is_the_commands_own(tmp_path, ran):
+    ran.failing = "equality"
+    assert torch_backend.main(arguments(tmp_path)) == 1
+
+
+def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
+    torch_backend.main(arguments(tmp_path, "--dataset", "d.jsonl", "--batches", "1", "64"))
+    build, _, equality, steps, batches = ran
+    assert parsed_by_typer(build_engines.main, build[2:])["slots"] == 64
+    assert parsed_by_typer(step_times.main, steps[3:])["bundle"] == tmp_path / "work" / "methods-bf16"
+    for script, command in ((verify_lossless, equality), (method_batches, batches)):
+        monkeypatch.setattr(script, "load_session", lambda parser, bundle: raise_parsed())
+        with pytest.raises(Parsed):
+            script.main(command[3:])
+
+
+def raise_parsed() -> None:
+    raise Parsed

@@ -1,0 +1,59 @@
+"""Requests of all samplings through the real scheduler on an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from redraft.budget import BudgetEntry, BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.engines.interface import Engine
+from redraft.protocol import GenerateRequest
+from redraft.scheduler import Limits, Scheduler
+from redraft.sequence import Sequence
+from tests.toy_engine import toy_codec
+
+VOCAB, METHOD = 111, "tiny"
+CODEC = toy_codec(VOCAB)
+SAMPLINGS = [
+    {},
+    {"temperature": 1.0, "seed": 3},
+    {"repetition_penalty": 1.2},
+    {"temperature": 0.7, "top_k": 9, "seed": 4},
+]
+TABLE = BudgetTable(entries=[BudgetEntry(running=1, greedy=9, sampled=7), BudgetEntry(running=3, greedy=5, sampled=0)])
+"""With three or more sequences, sampled ones do not draft: their pairs stay pending."""
+
+
+def requests() -> list[Sequence]:
+    """Prompts from one token to several chunks, of all samplings."""
+    rng = np.random.default_rng(1)
+    made = []
+    for key, count in enumerate((40, 1, 17, 5, 33, 16, 2)):
+        prompt = rng.integers(1, VOCAB, count).tolist()
+        sampling = SAMPLINGS[key % len(SAMPLINGS)]
+        request = GenerateRequest(id=str(key), input_ids=prompt, max_tokens=25 - key, sampling=sampling)
+        made.append(Sequence(key, request, prompt, CODEC, frozenset({0})))
+    return made
+
+
+def generate(
+    engine: Engine, plan: DraftingPlan | None, cancelled: tuple[int, ...] = ()
+) -> tuple[dict[int, list[int]], Scheduler]:
+    """Tokens of every request; they join two at a time, and some are cancelled soon."""
+    limits = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16)
+    scheduler, tokens = Scheduler(engine, limits, {METHOD: plan} if plan else {}), dict[int, list[int]]()
+    waiting = requests()
+    for step in range(1000):
+        if step % 4 == 0:
+            for sequence in waiting[:2]:
+                scheduler.submit(sequence)
+            waiting = waiting[2:]
+        if step == 9:
+            for key in cancelled:
+                scheduler.cancel(key)
+        for output in scheduler.step():
+            if output.finish_reason != "cancelled":
+                tokens[output.key] = tokens.get(output.key, []) + output.token_ids
+        if scheduler.idle and not waiting:
+            break
+    return tokens, scheduler

@@ -1,0 +1,154 @@
+"""Two ranks under MPI give what one gives, and none of them waits for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from redraft.bundle import Bundle, BundleError
+from redraft.engines import load_engine
+from redraft.engines.parallel import pack, unpack
+from tests.engines.ranks import answers
+from tests.engines.tiny import chain, make_batch, random_model, random_tree, tiny_bundle, tiny_drafter_of, tiny_target
+from tests.mpi import run_ranks
+
+SCRIPT = Path(__file__).with_name("ranks.py")
+PLANS: dict[str, Any] = {
+    "auto-regressive": None,
+    "best first": {"construction": "best_first", "budget": 7},
+    "beams and n-grams": {"construction": "beam", "ngram": True, "budget": 12},
+}
+RANDOM = {"construction": "stochastic_beam", "levels": (3, 2, 2), "support": 13, "verification": "recursive_rejection"}
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    """Three KV groups: 2 + 1."""
+    return random_model(dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(grouped, tmp_path_factory) -> Bundle:
+    return tiny_bundle(tmp_path_factory.mktemp("two"), grouped, tensor_parallel=2)
+
+
+def run(bundle: Bundle, plans: dict[str, Any], output: Path) -> dict[str, Any]:
+    """What rank 0 reports of two ranks' work."""
+    done = run_ranks(bundle.config.tensor_parallel, SCRIPT, bundle.path, json.dumps(plans), output)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(output.read_text())
+
+
+def of_one_rank(bundle: Bundle, plans: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
+    engine = load_engine(bundle)
+    return answers(engine, plans)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+def test_two_ranks_give_the_tokens_of_one(grouped, tmp_path, backend):
+    bundles = [
+        tiny_bundle(
+            tmp_path / str(n), grouped, backend, trained=tiny_drafter_of(grouped, "recurrent"), tensor_parallel=n
+        )
+        for n in (1, 2)
+    ]
+    report = run(bundles[1], PLANS, tmp_path / "report.json")
+    assert report["answers"] == of_one_rank(bundles[0], PLANS)
+    assert report["answers"]["best first"] == report["answers"]["auto-regressive"]
+    assert "input_ids is 999" in report["refused"], "a wrong batch is refused before the other rank sees it"
+
+
+def test_a_drafter_with_a_context(grouped, tmp_path):
+    """Its cache is rank 0's alone."""
+    drafter = tiny_drafter_of(grouped, "hidden_state")
+    bundles = [tiny_bundle(tmp_path / str(n), grouped, trained=drafter, tensor_parallel=n) for n in (1, 2)]
+    assert run(bundles[1], PLANS, tmp_path / "report.json")["answers"] == of_one_rank(bundles[0], PLANS)
+
+
+def test_a_drafter_that_draws(grouped, tmp_path):
+    plans = {"random": RANDOM | {"budget": 7}}
+    bundles = [tiny_bundle(tmp_path / str(n), grouped, tensor_parallel=n, **RANDOM) for n in (1, 2)]
+    assert run(bundles[1], plans, tmp_path / "report.json")["answers"] == of_one_rank(bundles[0], plans)
+
+
+@pytest.mark.parametrize("started", [0, 1, 3])
+def test_another_number_of_ranks(two_ranks, tmp_path, started):
+    done = run_ranks(started, SCRIPT, two_ranks.path, "{}", tmp_path / "report.json")
+    assert done.returncode
+    were = "3 were" if started == 3 else "1 was"
+    assert f"is split over 2 ranks, {were} started; start it with: mpiexec -n 2 " in done.stderr
+    assert SCRIPT.name in done.stderr
+
+
+def test_without_mpi(two_ranks, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(BundleError, match=r"MPI is missing .*: pip install mpi4py mpich, .*mpiexec -n 2"):
+        load_engine(two_ranks)
+
+
+def test_one_rank_needs_no_mpi(fp32_bundle, tmp_path):
+    done = run_ranks(0, SCRIPT, fp32_bundle.path, "{}", tmp_path / "report.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "report.json").read_text())["mpi"] is False
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_load_ends_all(two_ranks, rank):
+    program = f"""
+import redraft.engines as engines
+from pathlib import Path
+from redraft.bundle import Bundle
+load = engines._load
+def failing(bundle, threads, rank):
+    if rank == {rank}:
+        raise MemoryError("no memory for the cache")
+    return load(bundle, threads, rank)
+engines._load = failing
+engines.load_engine(Bundle.load(Path({str(two_ranks.path)!r})))
+"""
+    done = run_ranks(2, "-c", program, timeout_s=60)
+    assert done.returncode
+    assert f"BundleError: {'rank 1: ' if rank else ''}no memory for the cache" in done.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_in_a_step_ends_all(two_ranks, rank):
+    program = f"""
+import redraft.engines as engines
+from pathlib import Path
+from redraft.bundle import Bundle
+from tests.engines.ranks import answers
+load = engines._load
+def failing(bundle, threads, rank):
+    engine = load(bundle, threads, rank)
+    if rank == {rank}:
+        calls = []
+        def infer(inputs, infer=engine._target.infer):
+            calls.append(1)
+            return "a wire is loose" if len(calls) == 5 else infer(inputs)
+        engine._target.infer = infer
+    return engine
+engines._load = failing
+answers(engines.load_engine(Bundle.load(Path({str(two_ranks.path)!r}))), {{"auto-regressive": None}})
+"""
+    done = run_ranks(2, "-c", program, timeout_s=60)
+    assert done.returncode
+    assert "a wire is loose" in done.stderr
+
+
+def test_batches_arrive_as_they_were_sent():
+    rng = np.random.default_rng(4)
+    tree = dataclasses.replace(random_tree(rng, 2, [1] * 9, 35), commit=[0, 3, 4])
+    for sequences in ([tree, chain(0, [], [5], causal=True), chain(1, [7], [5, 6])], [chain(0, [], [5])]):
+        batch = make_batch(sequences)
+        batch = dataclasses.replace(batch, logit_rows=batch.logit_rows[1:])
+        received = unpack(pack(batch))
+        for field in dataclasses.fields(batch):
+            sent = getattr(batch, field.name)
+            np.testing.assert_array_equal(getattr(received, field.name), sent, field.name, strict=True)

@@ -1,0 +1,74 @@
+"""Sums over ranks: in their order, the same on each, whatever else is summed."""
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from model_defs.export_target import CacheShape, export_target_plugin
+from model_defs.shards import plan_shards, shard_target
+from plugins import kernels
+from plugins.all_reduce.reference import all_reduce
+from plugins.all_reduce.torch_op import all_reduce as torch_all_reduce
+from plugins.cpu.lowering import lower
+from plugins.program.fuse import fuse
+from tests.engines.tiny import tiny_lm
+from tests.mpi import run_ranks
+from tests.plugins.test_openvino import compile_nodes, core  # noqa: F401
+
+RANKS_SCRIPT = Path(__file__).with_name("all_reduce_ranks.py")
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 111), (7, 4097)])
+def test_the_kernel_sums_in_the_order_of_ranks(isa, rng, shape):
+    parts = (rng.standard_normal((3, *shape)) * rng.choice([1e-4, 1, 1e4], (3, *shape))).astype(np.float32)
+    np.testing.assert_array_equal(kernels.sum_ranks(parts), all_reduce(parts))
+    if np.prod(shape) > 1:
+        assert (all_reduce(parts[::-1].copy()) != all_reduce(parts)).any(), "another order would be seen"
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_rank_gets_the_sum(count):
+    done = run_ranks(count, RANKS_SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")[:-1]) == [f"rank {rank} of {count} is right" for rank in range(count)]
+
+
+def test_alone_it_is_the_identity(rng):
+    x = rng.standard_normal((3, 111)).astype(np.float32)
+    np.testing.assert_array_equal(kernels.all_reduce(x), x)
+    torch.testing.assert_close(torch_all_reduce(torch.from_numpy(x), 1), torch.from_numpy(x), rtol=0, atol=0)
+
+
+def test_ranks_that_are_missing(core, rng):  # noqa: F811
+    node = helper.make_node("AllReduce", ["x"], ["out"], domain="redraft", ranks=2)
+    specs = {"x": (TensorProto.FLOAT, [None, 5])}
+    request = compile_nodes(core, [node], specs, {"out": specs["x"]}, {}).create_infer_request()
+    kernels.take_failure()
+    with contextlib.suppress(RuntimeError):
+        request.infer([np.ones((1, 5), np.float32)])
+    assert "the network is for 2 ranks: 1 are connected" in (kernels.take_failure() or "")
+    with pytest.raises(RuntimeError, match="the network is for 2 ranks: 1 are connected"):
+        torch_all_reduce(torch.ones(1), 2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_target_of_a_rank_is_one_program(rank):
+    target = tiny_lm()
+    shard = plan_shards(target.config, 2)[rank]
+    network = export_target_plugin(shard_target(target, shard), CacheShape(3, 40, 8), rank=rank, ranks=2)
+    lowered = lower(network, "fp32")
+    layers = target.config.num_layers
+    counts = Counter(node.op_type for node in lowered.graph)
+    assert counts["AllReduce"] == 2 * layers
+    assert "Add" not in counts
+    residuals = [
+        node for node in lowered.graph if node.op_type == "Linear" and "residual" in node.attributes["inputs"].value
+    ]
+    assert len(residuals) == (0 if rank else 2 * layers), "rank 0 alone adds the residual stream"
+    assert [node.op_type for node in fuse(lowered).graph if isinstance(node, ir.Node)].count("Program") == 1

@@ -1,0 +1,244 @@
+"""A worker of two ranks behind Triton: whatever happens to one of them, both end, and a new worker answers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from redraft.serving import launcher, ranks
+from redraft.serving.processes import ServingError, is_alive, owned_processes
+from redraft.serving.rundir import Settings, State
+from tests.engines.tiny import random_model, tiny_bundle, tiny_target
+from tests.serving import two_machines
+from tests.serving.client_side import Service, start, wait_until
+from tests.toy_engine import toy_tokenizer
+
+START_S = 120
+BODY = {"text_input": "What is", "max_tokens": 16, "end_id": -1}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory) -> Path:
+    """For two ranks, of 2 and 1 KV groups."""
+    config = dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201)
+    folder = tmp_path_factory.mktemp("two-ranks")
+    return tiny_bundle(
+        folder, random_model(config), drafts=False, tensor_parallel=2, tokenizer=toy_tokenizer().to_str()
+    ).path
+
+
+@pytest.fixture(scope="module")
+def service(run_folder, bundle) -> Service:
+    return start(run_folder, bundle, silence_s=5.0)
+
+
+@pytest.fixture
+def two_ranks(service) -> dict[int, psutil.Process]:
+    """The processes of a service that is ready; none of them is there after the test, nor any file of theirs."""
+    wait_until(service.ready, timeout=START_S)
+    processes = {rank: psutil.Process(pid) for rank, pid in service.state.rank_pids.items()}
+    assert set(processes) == {0, 1}
+    shared = {
+        region.path for process in processes.values() for region in process.memory_maps() if "/dev/shm" in region.path
+    }
+    assert shared
+    assert not any(Path(path).exists() for path in shared), "a rank that is killed would leave it"
+    return processes
+
+
+def killed(rank: int, process: psutil.Process) -> str:
+    return f"rank {rank} (pid {process.pid}) was killed (Killed)"
+
+
+def assert_restarted(service: Service, before: State, rank: int, failure: str, answer: str) -> None:
+    """Both ranks are new, the failure is told everywhere, and the answer is the same."""
+    wait_until(lambda: not service.ready(), timeout=20)
+    wait_until(service.ready, timeout=START_S)
+    state = service.state
+    assert not any(map(psutil.pid_exists, before.rank_pids.values()))
+    assert state.last_failure == failure
+    assert state.worker_restarts == before.worker_restarts + 1
+    assert set(state.rank_pids.values()).isdisjoint(before.rank_pids.values())
+    assert state.rank_failures[rank] == before.rank_failures.get(rank, 0) + 1
+    assert failure in service.run_dir.supervisor_log.read_text()
+    wait_until(lambda: service.metrics().get(f'redraft_rank_failures{{rank="{rank}"}}') == state.rank_failures[rank])
+    assert service.metrics()["redraft_worker_restarts"] == state.worker_restarts
+    assert service.generate(BODY)["text_output"] == answer
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_idle_rank_is_killed(service, two_ranks, victim):
+    answer, before = service.generate(BODY)["text_output"], service.state
+    two_ranks[victim].kill()
+    assert_restarted(service, before, victim, killed(victim, two_ranks[victim]), answer)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_is_killed_in_a_step(service, two_ranks, victim):
+    """Rank 1 is stopped, so that the step cannot end."""
+    answer, before = service.generate(BODY)["text_output"], service.state
+    answers: list[dict] = []
+    two_ranks[1].suspend()
+    request = threading.Thread(target=lambda: answers.append(service.generate(BODY)))
+    request.start()
+    steps = two_ranks[0].cpu_times()
+    wait_until(lambda: two_ranks[0].cpu_times() != steps)
+    two_ranks[victim].kill()
+    request.join(10)
+    assert "worker went away" in answers[0]["error"]
+    assert_restarted(service, before, victim, killed(victim, two_ranks[victim]), answer)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_hangs(service, two_ranks, victim):
+    answer, before = service.generate(BODY)["text_output"], service.state
+    two_ranks[victim].suspend()
+    assert "worker went away" in service.generate(BODY)["error"]
+    assert_restarted(service, before, victim, f"rank {victim} (pid {two_ranks[victim].pid}) is stopped", answer)
+
+
+def test_the_launcher_is_killed(service, two_ranks):
+    restarts = service.state.worker_restarts
+    two_ranks[1].suspend()
+    psutil.Process(service.state.worker_pid).kill()
+    wait_until(lambda: not any(map(is_alive, two_ranks.values())), timeout=5)
+    wait_until(lambda: service.ready() and service.state.worker_restarts == restarts + 1, timeout=START_S)
+    assert "text_output" in service.generate(BODY)
+
+
+def test_idle_ranks_rest(service, two_ranks):
+    before = {rank: sum(process.cpu_times()[:2]) for rank, process in two_ranks.items()}
+    time.sleep(2.0)
+    for rank, process in two_ranks.items():
+        used = sum(process.cpu_times()[:2]) - before[rank]
+        assert used < 0.1, f"rank {rank} works {used:.2f} s of 2 while there is nothing to do"
+
+
+def test_only_loopback_is_bound(service, two_ranks):
+    listening = {
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in owned_processes(service.run_dir.path)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+
+
+@pytest.fixture
+def machines() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(two_machines.two_machines())
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"this machine allows no network namespaces: {error}")
+        yield
+
+
+def test_across_machines(service, two_ranks, machines, bundle, tmp_path):
+    """The text is that of one machine; it went through the cable; the death of the remote rank ends all."""
+    expected = service.generate(BODY)["text_output"]
+    with two_machines.worker_on(bundle, tmp_path) as remote:
+        pids = {rank: process.pid for rank, process in remote.ranks.items()}
+        before = two_machines.bytes_through_the_cable()
+        assert remote.answer(BODY["text_input"], BODY["max_tokens"]) == expected
+        assert two_machines.bytes_through_the_cable() - before > BODY["max_tokens"] * 4 * 111 / 2, "rank 1's logits"
+        assert two_machines.seconds_to_end(remote, 1) < 5
+        blamed = ranks.death([], remote.log_file.read_text(), pids)
+        assert ranks.describe(blamed, pids) == f"rank 1 (pid {pids[1]}) on 10.203.77.2 ended (exit status or signal 9)"
+
+
+def test_no_rank_outlives_the_supervisor(service, two_ranks):
+    """Not even where one is stopped, and the other waits for it in a step."""
+    two_ranks[1].suspend()
+    request = threading.Thread(target=lambda: service.generate(BODY))
+    request.start()
+    psutil.Process(service.state.supervisor_pid).kill()
+    wait_until(lambda: not any(map(is_alive, two_ranks.values())), timeout=5)
+    request.join(10)
+    launcher.stop(service.run_dir.path)
+    assert owned_processes(service.run_dir.path) == []
+
+
+def test_a_rank_that_finds_no_bundle_ends_all(bundle, tmp_path):
+    program = f"""
+import os, sys
+from redraft.worker import main
+sys.exit(main(["--bundle", "nowhere" if os.environ["PMI_RANK"] == "1" else {str(bundle)!r}, "--socket", "unused"]))
+"""
+    command = ranks.launch_command([sys.executable, "-c", program], 2)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert "redraft worker: nowhere does not exist; build one with" in done.stderr
+
+
+def split(folder: Path, count: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"tensor_parallel": count}))
+    return folder
+
+
+@pytest.mark.parametrize(("config", "count"), [('{"tensor_parallel": 3}', 3), ("{}", 1), ("[]", 1), ("no JSON", 1)])
+def test_ranks_of_a_bundle(tmp_path, config, count):
+    (tmp_path / "config.json").write_text(config)
+    assert ranks.bundle_ranks(tmp_path) == count
+
+
+def test_without_mpi(tmp_path, monkeypatch):
+    wanted = Settings(bundle=split(tmp_path / "bundle", 2))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(ServingError, match=r"2 ranks, .*MPI is missing .*mpiexec.gforker\): pip install mpi4py mpich"):
+        launcher.serve(wanted, tmp_path / "run", print)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ServingError, match=r"MPI is missing \(mpi4py\)"):
+        launcher.serve(wanted, tmp_path / "run", print)
+
+
+def test_a_hostfile_that_cannot_be_used(tmp_path):
+    with pytest.raises(ServingError, match=r"hosts is not there: expected a file of lines HOST:RANKS"):
+        ranks.launch_command([], 2, tmp_path / "hosts")
+    with pytest.raises(ServingError, match=r"--hostfile .*: the bundle is for one rank"):
+        ranks.launch_command([], 1, tmp_path / "hosts")
+
+
+ONE_MACHINE = """
+rank 1 talks
+[0]0:Return code = 0, signaled with Quit
+[0]1:Return code = 3
+[0]2:Return code = 0, signaled with Segmentation fault
+"""
+SEVERAL_MACHINES = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 77 RUNNING AT node1
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+===================================================================================
+"""
+
+
+def test_how_ranks_ended_on_one_machine():
+    pids = {0: 10, 1: 11, 2: 12}
+    assert ranks.death([], ONE_MACHINE, pids) == {1: "ended with status 3", 2: "was killed (Segmentation fault)"}
+    assert ranks.death([2], ONE_MACHINE, pids) == {2: "was killed (Segmentation fault)"}, "seen to end first"
+    assert ranks.death([1], "", pids) == {1: "ended"}
+    all_quit = "[0]0:Return code = 0, signaled with Quit\n[0]1:Return code = 0, signaled with Quit"
+    assert ranks.death([], all_quit, pids) == {0: "was killed (Quit)", 1: "was killed (Quit)"}
+
+
+def test_how_a_rank_ended_on_another_machine():
+    """MPI's launcher tells a signal from a status on one machine only."""
+    how = "on node1 ended (exit status or signal 9)"
+    assert ranks.describe(ranks.death([], SEVERAL_MACHINES, {0: 10}), {0: 10}) == f"a rank {how}"
+    assert ranks.describe(ranks.death([], SEVERAL_MACHINES, {0: 77}), {0: 77}) == f"rank 0 (pid 77) {how}"
+    assert ranks.death([], "no word of it", {0: 10}) == {}

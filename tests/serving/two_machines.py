@@ -1,0 +1,164 @@
+"""Two machines on one: a worker's ranks in two network namespaces, joined by a virtual cable. Needs root and `ip`.
+
+`PYTHONPATH=. python tests/serving/two_machines.py BUNDLE [PROMPT]` with a bundle for two ranks: starts them as
+`redraft serve --hostfile` does, asks for an answer, kills the remote rank, and says what was seen. In the place of ssh
+there is a script that enters the namespace; transports other than TCP are off, so that nothing goes by shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from redraft.client import WorkerClient, wait_for_worker
+from redraft.engines.rank_process import RANK_VARIABLE
+from redraft.protocol import GenerateRequest
+from redraft.serving.processes import is_alive
+from redraft.serving.ranks import death, describe, launch_command
+
+HOSTS = {"redraft-a": "10.203.77.1", "redraft-b": "10.203.77.2"}
+CABLE = ("redraft0", "redraft1")
+START_S = 180
+SSH = """#!/bin/sh
+# In the place of ssh: [-x] HOST COMMAND...
+[ "$1" = -x ] && shift
+case $1 in {cases} *) echo "no such host: $1" >&2; exit 255 ;; esac
+shift
+exec ip netns exec $space sh -c "$*"
+"""
+
+
+def _ip(*arguments: str, check: bool = True) -> str:
+    return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True).stdout
+
+
+@contextlib.contextmanager
+def two_machines() -> Iterator[None]:
+    """The namespaces with their cable. Raises OSError or CalledProcessError where they cannot be made."""
+    _clear()
+    try:
+        for space in HOSTS:
+            _ip("netns", "add", space)
+        _ip("link", "add", CABLE[0], "type", "veth", "peer", "name", CABLE[1])
+        for (space, address), end in zip(HOSTS.items(), CABLE, strict=True):
+            _ip("link", "set", end, "netns", space)
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", end)
+            _ip("-n", space, "link", "set", end, "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+        yield
+    finally:
+        _clear()
+
+
+def _clear() -> None:
+    for space in HOSTS:
+        _ip("netns", "delete", space, check=False)
+
+
+@dataclass
+class RemoteWorker:
+    """A worker whose rank 1 runs on the other machine."""
+
+    launcher: subprocess.Popen[bytes]
+    socket: Path
+    log_file: Path
+
+    @property
+    def ranks(self) -> dict[int, psutil.Process]:
+        """Both ranks: the machines are one after all."""
+        found = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                environment = process.environ()
+                if RANK_VARIABLE in environment and str(self.socket) in process.cmdline() and is_alive(process):
+                    found[int(environment[RANK_VARIABLE])] = process
+        return found
+
+    def answer(self, prompt: str, max_tokens: int) -> str:
+        with WorkerClient(self.socket) as client:
+            assert client.wait_connected(5)
+            request = GenerateRequest(id=client.new_id(), text=prompt, max_tokens=max_tokens, end_id=-1)
+            return client.complete(request, timeout=60).text
+
+
+@contextlib.contextmanager
+def worker_on(bundle: Path, folder: Path) -> Iterator[RemoteWorker]:
+    """Rank 0 in the first namespace, rank 1 in the second."""
+    hostfile, ssh, socket = folder / "hosts", folder / "ssh", folder / "worker.sock"
+    hostfile.write_text("".join(f"{address}:1\n" for address in HOSTS.values()))
+    ssh.write_text(SSH.format(cases=" ".join(f"{address}) space={space} ;;" for space, address in HOSTS.items())))
+    ssh.chmod(0o755)
+    worker = [sys.executable, "-m", "redraft.worker", "--bundle", str(bundle), "--socket", str(socket)]
+    command = ["ip", "netns", "exec", next(iter(HOSTS)), *launch_command(worker, 2, hostfile)]
+    network = {"HYDRA_LAUNCHER_EXEC": str(ssh), "HYDRA_IFACE": CABLE[0], "UCX_TLS": "tcp,self"}
+    log_file = folder / "worker.log"
+    with log_file.open("wb") as log:
+        launcher = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | network, start_new_session=True
+        )
+    remote = RemoteWorker(launcher, socket, log_file)
+    try:
+        deadline = time.monotonic() + START_S
+        while not socket.exists():
+            assert launcher.poll() is None, log_file.read_text()
+            assert time.monotonic() < deadline, f"not up within {START_S} s"
+            time.sleep(0.1)
+        wait_for_worker(socket, START_S)
+        yield remote
+    finally:
+        ranks = remote.ranks
+        launcher.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(10)
+        launcher.kill()
+        for process in ranks.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def bytes_through_the_cable() -> int:
+    """Received at its first end since it was laid."""
+    space = next(iter(HOSTS))
+    counter = f"/sys/class/net/{CABLE[0]}/statistics/rx_bytes"
+    return int(subprocess.check_output(["ip", "netns", "exec", space, "cat", counter]))
+
+
+def seconds_to_end(remote: RemoteWorker, victim: int, timeout: float = 30) -> float:
+    """Kill a rank; how long the launcher and all ranks take to end after it."""
+    ranks = remote.ranks
+    ranks[victim].kill()
+    began = time.monotonic()
+    while remote.launcher.poll() is None or any(map(is_alive, ranks.values())):
+        assert time.monotonic() < began + timeout, f"not ended {timeout} s after rank {victim}'s death"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def main(bundle: str, prompt: str = "The capital of France is") -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        two_machines(),
+        worker_on(Path(bundle).resolve(), Path(folder)) as remote,
+    ):
+        pids = {rank: process.pid for rank, process in remote.ranks.items()}
+        print(f"ranks: {pids}")
+        before, began = bytes_through_the_cable(), time.monotonic()
+        text = remote.answer(prompt, 32)
+        took, sent = time.monotonic() - began, bytes_through_the_cable() - before
+        print(f"{prompt!r} -> {text!r}\n32 tokens in {took:.2f} s, {sent / 32e3:.0f} kB a token from rank 1 to rank 0")
+        print(f"rank 1 is killed: all ended after {seconds_to_end(remote, 1):.2f} s")
+        print(describe(death([], remote.log_file.read_text(), pids), pids))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
