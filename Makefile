@@ -119,7 +119,7 @@ $(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(
 	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
 $(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
-	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts benchmarks/prompts.jsonl
+	$(LAUNCH) $(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts benchmarks/prompts.jsonl
 
 bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/manifest.json $(WIDTHS)/budget.json ## all comparisons on PROMPTS; RSD's on SPEC_BENCH
 	$(PY) -m benchmarks.step_times $(BASELINE)

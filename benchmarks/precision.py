@@ -95,11 +95,9 @@ class Network:
         return torch.from_numpy(logits).float().log_softmax(-1)
 
 
-def compare(
-    target: Target, texts: list[list[int]], calibration: Calibration | None, only: set[str] | None = None
-) -> list[Difference]:
-    """The target in float32 against bf16 and against networks in fp16, int8 and, with a calibration, fp8; or `only`
-    some of them."""
+def compare(target: Target, texts: list[list[int]], calibration: Calibration | None) -> list[Difference]:
+    """The target in float32, which is left in float16, against bf16 and against networks in fp16, int8 and, with a
+    calibration, fp8."""
     references = [module_log_probs(target, ids) for ids in track(texts, "float32")]
 
     def measure(name: str, megabytes: float, log_probs: Callable[[list[int]], Tensor]) -> Difference:
@@ -108,24 +106,19 @@ def compare(
             difference.add(reference, log_probs(ids))
         return difference
 
-    found = []
-    wanted = only or {"bf16", "fp16", INT8, FP8}
-    if "bf16" in wanted:
-        half = Target(target.config).eval().requires_grad_(False)
-        half.load_state_dict(target.state_dict())
-        half.to(torch.bfloat16)
-        megabytes = 2e-6 * sum(weight.numel() for weight in half.parameters())
-        found.append(measure("bf16", megabytes, lambda ids: module_log_probs(half, ids)))
-    target.half()
-    network = export_target_native(target, CacheShape(1, max(map(len, texts)), 1), hidden_output=False)
-    for name in ("fp16", INT8, FP8):
-        if name not in wanted or (name == FP8 and calibration is None):
-            continue
-        largest = calibration.largest_inputs if calibration else None
-        quantized = network if name == "fp16" else quantize_network(network, name, largest)
+    half = Target(target.config).eval().requires_grad_(False)
+    half.load_state_dict(target.state_dict())
+    half.to(torch.bfloat16)
+    megabytes = 2e-6 * sum(weight.numel() for weight in half.parameters())
+    found = [measure("bf16", megabytes, lambda ids: module_log_probs(half, ids))]
+    network = export_target_native(target.half(), CacheShape(1, max(map(len, texts)), 1), hidden_output=False)
+    networks = {"fp16": network, INT8: quantize_network(network, INT8)}
+    if calibration:
+        networks[FP8] = quantize_network(network, FP8, calibration.largest_inputs)
+    for name, compared in networks.items():
         with tempfile.TemporaryDirectory() as folder:
-            compared = Network(quantized, Path(folder))
-            found.append(measure(name, compared.megabytes, compared.log_probs))
+            session = Network(compared, Path(folder))
+            found.append(measure(name, session.megabytes, session.log_probs))
     return found
 
 

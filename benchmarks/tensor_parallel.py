@@ -18,6 +18,7 @@ import json
 import statistics
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Everything of one bundle, written to --output by rank 0."""
     bundle = Bundle.load(args.bundle)
     ranks = bundle.config.tensor_parallel
-    sums_ms = pure_sums(bundle, args.steps) if ranks > 1 else {}
+    sums_ms = pure_sums(bundle, args.steps) if ranks > 1 and find_spec("mpi4py") else {}
     session = load_session(parser, args.bundle, args.threads)
     report = {
         "ranks": ranks,

@@ -52,12 +52,7 @@ def of_one_rank(bundle: Bundle, plans: dict[str, Any]) -> dict[str, dict[str, li
 
 @pytest.mark.parametrize("backend", ["openvino", "torch"])
 def test_two_ranks_give_the_tokens_of_one(grouped, tmp_path, backend):
-    bundles = [
-        tiny_bundle(
-            tmp_path / str(n), grouped, backend, trained=tiny_drafter_of(grouped, "recurrent"), tensor_parallel=n
-        )
-        for n in (1, 2)
-    ]
+    bundles = [tiny_bundle(tmp_path / str(n), grouped, backend, tensor_parallel=n) for n in (1, 2)]
     report = run(bundles[1], PLANS, tmp_path / "report.json")
     assert report["answers"] == of_one_rank(bundles[0], PLANS)
     assert report["answers"]["best first"] == report["answers"]["auto-regressive"]
