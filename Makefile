@@ -138,7 +138,7 @@ quickstart: $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build
 	$(PY) -m benchmarks.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
 
 test: $(MODEL)/source.json ## the test suite
-	$(PY) -m pytest
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile
 
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
 	$(MAKE) engines PRECISION=fp32

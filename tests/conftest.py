@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,12 +22,22 @@ def run_script(*arguments: str | Path) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
 
 
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Where test processes run side by side, one at a time prepares what they share."""
+    ARTIFACTS.mkdir(exist_ok=True)
+    with (ARTIFACTS / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The default target's folder, fetched when it is not there."""
     folder = ARTIFACTS / "models" / "SmolLM2-135M-Instruct"
-    if not (folder / "source.json").exists():
-        run_script("build/fetch_model.py")
+    with one_process():
+        if not (folder / "source.json").exists():
+            run_script("build/fetch_model.py")
     return folder
 
 
@@ -33,6 +46,7 @@ def smollm2_bundle(smollm2: Path) -> Path:
     """The default target with its shipped drafter, bf16, as `make engines` builds it."""
     folder = ARTIFACTS / "engines" / "SmolLM2-135M-Instruct-redrafter-bf16"
     manifest = folder / "manifest.json"
-    done = subprocess.run(["make", manifest.relative_to(ROOT)], cwd=ROOT, capture_output=True, text=True)
+    with one_process():
+        done = subprocess.run(["make", manifest.relative_to(ROOT)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import time
@@ -70,9 +71,10 @@ class Child:
     @property
     def log(self) -> str:
         """What it has written since the last start."""
-        with self._log_file.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), self._log_file.open("rb") as file:
             file.seek(self._log_start)
             return file.read().decode(errors="replace")
+        return ""
 
     def start(self) -> None:
         """Start it, its output appended to the log. What the last one left is ended before."""

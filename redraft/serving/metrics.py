@@ -93,10 +93,11 @@ class RestartMetrics:
         """Publish what the file says now."""
         try:
             state = json.loads(self._file.read_bytes())
-        except (OSError, ValueError):
+            restarts, failures = int(state["worker_restarts"]), dict(state["rank_failures"])
+        except (OSError, ValueError, KeyError, TypeError):
             return
-        self._metrics[""].set(state["worker_restarts"])
-        for rank, count in state["rank_failures"].items():
+        self._metrics[""].set(restarts)
+        for rank, count in failures.items():
             if rank not in self._metrics:
                 self._metrics[rank] = self._failures.Metric(labels={"rank": rank})
             self._metrics[rank].set(count)

@@ -1,6 +1,7 @@
 """The ranks of an engine worker: its processes where a bundle is split over several (tensor parallelism).
 
-`python -m redraft.serving.ranks LAUNCHER ...` becomes MPI's launcher, which the kernel ends with the supervisor.
+`python -m redraft.serving.ranks SUPERVISOR LAUNCHER ...` becomes MPI's launcher, which the kernel ends with the
+supervisor.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def bundle_ranks(bundle: Path) -> int:
     """How many ranks a bundle needs; 1 where its configuration does not say, which the worker then judges."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         count = json.loads((bundle / "config.json").read_bytes()).get("tensor_parallel", 1)
-        return count if isinstance(count, int) else 1
+        return count if type(count) is int and count > 0 else 1
     return 1
 
 
@@ -50,7 +51,7 @@ def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) 
         if not hostfile.is_file():
             raise ServingError(f"--hostfile {hostfile} is not there: expected a file of lines HOST:RANKS")
         options = ["-topolib", "none", "-f", str(hostfile)]
-    shim = [sys.executable, "-m", "redraft.serving.ranks"]
+    shim = [sys.executable, "-m", "redraft.serving.ranks", str(os.getpid())]
     return [*shim, str(launcher), *options, "-n", str(ranks), *worker]
 
 
@@ -107,11 +108,12 @@ def describe(ends: Mapping[int, str], pids: Mapping[int, int]) -> str:
     return "; ".join(f"{name} {how}" for name, how in zip(named, ends.values(), strict=True))
 
 
-def main(launcher: list[str]) -> None:
-    """Become the launcher."""
+def main(parent: int, launcher: list[str]) -> None:
+    """Become the launcher, unless the supervisor `parent` has gone meanwhile."""
     end_with_parent()
-    os.execv(launcher[0], launcher)
+    if os.getppid() == parent:
+        os.execv(launcher[0], launcher)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
@@ -45,6 +46,7 @@ class Supervisor:
         self._state = State(settings=settings, supervisor_pid=os.getpid())
         self._client = WorkerClient(run_dir.socket)
         self._next_ping = 0.0
+        self._control_key = secrets.token_hex(16)
         self._stubs: list[psutil.Process] = []
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings.decoupled)
@@ -62,7 +64,7 @@ class Supervisor:
             run_dir,
             "triton",
             "the Triton server",
-            tritonserver.command(installation, run_dir, settings),
+            tritonserver.command(installation, run_dir, settings, self._control_key),
             run_dir.triton_log,
             tritonserver.environment(installation, run_dir),
             run_dir.path,
@@ -118,6 +120,9 @@ class Supervisor:
         elif time.monotonic() >= self._next_ping:
             self._next_ping = time.monotonic() + PING_S
             if not self._worker_answers(self._settings.silence_s):
+                if fallen := ranks.fallen(self._ranks):
+                    self._end_other_ranks(fallen)
+                    return
                 log.error("the engine worker did not answer for %.0f s: killing it", self._settings.silence_s)
                 hung = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
                 self._worker.end(grace=0)
@@ -155,7 +160,7 @@ class Supervisor:
 
     def _set_worker_up(self, up: bool) -> None:
         self._worker.up = up
-        tritonserver.set_worker_ready(self._settings.http_port, up)
+        tritonserver.set_worker_ready(self._settings.http_port, up, self._control_key)
         self._say(*(("ready", "") if up else ("degraded", "the engine worker died and is restarting")))
 
     def _start_triton(self) -> None:

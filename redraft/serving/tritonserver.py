@@ -23,6 +23,8 @@ from redraft.serving.rundir import RunDir, Settings
 REPOSITORY = Path(__file__).resolve().parents[2] / "triton_repo"
 MODELS = ("ensemble", "tensorrt_llm", "engine_worker")
 EXIT_TIMEOUT_S = 3
+LOOPBACK = "127.0.0.1"
+CONTROL_HEADER, RESTRICTED_APIS = "redraft-control", ("http-restricted-api", "grpc-restricted-protocol")
 SERVER_VARIABLE, ENVIRONMENT_VARIABLE = "REDRAFT_TRITON_SERVER", "REDRAFT_TRITON_ENV"
 CONTAINER_SERVER = Path("/opt/tritonserver")
 """Where NGC's containers have the server."""
@@ -98,8 +100,9 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, decoupled: bool) 
         (folder / "config.pbtxt").write_text(config.replace("decoupled: true", f"decoupled: {str(decoupled).lower()}"))
 
 
-def command(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> list[str]:
-    """Command line of the server."""
+def command(installation: TritonInstallation, run_dir: RunDir, settings: Settings, control_key: str) -> list[str]:
+    """Command line of the server. Where other machines reach it, what changes it takes a header with `control_key`."""
+    restricted = f"model-repository,shared-memory,trace,logging:{CONTROL_HEADER}={control_key}"
     return [
         str(installation.server),
         f"--model-repository={run_dir.models}",
@@ -117,7 +120,7 @@ def command(installation: TritonInstallation, run_dir: RunDir, settings: Setting
         "--disable-auto-complete-config",
         "--allow-gpu-metrics=false",
         "--allow-cpu-metrics=false",
-    ]
+    ] + [f"--{api}={restricted}" for api in RESTRICTED_APIS if settings.address != LOOPBACK]
 
 
 def environment(installation: TritonInstallation, run_dir: RunDir) -> dict[str, str]:
@@ -137,18 +140,19 @@ def is_ready(http_port: int) -> bool:
     return _call(http_port, "v2/health/ready", None)[0] == 200
 
 
-def set_worker_ready(http_port: int, ready: bool) -> None:
+def set_worker_ready(http_port: int, ready: bool, control_key: str) -> None:
     """Make /v2/health/ready say whether the engine worker is there.
 
     Triton is not ready while a model has failed to load, and a model that was unloaded does not count. So the model
     `engine_worker` is loaded as it stands in the repository, or with a configuration that cannot load and says why.
     """
-    model = "v2/repository/models/engine_worker"
+    model, headers = "v2/repository/models/engine_worker", {CONTROL_HEADER: control_key}
     if ready:
-        _call(http_port, f"{model}/load", {})
+        _call(http_port, f"{model}/load", {}, headers=headers)
         return
-    _call(http_port, f"{model}/unload", {})
-    _call(http_port, f"{model}/load", {"parameters": {"config": json.dumps({"backend": "worker_is_restarting"})}})
+    broken = {"parameters": {"config": json.dumps({"backend": "worker_is_restarting"})}}
+    _call(http_port, f"{model}/unload", {}, headers=headers)
+    _call(http_port, f"{model}/load", broken, headers=headers)
 
 
 def complete(http_port: int, text: str, max_tokens: int, timeout: float) -> str:
@@ -162,11 +166,14 @@ def complete(http_port: int, text: str, max_tokens: int, timeout: float) -> str:
     return answer["text_output"]
 
 
-def _call(http_port: int, path: str, body: dict | None, timeout: float = 10) -> tuple[int, str]:
+def _call(
+    http_port: int, path: str, body: dict | None, timeout: float = 10, headers: dict[str, str] | None = None
+) -> tuple[int, str]:
     """Status and text of an HTTP request (GET without body), status 0 when there is no answer."""
     data = None if body is None else json.dumps(body).encode()
     try:
-        with _HTTP.open(f"http://127.0.0.1:{http_port}/{path}", data, timeout) as response:
+        request = urllib.request.Request(f"http://{LOOPBACK}:{http_port}/{path}", data, headers or {})
+        with _HTTP.open(request, timeout=timeout) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
