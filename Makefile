@@ -34,7 +34,7 @@ BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
 LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -n $(TP))
 CALIBRATED := $(if $(filter fp8,$(PRECISION)),$(CALIBRATION))
 COMPILE := $(BUILD) --precision $(PRECISION) $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tensor-parallel $(TP))
-SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp)
+SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh redraft/engines/extents.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model distill train engines tune serve stop loadtest bench quickstart test verify lint clean

@@ -29,11 +29,11 @@ from model_defs.attention import causal_attend
 from model_defs.calibration import Calibration
 from model_defs.export_target import CacheShape, export_target_native
 from model_defs.fingerprint import target_fingerprint
+from model_defs.native_context import HIDDEN_SCORE
 from model_defs.quantization import FP8, INT8, quantize_network
 from model_defs.target import Target
 from redraft.prompts import load_prompts, spread
 
-HIDDEN = -3e4
 out = Console(highlight=False)
 
 
@@ -88,7 +88,7 @@ class Network:
             "input_ids": np.array([ids], np.int32),
             "positions": np.arange(count)[None],
             "write_indices": np.zeros(1, np.int64),
-            "mask": np.triu(np.full((1, 1, count, self._rows), HIDDEN, self._dtype), 1),
+            "mask": np.triu(np.full((1, 1, count, self._rows), HIDDEN_SCORE, self._dtype), 1),
             "logit_rows": np.arange(count, dtype=np.int32),
         }
         (logits,) = self._session.run(["logits"], rows | self._caches)

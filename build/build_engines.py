@@ -24,13 +24,16 @@ from model_defs.shards import plan_shards
 from model_defs.target import Target
 from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
 from networks import CALIBRATION, WRITERS, Loops, out, step
-from redraft.bundle import BundleConfig, BundleError, LimitsInfo, ShardInfo, TargetInfo
+from redraft.bundle import BundleConfig, BundleError, ContextInfo, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.flavour import FLAVOURS
+from redraft.engines.memory import WIDTH
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
+ALIGNMENT = 256
+"""TensorRT takes addresses that are multiples of so many bytes."""
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
 
 
@@ -211,6 +214,28 @@ def check(config: BundleConfig, target: Target) -> None:
             raise BundleError(f"{name}: {error}" if len(config.methods) > 1 else str(error)) from None
 
 
+def check_caches(config: BundleConfig) -> None:
+    """Refuse, for TensorRT, caches whose slots would not begin at multiples of ALIGNMENT bytes. Raises BundleError."""
+    if config.backend not in FLAVOURS:
+        return
+    limits, contexts = config.limits, [method.context for method in config.methods.values() if method.context]
+    caches: list[tuple[TargetInfo | ContextInfo, int]] = [(config.target, limits.max_tree)]
+    caches += [(context, context.draft_rows) for context in contexts]
+    width = WIDTH.get(config.precision, 2)
+
+    def unaligned(max_len: int) -> list[int]:
+        sizes = [(max_len + behind) * heads.num_kv_heads * heads.head_size * width for heads, behind in caches]
+        return [size for size in sizes if size % ALIGNMENT]
+
+    if sizes := unaligned(limits.max_len):
+        fitting = next((length for length in range(limits.max_len - 1, 1, -1) if not unaligned(length)), None)
+        remedy = f"--max-len {fitting} is the nearest that works" if fitting else "choose another --max-tree"
+        raise BundleError(
+            f"--max-len {limits.max_len}: a slot's cache would take {sizes[0]} bytes, and {config.backend} needs a "
+            f"multiple of {ALIGNMENT}; {remedy}"
+        )
+
+
 def build(
     config: BundleConfig,
     target: Target,
@@ -240,6 +265,7 @@ def build(
         if info := getattr(loop.drafter, "info", None):
             out.print(f"  token info of {name}: {info_bytes(info, config) / 1e6:.1f} MB, {loop.drafter.info_form}")
     config = config.model_copy(update={"methods": methods})
+    check_caches(config)
     parameters = sum(weight.numel() for module in (target, *drafters.values()) for weight in module.parameters())
     if config.tensor_parallel > 1:
         parameters += config.tensor_parallel * target.embedding.weight.numel()

@@ -4,6 +4,7 @@ on any machine. What full TensorRT builds has not been run, for want of its libr
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -86,6 +87,10 @@ class EngineBuilder:
             for name, sizes in ranges.items():
                 profile.set_shape(name, *sizes)
             options.add_optimization_profile(profile)
+        if self.flavour.has_plugins:
+            options.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+        else:  # without it no step can be captured in a CUDA graph
+            options.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         timings = self._timing_cache(options)
         layers = [definition.get_layer(i) for i in range(definition.num_layers)]
         for layer in layers:
@@ -97,7 +102,9 @@ class EngineBuilder:
             raise BundleError(self._failure(network, messages))
         if timings:
             timings.parent.mkdir(parents=True, exist_ok=True)
-            timings.write_bytes(options.get_timing_cache().serialize())
+            partial = timings.with_name(f"{timings.name}.{os.getpid()}")
+            partial.write_bytes(options.get_timing_cache().serialize())
+            partial.replace(timings)
         engine = network.with_suffix(".engine")
         engine.write_bytes(serialized)
         report = BuildReport(
@@ -120,7 +127,6 @@ class EngineBuilder:
         """Give TensorRT what earlier builds measured on such a GPU; the file for this build's measurements."""
         if not self.flavour.has_plugins:
             return None
-        options.set_preview_feature(self._trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         path = CACHE / f"tensorrt-{'-'.join(self.versions.values())}.timings"
         known = path.read_bytes() if path.exists() else b""
         options.set_timing_cache(options.create_timing_cache(known), False)

@@ -5,8 +5,8 @@
 Builds bundles of all methods of `benchmarks/gpu/methods.toml` in fp32 and bf16, then asks: does every method give
 auto-regressive decoding's tokens in fp32 (`benchmarks/verify_lossless.py`), how fast is it at 1 to 64 requests at once
 (`benchmarks/method_batches.py`), and how fast are single steps (`benchmarks/step_times.py`)? Bundles and results that
-are there already are kept: after an interruption or with more `--parts` the same command goes on. With `--minutes` no
-part begins after so many.
+are there already are kept, and the exit status of a command that failed but wrote its result (`RESULT.exit_status`):
+after an interruption or with more `--parts` the same command goes on. With `--minutes` no part begins after so many.
 """
 
 from __future__ import annotations
@@ -66,12 +66,18 @@ def run_parts(args: argparse.Namespace) -> dict[str, Any]:
         report[part] = []
         for command in listed:
             output = Path(command[-1])
+            failure = output.with_name(f"{output.name}.exit_status")
             entry: dict[str, Any] = {"command": " ".join(command[1:])}
             if not output.exists():
                 console.print(f"{part}: {entry['command']}", markup=False)
                 begun = time.monotonic()
                 entry["exit_status"] = subprocess.run(command, cwd=ROOT).returncode
                 entry["seconds"] = time.monotonic() - begun
+                failure.unlink(missing_ok=True)
+                if entry["exit_status"]:
+                    failure.write_text(str(entry["exit_status"]))
+            elif failure.exists():
+                entry["exit_status"] = int(failure.read_text())
             if output.is_file():
                 entry["result"] = json.loads(output.read_bytes())
             report[part].append(entry)

@@ -45,10 +45,11 @@ class FixedCalls:
         self._function, self._device, self._pool = function, device, graph_pool
         self._padding, self._idle = dict(padding or {}), dict(idle or {})
         self._calls: dict[tuple[tuple[int, ...], ...], _FixedCall] = {}
+        self._results = _Results()
 
     def __call__(self, inputs: Arrays, rows: Mapping[str, int]) -> list[np.ndarray]:
         """The results for inputs padded to the first dimensions in `rows`, where it names them; views that stay valid
-        until the next call of that shape."""
+        until the next call."""
         shapes = {name: (rows.get(name, len(array)), *array.shape[1:]) for name, array in inputs.items()}
         key = tuple(shapes.values())
         if key not in self._calls:
@@ -61,17 +62,40 @@ class FixedCalls:
         return len(self._calls)
 
     def _made(self, inputs: Arrays, shapes: dict[str, tuple[int, ...]]) -> _FixedCall:
-        call = _FixedCall(shapes, {name: array.dtype for name, array in inputs.items()}, self._device)
+        call = _FixedCall(shapes, {name: array.dtype for name, array in inputs.items()}, self._device, self._results)
         call.fill({name: self._idle.get(name, array[:0]) for name, array in inputs.items()}, self._padding)
         call.capture(self._function, self._pool)
         return call
 
 
+class _Results:
+    """Pinned memory for each output that calls of all shapes give in turn, of the largest one's size."""
+
+    def __init__(self) -> None:
+        self._pinned: dict[int, Tensor] = {}
+
+    def fetch(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Enqueue copies of the outputs; they are there once the stream has been waited for."""
+        return [self._place(number, output).copy_(output, non_blocking=True) for number, output in enumerate(outputs)]
+
+    def _place(self, number: int, output: Tensor) -> Tensor:
+        size = output.numel() * output.element_size()
+        if number not in self._pinned or len(self._pinned[number]) < size:
+            self._pinned[number] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return self._pinned[number][:size].view(output.dtype).view(output.shape)
+
+
 class _FixedCall:
     """Buffers of one shape: the inputs back to back, pinned on the host and on the device; on the CPU they are one."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype], device: torch.device):
-        self._on_gpu = device.type == "cuda"
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtypes: Mapping[str, np.dtype],
+        device: torch.device,
+        results: _Results,
+    ):
+        self._on_gpu, self._results = device.type == "cuda", results
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
         self._host = torch.zeros(starts[-1], dtype=torch.int32, pin_memory=self._on_gpu)
@@ -82,7 +106,6 @@ class _FixedCall:
             part, dtype = slice(start, start + size), torch.from_numpy(np.zeros(0, dtypes[name])).dtype
             self._arrays[name] = self._host[part].view(dtype).view(shape).numpy()
             self._tensors[name] = self._device[part].view(dtype).view(shape)
-        self._results: list[Tensor] = []
 
     def fill(self, inputs: Arrays, padding: Mapping[str, float]) -> None:
         """Copy the inputs into the buffers, and padding behind them."""
@@ -104,9 +127,8 @@ class _FixedCall:
             function(self._tensors)
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             outputs = function(self._tensors)
-        self._results = [torch.empty(output.shape, dtype=output.dtype, pin_memory=True) for output in outputs]
 
         def replay() -> Sequence[Tensor]:
             graph.replay()
@@ -119,7 +141,6 @@ class _FixedCall:
         if not self._on_gpu:
             return [output.numpy() for output in self._replay()]
         self._device.copy_(self._host, non_blocking=True)
-        for result, output in zip(self._results, self._replay(), strict=True):
-            result.copy_(output, non_blocking=True)
+        results = self._results.fetch(self._replay())
         torch.cuda.current_stream().synchronize()
-        return [result.numpy() for result in self._results]
+        return [result.numpy() for result in results]

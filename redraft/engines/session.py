@@ -73,7 +73,8 @@ class HostBuffers:
 
     def upload(self, array: np.ndarray) -> Tensor:
         """A new tensor on the device."""
-        return torch.from_numpy(array).to(self._stream.device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return (tensor.pin_memory() if self._stream.on_gpu else tensor).to(self._stream.device, non_blocking=True)
 
     def fetch(self, found: Tensor, name: str) -> Tensor:
         """Enqueue a copy, of floats as float32, to memory that the next fetch of that name overwrites; it is there once
@@ -93,23 +94,30 @@ def named_caches(caches: Tensor) -> dict[str, Tensor]:
 class Step:
     """A context with the buffers of one extent: `inputs` to be filled, `outputs` to be read, on the device."""
 
-    def __init__(self, context: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor], stream: Stream):
+    def __init__(
+        self, context: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor], stream: Stream, flavour: Flavour
+    ):
         self.inputs, self.outputs = inputs, outputs
-        self._context, self._stream = context, stream
+        self._context, self._stream, self._flavour = context, stream, flavour
         self._graph: torch.cuda.CUDAGraph | None = None
         self._executed = False
 
     def execute(self, fixed: bool) -> None:
-        """Enqueue. With `fixed` the second time is captured in a CUDA graph, which all later ones replay."""
-        if self._graph is None and fixed and self._executed and self._stream.on_gpu:
+        """Enqueue. With `fixed` the second time is captured in a CUDA graph, where that is possible, which all later
+        ones replay."""
+        if self._graph is None and fixed and self._executed and self._stream.on_gpu and self._capturable():
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream.cuda):
+            with torch.cuda.graph(self._graph, stream=self._stream.cuda, capture_error_mode="thread_local"):
                 self._enqueue()
         if self._graph is not None:
             self._graph.replay()
         else:
             self._enqueue()
         self._executed = True
+
+    def _capturable(self) -> bool:
+        """What TensorRT for RTX says; full TensorRT's steps can be captured."""
+        return self._flavour.has_plugins or self._context.is_stream_capturable(self._stream.handle)
 
     def _enqueue(self) -> None:
         if not self._context.execute_async_v3(self._stream.handle):
@@ -128,12 +136,14 @@ class Session:
         caches: Mapping[str, Tensor],
         stream: Stream,
     ):
-        """Raises BundleError where the library cannot load the engine, or it has other profiles than `made_for`."""
-        trt = flavour.module()
+        """Raises torch.OutOfMemoryError, and BundleError where the library cannot load the engine for another reason or
+        it has other profiles than `made_for`."""
+        trt, self._flavour = flavour.module(), flavour
         self._messages = Messages(trt)
         self._runtime = trt.Runtime(self._messages.logger)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
+            self._require_memory()
             raise BundleError(f"{flavour.title} cannot load {path}: {self._messages.text}; rebuild the bundle here")
         expected = len(made_for.profiles)
         if self._engine.num_optimization_profiles != expected:
@@ -168,13 +178,30 @@ class Session:
 
     def _context(self, profile: int) -> Any:
         """A new context of a profile."""
-        context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = self._engine.create_execution_context(
+            strategy if self._flavour.has_plugins else self._compiling_at_once(strategy)
+        )
         if context is None:
+            self._require_memory()
             raise RuntimeError(f"TensorRT cannot make a context for profile {profile}: {self._messages.text}")
         context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
         if not context.set_optimization_profile_async(profile, self._stream.handle):
             raise RuntimeError(f"TensorRT cannot choose profile {profile}: {self._messages.text}")
         return context
+
+    def _compiling_at_once(self, strategy: Any) -> Any:
+        """The configuration of TensorRT for RTX that compiles kernels for a context's shapes before they execute, so
+        that no fallback kernels are captured."""
+        config = self._engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        config.dynamic_shapes_kernel_specialization_strategy = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        return config
+
+    def _require_memory(self) -> None:
+        """Raise torch.OutOfMemoryError where the library says that memory did not suffice."""
+        if self._messages.out_of_memory:
+            raise torch.OutOfMemoryError(self._messages.text)
 
     def _bind(self, context: Any, extent: Extent, caches: Mapping[str, Tensor]) -> Step:
         leading = self._shapes(extent)
@@ -194,8 +221,9 @@ class Session:
                 aliased = torch.zeros(shape, dtype=self._dtype(name), device=self._stream.device)
             outputs[name] = aliased
         for name, tensor in (*inputs.items(), *outputs.items()):
-            context.set_tensor_address(name, tensor.data_ptr())
-        return Step(context, inputs, outputs, self._stream)
+            if not context.set_tensor_address(name, tensor.data_ptr()):
+                raise RuntimeError(f"TensorRT does not take the address of {name}: {self._messages.text}")
+        return Step(context, inputs, outputs, self._stream, self._flavour)
 
     def _dtype(self, name: str) -> torch.dtype:
         return DTYPES[self._engine.get_tensor_dtype(name).name]

@@ -34,12 +34,13 @@ class TensorRTEngine:
         library, device = flavour.module(), gpu.device()
         require_fit(bundle, flavour, str(library.__version__), gpu.capability(device))
         self._stream = Stream(device)
+        free = gpu.free_bytes(device)
         try:
             with self._stream.current():
                 self._load(bundle, flavour)
         except torch.OutOfMemoryError:
             weights = sum(file.size for name, file in bundle.manifest.files.items() if name.endswith(".engine"))
-            fits = memory.what_fits(bundle.config, weights, gpu.free_bytes(device))
+            fits = memory.what_fits(bundle.config, weights, free)
             raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
 
     def _load(self, bundle: Bundle, flavour: Flavour) -> None:
@@ -71,13 +72,15 @@ class TensorRTEngine:
             return self._target.execute(batch)
 
     def close(self) -> None:
-        """Free the engines and the caches."""
+        """Free the engines and the caches, as far as they are there."""
         self._stream.synchronize()
-        del self._target, self.caches
+        for name in ("_target", "caches"):
+            vars(self).pop(name, None)
         self.drafters = {}
 
     def _self_test(self, bundle: Bundle) -> None:
-        """Executed in a step and in prefill, the last slot's first row must replace a sentinel in every layer."""
+        """Executed in a step of one row and in one of more rows than a tree's (in native form: in prefill), the last
+        slot's first row must replace a sentinel in every layer."""
         limits = bundle.config.limits
         slot, words = limits.slots - 1, -(-limits.max_tree // 32)
         for count in sorted({1, min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)}):

@@ -9,17 +9,18 @@ import sys
 import pytest
 import torch
 
+from build_engines import check_caches
 from model_defs.export_target import CacheShape, export_target_plugin
 from networks import save
 from plugins.cuda import compile
 from plugins.tree_attention.tensorrt_form import tensorrt_form
-from redraft.bundle import Bundle, BundleConfig, BundleError, LimitsInfo
+from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, LimitsInfo
 from redraft.engines import extents, gpu
 from redraft.engines.flavour import TENSORRT
 from redraft.engines.memory import what_fits
 from tensorrt_engines import EngineBuilder, profile_ranges
 from tests.engines import stand_in_tensorrt
-from tests.engines.tiny import METHOD, target_info, tiny_bundle, tiny_drafter_of, tiny_lm, tiny_target
+from tests.engines.tiny import DRAFTING, METHOD, target_info, tiny_bundle, tiny_drafter_of, tiny_lm, tiny_target
 
 LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)
 
@@ -43,6 +44,7 @@ def test_full_tensorrt_is_asked_for_typed_networks_with_aliased_plugins(monkeypa
     flags = stand_in_tensorrt.NetworkDefinitionCreationFlag
     assert head["flags"] == 1 << flags.STRONGLY_TYPED | 1 << flags.PREFER_AOT_PYTHON_PLUGINS
     assert head["preview"] == ["aliased plugin I/O"]
+    assert head["builder_flags"] == []
     steps = head["profiles"][:-1]
     assert [p["input_ids"][0][0] for p in steps] == [b * n for b in (1, 2, 4, 5) for n in (1, 2, 4, 8)]
     for profile in steps:
@@ -74,6 +76,7 @@ def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, t
     head = head_of(bundle, "target")
     assert head["flags"] == 1 << stand_in_tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
     assert head["preview"] == []
+    assert head["builder_flags"] == ["require user allocation"]
     steps, prefill = head["profiles"]
     assert steps["mask"] == [[1, 1, 1, 88], [5, 1, 8, 88], [5, 1, 8, 88]]
     assert steps["logit_rows"] == [[1], [40], [40]]
@@ -91,6 +94,25 @@ def test_every_profile_of_limits_of_one_is_whole():
         profile_ranges({"input_ids": (-1,)}, extents.plugin_target(limits), extents.plugin_target_shapes(limits))
     )
     assert ranges == [{"input_ids": ((1,), (1,), (1,))}, {"input_ids": ((1,), (1,), (2,))}]
+
+
+@pytest.mark.parametrize(
+    ("draft_rows", "remedy"), [(8, "--max-len 80 is the nearest that works"), (9, "choose another --max-tree")]
+)
+def test_a_cache_whose_slots_are_not_aligned_is_refused(draft_rows, remedy):
+    heads = {"num_kv_heads": 3, "head_size": 64}
+    context = ContextInfo(layers=1, draft_rows=draft_rows, **heads)
+    config = BundleConfig(
+        name="t",
+        backend="tensorrt_rtx",
+        precision="fp16",
+        target=target_info(tiny_lm()).model_copy(update=heads),
+        limits=LIMITS.model_copy(update={"max_len": 81}),
+        methods={METHOD: DRAFTING.model_copy(update={"context": context})},
+    )
+    with pytest.raises(BundleError, match=rf"--max-len 81: .* 34176 bytes, .* a multiple of 256; {remedy}"):
+        check_caches(config)
+    check_caches(config.model_copy(update={"precision": "fp32"}))
 
 
 def builder(**limits) -> EngineBuilder:

@@ -96,12 +96,16 @@ class Options:
     def __init__(self) -> None:
         self.profiles: list[Profile] = []
         self.preview: list[str] = []
+        self.flags: list[str] = []
         self.timings = b""
 
     num_optimization_profiles = property(lambda self: len(self.profiles))
 
     def add_optimization_profile(self, profile):
         self.profiles.append(profile)
+
+    def set_flag(self, flag):
+        self.flags.append(flag)
 
     def set_preview_feature(self, feature, on):
         self.preview += [feature] * on
@@ -134,6 +138,7 @@ class Builder:
             self.logger.log(ILogger.ERROR, self.trt.fails_with)
             return None
         head = {"flags": definition.flags, "profiles": options.profiles, "preview": options.preview}
+        head["builder_flags"] = options.flags
         return json.dumps(head).encode() + b"\n" + definition.model.SerializeToString()
 
 
@@ -188,9 +193,20 @@ class Engine:
     def get_device_memory_size_for_profile_v2(self, i):
         return 1000 + i
 
-    def create_execution_context(self, strategy):
-        assert strategy == "user managed"
+    def create_runtime_config(self):
+        return RuntimeConfig()
+
+    def create_execution_context(self, chosen):
+        if "require user allocation" in self.head["builder_flags"]:
+            assert chosen.dynamic_shapes_kernel_specialization_strategy == "eager"
+            chosen = chosen.strategy
+        assert chosen == "user managed"
         return Context(self)
+
+
+class RuntimeConfig:
+    def set_execution_context_allocation_strategy(self, strategy):
+        self.strategy = strategy
 
 
 class Context:
@@ -275,6 +291,8 @@ def install_library(monkeypatch, name: str) -> ModuleType:
     trt.Builder = lambda logger: Builder(logger, trt)
     trt.NetworkDefinitionCreationFlag = NetworkDefinitionCreationFlag
     trt.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliased plugin I/O")
+    trt.BuilderFlag = SimpleNamespace(REQUIRE_USER_ALLOCATION="require user allocation")
+    trt.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")
     trt.TensorIOMode = SimpleNamespace(INPUT=True)
     trt.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user managed")
     monkeypatch.setitem(sys.modules, name, trt)

@@ -100,7 +100,7 @@ class StandIn:
     def stream(self, stream: StandIn):
         return nullcontext()
 
-    def graph(self, graph: StandIn, pool: object):
+    def graph(self, graph: StandIn, pool: object, capture_error_mode: str):
         self.events.append(f"capture into {pool}")
         return nullcontext()
 

@@ -15,6 +15,7 @@ from redraft.budget import BudgetTable
 from redraft.bundle import Bundle, BundleError, LimitsInfo
 from redraft.drafting import DraftingPlan
 from redraft.engines import gpu, load_engine, tensorrt_drafter, tensorrt_target
+from redraft.engines.flavour import Messages
 from redraft.engines.session import Session
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
@@ -211,6 +212,29 @@ def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):
     monkeypatch.setattr("redraft.engines.tensorrt._allocate", full)
     with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
         load_engine(bundle)
+
+
+@pytest.mark.parametrize("call", ["Runtime.deserialize_cuda_engine", "Engine.create_execution_context"])
+def test_too_little_memory_inside_the_library_says_so_too(call, monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    monkeypatch.setattr(Messages, "text", "Requested size was 5 bytes: OutOfMemory")
+    monkeypatch.setattr(f"tests.engines.stand_in_tensorrt.{call}", lambda *_: None)
+    with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
+        load_engine(bundle)
+
+
+def test_an_address_that_is_not_taken_is_named(monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    monkeypatch.setattr(stand_in_tensorrt.Context, "set_tensor_address", lambda _, name, address: name != "k_cache.1")
+    with pytest.raises(RuntimeError, match=r"TensorRT does not take the address of k_cache\.1: "):
+        load_engine(bundle)
+
+
+def test_an_engine_can_be_closed_twice(monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path))
+    for _ in range(2):
+        engine.close()
+    assert not engine.drafters
 
 
 def test_without_a_gpu_the_reason_is_named(monkeypatch, tmp_path):

@@ -70,6 +70,13 @@ def test_parts_run_in_order_and_what_is_there_is_kept(tmp_path, ran):
 def test_a_failure_is_the_commands_own(tmp_path, ran):
     ran.failing = "equality"
     assert torch_backend.main(arguments(tmp_path)) == 1
+    count = len(ran)
+    assert torch_backend.main(arguments(tmp_path)) == 1, "it is remembered with the result that it left"
+    assert len(ran) == count
+    (tmp_path / "work" / "equality.json").unlink()
+    ran.failing = ""
+    assert torch_backend.main(arguments(tmp_path)) == 0
+    assert torch_backend.main(arguments(tmp_path)) == 0
 
 
 def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
