@@ -38,4 +38,5 @@ def end_all(status: int) -> None:
         with contextlib.suppress(ImportError, RuntimeError):
             from mpi4py import MPI
 
+            unlink_shared_memory()
             MPI.COMM_WORLD.Abort(status)

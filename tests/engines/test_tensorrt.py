@@ -19,8 +19,8 @@ from redraft.engines.flavour import Messages
 from redraft.engines.session import Session
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
+from tests.engines.scheduling import generate
 from tests.engines.test_context_drafters import Drafting, check, draft, following
-from tests.engines.test_context_scheduling import generate
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
     METHOD,

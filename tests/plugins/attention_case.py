@@ -118,3 +118,17 @@ def make_case(
         "v_cache": caches[1],
     }
     return Case(arrays, heads)
+
+
+def make_levels(rng: np.random.Generator, words: int, dtype: str = "fp32") -> Case:
+    """Rows of a later level (`starts`): they stand behind 3 rows that earlier calls wrote. Without mask words they are
+    causal."""
+    case = make_case(rng, [Sequence(slot=0, length=40, parents=5), Sequence(slot=1, length=7, parents=5)], dtype=dtype)
+    arrays = case.arrays
+    arrays["cache_lengths"] = arrays["cache_lengths"] - np.int32(3)
+    arrays["starts"] = arrays["cache_lengths"] + np.int32(3)
+    arrays["tree_mask"] = np.zeros((10, words), np.int32)
+    if words:
+        arrays["tree_mask"][:5, 0] = [0b1, 0b10, 0b101, 0b110001, 0b1000110]
+    arrays["commit_src"] = arrays["commit_offsets"] = np.zeros(0, np.int32)
+    return case

@@ -12,7 +12,7 @@ from plugins.cuda.launch import run
 from plugins.linear.pack import from_bf16_bits
 from plugins.tree_attention import cuda
 from plugins.tree_attention.tensorrt_plugin import SPLIT
-from tests.plugins.attention_case import MIXED, Case, Sequence, make_case
+from tests.plugins.attention_case import MIXED, Case, Sequence, make_case, make_levels
 
 
 @pytest.fixture(autouse=True)
@@ -149,15 +149,7 @@ def test_rows_over_the_committed_paths_own_places(rng):
 
 @pytest.mark.parametrize("words", [0, 1])
 def test_levels_behind_earlier_rows_and_chains_without_mask(rng, words):
-    """`starts`: rows of this call stand behind rows that earlier calls wrote; without mask words they are causal."""
-    sequences = [Sequence(slot=0, length=40, parents=5), Sequence(slot=1, length=7, parents=5)]
-    case = in_bf16(make_case(rng, sequences, dtype="bf16"))
-    case.arrays["cache_lengths"] = case.arrays["cache_lengths"] - np.int32(3)
-    case.arrays["starts"] = case.arrays["cache_lengths"] + np.int32(3)
-    case.arrays["tree_mask"] = np.zeros((10, words), np.int32)
-    if words:
-        case.arrays["tree_mask"][:5, 0] = [0b1, 0b10, 0b101, 0b110001, 0b1000110]
-    case.arrays["commit_src"] = case.arrays["commit_offsets"] = np.zeros(0, np.int32)
+    case = in_bf16(make_levels(rng, words, "bf16"))
     expected, _, _ = case.reference()
     expect_close(attend(case, tensors(case)), expected)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from plugins.cuda.launch import run
 from plugins.tree_attention.tensorrt_plugin import FP32_SPLIT, FP32_SPLIT_KEYS
-from tests.plugins.attention_case import MIXED, Case, Sequence, make_case
+from tests.plugins.attention_case import MIXED, Case, Sequence, make_case, make_levels
 from tests.plugins.test_cuda_tree_attention import attend, batches, visible_counts
 
 LONG_TREE = [-1, 0, 0, 1, 1, 2, 3, 5, 0, 8, 9, 9, *([0] * 25), 11, 36, 37, 38, 39]
@@ -98,15 +98,8 @@ def test_a_causal_chunk_has_the_bits_of_steps_of_one_row(rng):
 
 
 def test_levels_behind_earlier_rows_and_chains_without_mask(rng):
-    sequences = [Sequence(slot=0, length=40, parents=5), Sequence(slot=1, length=7, parents=5)]
     for words in (0, 1):
-        case = make_case(rng, sequences)
-        case.arrays["cache_lengths"] = case.arrays["cache_lengths"] - np.int32(3)
-        case.arrays["starts"] = case.arrays["cache_lengths"] + np.int32(3)
-        case.arrays["tree_mask"] = np.zeros((10, words), np.int32)
-        if words:
-            case.arrays["tree_mask"][:5, 0] = [0b1, 0b10, 0b101, 0b110001, 0b1000110]
-        case.arrays["commit_src"] = case.arrays["commit_offsets"] = np.zeros(0, np.int32)
+        case = make_levels(rng, words)
         expected, _, _ = case.reference()
         np.testing.assert_allclose(attend(case, tensors(case)), expected, atol=1e-5)
         if not words:

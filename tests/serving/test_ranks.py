@@ -181,9 +181,11 @@ from redraft.worker import main
 sys.exit(main(["--bundle", "nowhere" if os.environ["PMI_RANK"] == "1" else {str(bundle)!r}, "--socket", "unused"]))
 """
     command = ranks.launch_command([sys.executable, "-c", program], 2)
+    before = set(Path("/dev/shm").glob("mpich_shm_*"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert "redraft worker: nowhere does not exist; build one with" in done.stderr
+    assert set(Path("/dev/shm").glob("mpich_shm_*")) <= before
 
 
 def split(folder: Path, count: object) -> Path:
