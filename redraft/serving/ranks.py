@@ -56,12 +56,12 @@ def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) 
 
 
 def ranks_of(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
-    """The ranks among a worker's processes; those on other machines are not."""
-    found = {}
+    """The ranks among a worker's processes; those on other machines are not, nor what a rank started in its turn."""
+    found: dict[int, psutil.Process] = {}
     for process in processes:
-        with contextlib.suppress(psutil.Error):
-            if (rank := process.environ().get(RANK_VARIABLE)) is not None:
-                found[int(rank)] = process
+        with contextlib.suppress(psutil.Error, KeyError):
+            rank = int(process.environ()[RANK_VARIABLE])
+            found[rank] = min(found.get(rank, process), process, key=psutil.Process.create_time)
     return dict(sorted(found.items()))
 
 

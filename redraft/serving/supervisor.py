@@ -25,7 +25,7 @@ from redraft.serving.processes import ServingError, end_processes, is_alive, own
 from redraft.serving.rundir import Phase, RunDir, Settings, State
 
 HOUSE = Path(__file__).resolve().parents[2]
-WORKER_START_S, TRITON_START_S, FIRST_REQUEST_S = 180.0, 60.0, 120.0
+WORKER_START_S, TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 180.0, 60.0, 120.0, 10.0
 TICK_S, PING_S = 0.1, 5.0
 LAST_WORDS_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
@@ -78,9 +78,9 @@ class Supervisor:
         self._find_ranks()
         self._say("starting", "starting the Triton server")
         self._start_triton()
-        self._say("starting", "sending the first request")
+        self._say("starting", "sending the first requests")
         try:
-            tritonserver.complete(self._settings.http_port, "Hello", 4, FIRST_REQUEST_S)
+            tritonserver.send_first_requests(self._settings.http_port, FIRST_REQUEST_S)
         except ServingError:
             if self._worker.ends_within(1.0):
                 raise ServingError(self._worker.death) from None
@@ -112,7 +112,7 @@ class Supervisor:
             if self._worker.restart_due():
                 self._worker.start()
         elif not self._worker.up:
-            if self._worker_answers():
+            if self._worker_answers() and self._models_answer():
                 self._find_ranks()
                 self._set_worker_up(True)
             elif self._worker.age > WORKER_START_S:
@@ -150,6 +150,16 @@ class Supervisor:
         counts = self._state.rank_failures
         self._update(last_failure=text, rank_failures=counts | {rank: counts.get(rank, 0) + 1 for rank in ends})
         self._say("degraded", f"{text}; the engine worker is restarting")
+
+    def _models_answer(self) -> bool:
+        """Whether Triton's models reach the worker that has been restarted; not asked while Triton itself is down."""
+        if self._triton.up:
+            try:
+                tritonserver.send_first_requests(self._settings.http_port, RESTARTED_REQUEST_S)
+            except ServingError as error:
+                log.info("not yet ready: %s", error)
+                self._worker.up = False
+        return self._worker.up
 
     def _worker_answers(self, timeout: float = 2.0) -> bool:
         try:

@@ -29,6 +29,10 @@ SERVER_VARIABLE, ENVIRONMENT_VARIABLE = "REDRAFT_TRITON_SERVER", "REDRAFT_TRITON
 CONTAINER_SERVER = Path("/opt/tritonserver")
 """Where NGC's containers have the server."""
 
+_FIRST_REQUESTS = {
+    "ensemble": {"text_input": "Hello", "max_tokens": 4},
+    "tensorrt_llm": {"input_ids": [0], "request_output_len": 1},
+}
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)\.so\S* => (not found)?")
 
@@ -155,15 +159,14 @@ def set_worker_ready(http_port: int, ready: bool, control_key: str) -> None:
     _call(http_port, f"{model}/load", broken, headers=headers)
 
 
-def complete(http_port: int, text: str, max_tokens: int, timeout: float) -> str:
-    """Text that the service generates after `text`. Raises ServingError with Triton's message."""
-    status, body = _call(
-        http_port, "v2/models/ensemble/generate", {"text_input": text, "max_tokens": max_tokens}, timeout
-    )
-    answer = json.loads(body) if status == 200 else {}
-    if "text_output" not in answer:
-        raise ServingError(f"the first request failed: {body.strip() or 'no answer from Triton'}")
-    return answer["text_output"]
+def send_first_requests(http_port: int, timeout: float) -> None:
+    """A request to each model that generates: they have connections of their own to the worker, which may be a while in
+    the making. Raises ServingError with Triton's message if one fails or takes longer than `timeout` seconds.
+    """
+    for model, body in _FIRST_REQUESTS.items():
+        status, answer = _call(http_port, f"v2/models/{model}/generate", body, timeout)
+        if status != 200:
+            raise ServingError(f"the first request to {model} failed: {answer.strip() or 'no answer from Triton'}")
 
 
 def _call(

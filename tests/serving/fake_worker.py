@@ -2,7 +2,8 @@
 
 The answer is " w0é w1é ..." word by word, one word per token and step. A prompt that starts with "die" ends the process
 in the middle of the answer, "slow" takes 50 ms per token, "overload" is refused. In a bundle whose configuration says
-`broken` it does not start, and where it says `fragile` it ends with the first request.
+`broken` it does not start, and where it says `fragile` it ends with the first request. While the bundle has a file
+`refuse`, requests by the field that it names (`text` or `input_ids`) are refused.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ MAX_LEN = 512
 class FakeWorker:
     """Serves until SIGTERM; `steps` counts every token of every request."""
 
-    def __init__(self, socket_path: str, fragile: bool):
-        self._fragile = fragile
+    def __init__(self, socket_path: str, bundle: Path, fragile: bool):
+        self._fragile, self._refuse = fragile, bundle / "refuse"
         self._socket = zmq.Context.instance().socket(zmq.ROUTER)
         Path(socket_path).unlink(missing_ok=True)
         self._socket.bind(f"ipc://{socket_path}")
@@ -68,6 +69,8 @@ class FakeWorker:
             if request.max_tokens > MAX_LEN:
                 text = f"max_tokens: expected at most {MAX_LEN}, got {request.max_tokens}"
                 self._send(peer, ErrorMessage(id=request.id, code="invalid", message=text))
+            elif self._refuse.exists() and getattr(request, self._refuse.read_text()) is not None:
+                self._send(peer, ErrorMessage(id=request.id, code="restarting", message="not yet"))
             elif prompt.startswith("overload"):
                 self._send(peer, ErrorMessage(id=request.id, code="overloaded", message="the queue is full (4)"))
             else:
@@ -116,4 +119,4 @@ if __name__ == "__main__":
     config = json.loads((Path(args.bundle) / "config.json").read_text())
     if config.get("broken"):
         raise SystemExit("the bundle is broken: target.onnx does not match its checksum, build it again")
-    FakeWorker(args.socket, config.get("fragile", False)).run()
+    FakeWorker(args.socket, Path(args.bundle), config.get("fragile", False)).run()

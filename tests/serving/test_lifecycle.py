@@ -135,6 +135,19 @@ def test_serve_clears_away_what_a_killed_supervisor_left(service):
     assert service.ready()
 
 
+@pytest.mark.parametrize("field", ["text", "input_ids"])
+def test_a_restarted_worker_is_ready_when_each_model_reaches_it(service, fake_bundle, field):
+    ensure_running(service)
+    (fake_bundle / "refuse").write_text(field)
+    os.kill(service.state.worker_pid, signal.SIGKILL)
+    wait_until(lambda: not service.ready())
+    wait_until(lambda: "not yet" in service.run_dir.supervisor_log.read_text().rpartition("degraded")[2])
+    assert not service.ready()
+    (fake_bundle / "refuse").unlink()
+    wait_until(service.ready)
+    assert "text_output" in service.generate({"text_input": "hi", "max_tokens": 2})
+
+
 def test_a_disk_that_fills_up_ends_no_service(service):
     ensure_running(service)
     (service.run_dir.path / "state.tmp").symlink_to("/dev/full")

@@ -78,7 +78,8 @@ def assert_restarted(service: Service, before: State, rank: int, failure: str, a
     assert failure in service.run_dir.supervisor_log.read_text()
     wait_until(lambda: service.metrics().get(f'redraft_rank_failures{{rank="{rank}"}}') == state.rank_failures[rank])
     wait_until(lambda: service.metrics()["redraft_worker_restarts"] == state.worker_restarts)
-    assert service.generate(BODY)["text_output"] == answer
+    response = service.generate(BODY)
+    assert response.get("text_output") == answer, response
 
 
 @pytest.mark.parametrize("victim", [0, 1])
