@@ -261,15 +261,18 @@ def build(
                 if source not in drafters:
                     drafters[source] = load_draft_source(*source, target, model, fingerprint)
                 methods[name], loops[name] = drafting_loop(drafters[source], methods[name], config, settings.token_info)
+    config, token_info = config.model_copy(update={"methods": methods}), 0
     for name, loop in loops.items():
         if info := getattr(loop.drafter, "info", None):
-            out.print(f"  token info of {name}: {info_bytes(info, config) / 1e6:.1f} MB, {loop.drafter.info_form}")
-    config = config.model_copy(update={"methods": methods})
+            size = info_bytes(info, config)
+            token_info += size * (2 if methods[name].chain_levels and config.backend in FLAVOURS else 1)
+            out.print(f"  token info of {name}: {size / 1e6:.1f} MB, {loop.drafter.info_form}")
     check_caches(config)
     parameters = sum(weight.numel() for module in (target, *drafters.values()) for weight in module.parameters())
     if config.tensor_parallel > 1:
         parameters += config.tensor_parallel * target.embedding.weight.numel()
-    needed = parameters * BYTES_PER_WEIGHT[config.precision] * (3 if config.backend in FLAVOURS else 1.3)
+    stored = parameters * BYTES_PER_WEIGHT[config.precision] + token_info
+    needed = stored * (3 if config.backend in FLAVOURS else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
         if calibration:
             shutil.copy2(calibration, folder / CALIBRATION)
@@ -287,7 +290,11 @@ def build(
 
 
 def info_bytes(info: TokenInfoTable | TokenInfoFactors, config: BundleConfig) -> int:
-    """Memory of token info in a drafter's network, where factors are weights as others are."""
+    """Memory of token info in a drafter's network, where factors are weights as others are. TensorRT's engines do not
+    share it: one that re-samples has it too."""
+    if config.backend in FLAVOURS:
+        width = WIDTH.get(config.precision, 2)
+        return sum(x.numel() * (width if x.is_floating_point() else x.element_size()) for x in info.buffers())
     if isinstance(info, TokenInfoTable):
         return info.nbytes
     width = 4 if config.precision == "fp32" or config.backend == "torch" else 1

@@ -31,8 +31,6 @@ from redraft.protocol import AUTO_REGRESSIVE, describe
 
 USUAL_BUDGET = 16
 HIDDEN_STATE = HiddenStateDrafter.name
-RESAMPLING = ("openvino", "torch")
-"""Backends that draft again from chains."""
 NGRAM = "ngram"
 """What a method without drafter is called."""
 
@@ -169,10 +167,10 @@ def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
     check_pairing(method.construction or "chain", method.verification, merged)
     if method.drafter and method.drafter not in DRAFTERS:
         raise BundleError(f"unknown drafter {method.drafter!r}; known are {', '.join(DRAFTERS)}")
-    if method.resample_above is not None and (method.drafter != HIDDEN_STATE or config.backend not in RESAMPLING):
+    if method.resample_above is not None and method.drafter != HIDDEN_STATE:
         raise BundleError(
-            f"--resample-above {method.resample_above}: only drafters {HIDDEN_STATE!r} in "
-            f"{' and '.join(RESAMPLING)} engines leave a chain behind, this is {method.drafter!r} in {config.backend}"
+            f"--resample-above {method.resample_above}: only drafters {HIDDEN_STATE!r} leave a chain behind, this is "
+            f"{method.drafter!r}"
         )
     if method.resample_above is not None and method.levels:
         raise BundleError(f"--resample-above {method.resample_above}: random draws leave no chain behind")
@@ -245,7 +243,7 @@ def drafting_loop(
             draft_rows=draft_rows,
             from_text=drafter.reads_text,
         )
-    if not random and drafter.has_raw_logits and config.backend in RESAMPLING:
+    if not random and drafter.has_raw_logits and (method.resample_above is not None or not native):
         needs["chain_levels"] = method.beam_length - 1
     loop: Drafting = (
         RandomDraws(drafter, random.rule, method.levels, method.support)

@@ -16,7 +16,13 @@ from rich.console import Console
 
 from model_defs.calibration import Calibration
 from model_defs.drafting import BeamSearch
-from model_defs.export_drafter import Drafting, export_drafter_native, export_drafter_plugin, export_resampler_plugin
+from model_defs.export_drafter import (
+    Drafting,
+    export_drafter_native,
+    export_drafter_plugin,
+    export_resampler_native,
+    export_resampler_plugin,
+)
 from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.hidden_state import Resampler
 from model_defs.quantization import FP8, QUANTIZED, quantize_network
@@ -111,10 +117,16 @@ def write_tensorrt(config: BundleConfig, target: Target, loops: Loops, folder: P
         builder.build_target(network)
     for name, loop in loops.items():
         network, context = folder / f"drafter.{name}.onnx", config.methods[name].context
+        again = resampling_loop(config, name, loop.to(dtype))
         with step(f"export {name} and build its engine"):
             rows = config.limits.max_len + context.draft_rows if context else 0
-            save(export_drafter_native(loop.to(dtype), rows), network)
+            save(export_drafter_native(loop, rows, raw_logits=again is not None), network)
             builder.build_drafter(network, reads_context=context is not None)
+        if again:
+            network = folder / f"resampler.{name}.onnx"
+            with step(f"export what re-samples for {name} and build its engine"):
+                save(export_resampler_native(again), network)
+                builder.build_drafter(network, reads_context=False)
     return builder.versions
 
 

@@ -66,7 +66,7 @@ class EngineBuilder:
         return self._build(network, extents.native_target(limits, fixed=False), extents.native_target_shapes)
 
     def build_drafter(self, network: Path, reads_context: bool) -> BuildReport:
-        """NAME.engine of a drafter's network. Raises BundleError."""
+        """NAME.engine of a drafter's network, or of one that re-samples, without context. Raises BundleError."""
         made_for = extents.drafter(self._config.limits, reads_context, self.flavour.has_plugins)
         return self._build(network, made_for, extents.drafter_shapes(reads_context))
 

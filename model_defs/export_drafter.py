@@ -15,6 +15,7 @@ from model_defs.draft_context import CacheTables
 from model_defs.drafter import Drafter
 from model_defs.drafting import BeamSearch
 from model_defs.export import cache_names, export_network
+from model_defs.hidden_state import Resampler
 from model_defs.native_context import NativeContext
 from model_defs.random_draws import RandomDraws
 
@@ -56,6 +57,8 @@ class NodeOperators:
 
 OUTPUTS = ["candidates", "log_probs", "parents"]
 """What a beam search gives."""
+CHAINS = ["raw_logits", "sequences", "tokens"]
+"""What re-sampling takes."""
 
 Drafting = BeamSearch | RandomDraws
 """A drafting loop, with its drafter."""
@@ -120,7 +123,7 @@ class _PluginDrafter(nn.Module):
             drafter.operators = eager
 
 
-class _Resampling(_PluginDrafter):
+class _PluginResampling(_PluginDrafter):
     """The drafting loop over chains that are there already; the module holds what it looks up."""
 
     def __init__(self, drafting: BeamSearch, drafter: Drafter):
@@ -181,28 +184,29 @@ def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.f
     return _export_drafter(_PluginDrafter(drafting), drafting, cache_dtype)
 
 
-def export_drafter_native(drafting: Drafting, cache_rows: int = 0) -> ir.Model:
+def export_drafter_native(drafting: Drafting, cache_rows: int = 0, raw_logits: bool = False) -> ir.Model:
     """The drafter's network in native form; activations, weights and caches in the module's dtype.
 
     Without a context its inputs are those of the plugin form. With one they are hidden [B, N, H], tokens int32 [B, N],
     pair_counts int64 [B] (how many of the N pairs there are), write_indices int64 [B] (the cache row that takes a
     sequence's first pair) and k_cache.{l} and v_cache.{l} [B, kv_heads, cache_rows, head_size]; noise and filters as
-    there. Outputs: candidates, log_probs float32 and parents, or ids, log_probs and draws; then k_cache.{l}.updated and
-    v_cache.{l}.updated.
+    there. Outputs: candidates, log_probs float32 and parents, or ids, log_probs and draws; with `raw_logits`, of a beam
+    search over a hidden-state drafter, raw_logits [B, L, K]; then k_cache.{l}.updated and v_cache.{l}.updated.
     """
     inputs = _native_inputs(drafting, cache_rows)
     outputs = ["ids", "log_probs", "draws"] if isinstance(drafting, RandomDraws) else OUTPUTS
+    outputs = [*outputs, *(["raw_logits"] if raw_logits else [])]
     updated = cache_names(drafting.drafter.context_layers, ".updated")
-    network = _NativeDrafter(drafting)
+    network = _NativeDrafter(drafting, raw_logits)
     return export_network(network, (inputs.examples,), (inputs.axes,), inputs.names, [*outputs, *updated])
 
 
 class _NativeDrafter(nn.Module):
     """The drafting loop; a context is one of padded rows."""
 
-    def __init__(self, drafting: Drafting):
+    def __init__(self, drafting: Drafting, raw_logits: bool):
         super().__init__()
-        self.drafting = drafting
+        self.drafting, self.raw_logits = drafting, raw_logits
 
     def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         drafter = self.drafting.drafter
@@ -217,11 +221,12 @@ class _NativeDrafter(nn.Module):
         drafter.context_type, usual = context, drafter.context_type
         try:
             hidden, tokens, *others = inputs
-            outputs = self.drafting([hidden.flatten(0, 1), tokens.flatten(), *others])[:3]
+            outputs = self.drafting([hidden.flatten(0, 1), tokens.flatten(), *others])
         finally:
             drafter.context_type = usual
+        levels = [outputs[3].unflatten(0, (-1, self.drafting.length))] if self.raw_logits else []
         caches = contexts[0].caches.values()
-        return [*outputs, *(k for k, _ in caches), *(v for _, v in caches)]
+        return [*outputs[:3], *levels, *(k for k, _ in caches), *(v for _, v in caches)]
 
 
 def _native_inputs(drafting: Drafting, cache_rows: int) -> DrafterInputs:
@@ -251,16 +256,37 @@ def _native_inputs(drafting: Drafting, cache_rows: int) -> DrafterInputs:
 def export_resampler_plugin(drafting: BeamSearch) -> ir.Model:
     """The network that re-samples from chains: inputs raw_logits [B * L, K], sequences int32 [B] (0, 1, ...) and tokens
     int32 [B], its outputs are the drafter's but for raw logits. Its drafting loop's drafter is a `Resampler`."""
-    drafter, levels = drafting.drafter.drafter, drafting.length
-    dtype = next(drafter.parameters()).dtype
-    examples = [
-        torch.zeros(3 * levels, len(drafter.hot_ids), dtype=dtype),
-        torch.arange(3, dtype=torch.int32),
-        torch.ones(3, dtype=torch.int32),
-    ]
-    axes = [{0: "R"}, {0: "B"}, {0: "B"}]
-    names = ["raw_logits", "sequences", "tokens"]
-    return export_network(_Resampling(drafting, drafter), (examples,), (axes,), names, OUTPUTS)
+    chains, *others = resampling_examples(drafting)
+    module, axes = _PluginResampling(drafting, drafting.drafter.drafter), [{0: "R"}, {0: "B"}, {0: "B"}]
+    return export_network(module, ([chains.flatten(0, 1), *others],), (axes,), CHAINS, OUTPUTS)
+
+
+def export_resampler_native(drafting: BeamSearch) -> ir.Model:
+    """The same of standard operators: raw_logits are [B, L, K], in the module's dtype as the drafter's are."""
+    axes = [{0: "B"}] * 3
+    return export_network(Resampling(drafting), (resampling_examples(drafting),), (axes,), CHAINS, OUTPUTS)
+
+
+class Resampling(nn.Module):
+    """A drafting loop over chains that are there already; the module holds what it looks up."""
+
+    def __init__(self, drafting: BeamSearch):
+        super().__init__()
+        resampler: Resampler = drafting.drafter
+        self.drafting, self.drafter = drafting, resampler.drafter
+
+    def forward(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        raw_logits, *others = inputs
+        return self.drafting([raw_logits.flatten(0, 1), *others])[:3]
+
+
+def resampling_examples(drafting: BeamSearch) -> list[Tensor]:
+    """The inputs of `Resampling` for 3 sequences: raw_logits [B, L, K] in the module's dtype, sequences int32 [B] (0,
+    1, ...) and tokens int32 [B]."""
+    resampler: Resampler = drafting.drafter
+    shape, dtype = (3, resampler.levels, len(resampler.drafter.hot_ids)), next(resampler.drafter.parameters()).dtype
+    sequences = torch.arange(3, dtype=torch.int32)
+    return [torch.zeros(shape, dtype=dtype), sequences, torch.ones_like(sequences)]
 
 
 def _export_drafter(module: nn.Module, drafting: Drafting, cache_dtype: torch.dtype) -> ir.Model:

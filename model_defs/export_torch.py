@@ -8,9 +8,8 @@ from torch.export import Dim, ExportedProgram
 
 from model_defs.attention import rope_table
 from model_defs.drafting import BeamSearch
-from model_defs.export_drafter import DrafterInputs, Drafting
+from model_defs.export_drafter import DrafterInputs, Drafting, Resampling, resampling_examples
 from model_defs.export_target import CacheShape
-from model_defs.hidden_state import Resampler
 from model_defs.shards import rank_join
 from model_defs.target import Target
 from plugins.all_reduce.torch_op import all_reduce
@@ -68,27 +67,10 @@ def export_drafter_torch(drafting: Drafting, cache_dtype: torch.dtype = torch.fl
     return torch.export.export(drafting.eval(), (inputs.examples,), dynamic_shapes=(shapes,))
 
 
-class _TorchResampling(nn.Module):
-    """A drafting loop over chains that are there already; the module holds what it looks up."""
-
-    def __init__(self, drafting: BeamSearch):
-        super().__init__()
-        resampler: Resampler = drafting.drafter
-        self.drafting, self.drafter = drafting, resampler.drafter
-
-    def forward(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-        logits, *others = inputs
-        return self.drafting([logits.flatten(0, 1), *others])[:3]
-
-
 def export_resampler_torch(drafting: BeamSearch) -> ExportedProgram:
-    """The program that re-samples from chains, with one argument: the list of raw_logits [B, L, K], sequences int32 [B]
-    (0, 1, ...) and tokens int32 [B]."""
-    resampler: Resampler = drafting.drafter
-    logits = torch.zeros(3, resampler.levels, len(resampler.drafter.hot_ids))
-    examples = [logits, torch.arange(3, dtype=torch.int32), _ints(3)]
+    """The program that re-samples from chains, with one argument: the list of `resampling_examples`."""
     shapes = [{0: Dim("B", min=1)}] * 3
-    return torch.export.export(_TorchResampling(drafting).eval(), (examples,), dynamic_shapes=(shapes,))
+    return torch.export.export(Resampling(drafting).eval(), (resampling_examples(drafting),), dynamic_shapes=(shapes,))
 
 
 def _ints(*shape: int) -> Tensor:

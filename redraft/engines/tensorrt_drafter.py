@@ -1,4 +1,4 @@
-"""A drafter of a TensorRT bundle: its network is in native form."""
+"""A drafter of a TensorRT bundle: its network, and that of re-sampling, are in native form."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from redraft.engines import extents
 from redraft.engines.extents import Extent
 from redraft.engines.flavour import Flavour
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
-from redraft.engines.rows import PairBuffers, SamplingBuffers
+from redraft.engines.rows import ChainBuffers, PairBuffers, SamplingBuffers
 from redraft.engines.session import SENTINEL, HostBuffers, Session, Step, Stream, named_caches
+
+CANDIDATES = ("candidates", "log_probs", "parents")
+"""What a beam search gives."""
 
 
 class TensorRTDrafter:
@@ -38,6 +41,7 @@ class TensorRTDrafter:
         )
         self._host, self._stream, self._caches = HostBuffers(stream), stream, caches
         self._hidden_size = config.target.hidden_size
+        self._resampler = _Resampler(bundle, flavour, name, stream) if method.chain_levels else None
 
     @torch.inference_mode()
     def updates_in_place(self) -> bool:
@@ -57,7 +61,15 @@ class TensorRTDrafter:
         does not fit it."""
         if self._sampling is not None:
             raise RuntimeError("this drafter draws at random: it gives no candidates")
-        return DraftCandidates(*self._execute(batch, {}, ("candidates", "log_probs", "parents")))
+        return DraftCandidates(*self._execute(batch, {}, (*CANDIDATES, *(["raw_logits"] if self._resampler else []))))
+
+    @torch.inference_mode()
+    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains, ValueError for
+        chains that do not fit it."""
+        if self._resampler is None:
+            raise RuntimeError("this drafter leaves no chain to draft again from")
+        return self._resampler.draft(chains, roots)
 
     @torch.inference_mode()
     def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
@@ -128,3 +140,33 @@ class TensorRTDrafter:
         number = self._extents.fitting(sequences, rows)
         assert number is not None, "the limits that PairBuffers enforces"
         return number
+
+
+class _Resampler:
+    """What drafts again from chains: a network without context."""
+
+    def __init__(self, bundle: Bundle, flavour: Flavour, name: str, stream: Stream):
+        limits, self._levels = bundle.config.limits, bundle.config.methods[name].chain_levels
+        self._chains = ChainBuffers(limits.slots, self._levels)
+        self._extents = extents.drafter(limits, reads_context=False, fixed=flavour.has_plugins)
+        path, shapes = bundle.path / f"resampler.{name}.engine", extents.drafter_shapes(reads_context=False)
+        self._session = Session(flavour, path, self._extents, shapes, {}, stream)
+        self._host, self._stream = HostBuffers(stream), stream
+
+    def draft(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """See `ResamplingEngine.resample`."""
+        inputs, count = self._chains.fill(chains, roots), len(chains)
+        inputs["raw_logits"] = inputs["raw_logits"].reshape(count, self._levels, -1)
+        number = self._extents.fitting(count, 1)
+        assert number is not None, "the limits that ChainBuffers enforces"
+        with self._stream.current():
+            step = self._session.step(number)
+            for name, array in inputs.items():
+                self._host.send(array, step.inputs[name], name)
+            step.execute(fixed=True)
+            outputs = [self._host.fetch(step.outputs[name][:count], name) for name in CANDIDATES]
+            self._stream.synchronize()
+        candidates, log_probs, parents = (output.numpy() for output in outputs)
+        for b, chain in enumerate(chains):
+            log_probs[b, len(chain) :] = -np.inf
+        return DraftCandidates(candidates, log_probs, parents)

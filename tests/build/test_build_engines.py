@@ -212,8 +212,7 @@ def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
         ([*RANDOM, "random_chain", "--support", "51"], "support is 51, expected at most the 50 tokens"),
         (
             ["--drafter", "DRAFTER", "--resample-above", "1"],
-            "--resample-above 1: only drafters 'hidden_state' in openvino and torch engines leave a chain behind, "
-            "this is 'recurrent' in openvino",
+            "--resample-above 1: only drafters 'hidden_state' leave a chain behind, this is 'recurrent'",
         ),
         (["--drafter", "DRAFTER", "--token-info", "bf16"], "--token-info bf16: this drafter 'recurrent' has none"),
         (["--drafter", "DRAFTER", "--skip-above", "1"], "--skip-above 1: expected --resample-above too"),

@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
-from build_engines import check_caches
+from build_engines import check_caches, info_bytes
 from model_defs.export_target import CacheShape, export_target_plugin
+from model_defs.token_info import InfoForm
 from networks import save
 from plugins.cuda import compile
 from plugins.tree_attention.tensorrt_form import tensorrt_form
@@ -113,6 +114,20 @@ def test_a_cache_whose_slots_are_not_aligned_is_refused(draft_rows, remedy):
     with pytest.raises(BundleError, match=rf"--max-len 81: .* 34176 bytes, .* a multiple of 256; {remedy}"):
         check_caches(config)
     check_caches(config.model_copy(update={"precision": "fp32"}))
+
+
+def test_token_info_is_in_the_engines_dtype():
+    info = tiny_drafter_of(tiny_target(), "hidden_state").token_info.stored(InfoForm.bf16)
+    config = BundleConfig(
+        name="t",
+        backend="tensorrt_rtx",
+        precision="fp32",
+        target=target_info(tiny_target()),
+        limits=LIMITS,
+        methods={},
+    )
+    assert info_bytes(info, config) == 4 * (38 * 37 + 38 + 111)
+    assert info_bytes(info, config.model_copy(update={"precision": "fp16"})) == 2 * (38 * 37 + 38) + 4 * 111
 
 
 def builder(**limits) -> EngineBuilder:

@@ -156,6 +156,13 @@ def plugin(kernel) -> type[OpRun]:
     return type(kernel.name, (OpRun,), {"op_domain": "redraft", "_run": compute})
 
 
+class GatherElements(OpRun):
+    """The evaluator's own takes at most 64 rows."""
+
+    def _run(self, data, indices, axis=0):
+        return (np.take_along_axis(data, indices, axis),)
+
+
 def _tensor(array: np.ndarray) -> torch.Tensor:
     array = array if array.flags.writeable else array.copy()
     if array.dtype == ml_dtypes.bfloat16:
@@ -174,7 +181,8 @@ class Engine:
         head, _, network = blob.partition(b"\n")
         self.head, self.model = json.loads(head), onnx.load_from_string(network)
         self.values = {value.name: value for value in (*self.model.graph.input, *self.model.graph.output)}
-        self.evaluator = ReferenceEvaluator(self.model, new_ops=[plugin(kernel) for kernel in KERNELS])
+        operators = [GatherElements, *(plugin(kernel) for kernel in KERNELS)]
+        self.evaluator = ReferenceEvaluator(self.model, new_ops=operators)
         self.num_optimization_profiles, self.num_io_tensors = len(self.head["profiles"]), len(self.values)
 
     def get_tensor_name(self, i):

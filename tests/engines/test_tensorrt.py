@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from redraft.bundle import Bundle, BundleError, LimitsInfo
 from redraft.drafting import DraftingPlan
 from redraft.engines import gpu, load_engine, tensorrt_drafter, tensorrt_target
 from redraft.engines.flavour import Messages
+from redraft.engines.interface import DraftCandidates
 from redraft.engines.session import Session
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
@@ -103,6 +105,9 @@ def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
         for b, s in enumerate(drafting):
             check(drafter, drafted, b, partial(following, drafter, s.hidden, s.tokens, form=InfoForm.bf16))
             assert drafted.log_probs.dtype == np.float32
+    assert drafted.raw_logits is None
+    with pytest.raises(RuntimeError, match="this drafter leaves no chain to draft again from"):
+        engine.drafters[METHOD].resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32))
 
 
 def test_drafts_and_draws_are_the_torch_backends(monkeypatch, tmp_path):
@@ -136,6 +141,52 @@ def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_pat
     assert scheduler.totals.drafted > scheduler.totals.accepted
     if backend == "tensorrt_rtx":
         assert tokens == generate(engine, None)[0]
+
+
+@pytest.fixture(scope="module")
+def resampling(tmp_path_factory) -> Iterator[list]:
+    """Engines of TensorRT for RTX and of torch whose drafters draft again from chains."""
+    options = {"trained": tiny_drafter_of(tiny_target(), "hidden_state"), "resample_above": 0}
+    options |= {"token_info": InfoForm.bf16, "limits": tiny.LIMITS}
+    folder = tmp_path_factory.mktemp("resampling")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        ours = load_engine(bundle_of("tensorrt_rtx", monkeypatch, folder / "rtx", **options))
+        yield [ours, load_engine(tiny_bundle(folder / "torch", tiny_target(), "torch", **options))]
+
+
+def test_drafting_again_gives_the_torch_backends_candidates(resampling):
+    """From chains of several lengths, below other roots, in companies that fill a bucket or do not."""
+    ours, torchs = (engine.drafters[METHOD] for engine in resampling)
+    batch, rng = draft_batch(3), np.random.default_rng(5)
+    batch.slots = np.array([3, 0, 1], np.int32)
+
+    def compared(found: DraftCandidates, expected: DraftCandidates) -> DraftCandidates:
+        np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4, rtol=1e-4)
+        there = np.isfinite(expected.log_probs)
+        np.testing.assert_array_equal(found.candidates[there], expected.candidates[there])
+        np.testing.assert_array_equal(found.parents[there.any(-1)], expected.parents[there.any(-1)])
+        return found
+
+    drafted, expected = ours.draft(batch), torchs.draft(batch)
+    chains = compared(drafted, expected).raw_logits.copy()
+    assert chains.shape == (3, 4, 50)
+    np.testing.assert_allclose(chains, expected.raw_logits, atol=1e-4, rtol=1e-4)
+    for company, starts in (((0, 1, 2), (1, 3, 2)), ((2,), (1,)), ((1, 0), (2, 1)), ((0, 1, 2, 0, 1), (2, 1, 1, 3, 2))):
+        left = [chains[b, start:] for b, start in zip(company, starts, strict=True)]
+        roots = rng.integers(0, VOCAB, len(company)).astype(np.int32)
+        again = compared(ours.resample(left, roots), torchs.resample(left, roots))
+        assert again.candidates.shape == (len(company), 3, 3, 5)
+    with pytest.raises(ValueError, match="1 chains of up to 4 levels, 1 roots: expected one of each for 1 to 9"):
+        ours.resample([chains[0]], roots[:1])
+
+
+def test_drafting_again_from_chains_changes_no_text(resampling):
+    """And accepts what the torch backend does."""
+    plan = DraftingPlan("best_first", budget=BudgetTable.constant(5), resample_above=0, skip_above=1)
+    (tokens, found), (_, expected) = (generate(engine, plan) for engine in resampling)
+    assert tokens == generate(resampling[0], None)[0]
+    for counted in ("steps", "drafted", "accepted", "reused", "rows_executed"):
+        assert getattr(found.totals, counted) == getattr(expected.totals, counted), counted
 
 
 def test_a_step_is_padded_to_the_bucket_that_wastes_least(monkeypatch, tmp_path):

@@ -14,11 +14,11 @@ import torch
 from methods import drafting_loop
 from model_defs.drafting import BeamSearch
 from model_defs.export import cache_names
-from model_defs.export_drafter import export_drafter_native
+from model_defs.export_drafter import export_drafter_native, export_resampler_native
 from model_defs.export_target import CacheShape, export_target_native
 from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
-from networks import save, write_tensorrt
+from networks import resampling_loop, save, write_tensorrt
 from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
 from tensorrt_engines import EngineBuilder, network_sha256
 from tests.engines.tiny import (
@@ -160,7 +160,8 @@ def test_a_drafter_of_every_kind_is_built_from_a_verified_file(variant, tmp_path
     )
     method, loop = drafting_loop(drafter, plan, config)
     network = tmp_path / "drafter.onnx"
-    save(export_drafter_native(loop, 70 + method.context.draft_rows if method.context else 0), network)
+    rows = 70 + method.context.draft_rows if method.context else 0
+    save(export_drafter_native(loop, rows, raw_logits=drafter.has_raw_logits), network)
     report = EngineBuilder(config).build_drafter(network, drafter.reads_context)
     assert report.network_sha256 == network_sha256(network)
     assert report.layers.get("KV_CACHE_UPDATE", 0) == 2 * drafter.context_layers
@@ -181,11 +182,44 @@ def test_a_drafter_of_every_kind_is_built_from_a_verified_file(variant, tmp_path
         tokens = rng.integers(0, VOCAB, (3, max(counts))).astype(np.int32)
         inputs = {"hidden": hidden, "tokens": tokens, "pair_counts": np.array(counts), "write_indices": lengths}
         found = session.run(None, inputs | caches)
-        caches = dict(zip(caches, found[3:], strict=True))
+        caches = dict(zip(caches, found[-len(caches) :], strict=True))
         pairs = [torch.from_numpy(np.concatenate([x[b, :n] for b, n in enumerate(counts)])) for x in (hidden, tokens)]
         places = [np.cumsum([0, *counts]), np.arange(3), lengths]
-        assert_same_drafts(found, loop([*pairs, *(torch.from_numpy(x).int() for x in places), *rows]))
+        expected = loop([*pairs, *(torch.from_numpy(x).int() for x in places), *rows])
+        assert_same_drafts(found, expected)
+        if drafter.has_raw_logits:
+            np.testing.assert_allclose(found[3].reshape(3 * 4, 50), expected[3], atol=2e-4, rtol=1e-4)
         lengths = lengths + counts
+
+
+@torch.no_grad()
+def test_what_drafts_again_from_chains_is_built_from_a_verified_file(tmp_path):
+    """The network of a method that asks for it; ONNX Runtime's drafts from the file are the module's."""
+    pytest.importorskip("tensorrt_rtx")
+    target = tiny_target()
+    drafter = tiny_drafter_of(target, "hidden_state")
+    plan = DRAFTING.model_copy(update={"drafter": drafter.name, "resample_above": 0})
+    config = BundleConfig(
+        name="tiny",
+        backend="tensorrt_rtx",
+        precision="fp32",
+        target=target_info(target),
+        limits=LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16),
+        methods={METHOD: plan},
+    )
+    assert drafting_loop(drafter, DRAFTING, config)[0].chain_levels == 0
+    method, loop = drafting_loop(drafter, plan, config)
+    again = resampling_loop(config.model_copy(update={"methods": {METHOD: method}}), METHOD, loop)
+    network = tmp_path / "resampler.onnx"
+    save(export_resampler_native(again), network)
+    report = EngineBuilder(config).build_drafter(network, reads_context=False)
+    assert (tmp_path / "resampler.engine").stat().st_size == report.engine_bytes
+    chains, tokens = torch.randn(3, 3, 50), torch.tensor([4, 110, 98], dtype=torch.int32)
+    session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
+    for company in ([0, 1, 2], [2], [1, 0]):
+        raw_logits, roots, sequences = chains[company], tokens[company], torch.arange(len(company), dtype=torch.int32)
+        inputs = {"raw_logits": raw_logits.numpy(), "sequences": sequences.numpy(), "tokens": roots.numpy()}
+        assert_same_drafts(session.run(None, inputs), again([raw_logits.flatten(0, 1), sequences, roots]))
 
 
 def assert_same_drafts(found: list[np.ndarray], expected: tuple[torch.Tensor, ...]) -> None:
