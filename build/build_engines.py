@@ -55,7 +55,7 @@ class Precision(StrEnum):
 PRECISIONS = {
     Backend.openvino: (Precision.fp32, Precision.bf16, Precision.int8),
     Backend.torch: (Precision.fp32, Precision.bf16),
-    Backend.tensorrt: (Precision.bf16,),
+    Backend.tensorrt: (Precision.bf16, Precision.int8, Precision.fp8),
     Backend.tensorrt_rtx: (Precision.fp16, Precision.bf16, Precision.fp32, Precision.int8, Precision.fp8),
 }
 
@@ -268,10 +268,13 @@ def build(
             token_info += size * (2 if methods[name].chain_levels and config.backend in FLAVOURS else 1)
             out.print(f"  token info of {name}: {size / 1e6:.1f} MB, {loop.drafter.info_form}")
     check_caches(config)
-    parameters = sum(weight.numel() for module in (target, *drafters.values()) for weight in module.parameters())
+    drafter_weights = sum(weight.numel() for drafter in drafters.values() for weight in drafter.parameters())
+    target_weights = sum(weight.numel() for weight in target.parameters())
     if config.tensor_parallel > 1:
-        parameters += config.tensor_parallel * target.embedding.weight.numel()
-    stored = parameters * BYTES_PER_WEIGHT[config.precision] + token_info
+        target_weights += config.tensor_parallel * target.embedding.weight.numel()
+    each = BYTES_PER_WEIGHT[config.precision]
+    of_drafters = max(each, 2) if config.backend in FLAVOURS else each
+    stored = target_weights * each + drafter_weights * of_drafters + token_info
     needed = stored * (3 if config.backend in FLAVOURS else 1.3)
     with new_bundle(output, int(needed) + 20_000_000) as folder:
         if calibration:

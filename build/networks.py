@@ -33,6 +33,7 @@ from plugins.library import operators_digest
 from plugins.program.fuse import Constants, detach_constants, fuse
 from plugins.tree_attention.tensorrt_form import tensorrt_form
 from redraft.bundle import BundleConfig, target_folder
+from redraft.engines.tensorrt import dtype_of
 from tensorrt_engines import EngineBuilder
 
 Loops = dict[str, Drafting]
@@ -103,13 +104,13 @@ def write_tensorrt(config: BundleConfig, target: Target, loops: Loops, folder: P
     """Networks, and the engines that a TensorRT builds from them: the target's in plugin form where it takes plugins,
     all others in native form."""
     builder = EngineBuilder(config)
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(config.precision, torch.float16)
+    dtype = dtype_of(builder.flavour, config.precision)
     network = folder / "target.onnx"
     with step("export the target"):
         target, cache = target.to(dtype), cache_shape(config)
         if builder.flavour.has_plugins:
             form = export_target_plugin(target, cache, cache_dtype=dtype, aliased_outputs=True, hidden_output=hidden)
-            save(tensorrt_form(form), network)
+            save(tensorrt_form(quantized(form, config.precision, folder)), network)
         else:
             native = export_target_native(target, cache, hidden_output=hidden)
             save(quantized(native, config.precision, folder), network)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from model_defs.quantization import FP8
 from plugins.cuda.compile import nvcc
 from plugins.cuda.declaration import NAMESPACE
 from plugins.cuda.quick_plugin import register
@@ -21,6 +22,8 @@ from redraft.engines import extents, gpu, memory
 from redraft.engines.extents import Extents, Shapes
 from redraft.engines.flavour import CAPABILITY, FLAVOURS, Flavour, Messages
 
+FP8_SINCE = (8, 9)
+"""The first compute capability that multiplies in E4M3."""
 Range = tuple[tuple[int, ...], ...]
 """Smallest, usual and largest shape of an input."""
 
@@ -46,6 +49,7 @@ class EngineBuilder:
         self._device = gpu.device() if self.flavour.has_plugins else None
         self._trt = self.flavour.module()
         if self._device:
+            self._require_precision(gpu.capability(self._device))
             try:
                 nvcc()
                 self._register_plugins()
@@ -116,6 +120,13 @@ class EngineBuilder:
         )
         engine.with_name(f"{engine.name}.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
         return report
+
+    def _require_precision(self, capability: str) -> None:
+        if self._config.precision == FP8 and tuple(map(int, capability.split("."))) < FP8_SINCE:
+            raise BundleError(
+                f"--precision {FP8}: needs a GPU of compute capability 8.9 or later, this one has {capability}; "
+                "choose --precision int8 or bf16"
+            )
 
     def _register_plugins(self) -> None:
         registry, architecture = self._trt.get_plugin_registry(), f"sm_{self.versions[CAPABILITY].replace('.', '')}"

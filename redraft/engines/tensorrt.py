@@ -18,8 +18,13 @@ from redraft.engines.session import SENTINEL, Stream
 from redraft.engines.tensorrt_drafter import TensorRTDrafter
 from redraft.engines.tensorrt_target import NativeTarget, PluginTarget
 
-CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Of native form by precision, of all others fp16. The kernels of plugin form take bf16."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Of native form by precision, of all others fp16."""
+
+
+def dtype_of(flavour: Flavour, precision: str) -> torch.dtype:
+    """What caches and all that is not quantized are in. The kernels of plugin form take bf16."""
+    return torch.bfloat16 if flavour.has_plugins else DTYPES.get(precision, torch.float16)
 
 
 class TensorRTEngine:
@@ -45,7 +50,7 @@ class TensorRTEngine:
 
     def _load(self, bundle: Bundle, flavour: Flavour) -> None:
         config, stream = bundle.config, self._stream
-        dtype = torch.bfloat16 if flavour.has_plugins else CACHE_DTYPES.get(config.precision, torch.float16)
+        dtype = dtype_of(flavour, config.precision)
         limits, layers = config.limits, config.target.num_layers
         self.caches = _allocate(limits, config.target, layers, limits.max_tree, dtype, stream)
         kind = PluginTarget if flavour.has_plugins else NativeTarget

@@ -1,4 +1,5 @@
-"""8-bit engines: TensorRT for RTX builds them from the very file that ONNX Runtime verifies; the script calibrates."""
+"""8-bit engines: TensorRT for RTX builds them from the very file that ONNX Runtime verifies, full TensorRT's are built
+and run by a stand-in library; the script calibrates."""
 
 from __future__ import annotations
 
@@ -18,10 +19,13 @@ import build_engines
 import calibrate
 from model_defs.attention import causal_attend
 from model_defs.calibration import Calibration, linear_layers
+from model_defs.calibration import calibrate as calibrated
 from model_defs.fingerprint import target_fingerprint
 from model_defs.target import Target
 from redraft.bundle import Bundle
-from tests.engines.tiny import tiny_target, write_model
+from redraft.engines import load_engine
+from tests.engines import stand_in_tensorrt
+from tests.engines.tiny import chain, expected, make_batch, tiny_lm, tiny_target, write_model
 
 TEXT = [5, 9, 2, 77, 31, 8, 44]
 builder, calibrator = typer.Typer(), typer.Typer()
@@ -108,3 +112,36 @@ def test_the_engine_is_built_from_the_file_that_onnx_runtime_verifies(model, cal
     want = target.lm_head(target(torch.tensor([TEXT]), causal_attend(target.config, len(TEXT))))[0].numpy()
     error = np.abs(logits.astype(np.float32) - want).mean() / np.abs(want).mean()
     assert error < (0.08 if precision == "int8" else 0.5)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_full_tensorrt_takes_8_bits_with_bf16_around(monkeypatch, tmp_path, precision):
+    """The quantized file in plugin form is what is built; its engine's logits are near the module's."""
+    monkeypatch.setattr("tensorrt_engines.CACHE", tmp_path / "cache")
+    target, model = tiny_lm(), tmp_path / "model"
+    write_model(target, model)
+    read = Target.from_folder(model)
+    calibrated(read, target_fingerprint(read), [TEXT, list(range(20, 45))]).save(tmp_path / "c.json")
+    options = ["--model", model, "--backend", "tensorrt", "--no-drafter", "--precision", precision, "--slots", 1]
+    options += ["--max-len", 40, "--max-tree", 8, "--prefill-chunk", 16, "--output", tmp_path / "b"]
+    options += ["--calibration", tmp_path / "c.json"] if precision == "fp8" else []
+    stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="8.6")
+    if precision == "fp8":
+        done = run(builder, *options)
+        assert done.exit_code == 1
+        assert "--precision fp8: needs a GPU of compute capability 8.9 or later, this one has 8.6" in done.output
+        stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="8.9")
+    done = run(builder, *options)
+    assert done.exit_code == 0, done.output
+    bundle = Bundle.load(tmp_path / "b")
+    assert ("calibration.json" in bundle.manifest.files) == (precision == "fp8")
+    constants = ir.load(tmp_path / "b" / "target.onnx").graph.initializers
+    stored = Counter(value.dtype for value in constants.values())
+    narrow = ir.DataType.INT8 if precision == "int8" else ir.DataType.FLOAT8E4M3FN
+    assert stored[narrow] >= len(linear_layers(target)) - (precision == "fp8")
+    assert constants["target.norm.weight"].dtype == ir.DataType.BFLOAT16
+    assert not stored[ir.DataType.FLOAT16]
+    step = [chain(0, [], TEXT, causal=True)]
+    logits, _ = load_engine(bundle).execute(make_batch(step, words=1))
+    want = expected(target, step)[0]
+    assert np.abs(logits - want).mean() / np.abs(want).mean() < (0.08 if precision == "int8" else 0.5)

@@ -9,15 +9,23 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
+from model_defs.calibration import calibrate
 from model_defs.export_target import CacheShape, export_target_plugin
+from model_defs.quantization import quantize_network
 from model_defs.target import Target
 from plugins.cuda.declaration import NAMESPACE
 from plugins.tree_attention.tensorrt_form import tensorrt_form
 from plugins.tree_attention.tensorrt_plugin import COMBINE, KERNELS, SPLIT, WRITE
 from tests.engines.stand_in_tensorrt import plugin
 from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_tree, tiny_lm, tiny_target
+from tests.model_defs.test_quantization import fake_quantized
 
 CACHE = CacheShape(4, 40, 8)
+
+
+TEXTS = [[5, 9, 2, 77, 31], [1, 110, 3], list(range(20, 45))]
+TOLERANCES = {"bf16": (0.06, 0.01), "int8": (0.1, 0.02), "fp8": (0.5, 0.1)}
+"""Largest and mean square error, as a share of the largest number. A float8 that lies between two may become either."""
 
 
 def typed(target: Target) -> ir.Model:
@@ -119,9 +127,16 @@ def test_keys_are_read_from_what_the_write_returns(tensorrt):
             assert [value.producer().op_type for value in caches] == [WRITE.name] * 2
 
 
-def test_the_file_computes_what_the_module_does(tensorrt):
-    evaluator = ReferenceEvaluator(ir.to_proto(tensorrt), new_ops=[plugin(kernel) for kernel in KERNELS])
-    target, rng = tiny_lm(), np.random.default_rng(0)
+@pytest.mark.parametrize("precision", TOLERANCES)
+def test_the_file_computes_what_the_module_does(tensorrt, precision):
+    """In 8 bits, what a module with weights and inputs rounded to 8 bits does."""
+    target, network = tiny_lm(), tensorrt
+    if precision != "bf16":
+        largest = calibrate(target, "", TEXTS).largest_inputs
+        network = tensorrt_form(quantize_network(typed(tiny_lm()), precision, largest))
+        target = fake_quantized(target, precision, largest)
+    evaluator = ReferenceEvaluator(ir.to_proto(network), new_ops=[plugin(kernel) for kernel in KERNELS])
+    rng, (most, usual) = np.random.default_rng(0), TOLERANCES[precision]
     shape = (CACHE.slots, target.config.num_kv_heads, CACHE.rows, target.config.head_size)
     caches = {
         f"{kind}_cache.{layer}": np.zeros(shape, ml_dtypes.bfloat16)
@@ -138,8 +153,8 @@ def test_the_file_computes_what_the_module_does(tensorrt):
         found = evaluator.run(["logits", "hidden"], vars(make_batch(step, words=1)) | caches)
         for got, want in zip(found, expected(target, step), strict=True):
             error = np.abs(got.astype(np.float32) - want) / np.abs(want).max()
-            assert error.max() < 0.06
-            assert np.sqrt(np.square(error).mean()) < 0.01
+            assert error.max() < most
+            assert np.sqrt(np.square(error).mean()) < usual
 
 
 def test_what_the_kernels_cannot_take_is_refused():
