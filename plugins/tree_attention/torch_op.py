@@ -44,13 +44,13 @@ def tree_attention(
     commits = commit_offsets.tolist() or [0] * len(offsets)
     for b, (slot, length, first) in enumerate(zip(places, lengths, firsts, strict=True)):
         rows, count = slice(offsets[b], offsets[b + 1]), offsets[b + 1] - offsets[b]
-        if not count:
-            continue
         committed = commit_src[commits[b] : commits[b + 1]]
         base, end = length - len(committed), first + count
         for cache, new in ((k_cache[slot], k), (v_cache[slot], v)):
             cache[:, base:length] = cache[:, base + committed]
             cache[:, first:end] = new[rows].transpose(0, 1).to(cache.dtype)
+        if not count:
+            continue
         seen = torch.ones(count, end, dtype=torch.bool, device=qkv.device)
         seen[:, length:] = visible_rows(tree_mask[rows], count, end - length)
         attended = F.scaled_dot_product_attention(

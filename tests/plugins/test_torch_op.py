@@ -40,6 +40,21 @@ def test_the_kernels_give_what_the_cpu_gives(rng, qkv, cache, tolerance):
         torch.testing.assert_close(ours[place], theirs[place], atol=tolerance, rtol=2**-7)
 
 
+def test_a_sequence_without_rows_is_committed(rng):
+    """As the specification says of each sequence; here, by the CUDA kernels and on the CPU."""
+    sequences = [Sequence(slot=1, length=12, parents=0, commits=(1, 3)), *SEQUENCES[1:]]
+    case = make_case(rng, sequences, heads=2, kv_heads=1, head_size=64)
+    _, *expected = case.reference()
+    ours, theirs = arguments(case, torch.float32, torch.float32), arguments(case, torch.float32, torch.float32)
+    torch_op.by_kernels(*ours)
+    torch.ops.redraft.tree_attention(*theirs)
+    case.run()
+    on_cpu = case.arrays["k_cache"], case.arrays["v_cache"]
+    for name, caches in (("CUDA", ours[9:11]), ("torch", theirs[9:11]), ("CPU", on_cpu)):
+        for found, cache in zip(caches, expected, strict=True):
+            np.testing.assert_allclose(found, cache, atol=1e-5, rtol=0, err_msg=name)
+
+
 def test_a_drafters_rows_without_mask_and_commits(rng):
     """As a chain's level gives them: mask [0, 0], nothing committed, rows behind earlier ones."""
     case = make_case(rng, [Sequence(slot=0, length=9, parents=2)], heads=2, kv_heads=1)
