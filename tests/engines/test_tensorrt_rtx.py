@@ -18,6 +18,7 @@ from model_defs.export_drafter import export_drafter_native, export_resampler_na
 from model_defs.export_target import CacheShape, export_target_native
 from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
+from model_defs.token_info import InfoForm
 from networks import resampling_loop, save, write_tensorrt
 from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
 from tensorrt_engines import EngineBuilder, network_sha256
@@ -193,7 +194,8 @@ def test_a_drafter_of_every_kind_is_built_from_a_verified_file(variant, tmp_path
 
 
 @torch.no_grad()
-def test_what_drafts_again_from_chains_is_built_from_a_verified_file(tmp_path):
+@pytest.mark.parametrize("form", [InfoForm.bf16, InfoForm.low_rank])
+def test_what_drafts_again_from_chains_is_built_from_a_verified_file(form, tmp_path):
     """The network of a method that asks for it; ONNX Runtime's drafts from the file are the module's."""
     pytest.importorskip("tensorrt_rtx")
     target = tiny_target()
@@ -208,7 +210,7 @@ def test_what_drafts_again_from_chains_is_built_from_a_verified_file(tmp_path):
         methods={METHOD: plan},
     )
     assert drafting_loop(drafter, DRAFTING, config)[0].chain_levels == 0
-    method, loop = drafting_loop(drafter, plan, config)
+    method, loop = drafting_loop(drafter, plan, config, form)
     again = resampling_loop(config.model_copy(update={"methods": {METHOD: method}}), METHOD, loop)
     network = tmp_path / "resampler.onnx"
     save(export_resampler_native(again), network)
