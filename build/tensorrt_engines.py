@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from redraft.engines.flavour import CAPABILITY, FLAVOURS, Flavour, Messages
 
 FP8_SINCE = (8, 9)
 """The first compute capability that multiplies in E4M3."""
-Range = tuple[tuple[int, ...], ...]
-"""Smallest, usual and largest shape of an input."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class EngineBuilder:
             errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
             raise BundleError(f"{self.flavour.title} cannot read {network}: {errors}")
         options = builder.create_builder_config()
-        for ranges in profile_ranges(_inputs(definition), made_for, shapes):
+        for ranges in extents.profile_ranges(_inputs(definition), made_for, shapes):
             profile = builder.create_optimization_profile()
             for name, sizes in ranges.items():
                 profile.set_shape(name, *sizes)
@@ -151,18 +148,6 @@ class EngineBuilder:
         free = gpu.free_bytes(self._device)
         fits = memory.what_fits(self._config, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)
         return f"{self.flavour.title} ran out of memory building {network}: {fits}"
-
-
-def profile_ranges(inputs: dict[str, tuple[int, ...]], made_for: Extents, shapes: Shapes) -> Iterable[dict[str, Range]]:
-    """Each profile's shapes of all inputs."""
-    for profile in made_for.profiles:
-        leading = [shapes(extent) for extent in profile]
-        yield {
-            name: tuple(
-                extents.shape_of(name, own, sizes, extent) for sizes, extent in zip(leading, profile, strict=True)
-            )
-            for name, own in inputs.items()
-        }
 
 
 def network_sha256(network: Path) -> str:

@@ -3,7 +3,7 @@ captured, and those of prefill, which vary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from redraft.bundle import LimitsInfo
@@ -116,6 +116,22 @@ def shape_of(name: str, own: Sequence[int], leading: dict[str, Leading], extent:
     cache = name.startswith(("k_cache.", "v_cache."))
     first = leading.get("caches" if cache else name, (extent.sequences,))
     return *first, *own[len(first) :]
+
+
+Range = tuple[tuple[int, ...], ...]
+"""Smallest, usual and largest shape of an input."""
+
+
+def profile_ranges(
+    inputs: Mapping[str, Sequence[int]], made_for: Extents, shapes: Shapes
+) -> Iterator[dict[str, Range]]:
+    """Each profile's shapes of all inputs, from the network's own."""
+    for profile in made_for.profiles:
+        leading = [shapes(extent) for extent in profile]
+        yield {
+            name: tuple(shape_of(name, own, sizes, extent) for sizes, extent in zip(leading, profile, strict=True))
+            for name, own in inputs.items()
+        }
 
 
 def _doubling(most: int) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from redraft.bundle import BundleError
-from redraft.engines.extents import Extent, Extents, Shapes, shape_of
+from redraft.engines.extents import Extent, Extents, Shapes, profile_ranges, shape_of
 from redraft.engines.flavour import Flavour, Messages
 
 UPDATED = ".updated"
@@ -156,11 +156,24 @@ class Session:
         is_input = trt.TensorIOMode.INPUT
         self.inputs = [name for name in names if self._engine.get_tensor_mode(name) == is_input]
         self.outputs = [name for name in names if name not in self.inputs]
+        self._require_profiles(path)
         self._steps: dict[int, Step] = {}
         self._prefill: Any = None
         # Contexts never execute at the same time: one scratch memory does for all.
         size = max(self._engine.get_device_memory_size_for_profile_v2(i) for i in range(expected))
         self._scratch = torch.empty(max(size, 1), dtype=torch.uint8, device=stream.device)
+
+    def _require_profiles(self, path: Path) -> None:
+        """Raise BundleError where a profile does not reach from the smallest to the largest shapes that steps have."""
+        own = {name: tuple(self._engine.get_tensor_shape(name)) for name in self.inputs}
+        for profile, ranges in enumerate(profile_ranges(own, self._made_for, self._shapes)):
+            for name, (smallest, _, largest) in ranges.items():
+                low, _, high = (tuple(shape) for shape in self._engine.get_tensor_profile_shape(name, profile))
+                if (low, high) != (smallest, largest):
+                    raise BundleError(
+                        f"{path} takes {name} from {low} to {high} in profile {profile}, expected {smallest} to "
+                        f"{largest}: rebuild the bundle"
+                    )
 
     def step(self, number: int) -> Step:
         """The context and buffers of one of the engine's step profiles, made when first asked for."""

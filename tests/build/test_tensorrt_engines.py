@@ -19,7 +19,7 @@ from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, Limit
 from redraft.engines import extents, gpu
 from redraft.engines.flavour import TENSORRT
 from redraft.engines.memory import what_fits
-from tensorrt_engines import EngineBuilder, profile_ranges
+from tensorrt_engines import EngineBuilder
 from tests.engines import stand_in_tensorrt
 from tests.engines.tiny import DRAFTING, METHOD, target_info, tiny_bundle, tiny_drafter_of, tiny_lm, tiny_target
 
@@ -92,7 +92,9 @@ def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, t
 def test_every_profile_of_limits_of_one_is_whole():
     limits = LimitsInfo(slots=1, max_len=2, max_tree=1, prefill_chunk=1)
     ranges = list(
-        profile_ranges({"input_ids": (-1,)}, extents.plugin_target(limits), extents.plugin_target_shapes(limits))
+        extents.profile_ranges(
+            {"input_ids": (-1,)}, extents.plugin_target(limits), extents.plugin_target_shapes(limits)
+        )
     )
     assert ranges == [{"input_ids": ((1,), (1,), (1,))}, {"input_ids": ((1,), (1,), (2,))}]
 

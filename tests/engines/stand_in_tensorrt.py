@@ -198,6 +198,9 @@ class Engine:
         dims = self.values[name].type.tensor_type.shape.dim
         return [d.dim_value if d.HasField("dim_value") else -1 for d in dims]
 
+    def get_tensor_profile_shape(self, name, profile):
+        return self.head["profiles"][profile][name]
+
     def get_device_memory_size_for_profile_v2(self, i):
         return 1000 + i
 

@@ -247,6 +247,22 @@ def test_engines_of_another_gpu_or_version_are_refused(monkeypatch, tmp_path, ve
         load_engine(dataclasses.replace(bundle, manifest=manifest))
 
 
+def test_an_engine_for_other_extents_is_refused(monkeypatch, tmp_path):
+    """As many profiles as expected, one for fewer slots."""
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path)
+    engine = bundle.path / f"drafter.{METHOD}.engine"
+    head, _, network = engine.read_bytes().partition(b"\n")
+    built = json.loads(head)
+    assert built["profiles"][0]["tokens"] == [[1], [5], [5]]
+    built["profiles"][0]["tokens"] = [[1], [4], [4]]
+    engine.write_bytes(json.dumps(built).encode() + b"\n" + network)
+    message = (
+        r"drafter\.tiny\.engine takes tokens from \(1,\) to \(4,\) in profile 0, expected \(1,\) to \(5,\): rebuild"
+    )
+    with pytest.raises(BundleError, match=message):
+        load_engine(bundle)
+
+
 def test_an_engine_that_cannot_be_read_is_refused(monkeypatch, tmp_path):
     bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
     (bundle.path / "target.engine").write_bytes(b"plan")
