@@ -18,8 +18,8 @@ LEAST, MOST = 0.01, 1 - 1e-6
 
 
 def joint_odds(ngram: float, neural: float) -> float:
-    """The odds that a token comes next to which n-grams give the chance `ngram` and the drafter `neural`: fitted to what
-    benchmarks/ngram_evidence.py measures on answers of SmolLM2-135M-Instruct."""
+    """The odds that a token comes next which has the chance `ngram` by n-grams and `neural` by the drafter: fitted to
+    what benchmarks/ngram_evidence.py measures on answers of SmolLM2-135M-Instruct."""
     odds = ngram / (1 - ngram)
     return odds / 2 + (1 + 4 * math.sqrt(odds)) * neural / (1 - neural)
 
