@@ -37,7 +37,7 @@ COMPILE := $(BUILD) --precision $(PRECISION) $(CALIBRATED:%=--calibration %) $(i
 SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh redraft/engines/extents.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model distill train engines tune serve stop loadtest bench quickstart test verify lint clean
+.PHONY: help setup model distill train engines tune serve stop loadtest bench one-rank quickstart test verify lint clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -121,7 +121,9 @@ $(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml $(CALIBRATED) | $(
 	$(COMPILE) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
 	$(LAUNCH) $(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts benchmarks/prompts.jsonl
 
-bench: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/manifest.json $(WIDTHS)/budget.json ## all comparisons on PROMPTS; RSD's on SPEC_BENCH
+one-rank:
+	@$(if $(filter-out 1,$(TP)),$(error TP=$(TP): bench compares bundles of one rank; benchmarks/tensor_parallel.py compares numbers of ranks))
+bench: one-rank $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/manifest.json $(WIDTHS)/budget.json ## all comparisons on PROMPTS; RSD's on SPEC_BENCH
 	$(PY) -m benchmarks.step_times $(BASELINE)
 	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS)
 	$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --methods --streams --dataset $(PROMPTS) \

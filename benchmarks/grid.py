@@ -28,6 +28,7 @@ from benchmarks.results import write_json
 from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer
 from redraft.decoding.construction import CONSTRUCTIONS, beams_of
+from redraft.decoding.growth import grow_trees
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
@@ -62,9 +63,10 @@ class Shape:
 class Replay:
     """One answer with what the drafters would have proposed after each of its tokens but the last."""
 
+    prompt: list[int]
     tokens: list[int]
     drafts: DraftCandidates
-    ngrams: list[list[tuple[int, float]]]
+    bigrams: np.ndarray | None = None
 
 
 @dataclass
@@ -113,7 +115,7 @@ def record(session: Session, prompts: list[str], max_tokens: int, sampling: dict
         tokens = answer.token_ids
         forced = session.teacher_force([*prompt, *tokens[:-2]], len(prompt) - 1)
         hidden = np.concatenate([chunk for _, chunk in forced if chunk is not None])
-        replays.append(Replay(tokens, _draft(session, hidden, tokens[:-1], batch), _ngrams(session, prompt, tokens)))
+        replays.append(Replay(prompt, tokens, _draft(session, hidden, tokens[:-1], batch), session.runtime.bigrams))
     return replays
 
 
@@ -131,40 +133,37 @@ def _drafter(session: Session) -> DraftEngine:
     return next(iter(session.runtime.engine.drafters.values()))
 
 
-def _ngrams(session: Session, prompt: list[int], tokens: list[int]) -> list[list[tuple[int, float]]]:
-    index, found = NgramIndex(prompt, session.runtime.bigrams), []
-    for token in tokens[:-1]:
-        index.extend([token])
-        found.append(index.draft(NGRAM_LENGTH))
-    return found
-
-
 def build_trees(shape: Shape, replay: Replay) -> TokenTree:
     """The tree of a shape at every place of an answer, as one batch."""
     roots = np.array(replay.tokens[:-1], np.int32)
     drafts = replay.drafts
     arrays = (drafts.candidates, drafts.log_probs, drafts.parents)
     cut = DraftCandidates(*(array[:, : shape.length] for array in arrays))
-    trees = []
-    if shape.width:
-        trees.append(pack_beams(roots, *beams_of(cut, shape.width)))
-    elif shape.budget:
-        trees.append(CONSTRUCTIONS["best_first"].build(cut, roots, shape.budget))
     if shape.ngram:
-        trees.append(ngram_chains(roots, [_Chain(chain) for chain in replay.ngrams], NGRAM_LENGTH))  # type: ignore[misc]
-    tree = merge_trees(trees)
+        tree = _with_ngrams(shape, cut, roots, NgramIndex(replay.prompt, replay.bigrams))
+    elif shape.width:
+        tree = pack_beams(roots, *beams_of(cut, shape.width))
+    else:
+        tree = CONSTRUCTIONS["best_first"].build(cut, roots, shape.budget)
     budget = shape.budget or int(tree.sizes.max())
     return prune_tree(tree, np.full(len(roots), budget, np.int32)) if (tree.sizes - 1 > budget).any() else tree
 
 
-class _Chain:
-    """An n-gram index frozen at one place."""
-
-    def __init__(self, chain: list[tuple[int, float]]):
-        self._chain = chain
-
-    def draft(self, length: int) -> list[tuple[int, float]]:
-        return self._chain[:length]
+def _with_ngrams(shape: Shape, drafts: DraftCandidates, roots: np.ndarray, index: NgramIndex) -> TokenTree:
+    """The same place by place, since an index knows what came before; `index` has read the prompt."""
+    nodes = []
+    for place in range(len(roots)):
+        here = slice(place, place + 1)
+        index.extend(roots[here].tolist())
+        own = DraftCandidates(drafts.candidates[here], drafts.log_probs[here], drafts.parents[here])
+        if shape.budget:
+            tree = grow_trees(own, roots[here], shape.budget, [index])
+        else:
+            tree = ngram_chains(roots[here], [index], NGRAM_LENGTH)
+            if shape.width:
+                tree = merge_trees([pack_beams(roots[here], *beams_of(own, shape.width)), tree])
+        nodes += tree.nodes
+    return TokenTree.from_nodes(nodes)
 
 
 def follow(tree: TokenTree, tokens: list[int], outcome: Outcome) -> None:

@@ -4,8 +4,9 @@
 
 How many nodes to draft depends on what a step costs, which depends on how many sequences run. Three measurements:
 1. acceptance: each tree shape drafts its largest tree once; where the accepted nodes rank in it says what every
-   smaller tree would have gained. A method that does not have the default shape keeps its own; random trees are cut in
-   draw order, so each of their budgets is measured by itself;
+   smaller tree would have gained, and where they rank among all nodes what a share of a batch's rows would have. A
+   method that does not have the default shape keeps its own; random trees are cut in draw order, so each of their
+   budgets is measured by itself;
 2. step times t(running, budget), whole steps with drafting and host time, interleaved so that a busy moment of the
    machine hits all budgets alike;
 3. the budget with the most tokens per second for each number of running sequences; 0 (no drafting) unless drafting
@@ -41,7 +42,8 @@ from redraft.scheduler import Scheduler
 
 MARGIN = 0.15
 """Prefill, which drafts do not speed up, and harder prompts than the tuner's leave less of a gain than it expects."""
-BUDGETS = (0, 2, 4, 6, 8, 12, 16, 24)
+BUDGETS = (0, 1, 2, 3, 4, 6, 8, 11, 15, 19, 23)
+"""With the root mostly a multiple of 4 rows, which the CPU operators take at a time."""
 RUNNING = (1, 2, 3, 4, 6, 8, 16, 32)
 SHAPES = (("beam", False), ("beam", True), ("best_first", False), ("best_first", True))
 """Construction and n-gram branch that a method of the last, which is the default, is tried with; any other method keeps
@@ -58,6 +60,10 @@ class Acceptance:
 
     steps: int = 0
     ranks: list[int] = field(default_factory=list)
+    """Of accepted nodes in their trees, the lowest on the path to each."""
+    scores: list[float] = field(default_factory=list)
+    accepted_scores: list[float] = field(default_factory=list)
+    """Of all nodes, and of the accepted ones."""
 
     def observe(self, tree: TokenTree, sequence: int, verdict: Verdict) -> None:
         """Count one step: an accepted node is gained by budgets that hold it and all before it on its path."""
@@ -65,14 +71,24 @@ class Acceptance:
         size = int(tree.sizes[sequence])
         if tree.scores is None or size == 1:
             return
-        order = np.argsort(-tree.scores[sequence, :size], kind="stable")
+        scores = tree.scores[sequence, :size]
+        order = np.argsort(-scores, kind="stable")
         rank = np.empty(size, dtype=np.int32)
         rank[order] = np.arange(size)
-        self.ranks += np.maximum.accumulate(rank[verdict.path[1:]]).tolist()
+        path = verdict.path[1:]
+        self.ranks += np.maximum.accumulate(rank[path]).tolist()
+        self.scores += scores[1:].tolist()
+        self.accepted_scores += scores[path].tolist()
 
-    def length(self, budget: int) -> float:
-        """Acceptance length (bonus token included) with trees of `budget` nodes."""
-        return 1 + sum(rank <= budget for rank in self.ranks) / max(self.steps, 1)
+    def length(self, budget: int, running: int = 1) -> float:
+        """Acceptance length (bonus token included) with trees of `budget` nodes; of several running sequences, with so
+        many nodes each on average, the likeliest of all."""
+        if running == 1:
+            gained = sum(rank <= budget for rank in self.ranks)
+        else:
+            ranked = np.sort(self.scores)[::-1][: budget * self.steps]
+            gained = sum(score >= ranked[-1] for score in self.accepted_scores) if len(ranked) else 0
+        return 1 + gained / max(self.steps, 1)
 
 
 @dataclass
@@ -81,8 +97,8 @@ class CutAcceptance:
 
     by_budget: dict[int, Acceptance]
 
-    def length(self, budget: int) -> float:
-        """Acceptance length (bonus token included) with trees of `budget` nodes."""
+    def length(self, budget: int, running: int = 1) -> float:
+        """Acceptance length (bonus token included) with trees of `budget` nodes, however many sequences run."""
         return self.by_budget[budget].length(budget)
 
 
@@ -185,7 +201,7 @@ def choose(
     for count, by_budget in sorted(times.items()):
         best, gain = {}, {}
         for mode, acceptance in (("greedy", greedy), ("sampled", sampled)):
-            speed = {n: acceptance.length(n) / t * by_budget[0] for n, t in by_budget.items() if n <= most[mode]}
+            speed = {n: acceptance.length(n, count) / t * by_budget[0] for n, t in by_budget.items() if n <= most[mode]}
             budget = max(speed, key=lambda n, speed=speed: speed[n])  # type: ignore[misc]
             most[mode] = best[mode] = budget if speed[budget] >= 1 + MARGIN else 0
             gain[mode] = speed[best[mode]] if best[mode] else 1.0

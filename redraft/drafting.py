@@ -11,14 +11,17 @@ import numpy as np
 from redraft.budget import BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
+from redraft.decoding.growth import grow_trees
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.retrieval import NGRAM_TRIE, Retrieval, RetrievalText, retrieved_trees
-from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prune_tree
+from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prune_tree, shared_budgets
 from redraft.decoding.verification import VERIFIERS, check_pairing
 from redraft.engines.interface import DraftBatch, DraftEngine, DraftSampling, DrawingEngine, ResamplingEngine
 from redraft.protocol import SamplingConfig
 from redraft.sequence import Pairs, Sequence
+
+MakeTrees = Callable[[list[Sequence]], TokenTree]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class DraftingPlan:
                 f"{self.construction!r} needs levels of 1 draw or more and a support of 1 token or more, got levels "
                 f"{self.levels} and support {self.support}"
             )
+
+    @property
+    def joins_ngrams(self) -> bool:
+        """Whether n-grams and drafter grow one tree together, rather than n-grams a chain beside the drafter's tree."""
+        return self.ngram and self.construction == "best_first"
 
     @cached_property
     def shape(self) -> DrawShape | None:
@@ -118,7 +126,8 @@ class DraftSource:
         assert self._plan is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
         deepest = [sequence.remaining - 1 for sequence in sequences]
-        resampled = None if self._plan.resample_above is None else self._resampled(sequences, max(budgets))
+        largest = min(sum(budgets), self._most)
+        resampled = None if self._plan.resample_above is None else self._resampled(sequences, largest)
         trees = []
         if self._plan.shape is not None:
             trees.append(self._random_trees(self._plan.shape, sequences, roots, budgets, deepest))
@@ -127,15 +136,18 @@ class DraftSource:
             trees.append(retrieved_trees(texts, budgets, self._plan.ngram_length))
         elif self._plan.construction is not None:
             anew = [not _left(sequence, self._plan.skip_above) for sequence in sequences]
-            trees.append(_spread_over(sequences, anew, lambda some: self._drafted(some, max(budgets))))
-        if self._plan.ngram:
-            indices = [sequence.ngram for sequence in sequences if isinstance(sequence.ngram, NgramIndex)]
-            trees.append(ngram_chains(roots, indices, self._plan.ngram_length))
+            skipped = self._ngram_chains if self._plan.joins_ngrams else _root_only
+            trees.append(_spread_over(sequences, anew, lambda some: self._drafted(some, largest), skipped))
+        if self._plan.ngram and not self._plan.joins_ngrams:
+            trees.append(self._ngram_chains(sequences))
         tree = merge_trees(trees)
         if resampled is not None:
             for sequence, nodes in zip(sequences, tree.nodes, strict=True):
                 sequence.fresh = nodes
             tree = merge_trees([tree, resampled])
+        if self._plan.shape is None and len(sequences) > 1:
+            tree = prune_tree(tree, [self._most] * len(sequences), deepest)
+            budgets = shared_budgets(tree, sum(budgets))
         return prune_tree(tree, budgets, deepest)
 
     def _drafted(self, sequences: list[Sequence], budget: int) -> TokenTree:
@@ -147,7 +159,14 @@ class DraftSource:
         if self._plan.resample_above is not None and candidates.raw_logits is not None:
             for sequence, logits in zip(sequences, candidates.raw_logits, strict=True):
                 sequence.chain = logits.copy()
+        if self._plan.joins_ngrams:
+            return grow_trees(candidates, roots, budget, _indices(sequences))
         return CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
+
+    def _ngram_chains(self, sequences: list[Sequence]) -> TokenTree:
+        assert self._plan is not None
+        roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
+        return ngram_chains(roots, _indices(sequences), self._plan.ngram_length)
 
     def _resampled(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """Trees from what earlier drafts left (Lyanna, algorithm 2); the root alone where too little is left."""
@@ -214,16 +233,22 @@ def _left(sequence: Sequence, threshold: int | None) -> bool:
     return threshold is not None and sequence.chain is not None and len(sequence.chain) > threshold
 
 
+def _indices(sequences: list[Sequence]) -> list[NgramIndex]:
+    return [sequence.ngram for sequence in sequences if isinstance(sequence.ngram, NgramIndex)]
+
+
+def _root_only(sequences: list[Sequence]) -> TokenTree:
+    return TokenTree.root_only(sequence.root for sequence in sequences)
+
+
 def _spread_over(
-    sequences: list[Sequence], chosen: list[bool], make: Callable[[list[Sequence]], TokenTree]
+    sequences: list[Sequence], chosen: list[bool], make: MakeTrees, make_others: MakeTrees = _root_only
 ) -> TokenTree:
-    """The trees that `make` gives for the chosen sequences, and the root alone for the others."""
+    """The trees that `make` gives for the chosen sequences, and `make_others` for the others."""
     groups = [[place for place, one in enumerate(chosen) if one is wanted] for wanted in (True, False)]
-    drafted, bare = ([sequences[place] for place in group] for group in groups)
-    if not drafted:
-        return TokenTree.root_only(sequence.root for sequence in sequences)
-    if not bare:
-        return make(drafted)
-    return join_trees(
-        [(groups[0], make(drafted)), (groups[1], TokenTree.root_only(sequence.root for sequence in bare))]
-    )
+    made = [
+        (group, build([sequences[place] for place in group]))
+        for group, build in zip(groups, (make, make_others), strict=True)
+        if group
+    ]
+    return join_trees(made)

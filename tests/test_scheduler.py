@@ -270,3 +270,18 @@ def test_end_ids(end_id):
     assert reason == ("length" if end_id == -1 else "stop")
     assert (0 if end_id is None else end_id) not in tokens or end_id == -1
     assert stats.output_tokens == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("construction", "ngram", "budget"), [("best_first", False, 20), ("best_first", True, 5), ("beam", True, 5)]
+)
+def test_sequences_share_the_rows_of_a_step(construction, ngram, budget):
+    """The budgets are kept together, and not by each alone; no tree outgrows the engine's."""
+    drafted = []
+    plans = only(DraftingPlan(construction, ngram=ngram, budget=BudgetTable.constant(budget)))
+    engine = ToyEngine(slots=3, sharpness=1.0)
+    scheduler = Scheduler(engine, LIMITS, plans, None, lambda tree, b, verdict: drafted.append(tree.sizes - 1))
+    run(scheduler, [make(key, prompt=[*range(1, 4 * key + 2)] * 3) for key in range(1, 4)])
+    assert all(sizes.sum() <= budget * len(sizes) and sizes.max() < LIMITS.max_tree for sizes in drafted)
+    assert max(sizes.max() for sizes in drafted) > budget
+    assert all(sizes.max() <= budget for sizes in drafted if len(sizes) == 1)

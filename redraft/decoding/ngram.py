@@ -37,6 +37,12 @@ class NgramIndex:
         """Append tokens to the history."""
         self._unread += tokens
 
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """The last tokens of the history, as many as can be matched."""
+        self._read()
+        return self._tail
+
     def _read(self) -> None:
         successors, tail = self._successors, self._tail
         for token in self._unread:
@@ -64,10 +70,16 @@ class NgramIndex:
 
     def guess(self, tail: tuple[int, ...]) -> tuple[int, float]:
         """The token that may follow `tail` and the chance that it does; -1 where nothing is known."""
+        if found := self.seen(tail):
+            return found
+        return (int(self._table[tail[-1]]) if self._table is not None and tail else -1), TABLE_CHANCE
+
+    def seen(self, tail: tuple[int, ...]) -> tuple[int, float] | None:
+        """The token that followed the longest known end of `tail`, and the chance that it does again."""
         if found := self.match(tail):
             token, length, times = found
             return token, CHANCES[length][times - 1]
-        return (int(self._table[tail[-1]]) if self._table is not None and tail else -1), TABLE_CHANCE
+        return None
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
         """What followed the longest known end of `tail`, that end's length, and how often in a row (4: or more)."""

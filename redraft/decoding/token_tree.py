@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -211,6 +212,14 @@ def prune_tree(tree: TokenTree, budgets: Iterable[int], max_depths: Iterable[int
     if tree.draws is not None:
         result.draws = [draws if kept else {} for draws, kept in zip(tree.draws, same, strict=True)]
     return result
+
+
+def shared_budgets(tree: TokenTree, total: int) -> list[int]:
+    """Per tree, how many of the batch's `total` likeliest drafted nodes are its own: a sequence whose next tokens are
+    surer than another's gets more of the rows."""
+    ranked = sorted((-score, b) for b, nodes in enumerate(tree.nodes) for _, _, score in nodes[1:])
+    taken = Counter(b for _, b in ranked[:total])
+    return [taken[b] for b in range(len(tree.nodes))]
 
 
 def _best_nodes(nodes: list[Node], budget: int, max_depth: int) -> list[Node]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from redraft.decoding.construction import CONSTRUCTIONS, best_first, chain
 from redraft.decoding.ngram import NgramIndex, count_bigrams, ngram_chains
 from redraft.decoding.packing import dedup_prefix, pack_beams
-from redraft.decoding.token_tree import TokenTree, mask_words, merge_trees, prune_tree
+from redraft.decoding.token_tree import TokenTree, mask_words, merge_trees, prune_tree, shared_budgets
 from redraft.engines.interface import DraftCandidates
 
 
@@ -172,6 +172,20 @@ def test_prune_keeps_the_best_closed_under_parents_and_cuts_depth():
         assert pruned.sizes[:2].tolist() == [6, 1]
         assert paths(pruned, 0) == paths(best_first(random_candidates(seed), np.zeros(3, np.int32), 5), 0)
         assert paths(pruned, 2) == {path for path in paths(tree, 2) if len(path) <= 2}
+
+
+def test_a_batch_shares_its_rows_by_score():
+    trees = [[(0, -1, 0.0), (1, 0, -0.1), (2, 1, -0.2)], [(0, -1, 0.0)], [(0, -1, 0.0), (1, 0, -0.15), (2, 0, -3.0)]]
+    tree = TokenTree.from_nodes(trees)
+    assert [shared_budgets(tree, total) for total in (0, 1, 2, 3, 9)] == [
+        [0, 0, 0], [1, 0, 0], [1, 0, 1], [2, 0, 1], [2, 0, 2],
+    ]  # fmt: skip
+    for seed in range(50):
+        tree = best_first(random_candidates(seed), np.zeros(3, np.int32), 20)
+        pruned = prune_tree(tree, shared_budgets(tree, 25))
+        assert pruned.sizes.sum() == 28
+        left = np.sort(tree.scores[tree.scores > -np.inf])[::-1][:28]
+        assert np.sort(pruned.scores[pruned.scores > -np.inf])[::-1].tolist() == left.tolist()
 
 
 def test_ancestors_and_mask_words_of_random_trees():

@@ -1,0 +1,104 @@
+"""Trees that a drafter and n-grams grow together, against enumeration of all their paths."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redraft.decoding.construction import best_first
+from redraft.decoding.growth import LEAST, grow_trees, joint_odds
+from redraft.decoding.ngram import CHANCES, NgramIndex
+from redraft.decoding.token_tree import TokenTree
+from redraft.engines.interface import DraftCandidates
+from tests.decoding.test_token_tree import candidate_paths, paths, random_candidates
+
+ROOTS = np.zeros(3, np.int32)
+
+
+def scored_paths(tree: TokenTree, b: int) -> dict[tuple[int, ...], float]:
+    """Every drafted node's path and score."""
+    found: list[tuple[int, ...]] = [()]
+    for token, parent, _ in tree.nodes[b][1:]:
+        found.append((*found[parent], token))
+    return {path: node[2] for path, node in zip(found[1:], tree.nodes[b][1:], strict=True)}
+
+
+def one_level(tokens: list[int], chances: list[float]) -> DraftCandidates:
+    return DraftCandidates(
+        np.array(tokens, np.int32).reshape(1, 1, 1, -1),
+        np.log(np.array(chances, np.float32)).reshape(1, 1, 1, -1),
+        np.zeros((1, 1, 1), np.int32),
+    )
+
+
+@pytest.mark.parametrize("budget", [1, 4, 13])
+def test_without_ngrams_it_is_best_first(budget):
+    for seed in range(50):
+        drafts = random_candidates(seed)
+        grown = grow_trees(drafts, ROOTS, budget, [NgramIndex([0]) for _ in ROOTS])
+        expected = best_first(drafts, ROOTS, budget)
+        for b in range(3):
+            worth = {path: score for path, score in scored_paths(expected, b).items() if score > math.log(LEAST)}
+            assert scored_paths(grown, b) == pytest.approx(worth, abs=1e-4)
+
+
+def test_where_both_guess_the_chances_are_joined():
+    """2, 3 and then 7 came before: matched 2, once."""
+    index, drafts = NgramIndex([2, 3, 7, 5, 2, 3]), one_level([4, 7, 9], [0.5, 0.3, 0.1])
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index]).nodes
+    odds = joint_odds(CHANCES[2][0], 0.3)
+    found = {token: math.exp(score) for token, parent, score in tree[1:] if parent == 0}
+    assert found[7] == pytest.approx(odds / (1 + odds), rel=1e-5)
+    assert found[7] > 0.6
+    assert found[4] / found[9] == pytest.approx(5, rel=1e-5)
+    assert found[4] + found[9] == pytest.approx(0.6 / 0.7 * (1 - found[7]), rel=1e-5)
+
+
+def test_a_guess_that_the_drafter_lacks_takes_its_share():
+    index, drafts = NgramIndex([2, 3, 7, 5, 2, 3]), one_level([4, 9], [0.5, 0.1])
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index]).nodes
+    found = {token: math.exp(score) for token, parent, score in tree[1:] if parent == 0}
+    assert 0.2 < found[7] < CHANCES[2][0]
+    assert found[4] == pytest.approx(0.5 * (1 - found[7]), rel=1e-5)
+
+
+def test_ngrams_go_on_where_the_drafter_ends():
+    """Also below tokens that n-grams did not guess."""
+    index, drafts = NgramIndex([4, 6, 8, 1, 2, 3]), one_level([4, 9], [0.8, 0.1])
+    tree = grow_trees(drafts, np.array([3], np.int32), 9, [index])
+    assert {(4,), (9,), (4, 6), (4, 6, 8)} <= paths(tree, 0)
+
+
+def test_a_drafter_that_is_sure_of_the_guess():
+    index, drafts = NgramIndex([3, 4, 5, 3]), one_level([4, 9], [1.0, 1e-9])
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index]).nodes
+    assert [(token, math.exp(score)) for token, parent, score in tree if parent == 0] == [(4, pytest.approx(1))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 31), st.lists(st.integers(0, 5), min_size=1, max_size=40))
+def test_trees_are_closed_and_ranked(seed, budget, history):
+    """Parents first, best first, siblings' chances at most one, only candidates and n-grams as tokens."""
+    drafts = random_candidates(seed)
+    tree = grow_trees(drafts, np.full(3, history[-1], np.int32), budget, [NgramIndex(history) for _ in ROOTS])
+    for b, nodes in enumerate(tree.nodes):
+        paths(tree, b)
+        assert len(nodes) <= budget + 1
+        scores = [score for _, _, score in nodes]
+        assert scores == sorted(scores, reverse=True)
+        below = np.zeros(len(nodes))
+        np.add.at(below, [parent for _, parent, _ in nodes[1:]], np.exp(scores[1:]))
+        assert (below <= np.exp(scores) * (1 + 1e-4)).all()
+        drafted = {path[-1] for path in candidate_paths(drafts, b)} | set(history)
+        assert {token for token, _, _ in nodes[1:]} <= drafted
+
+
+def test_a_guess_that_the_drafter_rules_out_stands_once():
+    drafts = one_level([4, 7], [0.5, 0.5])
+    drafts.log_probs[..., 1] = -np.inf
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 5, 2, 3])]).nodes
+    assert sorted(token for token, parent, _ in tree if parent == 0) == [4, 7]
