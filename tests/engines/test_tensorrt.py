@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -144,14 +143,14 @@ def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_pat
 
 
 @pytest.fixture(scope="module")
-def resampling(tmp_path_factory) -> Iterator[list]:
+def resampling(tmp_path_factory) -> list:
     """Engines of TensorRT for RTX and of torch whose drafters draft again from chains."""
     options = {"trained": tiny_drafter_of(tiny_target(), "hidden_state"), "resample_above": 0}
     options |= {"token_info": InfoForm.bf16, "limits": tiny.LIMITS}
     folder = tmp_path_factory.mktemp("resampling")
     with pytest.MonkeyPatch.context() as monkeypatch:
         ours = load_engine(bundle_of("tensorrt_rtx", monkeypatch, folder / "rtx", **options))
-        yield [ours, load_engine(tiny_bundle(folder / "torch", tiny_target(), "torch", **options))]
+    return [ours, load_engine(tiny_bundle(folder / "torch", tiny_target(), "torch", **options))]
 
 
 def test_drafting_again_gives_the_torch_backends_candidates(resampling):
