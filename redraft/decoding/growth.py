@@ -36,7 +36,7 @@ def grow_trees(drafts: DraftCandidates, roots: np.ndarray, budget: int, indices:
     above = np.zeros((batch, length, expanded), np.float32)
     above[:, 1:] = np.take_along_axis(scores[:, :-1], drafts.parents[:, 1:], axis=2)
     with np.errstate(invalid="ignore"):
-        chances = np.nan_to_num(np.exp(drafts.log_probs - above[..., None]))
+        chances = np.fmax(np.exp(drafts.log_probs - above[..., None]), 0)
     drafted = (drafts.candidates.tolist(), chances.tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
         [_grow(root, budget, index, *own) for root, index, *own in zip(roots.tolist(), indices, *drafted, strict=True)]

@@ -44,6 +44,8 @@ class NgramIndex:
         return self._tail
 
     def _read(self) -> None:
+        if not self._unread:
+            return
         successors, tail = self._successors, self._tail
         for token in self._unread:
             for length in CHANCES:
@@ -84,10 +86,13 @@ class NgramIndex:
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
         """What followed the longest known end of `tail`, that end's length, and how often in a row (4: or more)."""
         self._read()
-        for length in CHANCES:
-            if length <= len(tail) and (known := self._successors.get(tail[-length:])):
-                return known[0], length, min(known[1], MOST_TIMES)
-        return None
+        found = None
+        for length in reversed(CHANCES):
+            known = self._successors.get(tail[-length:]) if length <= len(tail) else None
+            if known is None:  # what never occurred did not occur behind other tokens either
+                break
+            found = known[0], length, min(known[1], MOST_TIMES)
+        return found
 
 
 def ngram_chains(roots: np.ndarray, indices: Sequence[NgramIndex], length: int) -> TokenTree:
