@@ -20,6 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -58,37 +59,24 @@ Say = Callable[[str], None]
 class Acceptance:
     """How deep the accepted paths go in trees of each budget: filled by one run with the largest tree."""
 
-    steps: int = 0
-    ranks: list[int] = field(default_factory=list)
-    """Of accepted nodes in their trees, the lowest on the path to each."""
-    scores: list[float] = field(default_factory=list)
-    accepted_scores: list[float] = field(default_factory=list)
-    """Of all nodes, and of the accepted ones."""
+    steps: list[tuple[list[float], list[float]]] = field(default_factory=list)
+    """Of each step of a sequence, the scores of all drafted nodes and of the accepted ones."""
 
     def observe(self, tree: TokenTree, sequence: int, verdict: Verdict) -> None:
-        """Count one step: an accepted node is gained by budgets that hold it and all before it on its path."""
-        self.steps += 1
-        size = int(tree.sizes[sequence])
-        if tree.scores is None or size == 1:
-            return
-        scores = tree.scores[sequence, :size]
-        order = np.argsort(-scores, kind="stable")
-        rank = np.empty(size, dtype=np.int32)
-        rank[order] = np.arange(size)
-        path = verdict.path[1:]
-        self.ranks += np.maximum.accumulate(rank[path]).tolist()
-        self.scores += scores[1:].tolist()
-        self.accepted_scores += scores[path].tolist()
+        """Add one step."""
+        scores = tree.scores[sequence, : tree.sizes[sequence]]
+        self.steps.append((scores[1:].tolist(), scores[verdict.path[1:]].tolist()))
 
     def length(self, budget: int, running: int = 1) -> float:
-        """Acceptance length (bonus token included) with trees of `budget` nodes; of several running sequences, with so
-        many nodes each on average, the likeliest of all."""
-        if running == 1:
-            gained = sum(rank <= budget for rank in self.ranks)
-        else:
-            ranked = np.sort(self.scores)[::-1][: budget * self.steps]
-            gained = sum(score >= ranked[-1] for score in self.accepted_scores) if len(ranked) else 0
-        return 1 + gained / max(self.steps, 1)
+        """Acceptance length (bonus token included) of `running` sequences whose trees have the `budget` x `running`
+        best-scored nodes of all: those that stood in one step, as far as they are neighbours here."""
+        gained = 0
+        for first in range(0, len(self.steps), running):
+            together = self.steps[first : first + running]
+            ranked = sorted(chain.from_iterable(drafted for drafted, _ in together), reverse=True)
+            least = ranked[: budget * len(together)][-1:]
+            gained += sum(score >= least[0] for _, accepted in together for score in accepted) if least else 0
+        return 1 + gained / max(len(self.steps), 1)
 
 
 @dataclass
