@@ -60,6 +60,14 @@ def test_budgets_follow_the_price_of_rows(runtime, monkeypatch):
     assert runtime.scheduler.idle
 
 
+def test_rows_of_a_batch_are_weighed_as_steps_share_them():
+    """Two sequences a step, of which one is sure and right, and the other guesses wrong."""
+    sure, guessing = ([-0.1, -0.2, -0.3], [-0.1, -0.2, -0.3]), ([-2.0, -3.0], [])
+    acceptance = tune.Acceptance([sure, guessing] * 3)
+    assert [acceptance.length(budget, 2) for budget in (0, 1, 2)] == [1, 2, 2.5]
+    assert [acceptance.length(budget, 1) for budget in (0, 1, 2)] == [1, 1.5, 2]
+
+
 def test_small_trees_are_predicted_from_the_large_one(runtime):
     predicted = tune.measure_acceptance(
         runtime, TOY, ("best_first", False), ["hello", "world"], 90, {}, lambda text: None

@@ -20,7 +20,7 @@ from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
 from model_defs.token_info import InfoForm
 from networks import resampling_loop, save, write_tensorrt
-from redraft.bundle import BundleConfig, LimitsInfo, TargetInfo
+from redraft.bundle import BundleConfig, LimitsInfo, MethodInfo, TargetInfo
 from tensorrt_engines import EngineBuilder, network_sha256
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
@@ -143,6 +143,18 @@ def test_the_drafters_engine_is_built_from_a_verified_file(built):
     np.testing.assert_allclose(log_probs.astype(np.float32)[:, 0, 0], want[:, 0, 0], atol=0.05)
 
 
+def bundle_config(target: Target, plan: MethodInfo) -> BundleConfig:
+    """Of a bundle with one method."""
+    return BundleConfig(
+        name="tiny",
+        backend="tensorrt_rtx",
+        precision="fp32",
+        target=target_info(target),
+        limits=LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16),
+        methods={METHOD: plan},
+    )
+
+
 @pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "recurrent", "medusa"])
 @torch.no_grad()
 def test_a_drafter_of_every_kind_is_built_from_a_verified_file(variant, tmp_path):
@@ -151,14 +163,7 @@ def test_a_drafter_of_every_kind_is_built_from_a_verified_file(variant, tmp_path
     target = tiny_target()
     drafter = tiny_drafter(target) if variant == "recurrent" else tiny_drafter_of(target, variant)
     plan = DRAFTING.model_copy(update={"drafter": drafter.name})
-    config = BundleConfig(
-        name="tiny",
-        backend="tensorrt_rtx",
-        precision="fp32",
-        target=target_info(target),
-        limits=LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16),
-        methods={METHOD: plan},
-    )
+    config = bundle_config(target, plan)
     method, loop = drafting_loop(drafter, plan, config)
     network = tmp_path / "drafter.onnx"
     rows = 70 + method.context.draft_rows if method.context else 0
@@ -201,14 +206,7 @@ def test_what_drafts_again_from_chains_is_built_from_a_verified_file(form, tmp_p
     target = tiny_target()
     drafter = tiny_drafter_of(target, "hidden_state")
     plan = DRAFTING.model_copy(update={"drafter": drafter.name, "resample_above": 0})
-    config = BundleConfig(
-        name="tiny",
-        backend="tensorrt_rtx",
-        precision="fp32",
-        target=target_info(target),
-        limits=LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16),
-        methods={METHOD: plan},
-    )
+    config = bundle_config(target, plan)
     assert drafting_loop(drafter, DRAFTING, config)[0].chain_levels == 0
     method, loop = drafting_loop(drafter, plan, config, form)
     again = resampling_loop(config.model_copy(update={"methods": {METHOD: method}}), METHOD, loop)
