@@ -18,10 +18,12 @@ from model_defs.drafter import Decay, Drafter
 from model_defs.target import Target
 from model_defs.windows import Windows
 
-LOGIT_ROWS = {"cpu": 256, "cuda": 8192}
+LOGIT_ROWS = {"cpu": 512, "cuda": 8192}
 """Rows of logits that exist at a time, by device."""
 SOFT_LABELS = 32
 DEPTH_DECAY = 0.85
+OTHER_ROWS = 1024
+"""Rows of the head, besides the labels', that stand for all others in the loss of a block of logits."""
 EVALUATED_POSITIONS = 1024
 """Positions that are evaluated at a time."""
 WARM_UP = 0.02
@@ -32,10 +34,27 @@ class Labels(StrEnum):
     hard = "hard"
 
 
+def sample_head(labels: Tensor, size: int, others: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A sample of a head's rows 0 … size - 1 that estimates its softmax: all labels, and `others` of the rest drawn
+    alike. Gives the sample int64 [S] in order, what to add to its logits float32 [S] (the log of how many rows each
+    stands for), and the places of the labels in it, int64 of their shape."""
+    is_label = torch.zeros(size, dtype=torch.bool, device=labels.device)
+    is_label[labels.flatten()] = True
+    rest = (~is_label).nonzero().squeeze(1)
+    drawn = rest[torch.randperm(len(rest), device=labels.device)[:others]]
+    correction = torch.full((size,), -math.inf, device=labels.device)
+    correction[drawn] = math.log(len(rest) / max(len(drawn), 1) or 1)
+    correction[is_label] = 0
+    sample = correction.isfinite().nonzero().squeeze(1)
+    place = torch.zeros(size, dtype=torch.long, device=labels.device)
+    place[sample] = torch.arange(len(sample), device=labels.device)
+    return sample, correction[sample], place[labels]
+
+
 class HeadLoss(torch.autograd.Function):
     """Cross-entropy of softmax(x W^T + z U^T) against label masses, with the gradients found in the same pass, so that
     only one block of logits exists at a time. W is frozen; z U^T, where there is any, is token info of the first
-    logits."""
+    logits. Of rows that are nobody's label in a block, `OTHER_ROWS` stand for all (`sample_head`)."""
 
     @staticmethod
     def forward(
@@ -49,18 +68,21 @@ class HeadLoss(torch.autograd.Function):
         total = x.new_zeros((), dtype=torch.float32)
         rows_at_once = LOGIT_ROWS[x.device.type]
         for part in (slice(i, i + rows_at_once) for i in range(0, len(x), rows_at_once)):
-            logits = F.linear(x[part], weight)
+            sample, correction, labels = sample_head(rows[part], len(weight), OTHER_ROWS)
+            head = weight[sample]
+            logits = F.linear(x[part], head, correction.to(x.dtype))
             if z is not None and up is not None:
-                logits[:, : len(up)] += F.linear(z[part], up)
+                informed = sample[sample < len(up)]
+                logits[:, : len(informed)] += F.linear(z[part], up[informed])
             p = torch.softmax(logits, dim=-1)
-            total -= (p.gather(1, rows[part]).float().clamp(min=1e-12).log() * mass[part]).sum()
+            total -= (p.gather(1, labels).float().clamp(min=1e-12).log() * mass[part]).sum()
             p *= mass[part].sum(-1, keepdim=True).to(p.dtype)
-            p.scatter_add_(1, rows[part], -mass[part].to(p.dtype))
-            gradients[0][part] = p @ weight
+            p.scatter_add_(1, labels, -mass[part].to(p.dtype))
+            gradients[0][part] = p @ head
             if z is not None and up is not None:
-                informed = p[:, : len(up)]
-                gradients[1][part] = informed @ up
-                gradients[2] += informed.T @ z[part]
+                p = p[:, : len(informed)]
+                gradients[1][part] = p @ up[informed]
+                gradients[2].index_add_(0, informed, (p.T @ z[part]).float())
         ctx.save_for_backward(*gradients)
         return total
 

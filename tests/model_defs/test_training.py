@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from model_defs.drafter import Decay
-from model_defs.training import HeadLoss, learning_rate
+from model_defs.training import HeadLoss, learning_rate, sample_head
 from model_defs.windows import TeacherData, most_frequent
 
 HIDDEN, UNROLL = 5, 3
@@ -38,6 +38,22 @@ def test_head_loss_is_the_cross_entropy_and_its_gradient(with_info: bool):
     torch.testing.assert_close(loss, expected)
     for gradient, leaf in zip(found, leaves, strict=True):
         torch.testing.assert_close(gradient, leaf.grad, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "others"), [(111, 20), (111, 1000), (7, 2), (3, 2)])
+def test_a_sampled_head_holds_all_labels_and_estimates_the_whole(size: int, others: int):
+    torch.manual_seed(0)
+    labels = torch.rand(5, size).argsort(-1)[:, :3]
+    odds = torch.rand(size) + 0.1
+    estimates = []
+    for _ in range(400):
+        sample, correction, places = sample_head(labels, size, others)
+        assert torch.equal(sample, sample.unique())
+        assert torch.equal(sample[places], labels)
+        assert len(sample) == min(size, len(labels.unique()) + others)
+        estimates.append((odds[sample] * correction.exp()).sum())
+    estimate, error = torch.stack(estimates).mean(), torch.stack(estimates).std() / 20
+    assert abs(estimate - odds.sum()) <= 4 * error + 1e-4
 
 
 def write_shard(folder: Path, number: int, lengths: list[int], answers: list[int]) -> None:
