@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from redraft.serving import ranks
 from redraft.serving.processes import (
     OWNER_VARIABLE,
     ServingError,
@@ -18,8 +19,8 @@ from redraft.serving.processes import (
     end_processes,
     owned_processes,
     remove_shared_memory,
+    runs,
 )
-from redraft.serving.ranks import bundle_ranks, launch_command
 from redraft.serving.rundir import RunDir, Settings, State, tail
 from redraft.serving.tritonserver import TritonInstallation
 
@@ -72,6 +73,8 @@ def stop(run_path: Path) -> int:
     end_processes(supervisor, grace=STOP_S)
     end_processes(owned_processes(run_dir.path), grace=0)
     remove_shared_memory(run_dir.path)
+    if state and not runs(state.worker_pid):
+        ranks.remove_shared_memory(state.worker_pid)
     run_dir.socket.unlink(missing_ok=True)
     if state and state.phase not in ("stopped", "failed"):
         with contextlib.suppress(OSError):
@@ -94,7 +97,7 @@ def is_running(run_dir: RunDir) -> bool:
 def _check(settings: Settings, run_dir: RunDir) -> None:
     if not (settings.bundle / "config.json").is_file():
         raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json (`make engines` builds one)")
-    launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
+    ranks.launch_command([], ranks.bundle_ranks(settings.bundle), settings.hostfile)
     TritonInstallation()
     try:
         run_dir.path.mkdir(parents=True, exist_ok=True)
