@@ -22,10 +22,11 @@ RANK = os.environ[rank_process.RANK_VARIABLE]
 
 def hold(place: str) -> None:
     """Wait here while that is wanted."""
-    wanted, held = FOLDER / "hold", FOLDER / f"held.{RANK}"
-    while wanted.exists() and wanted.read_text() == place:
-        held.write_text(f"{place} {os.getpid()}")
-        time.sleep(0.02)
+    wanted = FOLDER / "hold"
+    if wanted.exists() and wanted.read_text() == place:
+        (FOLDER / f"held.{RANK}").write_text(f"{place} {os.getpid()}")
+        while wanted.read_text() == place:
+            time.sleep(0.02)
 
 
 def held_at(place: str, act):
