@@ -149,9 +149,10 @@ class Supervisor:
             if self._pulse.is_silent():
                 log.error("the engine worker did not answer for %.0f s: killing it", self._settings.silence_s)
                 self._lose_worker()
-        elif self._worker_is_loaded() and self._models_answer():
-            self._pulse.restart()
-            self._set_worker_up(True)
+        elif self._worker_is_loaded():
+            if self._models_answer():
+                self._pulse.restart()
+                self._set_worker_up(True)
         elif self._worker.age > WORKER_START_S:
             log.error("the engine worker was not ready within %.0f s: killing it", WORKER_START_S)
             self._lose_worker()

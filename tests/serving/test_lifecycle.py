@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError, owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
+from redraft.serving.supervisor import WORKER_START_S, Supervisor
 from tests.serving.client_side import FAKE_WORKER, GrpcStream, Service, free_ports, start, wait_until
 
 
@@ -146,6 +148,16 @@ def test_a_restarted_worker_is_ready_when_each_model_reaches_it(service, fake_bu
     (fake_bundle / "refuse").unlink()
     wait_until(service.ready)
     assert "text_output" in service.generate({"text_input": "hi", "max_tokens": 2})
+
+
+def test_a_worker_that_answers_is_not_killed_while_its_models_do_not():
+    """Under a load that fills its queue again and again, the first requests may be refused for long."""
+    watching = Supervisor.__new__(Supervisor)
+    watching._worker = SimpleNamespace(alive=True, up=False, age=10 * WORKER_START_S)
+    watching._ranks = {}
+    watching._worker_is_loaded, watching._models_answer = lambda: True, lambda: False
+    watching._lose_worker = lambda: pytest.fail("killed")
+    watching._watch_worker()
 
 
 def test_a_disk_that_fills_up_ends_no_service(service):

@@ -263,6 +263,14 @@ def test_a_rank_is_killed_in_the_first_start(bundle, second_folder, victim):
     assert not shared.exists()
 
 
+def test_a_rank_ends_by_itself_before_mpi(bundle, second_folder):
+    """The launcher, which knows nothing of it yet, lets the other wait."""
+    program = "import os, sys, time; time.sleep(0.5 if os.environ['PMI_RANK'] == '1' else 60)"
+    with pytest.raises(ServingError, match=r"^rank 1 \(pid \d+\) ended"):
+        start(second_folder, bundle, worker_command=[sys.executable, "-c", program])
+    assert owned_processes(second_folder) == []
+
+
 @pytest.mark.parametrize(
     ("number", "place"), [(signal.SIGTERM, "connected"), (signal.SIGKILL, "connected"), (signal.SIGKILL, "start")]
 )
