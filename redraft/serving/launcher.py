@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from redraft.serving import ranks
@@ -41,24 +41,26 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
         }
     )
     _check(settings, run_dir)
-    stop(run_path)
-    _check_ports(settings)
-    _write_settings(settings, run_dir)
-    try:
-        with run_dir.supervisor_log.open("ab") as output:
-            supervisor = subprocess.Popen(
-                [sys.executable, "-m", "redraft.serving.supervisor", str(run_dir.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=os.environ | {OWNER_VARIABLE: str(run_dir.path)},
-                cwd=Path(__file__).resolve().parents[2],
-                start_new_session=True,
-            )
-        return _follow(run_dir, supervisor, on_progress)
-    except BaseException:
+    with _held(run_dir) as lock:
         stop(run_path)
-        raise
+        _check_ports(settings)
+        _write_settings(settings, run_dir)
+        try:
+            with run_dir.supervisor_log.open("ab") as output:
+                supervisor = subprocess.Popen(
+                    [sys.executable, "-m", "redraft.serving.supervisor", str(run_dir.path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=os.environ | {OWNER_VARIABLE: str(run_dir.path)},
+                    cwd=Path(__file__).resolve().parents[2],
+                    start_new_session=True,
+                    pass_fds=[lock],
+                )
+            return _follow(run_dir, supervisor, on_progress)
+        except BaseException:
+            stop(run_path)
+            raise
 
 
 def stop(run_path: Path) -> int:
@@ -94,6 +96,18 @@ def is_running(run_dir: RunDir) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def _held(run_dir: RunDir) -> Iterator[int]:
+    """The lock of a run directory, a file descriptor: the supervisor inherits it, and holds it for its life. Raises
+    ServingError where a service runs, or is being started."""
+    with run_dir.lock_file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it") from None
+        yield lock.fileno()
+
+
 def _check(settings: Settings, run_dir: RunDir) -> None:
     if not (settings.bundle / "config.json").is_file():
         raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json (`make engines` builds one)")
@@ -103,8 +117,6 @@ def _check(settings: Settings, run_dir: RunDir) -> None:
         run_dir.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ServingError(f"cannot use the run directory {run_dir.path}: {error.strerror}") from None
-    if is_running(run_dir):
-        raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it")
 
 
 def _check_ports(settings: Settings) -> None:

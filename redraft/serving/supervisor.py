@@ -1,12 +1,12 @@
 """The daemon that owns the engine worker and the Triton server: starts them, restarts what dies, ends them together.
 
-`python -m redraft.serving.supervisor RUN_DIR`, with settings.json in the run directory; started by `redraft serve`.
+`python -m redraft.serving.supervisor RUN_DIR`, with settings.json in the run directory; started by `redraft serve`,
+from which it inherits the directory's lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import queue
@@ -315,23 +315,21 @@ def main(path: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     run_dir = RunDir(Path(path))
     settings = Settings.model_validate_json(run_dir.settings_file.read_text())
-    with run_dir.lock_file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, _request_stop)
-        supervisor = Supervisor(run_dir, settings)
-        try:
-            supervisor.run()
-        except StopRequested:
-            supervisor.shut_down()
-            return 0
-        except ServingError as error:
-            supervisor.shut_down(str(error))
-            return 1
-        except BaseException as error:
-            log.exception("the supervisor failed")
-            supervisor.shut_down(f"the supervisor failed: {error!r}")
-            return 1
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _request_stop)
+    supervisor = Supervisor(run_dir, settings)
+    try:
+        supervisor.run()
+    except StopRequested:
+        supervisor.shut_down()
+        return 0
+    except ServingError as error:
+        supervisor.shut_down(str(error))
+        return 1
+    except BaseException as error:
+        log.exception("the supervisor failed")
+        supervisor.shut_down(f"the supervisor failed: {error!r}")
+        return 1
 
 
 if __name__ == "__main__":

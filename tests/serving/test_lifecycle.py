@@ -100,6 +100,25 @@ def test_a_second_service_in_the_same_place_is_refused(service, fake_bundle):
     assert service.ready()
 
 
+def test_two_that_start_in_the_same_place(tmp_path, fake_bundle, monkeypatch):
+    """The second is refused, and the first goes on."""
+    follow = launcher._follow
+
+    def meanwhile(*arguments):
+        with pytest.raises(ServingError, match=r"a service is running from "):
+            launcher.serve(settings(fake_bundle), tmp_path, print)
+        return follow(*arguments)
+
+    monkeypatch.setattr(launcher, "_follow", meanwhile)
+    wanted = settings(fake_bundle)
+    serve(tmp_path, wanted)
+    assert Service(wanted, RunDir(tmp_path)).ready()
+    assert launcher.is_running(RunDir(tmp_path))
+    launcher.stop(tmp_path)
+    assert not launcher.is_running(RunDir(tmp_path))
+    assert_nothing_is_left(tmp_path)
+
+
 def test_only_loopback_is_bound(service):
     ports = {service.settings.http_port, service.settings.grpc_port, service.settings.metrics_port}
     listening = [
