@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from heapq import heappop, heappush
 
 import numpy as np
@@ -15,6 +16,8 @@ from redraft.engines.interface import DraftCandidates
 NOTHING: tuple[list[int], list[float]] = [], []
 LEAST, MOST = 0.01, 1 - 1e-6
 """A node of less chance is not worth its row; no drafter is surer."""
+LOWEST = np.float32(-1e30)
+"""Stands for the -inf of an absent parent, whose candidates' own -inf then give a chance of 0."""
 
 
 def joint_odds(ngram: float, neural: float) -> float:
@@ -31,16 +34,27 @@ def grow_trees(drafts: DraftCandidates, roots: np.ndarray, budget: int, indices:
     candidates share what is left; where the drafter has no candidates, the guess stands alone. Scores are logs of
     chances, and a parent stands before its children.
     """
-    batch, length, expanded, per_node = drafts.candidates.shape
-    scores = drafts.log_probs.reshape(batch, length, expanded * per_node)
-    above = np.zeros((batch, length, expanded), np.float32)
-    above[:, 1:] = np.take_along_axis(scores[:, :-1], drafts.parents[:, 1:], axis=2)
-    with np.errstate(invalid="ignore"):
-        chances = np.fmax(np.exp(drafts.log_probs - above[..., None]), 0)
-    drafted = (drafts.candidates.tolist(), chances.tolist(), drafts.parents.tolist())
+    drafted = (drafts.candidates.tolist(), _chances(drafts).tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
         [_grow(root, budget, index, *own) for root, index, *own in zip(roots.tolist(), indices, *drafted, strict=True)]
     )
+
+
+def _chances(drafts: DraftCandidates) -> np.ndarray:
+    """float32 [B, L, W, K], the drafter's probability of each candidate where its parent stands; 0: absent."""
+    batch, length, expanded, per_node = drafts.candidates.shape
+    starts = _level_starts(batch, length, expanded * per_node)
+    above = drafts.log_probs.take(drafts.parents[:, 1:] + starts)
+    chances = drafts.log_probs.copy()
+    below = chances[:, 1:]
+    below -= np.maximum(above, LOWEST)[..., None]
+    return np.exp(chances, out=chances)
+
+
+@cache
+def _level_starts(batch: int, length: int, size: int) -> np.ndarray:
+    """int64 [B, L-1, 1], where each level but the last begins in B times L levels of `size` candidates."""
+    return (np.arange(batch * length) * size).reshape(batch, length, 1)[:, :-1]
 
 
 def _grow(
@@ -51,17 +65,19 @@ def _grow(
     chances: list[list[list[float]]],
     parents: list[list[int]],
 ) -> list[Node]:
-    beam_of = [{flat: beam for beam, flat in reversed(list(enumerate(level)))} for level in parents]
-    beam_of[0] = {0: 0}
+    expanded = [[0], *parents[1:]]
     nodes: list[Node] = []
     tails: list[tuple[int, ...]] = []
     offered = [(-1.0, -1, root, 0, 0)]
-    while offered and len(nodes) <= budget:
+    while offered:
         negative, parent, token, level, flat = heappop(offered)
         node = len(nodes)
         nodes.append((token, parent, math.log(-negative)))
+        if node == budget:
+            break
         tails.append((*tails[parent], token)[-LONGEST:] if node else index.tail)
-        beam = beam_of[level].get(flat) if level < len(beam_of) else None
+        beams = expanded[level] if level < len(expanded) else []
+        beam = beams.index(flat) if flat in beams else None
         own = NOTHING if beam is None else (candidates[level][beam], chances[level][beam])
         first, least = -1 if beam is None else beam * len(own[0]), LEAST / -negative
         for place, (next_token, chance) in enumerate(_children(*own, index.seen(tails[node]))):
@@ -71,11 +87,11 @@ def _grow(
     return nodes
 
 
-def _children(tokens: list[int], chances: list[float], seen: tuple[int, float] | None) -> list[tuple[int, float]]:
+def _children(tokens: list[int], chances: list[float], seen: tuple[int, float] | None) -> Iterable[tuple[int, float]]:
     """The tokens that may come next, and the chance of each: the drafter's, and the n-grams' behind them if it is
     another."""
     if seen is None:
-        return list(zip(tokens, chances, strict=True))
+        return zip(tokens, chances, strict=True)
     guess, ngram = seen
     if not tokens:
         return [seen]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,12 +11,20 @@ from redraft.protocol import MIN_TEMPERATURE, SamplingConfig
 
 _MASK32 = 0xFFFFFFFF
 _BLOCK = 128
+_ONES = np.ones(_BLOCK, np.float32)
 _NUCLEUS_FLOORS = (1e-4, 1e-6, 0.0)
+_AHEAD = 64
+
+Word = TypeVar("Word", int, np.ndarray)
+"""32-bit words: one, or uint64 arrays of them."""
 
 
 def philox(key: int, counter: int) -> tuple[int, int, int, int]:
     """Philox-4x32-10: four independent uniform 32-bit words from a 64-bit key and a 128-bit counter."""
-    c0, c1, c2, c3 = (counter >> shift & _MASK32 for shift in (0, 32, 64, 96))
+    return _philox(key, *(counter >> shift & _MASK32 for shift in (0, 32, 64, 96)))
+
+
+def _philox(key: int, c0: Word, c1: Word, c2: Word, c3: Word) -> tuple[Word, Word, Word, Word]:
     k0, k1 = key & _MASK32, key >> 32 & _MASK32
     for _ in range(10):
         low, high = 0xD2511F53 * c0, 0xCD9E8D57 * c2
@@ -28,6 +37,14 @@ def position_uniform(seed: int, position: int, draw: int = 0) -> float:
     """The uniform in [0, 1) of one output position, 53 bits; `draw` counts further ones of the same position."""
     high, low, _, _ = philox(seed, position | draw << 64)
     return ((high << 21) | (low >> 11)) * 2.0**-53
+
+
+def position_uniforms(seed: int, first: int, count: int) -> list[float]:
+    """`position_uniform` of `count` positions: at once they cost what a few do one by one."""
+    positions = np.arange(first, first + count, dtype=np.uint64)
+    none = np.zeros_like(positions)
+    high, low, _, _ = _philox(seed, positions & _MASK32, positions >> 32, none, none)
+    return (((high << 21) | (low >> 11)) * 2.0**-53).tolist()
 
 
 class Sampler:
@@ -64,6 +81,8 @@ class Sampler:
         self._tail_length = max(longest - 1, 0)
         self._penalized = bool(self._repetition != 1 or self._presence or self._frequency)
         self._scratch = np.empty(0, np.float32)
+        self._uniforms: list[float] = []
+        self._uniforms_from = 0
         self._counts: dict[int, int] = {}
         if self._penalized:
             for token in prompt:
@@ -84,12 +103,12 @@ class Sampler:
         if self.greedy:
             return int(logits.argmax())
         ids, weights = self._support(logits)
-        index = _inverse_cdf(weights, position_uniform(self.seed, self.position))
+        index = _inverse_cdf(weights, self._uniform())
         return index if ids is None else int(ids[index])
 
     def draw(self, weights: np.ndarray) -> int:
         """A token from weights float64 [V], by the random number that `choose` takes at this position."""
-        return _inverse_cdf(weights, position_uniform(self.seed, self.position))
+        return _inverse_cdf(weights, self._uniform())
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """float64 [V], the distribution that `choose` draws from; for verifiers that compare distributions."""
@@ -118,6 +137,14 @@ class Sampler:
                 logits[word[-1]] = -np.inf
         return logits
 
+    def _uniform(self) -> float:
+        """This position's random number."""
+        place = self.position - self._uniforms_from
+        if not 0 <= place < len(self._uniforms):
+            self._uniforms, place = position_uniforms(self.seed, self.position, _AHEAD), 0
+            self._uniforms_from = self.position
+        return self._uniforms[place]
+
     def _penalize(self, logits: np.ndarray) -> None:
         ids = np.fromiter(self._counts.keys(), dtype=np.int64, count=len(self._counts))
         counts = np.fromiter(self._counts.values(), dtype=np.float32, count=len(self._counts))
@@ -135,7 +162,7 @@ class Sampler:
             logits = logits[ids]
         if len(logits) > len(self._scratch):
             self._scratch = np.empty_like(logits)
-        weights = np.subtract(logits, logits.max(), out=self._scratch[: len(logits)])
+        weights = np.subtract(logits, np.maximum.reduce(logits), out=self._scratch[: len(logits)])
         if self._inverse_temperature != 1:
             weights *= self._inverse_temperature
         np.exp(weights, out=weights)
@@ -187,17 +214,17 @@ def _inverse_cdf(weights: np.ndarray, uniform: float) -> int:
     """Smallest index whose cumulative weight exceeds `uniform` of the total; never one of weight 0."""
     start, below = 0, 0.0
     if len(weights) > _BLOCK**2 // 8:
-        whole = len(weights) // _BLOCK * _BLOCK
-        blocks = weights[:whole].reshape(-1, _BLOCK) @ np.ones(_BLOCK, weights.dtype)
-        ends = np.append(blocks, weights[whole:].sum()).cumsum(dtype=np.float64)
-        goal = uniform * ends[-1]
-        block = min(int(ends.searchsorted(goal, side="right")), len(blocks))
-        start, below = block * _BLOCK, float(ends[block - 1]) if block else 0.0
+        blocks = weights[: len(weights) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+        ends = blocks.dot(_ONES).cumsum(dtype=np.float64)
+        rest = weights[blocks.size :]
+        goal = uniform * (ends.item(-1) + (float(rest.sum()) if len(rest) else 0.0))
+        block = int(ends.searchsorted(goal, "right"))
+        start, below = block * _BLOCK, ends.item(block - 1) if block else 0.0
         inside = weights[start : start + _BLOCK].cumsum(dtype=np.float64)
     else:
         inside = weights.cumsum(dtype=np.float64)
         goal = uniform * inside[-1]
-    index = min(start + int(inside.searchsorted(goal - below, side="right")), len(weights) - 1)
+    index = min(start + int(inside.searchsorted(goal - below, "right")), len(weights) - 1)
     while weights[index] == 0:
         index -= 1
     return index
