@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
 from heapq import heappop, heappush
 
 import numpy as np
@@ -13,11 +12,9 @@ from redraft.decoding.ngram import LONGEST, NgramIndex
 from redraft.decoding.token_tree import Node, TokenTree
 from redraft.engines.interface import DraftCandidates
 
-NOTHING: tuple[list[int], list[float]] = [], []
+NOTHING: tuple[list[int], list[float], list[float]] = [], [], []
 LEAST, MOST = 0.01, 1 - 1e-6
 """A node of less chance is not worth its row; no drafter is surer."""
-LOWEST = np.float32(-1e30)
-"""Stands for the -inf of an absent parent, whose candidates' own -inf then give a chance of 0."""
 
 
 def joint_odds(ngram: float, neural: float) -> float:
@@ -34,27 +31,10 @@ def grow_trees(drafts: DraftCandidates, roots: np.ndarray, budget: int, indices:
     candidates share what is left; where the drafter has no candidates, the guess stands alone. Scores are logs of
     chances, and a parent stands before its children.
     """
-    drafted = (drafts.candidates.tolist(), _chances(drafts).tolist(), drafts.parents.tolist())
+    drafted = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
         [_grow(root, budget, index, *own) for root, index, *own in zip(roots.tolist(), indices, *drafted, strict=True)]
     )
-
-
-def _chances(drafts: DraftCandidates) -> np.ndarray:
-    """float32 [B, L, W, K], the drafter's probability of each candidate where its parent stands; 0: absent."""
-    batch, length, expanded, per_node = drafts.candidates.shape
-    starts = _level_starts(batch, length, expanded * per_node)
-    above = drafts.log_probs.take(drafts.parents[:, 1:] + starts)
-    chances = drafts.log_probs.copy()
-    below = chances[:, 1:]
-    below -= np.maximum(above, LOWEST)[..., None]
-    return np.exp(chances, out=chances)
-
-
-@cache
-def _level_starts(batch: int, length: int, size: int) -> np.ndarray:
-    """int64 [B, L-1, 1], where each level but the last begins in B times L levels of `size` candidates."""
-    return (np.arange(batch * length) * size).reshape(batch, length, 1)[:, :-1]
 
 
 def _grow(
@@ -62,29 +42,41 @@ def _grow(
     budget: int,
     index: NgramIndex,
     candidates: list[list[list[int]]],
-    chances: list[list[list[float]]],
+    log_probs: list[list[list[float]]],
     parents: list[list[int]],
 ) -> list[Node]:
     expanded = [[0], *parents[1:]]
     nodes: list[Node] = []
     tails: list[tuple[int, ...]] = []
-    offered = [(-1.0, -1, root, 0, 0)]
+    offered = [(-1.0, -1, root, 0, 0, 0.0)]
     while offered:
-        negative, parent, token, level, flat = heappop(offered)
+        negative, parent, token, level, flat, above = heappop(offered)
         node = len(nodes)
         nodes.append((token, parent, math.log(-negative)))
         if node == budget:
             break
         tails.append((*tails[parent], token)[-LONGEST:] if node else index.tail)
-        beams = expanded[level] if level < len(expanded) else []
-        beam = beams.index(flat) if flat in beams else None
-        own = NOTHING if beam is None else (candidates[level][beam], chances[level][beam])
-        first, least = -1 if beam is None else beam * len(own[0]), LEAST / -negative
-        for place, (next_token, chance) in enumerate(_children(*own, index.seen(tails[node]))):
+        (tokens, logs, chances), first = NOTHING, 0
+        if level < len(expanded) and flat in expanded[level]:
+            beam = expanded[level].index(flat)
+            tokens, logs = candidates[level][beam], log_probs[level][beam]
+            chances, first = _chances(logs, above), beam * len(tokens)
+        least = LEAST / -negative
+        for place, (next_token, chance) in enumerate(_children(tokens, chances, index.seen(tails[node]))):
             if chance > least:
-                below = first + place if place < len(own[0]) else -1
-                heappush(offered, (negative * chance, node, next_token, level + 1, below))
+                below = (first + place, logs[place]) if place < len(logs) else (-1, 0.0)
+                heappush(offered, (negative * chance, node, next_token, level + 1, *below))
     return nodes
+
+
+def _chances(logs: list[float], above: float) -> list[float]:
+    """The drafter's probabilities of the candidates of a node whose own log-probability is `above`, in float32.
+
+    Of the nodes that grow alone: behind a step of the engine each further numpy function costs more than the sums.
+    """
+    if above == -math.inf:
+        return [0.0] * len(logs)
+    return np.exp(np.array([log - above for log in logs], np.float32)).tolist()
 
 
 def _children(tokens: list[int], chances: list[float], seen: tuple[int, float] | None) -> Iterable[tuple[int, float]]:

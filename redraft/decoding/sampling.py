@@ -162,7 +162,7 @@ class Sampler:
             logits = logits[ids]
         if len(logits) > len(self._scratch):
             self._scratch = np.empty_like(logits)
-        weights = np.subtract(logits, np.maximum.reduce(logits), out=self._scratch[: len(logits)])
+        weights = np.subtract(logits, logits[logits.argmax()], out=self._scratch[: len(logits)])
         if self._inverse_temperature != 1:
             weights *= self._inverse_temperature
         np.exp(weights, out=weights)

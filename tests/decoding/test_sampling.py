@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from redraft.decoding import verification
 from redraft.decoding.construction import CONSTRUCTIONS, Construction, Draws
-from redraft.decoding.sampling import Sampler, log_probability, philox, position_uniform
+from redraft.decoding.sampling import Sampler, log_probability, philox, position_uniform, position_uniforms
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import PairingError, Verifier, check_pairing, walk
 from redraft.protocol import SamplingConfig
@@ -44,6 +46,35 @@ def test_uniforms_are_uniform_and_uncorrelated(keys):
     assert chi_square(np.histogram(values, 50, (0, 1))[0], np.full(50, 400.0)) < 4.5
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
     assert position_uniform(5, 3) == position_uniform(5, 3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(1, 70))
+def test_uniforms_made_together_are_those_made_alone(seed, first, count):
+    assert position_uniforms(seed, first, count) == [position_uniform(seed, first + i) for i in range(count)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([2, 111, 2048, 2049, 2176, 5003]),
+    st.integers(0, 2**63),
+    st.lists(st.integers(0, 200), min_size=1, max_size=4),
+    st.sampled_from(["all", "the last", "few"]),
+)
+def test_a_token_is_where_the_sum_of_chances_passes_the_positions_uniform(vocab_size, seed, positions, likely):
+    """Whatever the order of the positions; the sum in one piece, in float64."""
+    rng, chooser = np.random.default_rng(seed), sampler(seed=seed, temperature=1.0)
+    logits = rng.normal(size=vocab_size).astype(np.float32)
+    logits[-1] += 9 * (likely == "the last")
+    logits[: vocab_size // 2 * (likely == "few")] = -np.inf
+    ends = np.exp(logits.astype(np.float64)).cumsum()
+    for chooser.position in positions:
+        goal = position_uniform(seed, chooser.position) * ends[-1]
+        slack = 1e-5 * ends[-1]
+        least, most = np.searchsorted(ends, [goal - slack, goal + slack], side="right")
+        token = chooser.choose(logits)
+        assert least <= token <= min(most, vocab_size - 1)
+        assert np.isfinite(logits[token])
 
 
 def reference(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
