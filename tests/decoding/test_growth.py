@@ -104,6 +104,16 @@ def test_a_guess_that_the_drafter_rules_out_stands_once():
     assert sorted(token for token, parent, _ in tree if parent == 0) == [4, 7]
 
 
+def test_ngrams_go_on_below_a_guess_that_the_drafter_rules_out_and_expands():
+    drafts = DraftCandidates(
+        np.array([4, 7, 0, 0, 5, 6, 9, 8], np.int32).reshape(1, 2, 2, 2),
+        np.array([-0.1, *[-np.inf] * 3, -0.2, *[-np.inf] * 3], np.float32).reshape(1, 2, 2, 2),
+        np.array([0, 0, 0, 1], np.int32).reshape(1, 2, 2),
+    )
+    tree = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 9, 2, 3])])
+    assert {(4,), (4, 5), (7,), (7, 9)} <= paths(tree, 0)
+
+
 def grown_by_hand(drafts: DraftCandidates, b: int, root: int, budget: int, index: NgramIndex) -> list[Node]:
     """The same tree from arrays of all chances, with the best of all offers sought anew for every node."""
     length, expanded, per_node = drafts.candidates.shape[1:]
@@ -152,6 +162,7 @@ def test_trees_are_those_grown_by_hand(seed, budget, absent, history):
     for level in range(1, 4):
         above = np.take_along_axis(drafts.log_probs[:, level - 1].reshape(3, -1), drafts.parents[:, level], axis=1)
         drafts.log_probs[:, level][np.isneginf(above)] = -np.inf
+    drafts.parents[:, 0] = 7
     roots = rng.integers(0, 20, 3, np.int32)
     indices = [NgramIndex([*history[b:], int(root)]) for b, root in enumerate(roots)]
     grown = grow_trees(drafts, roots, budget, indices).nodes
