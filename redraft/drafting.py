@@ -245,6 +245,8 @@ def _spread_over(
     sequences: list[Sequence], chosen: list[bool], make: MakeTrees, make_others: MakeTrees = _root_only
 ) -> TokenTree:
     """The trees that `make` gives for the chosen sequences, and `make_others` for the others."""
+    if all(chosen):
+        return make(sequences)
     groups = [[place for place, one in enumerate(chosen) if one is wanted] for wanted in (True, False)]
     made = [
         (group, build([sequences[place] for place in group]))
