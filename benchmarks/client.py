@@ -7,7 +7,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import grpc
@@ -140,7 +140,7 @@ class WorkerBackend:
                     ended = True
                     raise GenerationError(f"{message.code}: {message.message}")
                 ended = message.done
-                statistics = message.stats.model_dump() if message.stats else {}
+                statistics = asdict(message.stats) if message.stats else {}
                 yield Piece(message.text, message.token_ids, statistics)
         finally:
             if not ended:

@@ -124,13 +124,12 @@ class DraftSource:
 
     def _trees(self, sequences: list[Sequence], budgets: list[int]) -> TokenTree:
         assert self._plan is not None
-        roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
         deepest = [sequence.remaining - 1 for sequence in sequences]
         largest = min(sum(budgets), self._most)
         resampled = None if self._plan.resample_above is None else self._resampled(sequences, largest)
         trees = []
         if self._plan.shape is not None:
-            trees.append(self._random_trees(self._plan.shape, sequences, roots, budgets, deepest))
+            trees.append(self._random_trees(self._plan.shape, sequences, budgets, deepest))
         elif self._plan.retrieves:
             texts = [sequence.ngram for sequence in sequences if isinstance(sequence.ngram, RetrievalText)]
             trees.append(retrieved_trees(texts, budgets, self._plan.ngram_length))
@@ -181,11 +180,12 @@ class DraftSource:
         return _spread_over(sequences, [_left(sequence, self._plan.resample_above) for sequence in sequences], again)
 
     def _random_trees(
-        self, shape: DrawShape, sequences: list[Sequence], roots: np.ndarray, budgets: list[int], deepest: list[int]
+        self, shape: DrawShape, sequences: list[Sequence], budgets: list[int], deepest: list[int]
     ) -> TokenTree:
         """Trees of random draws: cut to their budgets where only a cut in draw order is lossless, else to be pruned."""
         assert self._plan is not None
         assert isinstance(self._drafter, DrawingEngine)
+        roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
         any_cut = VERIFIERS[self._plan.verification].merges
         limits = [
             len(shape.cut_order) if any_cut or sequence.sampler.greedy else budget
@@ -245,6 +245,8 @@ def _spread_over(
     sequences: list[Sequence], chosen: list[bool], make: MakeTrees, make_others: MakeTrees = _root_only
 ) -> TokenTree:
     """The trees that `make` gives for the chosen sequences, and `make_others` for the others."""
+    if all(chosen):
+        return make(sequences)
     groups = [[place for place, one in enumerate(chosen) if one is wanted] for wanted in (True, False)]
     made = [
         (group, build([sequences[place] for place in group]))

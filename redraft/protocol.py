@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.dataclasses import dataclass
 
 INT32_MAX = 2**31 - 1
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -122,7 +123,8 @@ class StatusRequest(_Message):
     op: Literal["status"] = "status"
 
 
-class SequenceStats(BaseModel):
+@dataclass
+class SequenceStats:
     """What one request cost and gained. Depth d of `offered_by_depth` and `accepted_by_depth` is at index d - 1.
 
     The conditional acceptance rate of depth d is accepted at d over accepted at d - 1, where the tree went on: the

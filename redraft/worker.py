@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -186,7 +187,7 @@ class Worker:
             self._active.pop(key, None)
             message["done"] = True
             message["finish_reason"] = output.finish_reason
-            message["stats"] = output.stats.model_dump() if output.stats else None
+            message["stats"] = asdict(output.stats) if output.stats else None
         self._send(client, message)
 
     def _send_error(self, key: Key, code: str, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -12,7 +12,7 @@ from redraft.decoding.ngram import LONGEST, NgramIndex
 from redraft.decoding.token_tree import Node, TokenTree
 from redraft.engines.interface import DraftCandidates
 
-NOTHING: tuple[list[int], list[float]] = [], []
+NOTHING: tuple[list[int], list[float], list[float]] = [], [], []
 LEAST, MOST = 0.01, 1 - 1e-6
 """A node of less chance is not worth its row; no drafter is surer."""
 
@@ -31,13 +31,7 @@ def grow_trees(drafts: DraftCandidates, roots: np.ndarray, budget: int, indices:
     candidates share what is left; where the drafter has no candidates, the guess stands alone. Scores are logs of
     chances, and a parent stands before its children.
     """
-    batch, length, expanded, per_node = drafts.candidates.shape
-    scores = drafts.log_probs.reshape(batch, length, expanded * per_node)
-    above = np.zeros((batch, length, expanded), np.float32)
-    above[:, 1:] = np.take_along_axis(scores[:, :-1], drafts.parents[:, 1:], axis=2)
-    with np.errstate(invalid="ignore"):
-        chances = np.fmax(np.exp(drafts.log_probs - above[..., None]), 0)
-    drafted = (drafts.candidates.tolist(), chances.tolist(), drafts.parents.tolist())
+    drafted = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
         [_grow(root, budget, index, *own) for root, index, *own in zip(roots.tolist(), indices, *drafted, strict=True)]
     )
@@ -48,34 +42,48 @@ def _grow(
     budget: int,
     index: NgramIndex,
     candidates: list[list[list[int]]],
-    chances: list[list[list[float]]],
+    log_probs: list[list[list[float]]],
     parents: list[list[int]],
 ) -> list[Node]:
-    beam_of = [{flat: beam for beam, flat in reversed(list(enumerate(level)))} for level in parents]
-    beam_of[0] = {0: 0}
+    expanded = [[0], *parents[1:]]
     nodes: list[Node] = []
     tails: list[tuple[int, ...]] = []
-    offered = [(-1.0, -1, root, 0, 0)]
-    while offered and len(nodes) <= budget:
-        negative, parent, token, level, flat = heappop(offered)
+    offered = [(-1.0, -1, root, 0, 0, 0.0)]
+    while offered:
+        negative, parent, token, level, flat, above = heappop(offered)
         node = len(nodes)
         nodes.append((token, parent, math.log(-negative)))
+        if node == budget:
+            break
         tails.append((*tails[parent], token)[-LONGEST:] if node else index.tail)
-        beam = beam_of[level].get(flat) if level < len(beam_of) else None
-        own = NOTHING if beam is None else (candidates[level][beam], chances[level][beam])
-        first, least = -1 if beam is None else beam * len(own[0]), LEAST / -negative
-        for place, (next_token, chance) in enumerate(_children(*own, index.seen(tails[node]))):
+        (tokens, logs, chances), first = NOTHING, 0
+        if level < len(expanded) and flat in expanded[level]:
+            beam = expanded[level].index(flat)
+            tokens, logs = candidates[level][beam], log_probs[level][beam]
+            chances, first = _chances(logs, above), beam * len(tokens)
+        least = LEAST / -negative
+        for place, (next_token, chance) in enumerate(_children(tokens, chances, index.seen(tails[node]))):
             if chance > least:
-                below = first + place if place < len(own[0]) else -1
-                heappush(offered, (negative * chance, node, next_token, level + 1, below))
+                below = (first + place, logs[place]) if place < len(logs) else (-1, 0.0)
+                heappush(offered, (negative * chance, node, next_token, level + 1, *below))
     return nodes
 
 
-def _children(tokens: list[int], chances: list[float], seen: tuple[int, float] | None) -> list[tuple[int, float]]:
+def _chances(logs: list[float], above: float) -> list[float]:
+    """The drafter's probabilities of the candidates of a node whose own log-probability is `above`, in float32.
+
+    Of the nodes that grow alone: behind a step of the engine each further numpy function costs more than the sums.
+    """
+    if above == -math.inf:
+        return [0.0] * len(logs)
+    return np.exp(np.array([log - above for log in logs], np.float32)).tolist()
+
+
+def _children(tokens: list[int], chances: list[float], seen: tuple[int, float] | None) -> Iterable[tuple[int, float]]:
     """The tokens that may come next, and the chance of each: the drafter's, and the n-grams' behind them if it is
     another."""
     if seen is None:
-        return list(zip(tokens, chances, strict=True))
+        return zip(tokens, chances, strict=True)
     guess, ngram = seen
     if not tokens:
         return [seen]

@@ -223,6 +223,8 @@ def shared_budgets(tree: TokenTree, total: int) -> list[int]:
 
 
 def _best_nodes(nodes: list[Node], budget: int, max_depth: int) -> list[Node]:
+    if len(nodes) - 1 <= min(budget, max_depth):
+        return nodes
     depths, scores = [0], [nodes[0][2]]
     for _, parent, score in nodes[1:]:
         depths.append(depths[parent] + 1)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redraft.decoding.construction import best_first
-from redraft.decoding.growth import LEAST, grow_trees, joint_odds
-from redraft.decoding.ngram import CHANCES, NgramIndex
-from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.growth import LEAST, MOST, grow_trees, joint_odds
+from redraft.decoding.ngram import CHANCES, LONGEST, NgramIndex
+from redraft.decoding.token_tree import Node, TokenTree
 from redraft.engines.interface import DraftCandidates
 from tests.decoding.test_token_tree import candidate_paths, paths, random_candidates
 
@@ -102,3 +102,68 @@ def test_a_guess_that_the_drafter_rules_out_stands_once():
     drafts.log_probs[..., 1] = -np.inf
     (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 5, 2, 3])]).nodes
     assert sorted(token for token, parent, _ in tree if parent == 0) == [4, 7]
+
+
+def test_ngrams_go_on_below_a_guess_that_the_drafter_rules_out_and_expands():
+    drafts = DraftCandidates(
+        np.array([4, 7, 0, 0, 5, 6, 9, 8], np.int32).reshape(1, 2, 2, 2),
+        np.array([-0.1, *[-np.inf] * 3, -0.2, *[-np.inf] * 3], np.float32).reshape(1, 2, 2, 2),
+        np.array([0, 0, 0, 1], np.int32).reshape(1, 2, 2),
+    )
+    tree = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 9, 2, 3])])
+    assert {(4,), (4, 5), (7,), (7, 9)} <= paths(tree, 0)
+
+
+def grown_by_hand(drafts: DraftCandidates, b: int, root: int, budget: int, index: NgramIndex) -> list[Node]:
+    """The same tree from arrays of all chances, with the best of all offers sought anew for every node."""
+    length, expanded, per_node = drafts.candidates.shape[1:]
+    logs = drafts.log_probs[b].reshape(length, -1)
+    above = np.zeros((length, expanded, 1), np.float32)
+    above[1:, :, 0] = np.take_along_axis(logs[:-1], drafts.parents[b, 1:], axis=1)
+    with np.errstate(invalid="ignore"):
+        chances = np.fmax(np.exp(drafts.log_probs[b] - above), 0)
+    nodes: list[Node] = []
+    texts: list[tuple[int, ...]] = []
+    offers = [(-1.0, -1, root, 0, 0)]
+    while offers and len(nodes) <= budget:
+        best = min(offers)
+        offers.remove(best)
+        negative, parent, token, level, flat = best
+        texts.append((*texts[parent], token) if nodes else index.tail)
+        node = len(nodes)
+        nodes.append((token, parent, math.log(-negative)))
+        beams = [0] if level == 0 else drafts.parents[b, level].tolist() if level < length else []
+        beam = beams.index(flat) if flat in beams else None
+        own = [] if beam is None else zip(drafts.candidates[b, level, beam], chances[level, beam], strict=True)
+        below = [(int(token), float(chance), beam * per_node + k) for k, (token, chance) in enumerate(own)]
+        if seen := index.seen(texts[node][-LONGEST:]):
+            guess, ngram = seen
+            neural = min(next((chance for token, chance, _ in below if token == guess), 0.0), MOST)
+            odds = joint_odds(ngram, neural) if below else ngram / (1 - ngram)
+            joint, left = odds / (1 + odds) if below else ngram, 1 / (1 + odds) / (1 - neural)
+            known = any(token == guess for token, _, _ in below)
+            below = [(token, joint if token == guess else chance * left, k) for token, chance, k in below]
+            below += [] if known else [(guess, joint, -1)]
+        offers += [
+            (negative * chance, node, token, level + 1, k) for token, chance, k in below if chance > LEAST / -negative
+        ]
+    return nodes
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 10**6), st.integers(0, 31), st.floats(0, 0.7), st.lists(st.integers(0, 19), min_size=1, max_size=60)
+)
+def test_trees_are_those_grown_by_hand(seed, budget, absent, history):
+    """To the last bit, also where candidates, expanded ones among them, are absent, and where two beams are of one."""
+    drafts, rng = random_candidates(seed), np.random.default_rng(seed)
+    drafts.log_probs[rng.random(drafts.log_probs.shape) < absent] = -np.inf
+    drafts.parents[:, :, 1][rng.random((3, 4)) < absent / 2] = 0
+    for level in range(1, 4):
+        above = np.take_along_axis(drafts.log_probs[:, level - 1].reshape(3, -1), drafts.parents[:, level], axis=1)
+        drafts.log_probs[:, level][np.isneginf(above)] = -np.inf
+    drafts.parents[:, 0] = 7
+    roots = rng.integers(0, 20, 3, np.int32)
+    indices = [NgramIndex([*history[b:], int(root)]) for b, root in enumerate(roots)]
+    grown = grow_trees(drafts, roots, budget, indices).nodes
+    assert grown == [grown_by_hand(drafts, b, int(roots[b]), budget, indices[b]) for b in range(3)]

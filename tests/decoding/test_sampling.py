@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from redraft.decoding import verification
 from redraft.decoding.construction import CONSTRUCTIONS, Construction, Draws
-from redraft.decoding.sampling import Sampler, log_probability, philox, position_uniform
+from redraft.decoding.sampling import Sampler, log_probability, philox, position_uniform, position_uniforms
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import PairingError, Verifier, check_pairing, walk
 from redraft.protocol import SamplingConfig
@@ -46,6 +48,13 @@ def test_uniforms_are_uniform_and_uncorrelated(keys):
     assert position_uniform(5, 3) == position_uniform(5, 3)
 
 
+def test_many_uniforms_at_once_are_those_one_by_one():
+    rng = np.random.default_rng(0)
+    seeds, positions = rng.integers(0, 2**64, 300, np.uint64), rng.integers(0, 2**40, 300).astype(np.uint64)
+    expected = [position_uniform(int(seed), int(at)) for seed, at in zip(seeds, positions, strict=True)]
+    np.testing.assert_array_equal(position_uniforms(seeds, positions), expected)
+
+
 def reference(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
     """The filtered distribution by full sorting."""
     order = np.argsort(-logits, kind="stable")
@@ -72,6 +81,29 @@ def test_probabilities_are_those_of_full_sorting(vocab_size, spread, config):
     assert np.abs(got - expected).max() < 2e-5
     seen = [int((probs > 1e-7).sum()) for probs in (got, expected)]
     assert abs(seen[0] - seen[1]) <= max(2, vocab_size // 5000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([2, 111, 2048, 2049, 2176, 5003]),
+    st.integers(0, 2**63),
+    st.lists(st.integers(0, 200), min_size=1, max_size=4),
+    st.sampled_from(["all", "the last", "few"]),
+)
+def test_a_token_is_where_the_sum_of_chances_passes_the_positions_uniform(vocab_size, seed, positions, likely):
+    """Whatever the order of the positions; the sum in one piece, in float64."""
+    rng, chooser = np.random.default_rng(seed), sampler(seed=seed, temperature=1.0)
+    logits = rng.normal(size=vocab_size).astype(np.float32)
+    logits[-1] += 9 * (likely == "the last")
+    logits[: vocab_size // 2 * (likely == "few")] = -np.inf
+    ends = np.exp(logits.astype(np.float64)).cumsum()
+    for chooser.position in positions:
+        goal = position_uniform(seed, chooser.position) * ends[-1]
+        slack = 1e-5 * ends[-1]
+        least, most = np.searchsorted(ends, [goal - slack, goal + slack], side="right")
+        token = chooser.choose(logits)
+        assert least <= token <= min(most, vocab_size - 1)
+        assert np.isfinite(logits[token])
 
 
 def test_ties_are_kept_by_lowest_id():
