@@ -70,13 +70,14 @@ def _grow(
 
 
 def _chances(logs: list[float], above: float) -> list[float]:
-    """The drafter's probabilities of the candidates of a node whose own log-probability is `above`, in float32.
+    """The drafter's probabilities of the candidates of a node whose own log-probability is `above`.
 
-    Of the nodes that grow alone: behind a step of the engine each further numpy function costs more than the sums.
+    Of the nodes that grow alone, and without numpy: behind a step of the engine each further function costs more than
+    the sums.
     """
     if above == -math.inf:
         return [0.0] * len(logs)
-    return np.exp(np.array([log - above for log in logs], np.float32)).tolist()
+    return [math.exp(log - above) for log in logs]
 
 
 def _children(tokens: list[int], chances: list[float], seen: tuple[int, float] | None) -> Iterable[tuple[int, float]]:

@@ -118,10 +118,10 @@ def grown_by_hand(drafts: DraftCandidates, b: int, root: int, budget: int, index
     """The same tree from arrays of all chances, with the best of all offers sought anew for every node."""
     length, expanded, per_node = drafts.candidates.shape[1:]
     logs = drafts.log_probs[b].reshape(length, -1)
-    above = np.zeros((length, expanded, 1), np.float32)
+    above = np.zeros((length, expanded, 1))
     above[1:, :, 0] = np.take_along_axis(logs[:-1], drafts.parents[b, 1:], axis=1)
     with np.errstate(invalid="ignore"):
-        chances = np.fmax(np.exp(drafts.log_probs[b] - above), 0)
+        chances = np.fmax(np.vectorize(math.exp)(drafts.log_probs[b] - above), 0)
     nodes: list[Node] = []
     texts: list[tuple[int, ...]] = []
     offers = [(-1.0, -1, root, 0, 0)]
