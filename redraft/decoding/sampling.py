@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,8 +13,11 @@ _MASK32 = 0xFFFFFFFF
 _BLOCK = 128
 _NUCLEUS_FLOORS = (1e-4, 1e-6, 0.0)
 
+Words = TypeVar("Words", int, np.ndarray)
+"""One, or uint64 [n]."""
 
-def philox(key: int, counter: int) -> tuple[int, int, int, int]:
+
+def philox(key: Words, counter: Words) -> tuple[Words, Words, Words, Words]:
     """Philox-4x32-10: four independent uniform 32-bit words from a 64-bit key and a 128-bit counter."""
     c0, c1, c2, c3 = (counter >> shift & _MASK32 for shift in (0, 32, 64, 96))
     k0, k1 = key & _MASK32, key >> 32 & _MASK32
@@ -27,6 +31,12 @@ def philox(key: int, counter: int) -> tuple[int, int, int, int]:
 def position_uniform(seed: int, position: int, draw: int = 0) -> float:
     """The uniform in [0, 1) of one output position, 53 bits; `draw` counts further ones of the same position."""
     high, low, _, _ = philox(seed, position | draw << 64)
+    return ((high << 21) | (low >> 11)) * 2.0**-53
+
+
+def position_uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """`position_uniform` of many seeds and positions at once: uint64 [n] each to float64 [n]."""
+    high, low, _, _ = philox(seeds, positions)
     return ((high << 21) | (low >> 11)) * 2.0**-53
 
 
@@ -51,9 +61,9 @@ class Sampler:
         self.end_ids = frozenset(end_ids)
         self.position = 0
         temperature = 1.0 if config.temperature is None else config.temperature
-        self._inverse_temperature = np.float32(1.0 / max(temperature, MIN_TEMPERATURE))
-        self._top_k = config.top_k or 0
-        self._top_p = 1.0 if config.top_p is None else config.top_p
+        self.inverse_temperature = np.float32(1.0 / max(temperature, MIN_TEMPERATURE))
+        self.top_k = config.top_k or 0
+        self.top_p = 1.0 if config.top_p is None else config.top_p
         self._repetition = np.float32(config.repetition_penalty or 1.0)
         self._presence = np.float32(config.presence_penalty or 0.0)
         self._frequency = np.float32(config.frequency_penalty or 0.0)
@@ -68,6 +78,12 @@ class Sampler:
         if self._penalized:
             for token in prompt:
                 self._counts[token] = self._counts.get(token, 0) + 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but logits, filters and position says what is chosen, here and at all later positions."""
+        short = self.position < self._min_length and self.end_ids
+        return not (self._penalized or short or self._bad_words)
 
     def accept(self, token: int) -> None:
         """Append a token to the history and move on to the next output position."""
@@ -104,13 +120,12 @@ class Sampler:
 
     def process(self, logits: np.ndarray) -> np.ndarray:
         """Logits after penalties, minimum length and bad words at the current history."""
-        short = self.position < self._min_length and self.end_ids
-        if not (self._penalized or short or self._bad_words):
+        if self.plain:
             return logits
         logits = logits.copy()
         if self._penalized and self._counts:
             self._penalize(logits)
-        if short:
+        if self.position < self._min_length:
             logits[[token for token in self.end_ids if token < len(logits)]] = -np.inf
         for word in self._bad_words:
             before = word[:-1]
@@ -130,17 +145,17 @@ class Sampler:
         """Token ids in ascending order (None: all) that top-k and top-p keep, and their unnormalized weights, valid
         until the next call."""
         ids = None
-        if 0 < self._top_k < len(logits):
-            ids = _top_k_ids(logits, self._top_k)
+        if 0 < self.top_k < len(logits):
+            ids = _top_k_ids(logits, self.top_k)
             logits = logits[ids]
         if len(logits) > len(self._scratch):
             self._scratch = np.empty_like(logits)
         weights = np.subtract(logits, logits.max(), out=self._scratch[: len(logits)])
-        if self._inverse_temperature != 1:
-            weights *= self._inverse_temperature
+        if self.inverse_temperature != 1:
+            weights *= self.inverse_temperature
         np.exp(weights, out=weights)
-        if self._top_p < 1:
-            kept, weights = _nucleus(weights, self._top_p)
+        if self.top_p < 1:
+            kept, weights = _nucleus(weights, self.top_p)
             ids = kept if ids is None else ids[kept]
         return ids, weights
 
