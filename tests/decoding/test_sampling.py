@@ -9,7 +9,7 @@ import pytest
 
 from redraft.decoding import verification
 from redraft.decoding.construction import CONSTRUCTIONS, Construction, Draws
-from redraft.decoding.sampling import Sampler, log_probability, philox, position_uniform
+from redraft.decoding.sampling import Sampler, log_probability, philox, position_uniform, position_uniforms
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import PairingError, Verifier, check_pairing, walk
 from redraft.protocol import SamplingConfig
@@ -44,6 +44,13 @@ def test_uniforms_are_uniform_and_uncorrelated(keys):
     assert chi_square(np.histogram(values, 50, (0, 1))[0], np.full(50, 400.0)) < 4.5
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
     assert position_uniform(5, 3) == position_uniform(5, 3)
+
+
+def test_many_uniforms_at_once_are_those_one_by_one():
+    rng = np.random.default_rng(0)
+    seeds, positions = rng.integers(0, 2**64, 300, np.uint64), rng.integers(0, 2**40, 300).astype(np.uint64)
+    expected = [position_uniform(int(seed), int(at)) for seed, at in zip(seeds, positions, strict=True)]
+    np.testing.assert_array_equal(position_uniforms(seeds, positions), expected)
 
 
 def reference(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
@@ -176,6 +183,42 @@ def test_walk_stops_after_an_end_token():
     logits[:, 1] = 9
     assert walk(TREE, 0, logits, sampler(), False).path == [0, 1, 3]
     assert walk(TREE, 0, logits, sampler(end_ids={1}), False).path == [0]
+
+
+def test_walk_takes_tokens_that_a_plain_sampler_chose():
+    logits = RNG.normal(size=(6, 4)).astype(np.float32)
+    for seed in range(50):
+        chooser = sampler(temperature=1.2, seed=seed)
+        chosen = np.zeros(6, np.int32)
+        for node, depth in enumerate((0, 1, 1, 2, 2, 2)):
+            chooser.position = depth
+            chosen[node] = chooser.choose(logits[node])
+        verdicts = [walk(TREE, 0, given, sampler(temperature=1.2, seed=seed), False) for given in (logits, chosen)]
+        assert verdicts[0] == verdicts[1]
+
+
+@pytest.mark.parametrize(
+    ("made", "plain"),
+    [
+        (sampler(), True),
+        (sampler(temperature=0.7, top_k=9, top_p=0.9), True),
+        (sampler(repetition_penalty=1.1), False),
+        (sampler(presence_penalty=0.1), False),
+        (sampler(frequency_penalty=0.1), False),
+        (sampler(bad_words=[[3]]), False),
+        (sampler(min_length=2), True),
+        (sampler(min_length=2, end_ids={1}), False),
+    ],
+)
+def test_plain_samplers(made, plain):
+    assert made.plain == plain
+
+
+def test_a_sampler_is_plain_when_the_minimum_length_is_reached():
+    held = sampler(min_length=2, end_ids={1})
+    for expected in (False, False, True):
+        assert held.plain == expected
+        held.accept(0)
 
 
 def test_pairings():
