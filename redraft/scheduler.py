@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
 
 import numpy as np
 
@@ -254,15 +254,17 @@ class Scheduler:
         """The hidden states that each sequence keeps, of trees and then of chunks: copied at once."""
         if hidden is None:
             return repeat(None)
-        start, rows = 0, list[list[int]]()
+        start, rows, ends = 0, list[int](), [0]
         for sequence, nodes, verdict in zip(sequences, tree.nodes, verdicts, strict=True):
-            rows.append(sequence.kept([start + node for node in verdict.path]))
+            rows += sequence.kept([start + node for node in verdict.path])
+            ends.append(len(rows))
             start += len(nodes)
         for sequence, count in chunks:
-            rows.append(sequence.kept(list(range(start, start + count))))
+            rows += sequence.kept(list(range(start, start + count)))
+            ends.append(len(rows))
             start += count
-        kept = take(hidden, [row for part in rows for row in part])
-        return (kept[end - len(part) : end] for part, end in zip(rows, accumulate(map(len, rows)), strict=True))
+        kept = take(hidden, rows)
+        return (kept[start:end] for start, end in pairwise(ends))
 
     def _take_trees(
         self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: Iterator[Hidden | None]

@@ -17,7 +17,7 @@ Hidden: TypeAlias = "np.ndarray | Tensor"
 def take(hidden: Hidden, rows: list[int]) -> Hidden:
     """A copy of some rows."""
     if isinstance(hidden, np.ndarray):
-        return hidden[rows]
+        return hidden.take(rows, axis=0)
     from redraft.engines.transfer import upload
 
     return hidden.index_select(0, upload(np.array(rows, np.int64), hidden.device))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from redraft.decoding.sampling import Sampler
 from redraft.engines.hidden import Hidden
 
-Samplers: TypeAlias = Sequence[Sampler | None] | None
+if TYPE_CHECKING:
+    from redraft.decoding.sampling import Sampler
+
+Samplers: TypeAlias = "Sequence[Sampler | None] | None"
 """Of the sequences of a batch, in order; None: of none."""
 
 
