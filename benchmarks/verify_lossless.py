@@ -12,7 +12,8 @@ are compared.
     mpiexec -n 2 python -m benchmarks.verify_lossless --speculative TWO_RANKS_FP32 --one-rank ONE_RANK_FP32
 
 With --one-rank, a bundle of the same methods, every method of a tensor-parallel bundle (auto-regressive decoding among
-them) is compared with itself on one rank, whatever its verifier.
+them) is compared with itself on one rank, whatever its verifier. The margin of one that rejects drafts is how near a
+random number of the token's position came to deciding otherwise.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -79,15 +82,13 @@ def first_difference(expected: list[int], got: list[int]) -> int | None:
     return None if len(expected) == len(got) else min(len(expected), len(got))
 
 
-def margin_at(
-    reference: Session, generation: GenerateRequest, expected: list[int], place: int, tokens: list[int]
-) -> float:
-    """How far apart the target holds the candidates at a place of the answer, after the request's processors.
+def margin_at(reference: Session, generation: GenerateRequest, expected: list[int], place: int, got: int) -> float:
+    """How far from another token auto-regressive decoding was at a place of its answer, after the request's processors.
 
-    Greedy: difference of the two logits. Sampling: distance of the position's uniform from the nearest edge of the
-    two tokens' intervals of cumulative probability.
+    Greedy: difference of the two logits. Sampling: distance of the position's uniform from the other token's interval
+    of cumulative probability.
     """
-    sequence = reference.runtime.sequence(0, generation)
+    sequence = reference.runtime.sequence(0, generation.model_copy(update={"method": AUTO_REGRESSIVE}))
     prompt = sequence.prompt.tolist()
     sampler: Sampler = sequence.sampler
     forced = [*prompt, *expected[:place]]
@@ -95,12 +96,41 @@ def margin_at(
     for token in expected[:place]:
         sampler.accept(token)
     if sampler.greedy:
-        values = sampler.process(logits)[tokens]
+        values = sampler.process(logits)[[expected[place], got]]
         return float(abs(values[0] - values[1]))
-    ends = np.cumsum(sampler.probabilities(logits))
-    uniform = position_uniform(sampler.seed, place)
-    edges = [ends[token - after] if token >= after else 0.0 for token in tokens for after in (0, 1)]
-    return float(min(abs(uniform - edge) for edge in edges))
+    return distance_from(got, sampler.probabilities(logits), position_uniform(sampler.seed, place))
+
+
+def distance_from(token: int, weights: np.ndarray, uniform: float) -> float:
+    """How far a uniform lies from a token's interval of the cumulative weights float64 [V], normalized."""
+    ends = np.cumsum(weights) / weights.sum()
+    return float(max(ends[token - 1] - uniform if token else -uniform, uniform - ends[token], 0.0))
+
+
+def rejection_margin(
+    reference: Session, generation: GenerateRequest, expected: list[int], place: int, got: int
+) -> float | None:
+    """The same of a method that rejects drafts: the nearest that one of the position's random numbers came to deciding
+    otherwise, in a run of the request alone. None where it decided without drafts; infinite where that run's answer is
+    another one before the place."""
+    near: list[float] = []
+    draw, flip = Sampler.draw, Sampler.flip
+
+    def noted_draw(sampler: Sampler, weights: np.ndarray) -> int:
+        if sampler.position == place:
+            near.append(distance_from(got, weights, position_uniform(sampler.seed, place)))
+        return draw(sampler, weights)
+
+    def noted_flip(sampler: Sampler, chance: float, number: int) -> bool:
+        if sampler.position == place:
+            near.append(abs(position_uniform(sampler.seed, place, number) - chance))
+        return flip(sampler, chance, number)
+
+    with patch.object(Sampler, "draw", noted_draw), patch.object(Sampler, "flip", noted_flip):
+        again = reference.run([generation])[0].token_ids
+    if again[: place + 1] != expected[: place + 1]:
+        return math.inf
+    return min(near, default=None)
 
 
 class Verifier:
@@ -136,11 +166,19 @@ class Verifier:
         for prompt, generation, left, right in zip(prompts, requests, expected, got, strict=True):
             place = first_difference(left.token_ids, right.token_ids)
             if place is not None:
-                end_ids = self.reference.runtime.sequence(0, generation).end_ids
+                end_ids = self.reference.runtime.end_ids
                 wanted, other = (_token(answer, place, end_ids) for answer in (left, right))
-                margin = margin_at(self.reference, generation, left.token_ids, place, [wanted, other])
+                margin = self._margin(generation, [*left.token_ids[:place], wanted], place, other)
                 divergences.append((prompt.question_id, place, wanted, other, margin))
         return divergences
+
+    def _margin(self, generation: GenerateRequest, expected: list[int], place: int, got: int) -> float:
+        plan = self.reference.runtime.plans.get(generation.method or "") if self.same_methods else None
+        if plan and not generation.sampling.greedy and not VERIFIERS[plan.verification].merges:
+            margin = rejection_margin(self.reference, generation, expected, place, got)
+            if margin is not None:
+                return margin
+        return margin_at(self.reference, generation, expected, place, got)
 
     def far_tokens(self, texts: list[str], answers: list[Answer], margin: float) -> tuple[int, int]:
         """How many greedy tokens lie more than `margin` below the reference's best logit, and of how many."""
@@ -189,7 +227,7 @@ def verify_setting(
             if verifier.same_methods:
                 expected = verifier.auto_regressive.run(asked, concurrency)
             outputs[f"{method}, {concurrency} at once"] = got
-            differences = verifier.compare(chunk, requests, expected, got)
+            differences = verifier.compare(chunk, asked, expected, got)
             divergences += [Divergence(setting, method, concurrency, *difference) for difference in differences]
             row["tokens"] += sum(len(answer.token_ids) for answer in expected)
             row["steps"] += sum(answer.stats.steps for answer in got)

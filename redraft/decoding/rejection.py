@@ -15,7 +15,7 @@ import numpy as np
 
 from redraft.decoding.construction import Draws
 from redraft.decoding.draws import log_softmax
-from redraft.decoding.sampling import Sampler, log_probability, position_uniform
+from redraft.decoding.sampling import Sampler, log_probability
 from redraft.decoding.token_tree import NodeDraws, TokenTree
 from redraft.decoding.verification import Verdict, Verifier, register_verifier, walk
 
@@ -109,7 +109,7 @@ def _with_inside(q: np.ndarray, ids: np.ndarray, inside: np.ndarray) -> np.ndarr
 def _coin(sampler: Sampler) -> Accept:
     """Accepts with the chance asked, by random numbers of the current output position that nothing else uses."""
     tries = count(1)
-    return lambda chance: position_uniform(sampler.seed, sampler.position, next(tries)) < chance
+    return lambda chance: sampler.flip(chance, next(tries))
 
 
 def verify(

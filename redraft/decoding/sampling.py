@@ -107,6 +107,10 @@ class Sampler:
         """A token from weights float64 [V], by the random number that `choose` takes at this position."""
         return _inverse_cdf(weights, position_uniform(self.seed, self.position))
 
+    def flip(self, chance: float, number: int) -> bool:
+        """Whether what has this chance happens, by a further random number of this position, `number` from 1 on."""
+        return position_uniform(self.seed, self.position, number) < chance
+
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """float64 [V], the distribution that `choose` draws from; for verifiers that compare distributions."""
         logits = self.process(logits)

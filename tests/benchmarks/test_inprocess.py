@@ -13,9 +13,10 @@ from redraft.drafting import DraftingPlan
 from redraft.protocol import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
+from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
-RSD = DraftingPlan("stochastic_beam", "recursive_rejection", levels=(2, 2), support=5)
+RSD = DraftingPlan("stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5)
 LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
 
 
@@ -129,6 +130,31 @@ def test_another_target_fails(verify, capsys):
     assert max(item["margin"] for item in report["divergences"]) > 1e-3
     assert {row["beyond_margin"] > 0 for row in report["rates"]} == {False, True}
     assert "Divergences" in capsys.readouterr().out
+
+
+def test_the_distance_from_a_token_is_that_from_its_interval():
+    weights = np.array([2.0, 1.0, 0.0, 1.0])
+    distances = [verify_lossless.distance_from(token, weights, 0.6) for token in range(4)]
+    np.testing.assert_allclose(distances, [0.1, 0.0, 0.15, 0.15])
+
+
+def rejecting(**engine):
+    """A session whose method rejects drafts."""
+    toy = DrawingToyEngine("stochastic_beam", RSD.levels, RSD.support, vocab_size=111, **engine)
+    return Session(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(), only(RSD)))
+
+
+def test_what_rejection_decides_has_the_margin_of_its_own_random_numbers(verify):
+    runs, generation = rejecting(), request("hello", 24, method=TOY, temperature=1.0, seed=3)
+    expected = runs.run([generation])[0].token_ids
+    margins = [verify_lossless.rejection_margin(runs, generation, expected, place, 7) for place in range(1, 24)]
+    known = [margin for margin in margins if margin is not None]
+    assert len(known) > 12
+    assert all(0 <= margin < 1 for margin in known)
+    assert len(set(known)) > len(known) / 2
+    assert verify_lossless.rejection_margin(runs, generation, [*expected[:8], -1], 8, 7) == np.inf
+    report = verify(rejecting(), rejecting(seed=1), same_methods=True, settings=["temperature 1"], concurrency=[1])
+    assert sum(row["failures"] for row in report["settings"]) > 0
 
 
 def test_a_tiny_margin_is_a_near_tie(verify):
