@@ -12,11 +12,12 @@ import torch
 from redraft.budget import BudgetEntry, BudgetTable
 from redraft.drafting import DraftingPlan
 from redraft.engines.choice import choose
+from redraft.engines.interface import DraftBatch
 from redraft.engines.transfer import Results
 from redraft.protocol import GenerateRequest
 from redraft.scheduler import Limits, Overloaded, Scheduler
 from redraft.sequence import Sequence
-from tests.toy_engine import ToyEngine, only, toy_codec
+from tests.toy_engine import ToyEngine, _mix, only, toy_codec
 
 CODEC = toy_codec()
 LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=4)
@@ -157,6 +158,38 @@ def test_an_engine_that_chooses_tokens_changes_nothing(plan):
         found.append({key: result[:4] for key, result in results.items()})
     assert found[0] == found[1]
     assert min(engine.given[True], engine.given[False]) > 50
+
+
+class IngestingEngine(ToyEngine):
+    """Its drafter reads pairs: each must follow from the one before it, also across drafts."""
+
+    reads_context = True
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.states = dict[int, int]()
+
+    def draft(self, batch):
+        states = [int(high) << 16 | int(low) for high, low in batch.hidden.tolist()]
+        for b, slot in enumerate(batch.slots.tolist()):
+            expected = self.states[slot] if batch.cache_lengths[b] else None
+            for row in range(*batch.row_offsets[b : b + 2].tolist()):
+                assert expected in (None, states[row])
+                expected = _mix(states[row], int(batch.tokens[row]))
+            self.states[slot] = expected
+        last = batch.row_offsets[1:] - 1
+        return super().draft(DraftBatch.of_roots(batch.hidden[last], batch.tokens[last]))
+
+
+@pytest.mark.parametrize("kind", [ToyEngine, IngestingEngine])
+def test_drafters_read_the_hidden_states_of_the_accepted_text(kind):
+    """A drafter that knows the target is always right then, whatever else runs, joins and leaves."""
+    engine = kind(slots=3, quality=1.0, width=1)
+    scheduler = Scheduler(engine, replace(LIMITS, max_queue=9), only(PLANS["chain"]))
+    prompts = [list(range(1, 4 + 9 * key)) for key in range(7)]
+    sequences = [make(key, prompt=prompt, end_ids=frozenset()) for key, prompt in enumerate(prompts)]
+    run(scheduler, sequences, joins=[0, 0, 1, 3, 9, 9, 14])
+    assert {sequence.stats.steps for sequence in sequences} == {-(-39 // (1 + engine.length))}
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])

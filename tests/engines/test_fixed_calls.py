@@ -142,7 +142,7 @@ def test_what_is_on_the_device_stays_there(monkeypatch):
     fixed = FixedCalls(lambda given: seen.append(given["x"].numpy().copy()) or gpu.run(given), device)
     for count in (3, 2):
         given = inputs(count) | {"x": torch.from_numpy(inputs(count)["x"])}
-        doubled, slots = fixed(given, {"x": 4, "slots": 4})
+        doubled, slots = fixed(given, {"x": 4, "row_offsets": 5, "slots": 4})
         np.testing.assert_array_equal(doubled, np.pad(2 * given["x"].numpy(), ((0, 4 - count), (0, 0))))
         assert slots.tolist() == [*range(1, count + 1), *[1] * (4 - count)]
     assert not seen[0].any()
