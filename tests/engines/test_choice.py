@@ -26,6 +26,8 @@ SETTINGS = {
     "both": {"temperature": 1.3, "top_k": 40, "top_p": 0.95},
 }
 CPU = torch.device("cpu")
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
 
 
 def sampler(setting: dict, seed: int, position: int) -> Sampler:
@@ -51,8 +53,9 @@ def on_host(logits: np.ndarray, chooser: Sampler, depth: int) -> int:
 
 
 @pytest.mark.parametrize("vocab_size", [2, 111, 1031])
-@pytest.mark.parametrize("tied", [False, True], ids=["", "ties"])
-def test_every_row_has_the_token_that_its_sampler_would_choose(vocab_size, tied, monkeypatch):
+@pytest.mark.parametrize("tied", [False, True], ids=["distinct", "ties"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_row_has_the_token_that_its_sampler_would_choose(device, vocab_size, tied, monkeypatch):
     """Sequences of all settings in one step; rows are drawn from a few at a time."""
     monkeypatch.setattr(choice, "AT_ONCE", 5 * vocab_size + 1)
     rng = np.random.default_rng(vocab_size)
@@ -65,7 +68,8 @@ def test_every_row_has_the_token_that_its_sampler_would_choose(vocab_size, tied,
         logits[:, 1] = -np.inf
         if tied:
             logits = np.round(logits)
-        rows, start = choose(torch.from_numpy(logits), batch, samplers, Results(CPU)), 0
+        given = torch.from_numpy(logits).to(device)
+        rows, start = choose(given, batch, samplers, Results(given.device)), 0
         for made, of_rows in zip(samplers, depths, strict=True):
             found = rows[start : start + len(of_rows)]
             expected = [on_host(logits[start + row], made, depth) for row, depth in enumerate(of_rows)]
