@@ -12,6 +12,7 @@ import numpy as np
 
 from redraft.decoding.token_tree import MASK_BITS
 from redraft.drafting import DraftingPlan
+from redraft.engines.hidden import on_host
 from redraft.engines.interface import TargetBatch
 from redraft.protocol import GenerateRequest, SamplingConfig, SequenceStats
 from redraft.runtime import Runtime
@@ -118,9 +119,9 @@ class Session:
 
     def forward(self, rows: np.ndarray, start: int, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """One target forward of a chain of rows int32 [T] behind the first `start` rows of slot 0: logits of the rows
-        `wanted` int32 and hidden states of all, as `Engine.execute` gives them."""
+        `wanted` int32 and hidden states of all, valid until the next call of the engine."""
         count = len(rows)
-        return self.runtime.engine.execute(
+        logits, hidden = self.runtime.engine.execute(
             TargetBatch(
                 input_ids=rows,
                 positions=np.arange(start, start + count, dtype=np.int32),
@@ -133,6 +134,7 @@ class Session:
                 logit_rows=wanted,
             )
         )
+        return np.asarray(logits), None if hidden is None else on_host(hidden)
 
 
 def load_session(parser: argparse.ArgumentParser, bundle: Path, threads: int | None = None) -> Session:

@@ -1,4 +1,5 @@
-"""Measure how long a bundle's networks take: one step over a number of rows, contexts and sequences, and drafting."""
+"""Measure how long a bundle's networks take: one step over a number of rows, contexts and sequences, of greedy requests
+(a GPU chooses their tokens too), and drafting."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ from rich.progress import track
 from rich.table import Table
 
 from redraft.bundle import Bundle, BundleError
+from redraft.decoding.sampling import Sampler
 from redraft.engines import load_engine
+from redraft.engines.hidden import take
 from redraft.engines.interface import DraftBatch, Engine, TargetBatch
+from redraft.protocol import SamplingConfig
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 1900)
@@ -67,13 +71,14 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
     steps = [s for s in steps if s[0] <= limits.slots and s[2] + s[1] <= limits.max_len + limits.max_tree]
     words = -(-limits.max_tree // 32)
     calls: dict[tuple[int, int, int], Callable[[], object]] = {}
+    greedy = Sampler(SamplingConfig(), [])
     for step in steps:
-        batch = causal_batch(*step, words)
-        calls[step] = lambda batch=batch: engine.execute(batch)  # type: ignore[misc]
+        calls[step] = partial(engine.execute, causal_batch(*step, words), [greedy] * step[0])
     if drafter := next(iter(engine.drafters.values()), None):
+        _, hidden = engine.execute(causal_batch(1, 1, 0, words))
+        assert hidden is not None, "the engine has drafters"
         for sequences in (1, *BATCHES):
-            hidden = np.random.default_rng(0).standard_normal((sequences, bundle.config.target.hidden_size))
-            roots = DraftBatch.of_roots(hidden.astype(np.float32), np.ones(sequences, np.int32))
+            roots = DraftBatch.of_roots(take(hidden, [0] * sequences), np.ones(sequences, np.int32))
             calls[sequences, 0, 0] = partial(drafter.draft, roots)
     samples: dict[tuple[int, int, int], list[float]] = {step: [] for step in calls}
     rounds = 10

@@ -15,8 +15,10 @@ from redraft.decoding.growth import grow_trees
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.retrieval import NGRAM_TRIE, Retrieval, RetrievalText, retrieved_trees
+from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prune_tree, shared_budgets
-from redraft.decoding.verification import VERIFIERS, check_pairing
+from redraft.decoding.verification import VERIFIERS, check_pairing, walk
+from redraft.engines.hidden import join
 from redraft.engines.interface import DraftBatch, DraftEngine, DraftSampling, DrawingEngine, ResamplingEngine
 from redraft.protocol import SamplingConfig
 from redraft.sequence import Pairs, Sequence
@@ -105,6 +107,12 @@ class DraftSource:
     def pairs(self) -> Pairs | None:
         """Where a new sequence keeps its pairs, if the drafter reads them."""
         return Pairs(self._drafter.reads_text) if self._drafter and self._drafter.reads_context else None
+
+    def chooser(self, sequence: Sequence) -> Sampler | None:
+        """What chooses the sequence's token at any node, where verification asks no more of the next step's logits."""
+        sampler = sequence.sampler
+        walks = self.verify is walk or sampler.greedy
+        return sampler if walks and sampler.plain and not sequence.request.return_log_probs else None
 
     def draft(self, sequences: list[Sequence], running: int) -> TokenTree:
         """Draft trees of the sequences, some of `running`, in their order: the root alone where the budget is 0 or one
@@ -216,11 +224,12 @@ def _batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:
     """Where sequences draft from; a drafter with a context ingests their pairs with this draft."""
     kept = [sequence.pairs for sequence in sequences if sequence.pairs is not None]
     if not kept:
-        return DraftBatch.of_roots(np.array([sequence.hidden for sequence in sequences]), roots)
+        rows = [sequence.hidden for sequence in sequences if sequence.hidden is not None]
+        return DraftBatch.of_roots(join(rows), roots)
     cache_lengths = [pairs.ingested for pairs in kept]
     hidden, tokens = zip(*(pairs.take() for pairs in kept), strict=True)
     return DraftBatch(
-        hidden=np.concatenate([rows for parts in hidden for rows in parts]),
+        hidden=join([rows for parts in hidden for rows in parts]),
         tokens=np.array([token for part in tokens for token in part], np.int32),
         row_offsets=np.cumsum([0, *map(len, tokens)], dtype=np.int32),
         slots=np.array([sequence.slot for sequence in sequences], np.int32),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise, repeat
 
 import numpy as np
 
 from redraft.decoding.token_tree import MASK_BITS, TokenTree, join_trees, mask_words
 from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan, DraftSource
-from redraft.engines.interface import Engine, TargetBatch
+from redraft.engines.hidden import Hidden, take
+from redraft.engines.interface import Engine, LogitRows, TargetBatch
 from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.protocol import AUTO_REGRESSIVE, WorkerStatus
 from redraft.sequence import Output, Sequence
@@ -135,9 +136,12 @@ class Scheduler:
         chunks = self._prefill_chunks()
         tree = self._draft(decoding)
         batch = self._batch(decoding, tree, chunks)
-        logits, hidden = self._engine.execute(batch)
-        self._take_trees(decoding, tree, logits, hidden)
-        self._take_chunks(chunks, sum(map(len, tree.nodes)), logits, hidden)
+        samplers = [self._source(sequence).chooser(sequence) for sequence in (*decoding, *(one for one, _ in chunks))]
+        logits, hidden = self._engine.execute(batch, samplers)
+        verdicts = self._verify(decoding, tree, logits)
+        kept = self._kept(decoding, tree, verdicts, chunks, hidden)
+        self._take_trees(decoding, tree, verdicts, kept)
+        self._take_chunks(chunks, sum(map(len, tree.nodes)), logits, kept)
         outputs += self._sweep()
         totals = self.totals
         totals.steps += 1
@@ -226,23 +230,52 @@ class Scheduler:
         batch.tree_mask = batch.tree_mask.reshape(len(paths), self._words)
         return batch
 
-    def _take_trees(
-        self, sequences: list[Sequence], tree: TokenTree, logits: np.ndarray, hidden: np.ndarray | None
-    ) -> None:
-        totals = self.totals
-        start = 0
-        for place, (sequence, unpacked) in enumerate(zip(sequences, tree.unpacked_rows(), strict=True)):
-            size = len(tree.nodes[place])
+    def _verify(self, sequences: list[Sequence], tree: TokenTree, logits: LogitRows) -> list[Verdict]:
+        verdicts, start = [], 0
+        for place, sequence in enumerate(sequences):
+            end = start + len(tree.nodes[place])
             verdict = self._source(sequence).verify(
-                tree, place, logits[start : start + size], sequence.sampler, sequence.request.return_log_probs
+                tree, place, logits[start:end], sequence.sampler, sequence.request.return_log_probs
             )
             if self._observe:
                 self._observe(tree, place, verdict)
-            last = verdict.path[-1]
+            verdicts.append(verdict)
+            start = end
+        return verdicts
+
+    def _kept(
+        self,
+        sequences: list[Sequence],
+        tree: TokenTree,
+        verdicts: list[Verdict],
+        chunks: list[tuple[Sequence, int]],
+        hidden: Hidden | None,
+    ) -> Iterator[Hidden | None]:
+        """The hidden states that each sequence keeps, of trees and then of chunks: copied at once."""
+        if hidden is None:
+            return repeat(None)
+        start, rows, ends = 0, list[int](), [0]
+        for sequence, nodes, verdict in zip(sequences, tree.nodes, verdicts, strict=True):
+            rows += sequence.kept([start + node for node in verdict.path])
+            ends.append(len(rows))
+            start += len(nodes)
+        for sequence, count in chunks:
+            rows += sequence.kept(list(range(start, start + count)))
+            ends.append(len(rows))
+            start += count
+        kept = take(hidden, rows)
+        return (kept[start:end] for start, end in pairwise(ends))
+
+    def _take_trees(
+        self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: Iterator[Hidden | None]
+    ) -> None:
+        totals = self.totals
+        for place, (sequence, verdict, unpacked) in enumerate(
+            zip(sequences, verdicts, tree.unpacked_rows(), strict=True)
+        ):
+            size, last = len(tree.nodes[place]), verdict.path[-1]
             before, reused = sequence.stats.output_tokens, sequence.stats.reused
-            rows = None if hidden is None else hidden[start : start + size]
-            sequence.step(verdict, rows, size, unpacked, bool(tree.inner[place] >> last & 1))
-            start += size
+            sequence.step(verdict, next(kept), size, unpacked, bool(tree.inner[place] >> last & 1))
             totals.sequence_steps += 1
             totals.output_tokens += sequence.stats.output_tokens - before
             totals.drafted += size - 1
@@ -252,12 +285,10 @@ class Scheduler:
             totals.rows_unpacked += unpacked
 
     def _take_chunks(
-        self, chunks: list[tuple[Sequence, int]], row: int, logits: np.ndarray, hidden: np.ndarray | None
+        self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: Iterator[Hidden | None]
     ) -> None:
-        logit_row = row
         for sequence, count in chunks:
-            sequence.prefill(count, None if hidden is None else hidden[row : row + count])
-            row += count
+            sequence.prefill(count, next(kept))
             self.totals.rows_executed += count
             self.totals.rows_unpacked += count
             if sequence.cache_length == len(sequence.prompt):
@@ -267,6 +298,7 @@ class Scheduler:
                 logit_row += 1
 
     def _first_token(self, sequence: Sequence, logits: np.ndarray) -> Verdict:
+        """From its logits float32 [1, V], or its token int32 [1]."""
         root = TokenTree.root_only(sequence.prompt[-1:])
         return self._source(sequence).verify(root, 0, logits, sequence.sampler, sequence.request.return_log_probs)
 

@@ -14,10 +14,14 @@ from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, follow
 from redraft.decoding.verification import Verdict
+from redraft.engines.hidden import Hidden, join
 from redraft.protocol import GenerateRequest, SequenceStats
 from redraft.text import TextCodec, TextStream
 
 FinishReason = Literal["stop", "length", "cancelled"]
+
+MOST_PARTS = 32
+"""Of hidden states that are kept apart: each may hold memory that it shares with other sequences' of the same step."""
 
 
 @dataclass
@@ -35,21 +39,23 @@ class Output:
 @dataclass
 class Pairs:
     """A sequence's pairs, each a hidden state of the target and the token that follows it, that its drafter has not
-    ingested yet, and how many it has. With `from_text` they begin with the first token, behind zeros."""
+    ingested yet, and how many it has. With `from_text` they begin with the first token, whose hidden state is any."""
 
     from_text: bool = False
     ingested: int = 0
-    hidden: list[np.ndarray] = field(default_factory=list)
-    """float32 [n, H] each"""
+    hidden: list[Hidden] = field(default_factory=list)
+    """[n, H] each"""
     tokens: list[int] = field(default_factory=list)
     """Of a prompt's last hidden state, the token comes when it is chosen."""
 
-    def add(self, hidden: np.ndarray, tokens: list[int]) -> None:
-        """Keep hidden [n, H], which nobody else writes to, and the tokens that follow."""
+    def add(self, hidden: Hidden, tokens: list[int]) -> None:
+        """Keep hidden [n, H], which nobody writes to, and the tokens that follow."""
         self.hidden.append(hidden)
         self.tokens += tokens
+        if len(self.hidden) > MOST_PARTS:
+            self.hidden = [join(self.hidden)]
 
-    def take(self) -> tuple[list[np.ndarray], list[int]]:
+    def take(self) -> tuple[list[Hidden], list[int]]:
         """What is to be ingested now; it is forgotten here."""
         taken = self.hidden, self.tokens
         self.ingested += len(self.tokens)
@@ -60,8 +66,8 @@ class Pairs:
 class Sequence:
     """A request's state. The cache holds its first `cache_length` tokens once the rows `commit` have been moved.
 
-    `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `hidden` float32 [H],
-    the target's hidden state that the root was chosen from, or the `pairs` that a drafter with a context ingests.
+    `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `hidden` [1, H], the
+    target's hidden state that the root was chosen from, or the `pairs` that a drafter with a context ingests.
 
     `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens behind
     the root. `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
@@ -100,7 +106,7 @@ class Sequence:
         self.cache_length = 0
         self.commit: list[int] = []
         self.root = -1
-        self.hidden: np.ndarray | None = None
+        self.hidden: Hidden | None = None
         self.pairs: Pairs | None = None
         self.chain: np.ndarray | None = None
         self.fresh: list[Node] | None = None
@@ -133,15 +139,19 @@ class Sequence:
         self._admitted = time.perf_counter()
         self.stats.queue_ms = 1e3 * (self._admitted - self._arrived)
 
-    def prefill(self, rows: int, hidden: np.ndarray | None) -> None:
-        """`rows` more tokens of the prompt are in the cache; `hidden` float32 [rows, H] are theirs."""
+    def kept(self, rows: list[int]) -> list[int]:
+        """Of these rows, which follow each other in its text, those whose hidden states it keeps."""
+        return rows if self.pairs is not None else rows[-1:]
+
+    def prefill(self, rows: int, hidden: Hidden | None) -> None:
+        """`rows` more tokens of the prompt are in the cache; `hidden` are the states of those that are kept."""
         start, self.cache_length = self.cache_length, self.cache_length + rows
         if self.pairs is not None and hidden is not None:
             if self.pairs.from_text and not start:
-                self.pairs.add(np.zeros_like(hidden[:1]), self.prompt[:1].tolist())
-            self.pairs.add(hidden.copy(), self.prompt[start + 1 : self.cache_length + 1].tolist())
-        elif hidden is not None:
-            self.hidden = hidden[-1].copy()
+                self.pairs.add(hidden[:1], self.prompt[:1].tolist())
+            self.pairs.add(hidden, self.prompt[start + 1 : self.cache_length + 1].tolist())
+        else:
+            self.hidden = hidden
         self.stats.rows_executed += rows
         self.stats.rows_unpacked += rows
 
@@ -153,8 +163,8 @@ class Sequence:
             self.pairs.tokens += verdict.tokens
         self._advance(verdict)
 
-    def step(self, verdict: Verdict, hidden: np.ndarray | None, nodes: int, unpacked: int, goes_on: bool) -> None:
-        """Take what a step over a tree of `nodes` rows gained; `hidden` float32 [nodes, H] are theirs.
+    def step(self, verdict: Verdict, hidden: Hidden | None, nodes: int, unpacked: int, goes_on: bool) -> None:
+        """Take what a step over a tree of `nodes` rows gained; `hidden` are the states of the path's that are kept.
 
         `unpacked`: rows that the tree would take without shared prefixes; `goes_on`: whether it has nodes below the
         accepted path.
@@ -170,9 +180,9 @@ class Sequence:
         stats.rows_unpacked += unpacked
         self._count_depths(accepted, accepted + goes_on)
         if self.pairs is not None and hidden is not None:
-            self.pairs.add(hidden[verdict.path], verdict.tokens)
-        elif hidden is not None:
-            self.hidden = hidden[verdict.path[-1]].copy()
+            self.pairs.add(hidden, verdict.tokens)
+        else:
+            self.hidden = hidden
         if self.chain is not None:
             self.chain = self.chain[len(verdict.tokens) :]
         if self.fresh is not None:

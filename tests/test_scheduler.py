@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from redraft.budget import BudgetEntry, BudgetTable
 from redraft.drafting import DraftingPlan
+from redraft.engines.choice import choose
+from redraft.engines.interface import DraftBatch
+from redraft.engines.transfer import Results
 from redraft.protocol import GenerateRequest
 from redraft.scheduler import Limits, Overloaded, Scheduler
 from redraft.sequence import Sequence
-from tests.toy_engine import ToyEngine, only, toy_codec
+from tests.toy_engine import ToyEngine, _mix, only, toy_codec
 
 CODEC = toy_codec()
 LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=4)
@@ -37,11 +42,12 @@ SAMPLINGS = {
 }
 
 
-def make(key, sampling=None, prompt=None, max_tokens=40, end_ids=frozenset({0}), **fields):
+def make(key, sampling=None, prompt=None, max_tokens=40, end_ids=frozenset({0}), return_log_probs=True, **fields):
     prompt = prompt if prompt is not None else list(range(1, 30))
     request = GenerateRequest(
-        id=str(key), input_ids=prompt, max_tokens=max_tokens, sampling=sampling or {}, return_log_probs=True, **fields
-    )
+        id=str(key), input_ids=prompt, max_tokens=max_tokens, sampling=sampling or {},
+        return_log_probs=return_log_probs, **fields,
+    )  # fmt: skip
     return Sequence(key, request, prompt, CODEC, end_ids)
 
 
@@ -115,6 +121,75 @@ def test_mixed_batches_joining_and_leaving(plan, vocab_size):
     limits = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=9)
     results = run(Scheduler(engine, limits, only(PLANS[plan])), sequences, joins)
     assert {key: result[:4] for key, result in results.items()} == expected
+
+
+class ChoosingEngine(ToyEngine):
+    """Logits and hidden states are tensors, and tokens are chosen where these are, as on a GPU."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.given = Counter[bool]()
+
+    def execute(self, batch, samplers=None):
+        logits, hidden = super().execute(batch)
+        self.given.update(sampler is not None for sampler in samplers)
+        return choose(torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu"))), torch.from_numpy(hidden)
+
+    def draft(self, batch):
+        assert isinstance(batch.hidden, torch.Tensor)
+        return super().draft(replace(batch, hidden=batch.hidden.numpy()))
+
+
+@pytest.mark.parametrize("plan", ["merged", "beam cut", "ngram"])
+def test_an_engine_that_chooses_tokens_changes_nothing(plan):
+    """Mixed batches of requests that need no more than tokens and of those that need logits."""
+    found = []
+    for kind in (ToyEngine, ChoosingEngine):
+        rng, sequences = np.random.default_rng(6), []
+        for key in range(2 * len(SAMPLINGS) + 2):
+            options = {"sampling": list(SAMPLINGS.values())[key // 2 % len(SAMPLINGS)], "max_tokens": 20 + key}
+            options |= {"return_log_probs": True} if key % 4 == 3 else {"return_log_probs": False}
+            options |= {"bad_words": ["ab", "c"]} if key > 11 else {}
+            prompt = rng.integers(1, 111, rng.integers(1, 40)).tolist()
+            sequences.append(make(key, prompt=prompt, stream=key % 3 == 0, **options))
+        engine = kind(slots=3)
+        scheduler = Scheduler(engine, replace(LIMITS, max_queue=20), only(PLANS[plan]))
+        results = run(scheduler, sequences, joins=[0, 0, 0, *range(len(sequences) - 3)])
+        found.append({key: result[:4] for key, result in results.items()})
+    assert found[0] == found[1]
+    assert min(engine.given[True], engine.given[False]) > 50
+
+
+class IngestingEngine(ToyEngine):
+    """Its drafter reads pairs: each must follow from the one before it, also across drafts."""
+
+    reads_context = True
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.states = dict[int, int]()
+
+    def draft(self, batch):
+        states = [int(high) << 16 | int(low) for high, low in batch.hidden.tolist()]
+        for b, slot in enumerate(batch.slots.tolist()):
+            expected = self.states[slot] if batch.cache_lengths[b] else None
+            for row in range(*batch.row_offsets[b : b + 2].tolist()):
+                assert expected in (None, states[row])
+                expected = _mix(states[row], int(batch.tokens[row]))
+            self.states[slot] = expected
+        last = batch.row_offsets[1:] - 1
+        return super().draft(DraftBatch.of_roots(batch.hidden[last], batch.tokens[last]))
+
+
+@pytest.mark.parametrize("kind", [ToyEngine, IngestingEngine])
+def test_drafters_read_the_hidden_states_of_the_accepted_text(kind):
+    """A drafter that knows the target is always right then, whatever else runs, joins and leaves."""
+    engine = kind(slots=3, quality=1.0, width=1)
+    scheduler = Scheduler(engine, replace(LIMITS, max_queue=9), only(PLANS["chain"]))
+    prompts = [list(range(1, 4 + 9 * key)) for key in range(7)]
+    sequences = [make(key, prompt=prompt, end_ids=frozenset()) for key, prompt in enumerate(prompts)]
+    run(scheduler, sequences, joins=[0, 0, 1, 3, 9, 9, 14])
+    assert {sequence.stats.steps for sequence in sequences} == {-(-39 // (1 + engine.length))}
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])

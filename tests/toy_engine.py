@@ -52,7 +52,7 @@ class ToyEngine:
             state = _mix(state, int(token))
         return state
 
-    def execute(self, batch: TargetBatch):
+    def execute(self, batch: TargetBatch, samplers=None):
         for array in vars(batch).values():
             assert array.dtype == np.int32
         states = []

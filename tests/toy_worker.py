@@ -24,9 +24,9 @@ class SlowEngine(ToyEngine):
         super().__init__(**options)
         self.delay = delay
 
-    def execute(self, batch):
+    def execute(self, batch, samplers=None):
         time.sleep(self.delay)
-        return super().execute(batch)
+        return super().execute(batch, samplers)
 
 
 def toy_runtime(delay: float = 0.0) -> Runtime:

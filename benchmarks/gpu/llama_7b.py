@@ -39,7 +39,8 @@ from model_defs.target import Target
 from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda.launch import run
 from redraft.decoding.packing import pack_beams
-from redraft.engines.fixed_calls import FixedCalls
+from redraft.engines.fixed_calls import FixedCalls, Inputs
+from redraft.engines.transfer import Results
 
 LLAMA_2_7B = TargetConfig(
     vocab_size=32000,
@@ -94,9 +95,11 @@ def random_drafter(drafter: Drafter, device: torch.device, cache_rows: int, leve
 
 def graphs(
     function: Callable[[dict[str, Tensor]], Sequence[Tensor]], device: torch.device, **options: Any
-) -> FixedCalls:
+) -> Callable[[Inputs], list[np.ndarray]]:
+    """Calls of a function by CUDA graphs, each of which waits for its results."""
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-    return FixedCalls(function, device, pool, **options)
+    calls, results = FixedCalls(function, device, pool, **options), Results(device)
+    return lambda inputs: results.fetch(calls(inputs, {}))
 
 
 def time_target(
@@ -120,7 +123,7 @@ def time_target(
         for count in rows:
             inputs = vars(causal_batch(batch, count, context, shape.mask_words))
             inputs["input_ids"] = inputs["input_ids"] % config.vocab_size
-            taken = milliseconds(partial(calls, inputs, {}), repeats)
+            taken = milliseconds(partial(calls, inputs), repeats)
             found.append({"batch": batch, "rows": count, "milliseconds": taken})
     return found
 
@@ -145,8 +148,8 @@ def time_drafting(
     found = []
     for batch in batches:
         pairs = batch * (PAIRS if drafter.reads_context else 1)
-        inputs = {
-            "hidden": np.random.default_rng(0).standard_normal((pairs, drafter.target_hidden_size), dtype=np.float32),
+        inputs: dict[str, np.ndarray | Tensor] = {
+            "hidden": torch.randn(pairs, drafter.target_hidden_size, device=device),
             "tokens": np.arange(pairs, dtype=np.int32) % drafter.config.vocab_size,
         }
         if drafter.reads_context:
@@ -156,7 +159,7 @@ def time_drafting(
                 "cache_lengths": np.full(batch, context, np.int32),
             }
         calls = graphs(draft, device, padding={"slots": max(batches)}, idle={"row_offsets": np.array([0, 1], np.int32)})
-        taken = milliseconds(partial(calls, inputs, {}), repeats)
+        taken = milliseconds(partial(calls, inputs), repeats)
         found.append({"batch": batch, "milliseconds": taken})
     return found
 
@@ -176,7 +179,7 @@ def time_packing(
         calls = graphs(lambda given: run(PACK_BEAMS, list(given.values()), {}), device)
         roots, beams, log_probs, _ = inputs.values()
         times = {
-            "kernel": milliseconds(partial(calls, inputs, {}), repeats),
+            "kernel": milliseconds(partial(calls, inputs), repeats),
             "numpy": milliseconds(partial(pack_beams, roots, beams, log_probs), repeats),
         }
         found.append({"batch": batch, "milliseconds": times})

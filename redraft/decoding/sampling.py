@@ -63,9 +63,9 @@ class Sampler:
         self.end_ids = frozenset(end_ids)
         self.position = 0
         temperature = 1.0 if config.temperature is None else config.temperature
-        self._inverse_temperature = np.float32(1.0 / max(temperature, MIN_TEMPERATURE))
-        self._top_k = config.top_k or 0
-        self._top_p = 1.0 if config.top_p is None else config.top_p
+        self.inverse_temperature = np.float32(1.0 / max(temperature, MIN_TEMPERATURE))
+        self.top_k = config.top_k or 0
+        self.top_p = 1.0 if config.top_p is None else config.top_p
         self._repetition = np.float32(config.repetition_penalty or 1.0)
         self._presence = np.float32(config.presence_penalty or 0.0)
         self._frequency = np.float32(config.frequency_penalty or 0.0)
@@ -82,6 +82,12 @@ class Sampler:
         if self._penalized:
             for token in prompt:
                 self._counts[token] = self._counts.get(token, 0) + 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but logits, filters and position says what is chosen, here and at all later positions."""
+        short = self.position < self._min_length and self.end_ids
+        return not (self._penalized or short or self._bad_words)
 
     def accept(self, token: int) -> None:
         """Append a token to the history and move on to the next output position."""
@@ -122,13 +128,12 @@ class Sampler:
 
     def process(self, logits: np.ndarray) -> np.ndarray:
         """Logits after penalties, minimum length and bad words at the current history."""
-        short = self.position < self._min_length and self.end_ids
-        if not (self._penalized or short or self._bad_words):
+        if self.plain:
             return logits
         logits = logits.copy()
         if self._penalized and self._counts:
             self._penalize(logits)
-        if short:
+        if self.position < self._min_length:
             logits[[token for token in self.end_ids if token < len(logits)]] = -np.inf
         for word in self._bad_words:
             before = word[:-1]
@@ -157,17 +162,17 @@ class Sampler:
         """Token ids in ascending order (None: all) that top-k and top-p keep, and their unnormalized weights, valid
         until the next call."""
         ids = None
-        if 0 < self._top_k < len(logits):
-            ids = _top_k_ids(logits, self._top_k)
+        if 0 < self.top_k < len(logits):
+            ids = _top_k_ids(logits, self.top_k)
             logits = logits[ids]
         if len(logits) > len(self._scratch):
             self._scratch = np.empty_like(logits)
         weights = np.subtract(logits, logits.max(), out=self._scratch[: len(logits)])
-        if self._inverse_temperature != 1:
-            weights *= self._inverse_temperature
+        if self.inverse_temperature != 1:
+            weights *= self.inverse_temperature
         np.exp(weights, out=weights)
-        if self._top_p < 1:
-            kept, weights = _nucleus(weights, self._top_p)
+        if self.top_p < 1:
+            kept, weights = _nucleus(weights, self.top_p)
             ids = kept if ids is None else ids[kept]
         return ids, weights
 

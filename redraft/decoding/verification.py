@@ -27,7 +27,8 @@ class Verdict:
 @dataclass(frozen=True)
 class Verifier:
     """`verify(tree, sequence, logits float32 [nodes, V], sampler, with_log_probs)`; `refused` says for each kind of
-    draws why this verifier is not lossless on it, `merges` whether it is on merged or pruned trees."""
+    draws why this verifier is not lossless on it, `merges` whether it is on merged or pruned trees. Instead of logits,
+    `walk` takes what a plain sampler chooses at every node, int32 [nodes]."""
 
     name: str
     verify: Callable[[TokenTree, int, np.ndarray, Sampler, bool], Verdict]
@@ -72,14 +73,16 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, w
     """Choose the target's token at the root, follow the child that has it, and so on until there is none.
 
     Each token is chosen as auto-regressive decoding would choose it after the same tokens, so the walk is lossless on
-    any tree, greedy or sampled. It stops after an end token.
+    any tree, greedy or sampled. It stops after an end token. `logits`: float32 [nodes, V], or the tokens that a plain
+    sampler chooses at every node, int32 [nodes], where log-probabilities are not asked for.
     """
+    chosen = logits.ndim == 1
     child_at = {(parent, token): node for node, (token, parent, _) in enumerate(tree.nodes[sequence])}
     verdict = Verdict(path=[], tokens=[])
     node: int | None = 0
     while node is not None:
         verdict.path.append(node)
-        token = sampler.choose(logits[node])
+        token = int(logits[node]) if chosen else sampler.choose(logits[node])
         sampler.accept(token)
         verdict.tokens.append(token)
         if with_log_probs:

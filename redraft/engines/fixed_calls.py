@@ -1,4 +1,4 @@
-"""Calls of fixed shapes: inputs staged in one copy, on a GPU a CUDA graph, results behind one wait."""
+"""Calls of fixed shapes: inputs staged in one copy, on a GPU a CUDA graph. The host waits for none of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ REPEATED = "row_offsets"
 
 GraphPool = Any
 """Memory that CUDA graphs share: what `torch.cuda.graph_pool_handle` gives."""
-Arrays = Mapping[str, np.ndarray]
+Inputs = Mapping[str, np.ndarray | Tensor]
+"""Arrays int32 or float32, or tensors that are on the device already."""
 Function = Callable[[dict[str, Tensor]], Sequence[Tensor]]
-"""Tensors by name, int32 or float32, to results; those are read before the next call."""
+"""Tensors by name to results; those are read before the next call."""
 
 
 def padded_size(count: int, most: int) -> int:
@@ -30,8 +31,9 @@ def padded_size(count: int, most: int) -> int:
 class FixedCalls:
     """A function at every shape that is asked for: made when first needed, then kept.
 
-    `padding` is what inputs are padded with, 0 where it names none. A new shape's first call has padding alone and the
-    inputs of `idle`, so that it changes nothing that another would read.
+    A call only enqueues: before the next one the host must have waited for the device. `padding` is what inputs are
+    padded with, 0 where it names none. A new shape's first call has padding alone and the inputs of `idle`, so that it
+    changes nothing that another would read.
     """
 
     def __init__(
@@ -40,16 +42,15 @@ class FixedCalls:
         device: torch.device,
         graph_pool: GraphPool | None = None,
         padding: Mapping[str, float] | None = None,
-        idle: Arrays | None = None,
+        idle: Mapping[str, np.ndarray] | None = None,
     ):
         self._function, self._device, self._pool = function, device, graph_pool
         self._padding, self._idle = dict(padding or {}), dict(idle or {})
         self._calls: dict[tuple[tuple[int, ...], ...], _FixedCall] = {}
-        self._results = _Results()
 
-    def __call__(self, inputs: Arrays, rows: Mapping[str, int]) -> list[np.ndarray]:
-        """The results for inputs padded to the first dimensions in `rows`, where it names them; views that stay valid
-        until the next call."""
+    def __call__(self, inputs: Inputs, rows: Mapping[str, int]) -> Sequence[Tensor]:
+        """The results on the device for inputs padded to the first dimensions in `rows`, where it names them; valid
+        until the next call, of another function too where they share a graph pool."""
         shapes = {name: (rows.get(name, len(array)), *array.shape[1:]) for name, array in inputs.items()}
         key = tuple(shapes.values())
         if key not in self._calls:
@@ -61,71 +62,60 @@ class FixedCalls:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def _made(self, inputs: Arrays, shapes: dict[str, tuple[int, ...]]) -> _FixedCall:
-        call = _FixedCall(shapes, {name: array.dtype for name, array in inputs.items()}, self._device, self._results)
+    def _made(self, inputs: Inputs, shapes: dict[str, tuple[int, ...]]) -> _FixedCall:
+        call = _FixedCall(shapes, inputs, self._device)
         call.fill({name: self._idle.get(name, array[:0]) for name, array in inputs.items()}, self._padding)
         call.capture(self._function, self._pool)
         return call
 
 
-class _Results:
-    """Pinned memory for each output that calls of all shapes give in turn, of the largest one's size."""
-
-    def __init__(self) -> None:
-        self._pinned: dict[int, Tensor] = {}
-
-    def fetch(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Enqueue copies of the outputs; they are there once the stream has been waited for."""
-        return [self._place(number, output).copy_(output, non_blocking=True) for number, output in enumerate(outputs)]
-
-    def _place(self, number: int, output: Tensor) -> Tensor:
-        size = output.numel() * output.element_size()
-        if number not in self._pinned or len(self._pinned[number]) < size:
-            self._pinned[number] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return self._pinned[number][:size].view(output.dtype).view(output.shape)
-
-
 class _FixedCall:
-    """Buffers of one shape: the inputs back to back, pinned on the host and on the device; on the CPU they are one."""
+    """Buffers of one shape: of arrays back to back, pinned on the host and on the device, which on the CPU are one; of
+    tensors apart."""
 
-    def __init__(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        dtypes: Mapping[str, np.dtype],
-        device: torch.device,
-        results: _Results,
-    ):
-        self._on_gpu, self._results = device.type == "cuda", results
-        sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], inputs: Inputs, device: torch.device):
+        self._on_gpu = device.type == "cuda"
+        sizes = {name: int(np.prod(shapes[name])) for name, x in inputs.items() if isinstance(x, np.ndarray)}
+        starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes.values())]).tolist()
         self._host = torch.zeros(starts[-1], dtype=torch.int32, pin_memory=self._on_gpu)
         self._device = torch.zeros(starts[-1], dtype=torch.int32, device=device) if self._on_gpu else self._host
+        places = {name: slice(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)}
         self._arrays: dict[str, np.ndarray] = {}
         self._tensors: dict[str, Tensor] = {}
-        for (name, shape), start, size in zip(shapes.items(), starts[:-1], sizes, strict=True):
-            part, dtype = slice(start, start + size), torch.from_numpy(np.zeros(0, dtypes[name])).dtype
-            self._arrays[name] = self._host[part].view(dtype).view(shape).numpy()
-            self._tensors[name] = self._device[part].view(dtype).view(shape)
+        for name, given in inputs.items():
+            if isinstance(given, np.ndarray):
+                dtype = torch.from_numpy(given[:0]).dtype
+                staged, buffer = (x[places[name]].view(dtype).view(shapes[name]) for x in (self._host, self._device))
+                self._arrays[name], self._tensors[name] = staged.numpy(), buffer
+            else:
+                self._tensors[name] = torch.zeros(shapes[name], dtype=given.dtype, device=device)
 
-    def fill(self, inputs: Arrays, padding: Mapping[str, float]) -> None:
+    def fill(self, inputs: Inputs, padding: Mapping[str, float]) -> None:
         """Copy the inputs into the buffers, and padding behind them."""
         for name, array in inputs.items():
-            buffer, rows = self._arrays[name], len(array)
-            buffer[:rows] = array
-            buffer[rows:] = (array[-1] if rows else 0) if name == REPEATED else padding.get(name, 0)
+            if isinstance(array, np.ndarray):
+                buffer, rows = self._arrays[name], len(array)
+                buffer[:rows] = array
+                buffer[rows:] = (array[-1] if rows else 0) if name == REPEATED else padding.get(name, 0)
+        if self._on_gpu:
+            self._device.copy_(self._host, non_blocking=True)
+        for name, tensor in inputs.items():
+            if not isinstance(tensor, np.ndarray):
+                self._tensors[name][: len(tensor)].copy_(tensor)
+                self._tensors[name][len(tensor) :].fill_(padding.get(name, 0))
 
     def capture(self, function: Function, pool: GraphPool | None) -> None:
         """Run the function on what is in the buffers, and make the CUDA graph of it."""
         if not self._on_gpu:
             function(self._tensors)
-            self._replay = lambda: function(self._tensors)
+            self.run = lambda: function(self._tensors)
             return
-        self._device.copy_(self._host)
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             function(self._tensors)
         torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             outputs = function(self._tensors)
@@ -134,13 +124,4 @@ class _FixedCall:
             graph.replay()
             return outputs
 
-        self._replay = replay
-
-    def run(self) -> list[np.ndarray]:
-        """The results for what is in the buffers. This waits for the device, once."""
-        if not self._on_gpu:
-            return [output.numpy() for output in self._replay()]
-        self._device.copy_(self._host, non_blocking=True)
-        results = self._results.fetch(self._replay())
-        torch.cuda.current_stream().synchronize()
-        return [result.numpy() for result in results]
+        self.run = replay

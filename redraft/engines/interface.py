@@ -1,12 +1,20 @@
-"""What the scheduler sees of an engine: ragged target batches in, logits and hidden states out."""
+"""What the scheduler sees of an engine: ragged target batches in, logits or tokens and hidden states out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+
+from redraft.engines.hidden import Hidden
+
+if TYPE_CHECKING:
+    from redraft.decoding.sampling import Sampler
+
+Samplers: TypeAlias = "Sequence[Sampler | None] | None"
+"""Of the sequences of a batch, in order; None: of none."""
 
 
 @dataclass
@@ -39,15 +47,15 @@ class DraftBatch:
     keeps them at rows cache_lengths[b] and up of its own cache. Any other takes the last pair alone (P = B).
     """
 
-    hidden: np.ndarray  # float32 [P, H]
+    hidden: Hidden  # [P, H], float32 where it is an array
     tokens: np.ndarray  # int32 [P]
     row_offsets: np.ndarray  # int32 [B+1]
     slots: np.ndarray  # int32 [B]
     cache_lengths: np.ndarray  # int32 [B]
 
     @classmethod
-    def of_roots(cls, hidden: np.ndarray, tokens: np.ndarray) -> DraftBatch:
-        """One pair per sequence, in slots 0, 1, ...: hidden float32 [B, H], root tokens int32 [B]."""
+    def of_roots(cls, hidden: Hidden, tokens: np.ndarray) -> DraftBatch:
+        """One pair per sequence, in slots 0, 1, ...: hidden [B, H], root tokens int32 [B]."""
         count = len(tokens)
         rows = np.arange(count + 1, dtype=np.int32)
         return cls(hidden, tokens, rows, rows[:-1], np.zeros(count, np.int32))
@@ -98,6 +106,14 @@ class DraftDraws:
     draws: np.ndarray  # int32 [B, D]
 
 
+class LogitRows(Protocol):
+    """What a step gives for its logit rows; the logits of all of them, float32 [R, V], are such."""
+
+    def __getitem__(self, rows: slice, /) -> np.ndarray:
+        """For some rows of one sequence logits float32 [n, V], or tokens int32 [n]."""
+        ...
+
+
 class Engine(Protocol):
     """A loaded bundle's networks on one device. Not thread-safe."""
 
@@ -106,10 +122,12 @@ class Engine(Protocol):
         """The drafters of the bundle's methods by the method's name; those without a neural drafter have none."""
         ...
 
-    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
-        """One target forward: logits float32 [R, V] and, where the bundle drafts, hidden float32 [T, H].
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Hidden | None]:
+        """One target forward: what comes of its logit rows and, where the bundle drafts, hidden states [T, H].
 
-        Both are views that stay valid until the next execute.
+        Where a sequence has a sampler, which is plain and stands at the sequence's first logit row, an engine may
+        choose what it would choose at each of the sequence's logit rows, and give these tokens in place of logits.
+        Without `samplers` all rows give logits. Both results are valid until the next call of the engine or a drafter.
         """
         ...
 
@@ -128,7 +146,7 @@ class DraftEngine(Protocol):
 
     @property
     def reads_text(self) -> bool:
-        """Whether these begin with the sequence's first token, which follows no hidden state: zeros stand for it."""
+        """Whether these begin with the sequence's first token, which follows no hidden state: any may stand there."""
         ...
 
     def draft(self, batch: DraftBatch) -> DraftCandidates:

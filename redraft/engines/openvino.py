@@ -11,7 +11,7 @@ from plugins import kernels
 from plugins.library import extension_path, operators_digest
 from plugins.program import ALIGNMENT, CONSTANTS
 from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
-from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
+from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, Samplers, TargetBatch
 from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 
 COMPILE_OPTIONS = {
@@ -53,8 +53,9 @@ class OpenVINOEngine:
         if config.tensor_parallel == 1:
             self.self_test()
 
-    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Engine.execute`: logits of all rows, as verification looks at few. Raises ValueError for a batch outside
+        of the bundle's limits."""
         if failure := self._target.infer(self._rows.fill(batch)):
             self._rows.check(batch)
             raise RuntimeError(f"the target's network failed: {failure}")

@@ -22,7 +22,8 @@ import numpy as np
 
 from redraft.bundle import Bundle, BundleError
 from redraft.engines import rank_process
-from redraft.engines.interface import DraftEngine, Engine, TargetBatch
+from redraft.engines.hidden import Hidden
+from redraft.engines.interface import DraftEngine, Engine, Samplers, TargetBatch
 from redraft.engines.rows import RowBuffers
 
 if TYPE_CHECKING:
@@ -47,13 +48,14 @@ class ParallelEngine:
         """See `Engine.drafters`: rank 0 has them all."""
         return self.own.drafters
 
-    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see it."""
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[np.ndarray, Hidden | None]:
+        """See `Engine.execute`: logits of all rows, as no rank has whole ones. Raises ValueError for a batch outside of
+        the bundle's limits, before others see it."""
         self._rows.check(batch)
         self._in_step = True
         self._ranks.send(batch)
-        logits, hidden = self.own.execute(batch)
-        logits = self._ranks.gather(logits)
+        own, hidden = self.own.execute(batch)
+        logits = self._ranks.gather(np.asarray(own))
         self._in_step = False
         return logits, hidden
 
@@ -72,7 +74,7 @@ class ParallelEngine:
 def follow(engine: Engine, ranks: Ranks) -> None:
     """Execute rank 0's batches until it stops."""
     while (batch := ranks.receive()) is not None:
-        ranks.gather(engine.execute(batch)[0])
+        ranks.gather(np.asarray(engine.execute(batch)[0]))
     engine.close()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from redraft.bundle import LimitsInfo, MethodInfo, TargetInfo
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
+from redraft.engines.hidden import on_host
 from redraft.engines.interface import DraftBatch, DraftSampling, TargetBatch
 
 
@@ -108,8 +109,8 @@ class PairBuffers:
         self._slots = np.zeros(limits.slots, np.int32)
         self._cache_lengths = np.zeros(limits.slots, np.int32)
 
-    def fill(self, batch: DraftBatch) -> dict[str, np.ndarray]:
-        """The network's inputs by name: views of the buffers. Raises ValueError for a batch that does not fit."""
+    def check(self, batch: DraftBatch) -> None:
+        """Raise ValueError for a batch that does not fit."""
         pairs, count, slots = len(batch.tokens), len(batch.slots), self._limits.slots
         unequal = len(batch.hidden) != pairs or not (self._reads_context or pairs == count)
         if unequal or not 1 <= count <= slots or pairs > self.most_pairs:
@@ -117,12 +118,17 @@ class PairBuffers:
             raise ValueError(
                 f"{len(batch.hidden)} hidden states, {pairs} tokens, {count} slots: expected {each} for 1 to {slots}"
             )
-        self._hidden[:pairs], self._tokens[:pairs] = batch.hidden, batch.tokens
+        if self._reads_context and len(set(batch.slots.tolist())) < count:
+            raise ValueError(f"slots are {batch.slots.tolist()}: expected one of its own for every sequence")
+
+    def fill(self, batch: DraftBatch) -> dict[str, np.ndarray]:
+        """The network's inputs by name: views of the buffers. Raises ValueError for a batch that does not fit."""
+        self.check(batch)
+        pairs, count = len(batch.tokens), len(batch.slots)
+        self._hidden[:pairs], self._tokens[:pairs] = on_host(batch.hidden), batch.tokens
         given = {"hidden": self._hidden[:pairs], "tokens": self._tokens[:pairs]}
         if not self._reads_context:
             return given
-        if len(set(batch.slots.tolist())) < count:
-            raise ValueError(f"slots are {batch.slots.tolist()}: expected one of its own for every sequence")
         self._row_offsets[: count + 1], self._slots[:count] = batch.row_offsets, batch.slots
         self._cache_lengths[:count] = batch.cache_lengths
         rows = {"row_offsets": self._row_offsets[: count + 1], "slots": self._slots[:count]}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +42,26 @@ class Stream:
     def handle(self) -> int:
         return self.cuda.cuda_stream if self.cuda else 0
 
-    def current(self) -> torch.cuda.StreamContext:
-        """In this context torch's kernels and copies go to the stream too."""
-        return torch.cuda.stream(self.cuda)
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """In this context torch's kernels and copies go to the stream too: behind all that the caller's stream has been
+        given before, and before what it will be given."""
+        if self.cuda is None:
+            yield
+            return
+        outside = torch.cuda.current_stream(self.device)
+        self.cuda.wait_stream(outside)
+        with torch.cuda.stream(self.cuda):
+            yield
+        outside.wait_stream(self.cuda)
 
     def synchronize(self) -> None:
         if self.cuda:
             self.cuda.synchronize()
 
-    def host(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Zeros in memory of the host that copies need not wait for."""
-        return torch.zeros(shape, dtype=dtype, pin_memory=self.on_gpu)
-
 
 class HostBuffers:
-    """Host copies of what a step takes and gives, so that the host waits only when it asks the stream to."""
+    """Pinned copies of what a step takes."""
 
     def __init__(self, stream: Stream):
         self._stream = stream
@@ -65,24 +71,11 @@ class HostBuffers:
         """Enqueue a copy of an array to the first places of a tensor; those behind get zeros."""
         key = (name, to.shape)
         if key not in self._kept:
-            self._kept[key] = self._stream.host(to.shape, to.dtype)
+            self._kept[key] = torch.zeros(to.shape, dtype=to.dtype, pin_memory=self._stream.on_gpu)
         kept = self._kept[key]
         kept[: len(array)] = torch.from_numpy(array)
         kept[len(array) :] = 0
         to.copy_(kept, non_blocking=True)
-
-    def upload(self, array: np.ndarray) -> Tensor:
-        """A new tensor on the device."""
-        tensor = torch.from_numpy(array)
-        return (tensor.pin_memory() if self._stream.on_gpu else tensor).to(self._stream.device, non_blocking=True)
-
-    def fetch(self, found: Tensor, name: str) -> Tensor:
-        """Enqueue a copy, of floats as float32, to memory that the next fetch of that name overwrites; it is there once
-        the stream has been waited for."""
-        key, dtype = (f"{name} out", found.shape[1:]), torch.float32 if found.is_floating_point() else found.dtype
-        if key not in self._kept or len(self._kept[key]) < len(found):
-            self._kept[key] = self._stream.host(found.shape, dtype)
-        return self._kept[key][: len(found)].copy_(found, non_blocking=True)
 
 
 def named_caches(caches: Tensor) -> dict[str, Tensor]:

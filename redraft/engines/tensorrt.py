@@ -1,7 +1,7 @@
 """The backends `tensorrt` and `tensorrt_rtx`: serialized engines, caches in torch tensors. On a GPU: not run.
 
-A step is enqueued on a stream of our own, as a CUDA graph once its extent has come up twice; the host waits once, for
-the rows of logits and hidden states that were asked for.
+A step is enqueued on a stream of our own, as a CUDA graph once its extent has come up twice, and its tokens are chosen
+there; the host waits once, for these.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from redraft.bundle import Bundle, BundleError, ContextInfo, LimitsInfo, TargetInfo
 from redraft.engines import gpu, memory
+from redraft.engines.choice import choose
 from redraft.engines.flavour import FLAVOURS, Flavour, require_fit
-from redraft.engines.interface import TargetBatch
+from redraft.engines.interface import LogitRows, Samplers, TargetBatch
 from redraft.engines.session import SENTINEL, Stream
 from redraft.engines.tensorrt_drafter import TensorRTDrafter
 from redraft.engines.tensorrt_target import NativeTarget, PluginTarget
+from redraft.engines.transfer import Results
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Of native form by precision, of all others fp16."""
@@ -38,7 +40,7 @@ class TensorRTEngine:
         flavour = FLAVOURS[bundle.config.backend]
         library, device = flavour.module(), gpu.device()
         require_fit(bundle, flavour, str(library.__version__), gpu.capability(device))
-        self._stream = Stream(device)
+        self._stream, self._results = Stream(device), Results(device)
         free = gpu.free_bytes(device)
         try:
             with self._stream.current():
@@ -71,10 +73,11 @@ class TensorRTEngine:
         self._self_test(bundle)
 
     @torch.inference_mode()
-    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
         with self._stream.current():
-            return self._target.execute(batch)
+            logits, hidden = self._target.execute(batch)
+            return choose(logits, batch, samplers, self._results), hidden
 
     def close(self) -> None:
         """Free the engines and the caches, as far as they are there."""

@@ -13,9 +13,12 @@ from redraft.engines.flavour import Flavour
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
 from redraft.engines.rows import ChainBuffers, PairBuffers, SamplingBuffers
 from redraft.engines.session import SENTINEL, HostBuffers, Session, Step, Stream, named_caches
+from redraft.engines.transfer import Results, upload
 
 CANDIDATES = ("candidates", "log_probs", "parents")
 """What a beam search gives."""
+ROWS = ("tokens", "pair_counts", "write_indices")
+"""What goes with the hidden states of a drafter with a context."""
 
 
 class TensorRTDrafter:
@@ -40,6 +43,7 @@ class TensorRTDrafter:
             stream,
         )
         self._host, self._stream, self._caches = HostBuffers(stream), stream, caches
+        self._results = Results(stream.device)
         self._hidden_size = config.target.hidden_size
         self._resampler = _Resampler(bundle, flavour, name, stream) if method.chain_levels else None
 
@@ -80,7 +84,7 @@ class TensorRTDrafter:
         return DraftDraws(*self._execute(batch, filters, ("ids", "log_probs", "draws")))
 
     def _execute(self, batch: DraftBatch, filters: dict[str, np.ndarray], names: tuple[str, ...]) -> list[np.ndarray]:
-        self._pairs.fill(batch)
+        self._pairs.check(batch)
         with self._stream.current():
             step, places = self._ingest(batch) if self.reads_context else self._roots(batch)
             for name, array in filters.items():
@@ -88,26 +92,25 @@ class TensorRTDrafter:
                 placed[places] = array
                 self._host.send(placed, step.inputs[name], name)
             step.execute(fixed=True)
-            chosen = self._host.upload(places)
-            outputs = [self._host.fetch(step.outputs[name].index_select(0, chosen), name) for name in names]
-            self._stream.synchronize()
-        return [output.numpy() for output in outputs]
+            chosen = upload(places, self._stream.device)
+            return self._results.fetch([_host_form(step.outputs[name].index_select(0, chosen)) for name in names])
 
     def _roots(self, batch: DraftBatch) -> tuple[Step, np.ndarray]:
         """The step for one pair per sequence, and where these stand in it."""
         count = len(batch.tokens)
         step = self._session.step(self._fitting(count, 1))
-        self._host.send(batch.hidden, step.inputs["hidden"], "hidden")
+        self._send_hidden(self._on_device(batch), step, np.arange(count))
         self._host.send(batch.tokens, step.inputs["tokens"], "tokens")
         return step, np.arange(count)
 
     def _ingest(self, batch: DraftBatch) -> tuple[Step, np.ndarray]:
         """The same for all pairs that are left for the step."""
         firsts, lengths = batch.row_offsets[:-1].astype(np.int64), batch.cache_lengths.astype(np.int64)
+        hidden = self._on_device(batch)
         for b, end in enumerate(batch.row_offsets[1:]):
             while (left := int(end) - firsts[b]) > self._limits.max_tree:
                 count = min(left - 1, self._limits.prefill_chunk)
-                self._ingest_chunk(batch, firsts[b], count, int(batch.slots[b]), lengths[b])
+                self._ingest_chunk(batch, hidden, firsts[b], count, int(batch.slots[b]), lengths[b])
                 firsts[b], lengths[b] = firsts[b] + count, lengths[b] + count
         counts = batch.row_offsets[1:] - firsts
         if counts.min() < 1:
@@ -117,24 +120,30 @@ class TensorRTDrafter:
         owners = np.repeat(np.arange(len(counts)), counts)
         within = np.concatenate([np.arange(count) for count in counts])
         pairs, slots = firsts[owners] + within, batch.slots[owners]
-        hidden = np.zeros((extent.sequences, extent.rows, batch.hidden.shape[1]), np.float32)
         tokens = np.zeros((extent.sequences, extent.rows), np.int32)
-        hidden[slots, within], tokens[slots, within] = batch.hidden[pairs], batch.tokens[pairs]
+        tokens[slots, within] = batch.tokens[pairs]
         present, starts = (np.full(extent.sequences, fill, np.int64) for fill in (1, self._limits.max_len))
         present[batch.slots], starts[batch.slots] = counts, lengths
-        self._send(step, hidden, tokens, present, starts)
+        arrays: list[np.ndarray] = [tokens, present, starts]
+        for name, array in zip(ROWS, arrays, strict=True):
+            self._host.send(array, step.inputs[name], name)
+        self._send_hidden(hidden.index_select(0, upload(pairs, hidden.device)), step, slots * extent.rows + within)
         return step, batch.slots.astype(np.int64)
 
-    def _ingest_chunk(self, batch: DraftBatch, first: int, count: int, slot: int, length: int) -> None:
-        step = self._session.prefill(Extent(1, count), slot)
-        hidden, tokens = (array[None, first : first + count] for array in (batch.hidden, batch.tokens))
-        self._send(step, hidden, tokens, np.array([count]), np.array([length]))
+    def _ingest_chunk(self, batch: DraftBatch, hidden: Tensor, first: int, count: int, slot: int, length: int) -> None:
+        step, rows = self._session.prefill(Extent(1, count), slot), slice(first, first + count)
+        for name, array in zip(ROWS, (batch.tokens[None, rows], np.array([count]), np.array([length])), strict=True):
+            step.inputs[name].copy_(upload(array, hidden.device))
+        step.inputs["hidden"][0].copy_(hidden[rows])
         step.execute(fixed=False)
-        self._stream.synchronize()  # the next chunk fills the same host buffers
 
-    def _send(self, step: Step, *arrays: np.ndarray) -> None:
-        for name, array in zip(("hidden", "tokens", "pair_counts", "write_indices"), arrays, strict=True):
-            self._host.send(array, step.inputs[name], name)
+    def _on_device(self, batch: DraftBatch) -> Tensor:
+        return torch.as_tensor(batch.hidden, device=self._stream.device)
+
+    def _send_hidden(self, hidden: Tensor, step: Step, places: np.ndarray) -> None:
+        """Hidden states [n, H] to these flat places of the step's, zeros elsewhere."""
+        to = step.inputs["hidden"].flatten(0, -2).zero_()
+        to.index_copy_(0, upload(places, hidden.device), hidden.to(to.dtype))
 
     def _fitting(self, sequences: int, rows: int) -> int:
         number = self._extents.fitting(sequences, rows)
@@ -151,7 +160,7 @@ class _Resampler:
         self._extents = extents.drafter(limits, reads_context=False, fixed=flavour.has_plugins)
         path, shapes = bundle.path / f"resampler.{name}.engine", extents.drafter_shapes(reads_context=False)
         self._session = Session(flavour, path, self._extents, shapes, {}, stream)
-        self._host, self._stream = HostBuffers(stream), stream
+        self._host, self._stream, self._results = HostBuffers(stream), stream, Results(stream.device)
 
     def draft(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
         """See `ResamplingEngine.resample`."""
@@ -164,9 +173,14 @@ class _Resampler:
             for name, array in inputs.items():
                 self._host.send(array, step.inputs[name], name)
             step.execute(fixed=True)
-            outputs = [self._host.fetch(step.outputs[name][:count], name) for name in CANDIDATES]
-            self._stream.synchronize()
-        candidates, log_probs, parents = (output.numpy() for output in outputs)
+            candidates, log_probs, parents = self._results.fetch(
+                [_host_form(step.outputs[name][:count]) for name in CANDIDATES]
+            )
         for b, chain in enumerate(chains):
             log_probs[b, len(chain) :] = -np.inf
         return DraftCandidates(candidates, log_probs, parents)
+
+
+def _host_form(output: Tensor) -> Tensor:
+    """Floats as float32."""
+    return output.float() if output.is_floating_point() else output

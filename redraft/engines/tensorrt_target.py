@@ -15,6 +15,7 @@ from redraft.engines.flavour import Flavour
 from redraft.engines.interface import TargetBatch
 from redraft.engines.rows import RowBuffers
 from redraft.engines.session import HostBuffers, Session, Step, Stream, named_caches
+from redraft.engines.transfer import upload
 
 BITS = 32
 HIDDEN_SCORE = -3e4
@@ -30,10 +31,10 @@ class PluginTarget:
         self._extents, shapes = extents.plugin_target(limits), extents.plugin_target_shapes(limits)
         path = bundle.path / "target.engine"
         self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream)
-        self._host, self._stream = HostBuffers(stream), stream
+        self._host = HostBuffers(stream)
 
-    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Engine.execute`."""
+    def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
+        """Enqueue a step: logits [R, V] and hidden states [T, H] on the device, valid until the next one."""
         self._rows.check(batch)
         rows, sequences, logits = len(batch.input_ids), len(batch.slots), len(batch.logit_rows)
         number = self._extents.fitting(sequences, rows)
@@ -44,11 +45,8 @@ class PluginTarget:
         for name, array in self._rows.fill(batch).items():
             self._host.send(array[: len(step.inputs[name])], step.inputs[name], name)
         step.execute(fixed=number is not None)
-        found = self._host.fetch(step.outputs["logits"][:logits], "logits")
         hidden = step.outputs.get("hidden")
-        states = None if hidden is None else self._host.fetch(hidden[:rows], "hidden")
-        self._stream.synchronize()
-        return found.numpy(), None if states is None else states.numpy()
+        return step.outputs["logits"][:logits], None if hidden is None else hidden[:rows]
 
 
 class NativeTarget:
@@ -62,10 +60,10 @@ class NativeTarget:
         self._extents, self._caches = extents.native_target(self._limits, flavour.has_plugins), caches
         path, shapes = bundle.path / "target.engine", extents.native_target_shapes
         self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream)
-        self._host, self._stream = HostBuffers(stream), stream
+        self._host, self._device = HostBuffers(stream), stream.device
 
-    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `Engine.execute`."""
+    def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
+        """Enqueue a step: logits [R, V] and hidden states [T, H] on the device, valid until the next one."""
         self._check(batch)
         self._commit(batch)
         owners = np.repeat(np.arange(len(batch.slots)), np.diff(batch.row_offsets))
@@ -73,16 +71,15 @@ class NativeTarget:
         rows = np.flatnonzero(~large[owners])
         parts = [self._step(batch, rows, owners)] if len(rows) else []
         parts += [self._chunk(batch, b, np.flatnonzero(owners == b), owners) for b in np.flatnonzero(large).tolist()]
-        self._stream.synchronize()
+        logits = self._in_order([part.wanted for part in parts], [part.logits for part in parts])
+        states = [part.hidden for part in parts if part.hidden is not None]
+        return logits, self._in_order([part.rows for part in parts], states) if states else None
+
+    def _in_order(self, rows: list[np.ndarray], parts: list[Tensor]) -> Tensor:
+        """One tensor of parts whose rows stand at these rows of it."""
         if len(parts) == 1:
-            return parts[0].logits.numpy(), None if parts[0].hidden is None else parts[0].hidden.numpy()
-        logits = np.empty((len(batch.logit_rows), parts[0].logits.shape[1]), np.float32)
-        hidden = None if parts[0].hidden is None else np.empty((len(owners), parts[0].hidden.shape[1]), np.float32)
-        for part in parts:
-            logits[part.wanted] = part.logits.numpy()
-            if hidden is not None and part.hidden is not None:
-                hidden[part.rows] = part.hidden.numpy()
-        return logits, hidden
+            return parts[0]
+        return torch.cat(parts).index_select(0, upload(np.concatenate(rows).argsort(), self._device))
 
     def _step(self, batch: TargetBatch, rows: np.ndarray, owners: np.ndarray) -> _Part:
         """Trees and small chunks: these rows of the batch, whose sequences are `owners`."""
@@ -130,13 +127,12 @@ class NativeTarget:
         for key, array in inputs.items():
             self._host.send(array, step.inputs[key], f"{name} {key}")
         mask, first = step.inputs["mask"], step.inputs["write_indices"]
-        mask.copy_(score_mask(self._host.upload(words.reshape(*shape, -1)), first, mask.shape[-1])[:, None])
+        mask.copy_(score_mask(upload(words.reshape(*shape, -1), self._device), first, mask.shape[-1])[:, None])
         step.execute(fixed)
-        logits = self._host.fetch(step.outputs["logits"][: len(wanted)], f"{name} logits")
         hidden = step.outputs.get("hidden")
         if hidden is not None:
-            hidden = self._host.fetch(hidden.index_select(0, self._host.upload(places)), f"{name} hidden")
-        return _Part(rows, wanted, logits, hidden)
+            hidden = hidden.index_select(0, upload(places, self._device))
+        return _Part(rows, wanted, step.outputs["logits"][: len(wanted)], hidden)
 
     def _commit(self, batch: TargetBatch) -> None:
         """Move the rows of the accepted paths, in all layers at once."""
@@ -146,9 +142,8 @@ class NativeTarget:
         sources, targets = base + batch.commit_src, base + np.arange(len(owners)) - batch.commit_offsets[owners]
         moved = sources != targets
         if moved.any():
-            slots, source, place = self._host.upload(
-                np.stack([batch.slots[owners], sources, targets])[:, moved].astype(np.int64)
-            )
+            moves = np.stack([batch.slots[owners], sources, targets])[:, moved].astype(np.int64)
+            slots, source, place = upload(moves, self._device)
             self._caches[:, slots, :, place] = self._caches[:, slots, :, source]
 
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-
+from redraft.engines.hidden import Hidden
 from redraft.engines.interface import (
     DraftBatch,
     DraftCandidates,
     DraftEngine,
     DrawingEngine,
     Engine,
+    LogitRows,
     ResamplingEngine,
+    Samplers,
     TargetBatch,
 )
 
@@ -52,10 +53,10 @@ class TimedEngine:
             name: TimedDrafter(drafter, clock) for name, drafter in engine.drafters.items()
         }
 
-    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Hidden | None]:
         """See `Engine.execute`."""
         started = time.perf_counter()
-        result = self._engine.execute(batch)
+        result = self._engine.execute(batch, samplers)
         self._clock.target_s += time.perf_counter() - started
         return result
 

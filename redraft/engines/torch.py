@@ -19,12 +19,23 @@ from plugins.cuda.compile import nvcc
 from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import HEAD_SIZES
 from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
+from redraft.engines.choice import choose
 from redraft.engines.fixed_calls import FixedCalls, GraphPool, padded_size
-from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
+from redraft.engines.interface import (
+    DraftBatch,
+    DraftCandidates,
+    DraftDraws,
+    DraftSampling,
+    LogitRows,
+    Samplers,
+    TargetBatch,
+)
 from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
+from redraft.engines.transfer import Results
 
 CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PAIRS, NEXT = ("hidden", "tokens"), "row_offsets"
+CONTEXT = (NEXT, "slots", "cache_lengths")
 
 Program = Callable[..., Sequence[Tensor]]
 
@@ -48,6 +59,7 @@ class TorchEngine:
         heads, rows = (config.kv_heads(rank), target.head_size), (limits.slots, limits.max_tree)
         self.caches = [_allocate(config, *heads, target.num_layers, *rows, device) for _ in "kv"]
         self.steps = FixedCalls(lambda inputs: self._forward(program, inputs), device, pool)
+        self._results = Results(device)
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
         self.drafters = {name: TorchDrafter(bundle, name, method, device, pool) for name, method in methods.items()}
 
@@ -56,7 +68,7 @@ class TorchEngine:
         return [output.float() for output in program(input_ids, rows, logit_rows, *self.caches)]
 
     @torch.inference_mode()
-    def execute(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray | None]:
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
         inputs, most = self._rows.fill(batch), self._rows.most_rows
         sequences = padded_size(len(batch.slots), len(inputs["slots"]))
@@ -66,7 +78,7 @@ class TorchEngine:
         padded = dict.fromkeys(("input_ids", "positions", "tree_mask"), rows)
         outputs = self.steps(inputs, padded | {"logit_rows": logit_rows})
         hidden = outputs[1][: len(batch.input_ids)] if len(outputs) > 1 else None
-        return outputs[0][: len(batch.logit_rows)], hidden
+        return choose(outputs[0][: len(batch.logit_rows)], batch, samplers, self._results), hidden
 
     def close(self) -> None:
         """Free the programs and the caches."""
@@ -95,6 +107,7 @@ class TorchDrafter:
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._sampling = SamplingBuffers.of(method, self._slots)
         self.drafts = FixedCalls(lambda inputs: self._forward(program, inputs), device, pool, padding, idle)
+        self._device, self._results = device, Results(device)
         self._chains: ChainBuffers | None = None
         if method.chain_levels:
             again = load_program(bundle.path / f"resampler.{name}.pt2", device)
@@ -106,12 +119,16 @@ class TorchDrafter:
         drawing = [tensor for name, tensor in inputs.items() if name in SamplingBuffers.NAMES]
         return program([*own, *self.caches, *drawing])
 
-    def _run(self, inputs: dict[str, np.ndarray], count: int) -> list[np.ndarray]:
-        """The program's outputs for `count` sequences, padded to more and cut again."""
+    def _run(self, batch: DraftBatch, sampling: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The program's outputs for a batch, padded to more sequences and cut again."""
+        self._pairs.check(batch)
+        inputs = {name: getattr(batch, name) for name in (*PAIRS, *(CONTEXT if self.reads_context else ()))} | sampling
+        inputs["hidden"] = torch.as_tensor(batch.hidden, device=self._device)
+        count = len(batch.slots)
         sequences = padded_size(count, self._slots)
         pairs = padded_size(len(inputs["tokens"]), self._pairs.most_pairs) if self.reads_context else sequences
         padded = dict.fromkeys(inputs, sequences) | dict.fromkeys(PAIRS, pairs) | {NEXT: sequences + 1}
-        return [_first(output, sequences, count) for output in self.drafts(inputs, padded)]
+        return self._results.fetch([_first(output, sequences, count) for output in self.drafts(inputs, padded)])
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftCandidates:
@@ -119,7 +136,7 @@ class TorchDrafter:
         does not fit it."""
         if self._sampling is not None:
             raise RuntimeError("this drafter draws at random: it gives no candidates")
-        candidates, log_probs, parents, *raw_logits = self._run(self._pairs.fill(batch), len(batch.slots))
+        candidates, log_probs, parents, *raw_logits = self._run(batch, {})
         kept = raw_logits[0].reshape(*candidates.shape[:2], -1) if raw_logits else None
         return DraftCandidates(candidates, log_probs, parents, kept)
 
@@ -132,7 +149,7 @@ class TorchDrafter:
         inputs, count = self._chains.fill(chains, roots), len(chains)
         inputs["raw_logits"] = inputs["raw_logits"].reshape(count, self._levels, -1)
         outputs = self.resamples(inputs, dict.fromkeys(inputs, padded_size(count, self._slots)))
-        candidates, log_probs, parents = (output[:count] for output in outputs)
+        candidates, log_probs, parents = self._results.fetch([output[:count] for output in outputs])
         for b, chain in enumerate(chains):
             log_probs[b, len(chain) :] = -np.inf
         return DraftCandidates(candidates, log_probs, parents)
@@ -142,8 +159,7 @@ class TorchDrafter:
         """See `DrawingEngine.draw`. Raises as `draft` does, and where the drafter does not draw at random."""
         if self._sampling is None:
             raise RuntimeError("this drafter does not draw at random")
-        count = len(batch.slots)
-        return DraftDraws(*self._run(self._pairs.fill(batch) | self._sampling.fill(sampling, count), count))
+        return DraftDraws(*self._run(batch, self._sampling.fill(sampling, len(batch.slots))))
 
 
 def available_device() -> torch.device:
@@ -182,6 +198,6 @@ def _allocate(
     return [torch.zeros(shape, dtype=CACHE_DTYPES[config.precision], device=device) for _ in range(count)]
 
 
-def _first(output: np.ndarray, sequences: int, count: int) -> np.ndarray:
+def _first(output: Tensor, sequences: int, count: int) -> Tensor:
     """What of an output of `sequences` is the first `count`'s."""
     return output[: len(output) // sequences * count]

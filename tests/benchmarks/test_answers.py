@@ -39,7 +39,7 @@ def test_answers_are_the_targets_own_and_hidden_states_those_of_the_text(session
 
 def test_a_bundle_without_hidden_states_is_refused(session, tmp_path, monkeypatch, capsys):
     execute = session.runtime.engine.execute
-    session.runtime.engine.execute = lambda batch: (execute(batch)[0], None)
+    session.runtime.engine.execute = lambda *given: (execute(*given)[0], None)
     session.use_plans({})
     monkeypatch.setattr(answers, "load_session", lambda parser, bundle: session)
     monkeypatch.setattr(answers, "load_prompts", lambda path: [Prompt("1", "all", ("hello",))])

@@ -210,6 +210,42 @@ def test_walk_stops_after_an_end_token():
     assert walk(TREE, 0, logits, sampler(end_ids={1}), False).path == [0]
 
 
+def test_walk_takes_tokens_that_a_plain_sampler_chose():
+    logits = RNG.normal(size=(6, 4)).astype(np.float32)
+    for seed in range(50):
+        chooser = sampler(temperature=1.2, seed=seed)
+        chosen = np.zeros(6, np.int32)
+        for node, depth in enumerate((0, 1, 1, 2, 2, 2)):
+            chooser.position = depth
+            chosen[node] = chooser.choose(logits[node])
+        verdicts = [walk(TREE, 0, given, sampler(temperature=1.2, seed=seed), False) for given in (logits, chosen)]
+        assert verdicts[0] == verdicts[1]
+
+
+@pytest.mark.parametrize(
+    ("made", "plain"),
+    [
+        (sampler(), True),
+        (sampler(temperature=0.7, top_k=9, top_p=0.9), True),
+        (sampler(repetition_penalty=1.1), False),
+        (sampler(presence_penalty=0.1), False),
+        (sampler(frequency_penalty=0.1), False),
+        (sampler(bad_words=[[3]]), False),
+        (sampler(min_length=2), True),
+        (sampler(min_length=2, end_ids={1}), False),
+    ],
+)
+def test_plain_samplers(made, plain):
+    assert made.plain == plain
+
+
+def test_a_sampler_is_plain_when_the_minimum_length_is_reached():
+    held = sampler(min_length=2, end_ids={1})
+    for expected in (False, False, True):
+        assert held.plain == expected
+        held.accept(0)
+
+
 def test_pairings():
     for construction in ("beam", "best_first", "chain"):
         for verifier in ("greedy", "sampled_walk"):

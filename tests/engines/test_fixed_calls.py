@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from redraft.engines import fixed_calls
+from redraft.engines import fixed_calls, transfer
 from redraft.engines.fixed_calls import FixedCalls, padded_size
+from redraft.engines.transfer import Results
 
 CPU = torch.device("cpu")
 
@@ -41,7 +42,7 @@ def test_inputs_are_padded_and_stale_ones_are_not_seen():
     rows = {"x": 6, "row_offsets": 7, "slots": 6}
     for count in (6, 5):
         given = inputs(count)
-        doubled, offsets = fixed(given, rows)
+        doubled, offsets = (found.numpy() for found in fixed(given, rows))
         np.testing.assert_array_equal(doubled[:count], 2 * given["x"])
         assert not doubled[count:].any()
         np.testing.assert_array_equal(offsets, [*range(count + 1), *[count] * (6 - count)])
@@ -115,25 +116,45 @@ class StandIn:
             output.copy_(new)
 
 
-def test_a_graph_is_captured_once_and_each_call_waits_once(monkeypatch):
+def test_a_graph_is_captured_once_and_only_fetching_waits(monkeypatch):
     """The path of a GPU, with a stand-in for one: inputs are there before the graph runs, results after it."""
-    gpu = StandIn(lambda given: [given["x"] * 2, given["slots"] + 1])
+    gpu, device = StandIn(lambda given: [given["x"] * 2, given["slots"] + 1]), SimpleNamespace(type="cuda")
     monkeypatch.setattr(fixed_calls, "torch", gpu)
-    fixed = FixedCalls(gpu.run, SimpleNamespace(type="cuda"), graph_pool="pool", padding={"slots": 9})
+    monkeypatch.setattr(transfer, "torch", gpu)
+    fixed, results = FixedCalls(gpu.run, device, graph_pool="pool", padding={"slots": 9}), Results(device)
+    kept = []
     for count in (3, 2, 4):
         given = inputs(count)
-        doubled, slots = fixed(given, {"x": 4, "row_offsets": 5, "slots": 4})
+        doubled, slots = results.fetch(fixed(given, {"x": 4, "row_offsets": 5, "slots": 4}))
         np.testing.assert_array_equal(doubled, np.pad(2 * given["x"], ((0, 4 - count), (0, 0))))
         assert slots.tolist() == [*range(1, count + 1), *[10] * (4 - count)]
-    assert gpu.events == ["order", "order", "capture into pool", *["replay", "wait"] * 3]
+        kept.append(doubled)
+    assert kept[0] is not kept[1]
+    assert np.shares_memory(kept[0], kept[1])
+    assert gpu.events == ["order", "order", "wait", "capture into pool", *["replay", "wait"] * 3]
+
+
+def test_what_is_on_the_device_stays_there(monkeypatch):
+    """Tensors go to the buffers of a GPU without the host's, padding behind them; a first call has padding alone."""
+    gpu, device = StandIn(lambda given: [given["x"] * 2, given["slots"] + 1]), SimpleNamespace(type="cuda")
+    monkeypatch.setattr(fixed_calls, "torch", gpu)
+    seen: list[np.ndarray] = []
+    fixed = FixedCalls(lambda given: seen.append(given["x"].numpy().copy()) or gpu.run(given), device)
+    for count in (3, 2):
+        given = inputs(count) | {"x": torch.from_numpy(inputs(count)["x"])}
+        doubled, slots = fixed(given, {"x": 4, "row_offsets": 5, "slots": 4})
+        np.testing.assert_array_equal(doubled, np.pad(2 * given["x"].numpy(), ((0, 4 - count), (0, 0))))
+        assert slots.tolist() == [*range(1, count + 1), *[1] * (4 - count)]
+    assert not seen[0].any()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_graph_gives_what_the_function_gives():
-    fixed = FixedCalls(lambda given: [given["x"] * 2, given["slots"] + 1], torch.device("cuda"))
+    device = torch.device("cuda")
+    fixed, results = FixedCalls(lambda given: [given["x"] * 2, given["slots"] + 1], device), Results(device)
     for count in (5, 3):
         given = inputs(count)
-        doubled, slots = fixed(given, {"x": 6, "slots": 6})
+        doubled, slots = results.fetch(fixed(given, {"x": 6, "slots": 6}))
         np.testing.assert_array_equal(doubled[:count], 2 * given["x"])
         np.testing.assert_array_equal(slots[:count], given["slots"] + 1)

@@ -16,6 +16,7 @@ from redraft.bundle import Bundle, BundleError, LimitsInfo
 from redraft.drafting import DraftingPlan
 from redraft.engines import gpu, load_engine, tensorrt_drafter, tensorrt_target
 from redraft.engines.flavour import Messages
+from redraft.engines.hidden import on_host
 from redraft.engines.interface import DraftCandidates
 from redraft.engines.session import Session
 from tests.engines import stand_in_tensorrt, tiny
@@ -64,7 +65,7 @@ def test_steps_are_those_of_the_module(backend, monkeypatch, tmp_path):
         batch = make_batch(step, words=1)
         batch.logit_rows = batch.logit_rows[:: 1 if len(batch.logit_rows) % 3 else 2]
         logits, hidden = engine.execute(batch)
-        for found, want in zip((logits, hidden), expected(target, step), strict=True):
+        for found, want in zip((logits, on_host(hidden)), expected(target, step), strict=True):
             want = want[batch.logit_rows] if found is logits else want
             assert found.dtype == np.float32
             error = np.abs(found - want) / np.abs(want).max()

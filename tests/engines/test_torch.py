@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from plugins.cuda.compile import nvcc
+from redraft.budget import BudgetTable
 from redraft.bundle import BundleError
+from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
-from redraft.engines.fixed_calls import FixedCalls
+from redraft.engines.fixed_calls import FixedCalls, Inputs
+from redraft.engines.hidden import on_host
 from redraft.engines.interface import DraftBatch, DraftCandidates
+from redraft.engines.transfer import Results
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, sampling_of
+from tests.engines.scheduling import TABLE, generate
 from tests.engines.test_context_drafters import Drafting, arrays_of, draft
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
@@ -101,13 +106,18 @@ def test_a_gpu_agrees_with_the_cpu(precision, tmp_path, monkeypatch):
         sequences = [Drafting(slot, torch.zeros(0, 56)) for slot in (8, 0, 3)]
         for company in ([0], [1, 0, 2], [2, 0]):
             trees = [random_tree(rng, sequences[place].slot, [], 3 + place) for place in company]
-            given += [array.copy() for array in engine.execute(make_batch(trees))]
+            given += copied(engine.execute(make_batch(trees)))
             for place in company:
                 sequences[place].grow(rng, 4)
             given.append(draft_for(engine, [sequences[place] for place in company]).log_probs[:, 0, 0])
         found.append(given)
     for cpu, gpu in zip(*found, strict=True):
         np.testing.assert_allclose(gpu, cpu, atol=1e-3 if precision == "fp32" else 0.1 * np.abs(cpu).max())
+
+
+def copied(given) -> list[np.ndarray]:
+    """Logits and hidden states, which the next call overwrites."""
+    return [on_host(rows).copy() for rows in given]
 
 
 def unpadded(monkeypatch) -> None:
@@ -124,7 +134,7 @@ def test_padding_changes_nothing(bundle_of_kind, monkeypatch):
         sequences = [Drafting(slot) for slot in (8, 0, 3, 5, 1)]
         for company, counts in (([0], [5]), ([1, 0, 2, 3, 4], [1, 2, 9, 1, 4]), ([2, 4, 3], [1, 6, 1])):
             steps = [random_tree(rng, sequences[place].slot, [], 1 + 7 * place) for place in company]
-            given += [array.copy() for array in engine.execute(make_batch(steps))]
+            given += copied(engine.execute(make_batch(steps)))
             for place, count in zip(company, counts, strict=True):
                 sequences[place].grow(rng, count)
             given += arrays_of(draft_for(engine, [sequences[place] for place in company]))
@@ -141,7 +151,8 @@ def draft_for(engine, sequences: list[Drafting]) -> DraftCandidates:
     if engine.drafters[METHOD].reads_context:
         return draft(engine, sequences)
     hidden = np.stack([s.hidden[-1].numpy() for s in sequences])
-    return engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, np.array([s.tokens[-1] for s in sequences])))
+    roots = np.array([s.tokens[-1] for s in sequences], np.int32)
+    return engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, roots))
 
 
 @pytest.mark.parametrize("construction", LEVELS)
@@ -184,10 +195,73 @@ class Ran(Exception):
     pass
 
 
-def on_meta(calls: FixedCalls, inputs: dict[str, np.ndarray], rows: dict[str, int]) -> None:
-    tensors = {name: torch.from_numpy(array).to("meta") for name, array in inputs.items()}
+def on_meta(calls: FixedCalls, inputs: Inputs, rows: dict[str, int]) -> None:
+    tensors = {name: torch.as_tensor(given).to("meta") for name, given in inputs.items()}
     assert all(output.device.type == "meta" for output in calls._function(tensors))
     raise Ran
+
+
+PLANS = {
+    "best first": {"construction": "best_first", "budget": TABLE},
+    "beams and n-grams": {"construction": "beam", "ngram": True, "budget": BudgetTable.constant(12)},
+}
+
+
+@pytest.fixture
+def overwritten(monkeypatch):
+    """As on a GPU, where graphs share their memory: a call of any function overwrites all results of the last one, but
+    not what was fetched of them."""
+    call, last = FixedCalls.__call__, list[torch.Tensor]()
+
+    def calling(calls, inputs, rows):
+        assert "hidden" not in inputs or not (inputs["hidden"] == -1).all(1).any()
+        found = call(calls, inputs, rows)
+        for tensor in last:
+            tensor.fill_(-1)
+        last[:] = found
+        return found
+
+    monkeypatch.setattr(FixedCalls, "__call__", calling)
+    monkeypatch.setattr(Results, "fetch", lambda self, outputs: [output.numpy().copy() for output in outputs])
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "eagle", "draft_lm"])
+def test_the_scheduler_speculates_to_the_same_text(kind, target, tmp_path, overwritten):
+    """Whether tokens are chosen on the device or on the host, from logits; what crosses the bus is as said."""
+    bundle = tiny_bundle(tmp_path, target, "torch", trained=tiny_drafter_of(target, kind))
+    engine, fetched = load_engine(bundle), list[tuple[int, int]]()
+    execute = engine.execute
+
+    def counted(batch, samplers):
+        rows, hidden = execute(batch, samplers)
+        owners = np.searchsorted(batch.row_offsets, batch.logit_rows, side="right") - 1
+        fetched.append((len(rows._logits), sum(samplers[owner] is None for owner in owners)))
+        assert isinstance(hidden, torch.Tensor)
+        return rows, hidden
+
+    engine.execute = lambda batch, samplers: execute(batch)
+    expected = generate(engine, None)[0]
+    engine.execute = counted
+    assert generate(engine, None)[0] == expected
+    for name, plan in PLANS.items():
+        tokens, scheduler = generate(engine, DraftingPlan(**plan))
+        assert tokens == expected, name
+        assert scheduler.totals.drafted > scheduler.totals.accepted
+    assert all(logits == of_penalized for logits, of_penalized in fetched)
+    assert {0} < {logits for logits, _ in fetched}
+
+
+@pytest.mark.parametrize("construction", ["stochastic_beam", "independent"])
+def test_rejection_takes_the_same_tokens_from_logits_of_its_rows(construction, target, tmp_path, overwritten):
+    """The device gives logits where sampled requests need them, and tokens to greedy ones."""
+    levels = {"construction": construction, "levels": LEVELS[construction], "support": SUPPORT}
+    verification = "recursive_rejection" if construction == "stochastic_beam" else "k_seq"
+    plan = DraftingPlan(**levels, verification=verification, budget=BudgetTable.constant(7))
+    found = []
+    for backend in ("torch", "openvino"):
+        engine = load_engine(tiny_bundle(tmp_path / backend, target, backend, verification=verification, **levels))
+        found.append(generate(engine, plan)[0])
+    assert found[0] == found[1]
 
 
 def test_what_a_gpu_cannot_run_is_refused(bundle, monkeypatch):

@@ -2,18 +2,23 @@
 
 import json
 
+import pytest
+import torch
+
 from benchmarks.gpu import engines
 from tests.engines.tiny import tiny_bundle, tiny_target
 
 
-def test_times_and_reasons(tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+def test_times_and_reasons(backend, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.step_times.CONTEXT", 32)
-    bundle = tiny_bundle(tmp_path, tiny_target())
+    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cpu"))
+    bundle = tiny_bundle(tmp_path, tiny_target(), backend)
     output = tmp_path / "r.json"
     arguments = [str(bundle.path), str(tmp_path / "nowhere"), "--repeats", "1"]
     engines.main([*arguments, "--device", "cpu", "--output", str(output)])
     runs, missing = json.loads(output.read_text())["bundles"]
-    assert (runs["backend"], runs["loads"], runs["runs"]) == ("openvino", True, True)
+    assert (runs["backend"], runs["loads"], runs["runs"]) == (backend, True, True)
     rows = {(entry["sequences"], entry["rows"]) for entry in runs["times"]}
     assert {(1, count) for count in (1, 2, 4, 8, 16, 32, 64)} <= rows
     assert not missing["loads"]
