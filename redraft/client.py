@@ -135,21 +135,13 @@ class WorkerClient:
             if not self._closed and self._connected.is_set():
                 self._outbox.send(pack({"op": "cancel", "id": request_id}))
 
-    def ask_status(self) -> queue.SimpleQueue[WorkerStatus | None]:
-        """Ask for the worker's state: it will be in the queue, or None if the worker goes away first.
-
-        Raises WorkerError "restarting" when there is no worker.
-        """
+    def status(self, timeout: float = 5.0) -> WorkerStatus:
+        """The worker's state. Raises WorkerError "restarting" when it is not there or silent for `timeout` seconds."""
         answer: queue.SimpleQueue[WorkerStatus | None] = queue.SimpleQueue()
         with self._lock:
             self._require_worker()
             self._status_waiters.append(answer)
             self._outbox.send(pack({"op": "status"}))
-        return answer
-
-    def status(self, timeout: float = 5.0) -> WorkerStatus:
-        """The worker's state. Raises WorkerError "restarting" when it is not there or silent for `timeout` seconds."""
-        answer = self.ask_status()
         try:
             status = answer.get(timeout=timeout)
         except queue.Empty:

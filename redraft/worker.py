@@ -232,9 +232,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--outlive-parent", action="store_true", help="go on when the process that started it is gone")
     options = parser.parse_args(argv)
-    parent = rank_process.parent()
-    if rank_process.RANK_VARIABLE in os.environ:
-        rank_process.end_with_parent()
+    parent = os.getppid()
     try:
         runtime = Runtime.load(options.bundle, options.threads, options.max_queue, options.stream_interval_ms / 1e3)
     except (ValueError, OSError, RuntimeError) as error:

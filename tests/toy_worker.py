@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from redraft.budget import BudgetTable
 from redraft.drafting import DraftingPlan
-from redraft.engines.rank_process import parent
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from redraft.worker import serve
@@ -36,4 +36,4 @@ def toy_runtime(delay: float = 0.0) -> Runtime:
 
 
 if __name__ == "__main__":
-    serve(toy_runtime(float(sys.argv[2]) if len(sys.argv) > 2 else 0.0), Path(sys.argv[1]), parent())
+    serve(toy_runtime(float(sys.argv[2]) if len(sys.argv) > 2 else 0.0), Path(sys.argv[1]), os.getppid())

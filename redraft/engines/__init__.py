@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from redraft.bundle import Bundle
-    from redraft.engines.interface import Engine
+from redraft.bundle import Bundle
+from redraft.engines.interface import Engine
 
 
 def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:

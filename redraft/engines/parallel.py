@@ -7,16 +7,15 @@ decided for themselves would drift apart.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import shlex
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 SPIN_S, NAP_SHARE, MAX_NAP_S = 0.02, 0.05, 0.01
 """A rank that waits for a batch looks for it without rest for so long, and then naps for this share of the time that it
 has waited: an idle rank costs half a percent of a core, and a wait grows by a twentieth, at most 10 ms."""
+Result = TypeVar("Result")
 
 
 class ParallelEngine:
@@ -82,20 +82,22 @@ def load_parallel(bundle: Bundle, threads: int | None, load: Callable[[int, int]
     """Rank 0's engine of a bundle for several ranks, from `load(threads, rank)`; `threads` None is this rank's share
     of the cores that its machine's ranks may use.
 
-    On any other rank it returns only by SystemExit, when rank 0 has closed its engine. Raises BundleError where the
-    ranks cannot connect. From then on a rank that fails ends all of them, and says which it was.
+    On any other rank it returns only by SystemExit, when rank 0 has closed its engine. Raises BundleError on all ranks
+    where one of them cannot load its shard.
     """
     ranks = Ranks.connect(bundle)
-    with ranks.all_or_none():
-        ranks.connect_operators()
-        engine = load(threads or ranks.cores(), ranks.rank)
-        getattr(engine, "self_test", lambda: None)()
+    ranks.agree(ranks.connect_operators)
+    engine = ranks.agree(lambda: load(threads or ranks.cores(), ranks.rank))
+    ranks.agree(getattr(engine, "self_test", lambda: None))
     if ranks.rank == 0:
         return ParallelEngine(engine, ranks)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # rank 0 answers them
-    with ranks.all_or_none():
+    try:
         follow(engine, ranks)
+    except Exception:
+        traceback.print_exc()
+        ranks.abort()
     raise SystemExit(0)
 
 
@@ -164,17 +166,17 @@ class Ranks:
         local.Free()
         return max(1, len(os.sched_getaffinity(0)) // count)
 
-    @contextlib.contextmanager
-    def all_or_none(self) -> Iterator[None]:
-        """In here an Exception on one rank ends the processes of all, with status 2: the others may be waiting for it
-        inside of a collective call, of MPI's or NCCL's, where no message reaches them."""
+    def agree(self, act: Callable[[], Result]) -> Result:
+        """Do something on all ranks. Raises BundleError on all of them where it raises an Exception on any."""
+        result, failure = None, None
         try:
-            yield
+            result = act()
         except Exception as error:
-            if not isinstance(error, BundleError):
-                traceback.print_exc()
-            print(f"redraft: rank {self.rank}: {str(error) or type(error).__name__}", file=sys.stderr, flush=True)
-            self.abort(2)
+            failure = str(error) or type(error).__name__
+        for rank, message in enumerate(self.comm.allgather(failure)):
+            if message is not None:
+                raise BundleError(message if rank == 0 else f"rank {rank}: {message}")
+        return result  # type: ignore[return-value]
 
     def send(self, batch: TargetBatch | None) -> None:
         """From rank 0 to all others; None: stop."""
@@ -221,9 +223,9 @@ class Ranks:
             first += shard.vocab_size
         return out
 
-    def abort(self, status: int = 1) -> None:
+    def abort(self) -> None:
         """End the processes of all ranks."""
-        self.comm.Abort(status)
+        self.comm.Abort(1)
 
 
 def pack(batch: TargetBatch) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A worker or rank as a process: it ends with what started it, and leaves nothing behind."""
+"""A rank as a process: it ends with what started it, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,26 +12,14 @@ from pathlib import Path
 RANK_VARIABLE = "PMI_RANK"
 """Environment variable in which MPICH's launchers tell a process its rank."""
 
-PARENT_VARIABLE = "REDRAFT_PARENT"
-"""Environment variable in which a process may tell those that it starts its id: their parent can have ended, and been
-replaced by init, before they ask for it."""
-
 _PR_SET_PDEATHSIG = 1
 _MAPPED = re.compile(r"/dev/shm/mpich_shm_\w+")
 
 
-def parent() -> int:
-    """Id of the process that started this one, which need not be there any more."""
-    return int(os.environ.get(PARENT_VARIABLE) or os.getppid())
-
-
 def end_with_parent() -> None:
     """Have the kernel kill this process when its parent ends: also where it waits for another rank inside of MPI, or is
-    stopped. Raises SystemExit where the parent has ended already."""
-    expected = parent()
+    stopped."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != expected:
-        raise SystemExit("the process that started this one has ended")
 
 
 def unlink_shared_memory() -> None:

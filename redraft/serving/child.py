@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from redraft.serving.processes import OWNER_VARIABLE, PART_VARIABLE, ServingError, end_processes, owned_processes
+from redraft.serving.processes import OWNER_VARIABLE, PART_VARIABLE, end_processes, owned_processes
 from redraft.serving.rundir import RunDir, tail
 
-FIRST_DELAY_S, MAX_DELAY_S = 0.2, 30.0
+FIRST_DELAY_S, MAX_DELAY_S, STEADY_S = 0.2, 30.0, 60.0
 
 log = logging.getLogger("redraft.supervisor")
 
@@ -31,7 +31,6 @@ class Child:
         log_file: Path,
         environment: dict[str, str],
         folder: Path,
-        steady_s: float,
     ):
         self.name = name
         self.up = False
@@ -44,7 +43,6 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._log_start = 0
-        self._steady_s = steady_s
         self._delay = FIRST_DELAY_S
         self._restart_at: float | None = None
 
@@ -97,20 +95,10 @@ class Child:
         self.restarts += 1
         log.info("%s started, pid %d", self.name, self.pid)
 
-    def require(self) -> None:
-        """Raises ServingError where it has ended."""
-        if not self.alive:
-            raise ServingError(self.death)
-
-    @property
-    def awaits_restart(self) -> bool:
-        """Whether it is known to be dead, and has been given a time to start again."""
-        return self._restart_at is not None
-
     def restart_due(self) -> bool:
         """Whether a dead child is to be started now; the first call after a death chooses the delay."""
         if self._restart_at is None:
-            if self.age > self._steady_s:
+            if self.age > STEADY_S:
                 self._delay = FIRST_DELAY_S
             log.warning("%s It starts again in %.1f s.", self.death, self._delay)
             self._restart_at = time.monotonic() + self._delay

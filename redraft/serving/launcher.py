@@ -8,10 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from redraft.serving import ranks
 from redraft.serving.processes import (
     OWNER_VARIABLE,
     ServingError,
@@ -19,8 +18,8 @@ from redraft.serving.processes import (
     end_processes,
     owned_processes,
     remove_shared_memory,
-    runs,
 )
+from redraft.serving.ranks import bundle_ranks, launch_command
 from redraft.serving.rundir import RunDir, Settings, State, tail
 from redraft.serving.tritonserver import TritonInstallation
 
@@ -41,26 +40,24 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
         }
     )
     _check(settings, run_dir)
-    with _held(run_dir) as lock:
+    stop(run_path)
+    _check_ports(settings)
+    _write_settings(settings, run_dir)
+    try:
+        with run_dir.supervisor_log.open("ab") as output:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-m", "redraft.serving.supervisor", str(run_dir.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | {OWNER_VARIABLE: str(run_dir.path)},
+                cwd=Path(__file__).resolve().parents[2],
+                start_new_session=True,
+            )
+        return _follow(run_dir, supervisor, on_progress)
+    except BaseException:
         stop(run_path)
-        _check_ports(settings)
-        _write_settings(settings, run_dir)
-        try:
-            with run_dir.supervisor_log.open("ab") as output:
-                supervisor = subprocess.Popen(
-                    [sys.executable, "-m", "redraft.serving.supervisor", str(run_dir.path)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=os.environ | {OWNER_VARIABLE: str(run_dir.path)},
-                    cwd=Path(__file__).resolve().parents[2],
-                    start_new_session=True,
-                    pass_fds=[lock],
-                )
-            return _follow(run_dir, supervisor, on_progress)
-        except BaseException:
-            stop(run_path)
-            raise
+        raise
 
 
 def stop(run_path: Path) -> int:
@@ -75,8 +72,6 @@ def stop(run_path: Path) -> int:
     end_processes(supervisor, grace=STOP_S)
     end_processes(owned_processes(run_dir.path), grace=0)
     remove_shared_memory(run_dir.path)
-    if state and not runs(state.worker_pid):
-        ranks.remove_shared_memory(state.worker_pid)
     run_dir.socket.unlink(missing_ok=True)
     if state and state.phase not in ("stopped", "failed"):
         with contextlib.suppress(OSError):
@@ -96,27 +91,17 @@ def is_running(run_dir: RunDir) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _held(run_dir: RunDir) -> Iterator[int]:
-    """The lock of a run directory, a file descriptor: the supervisor inherits it, and holds it for its life. Raises
-    ServingError where a service runs, or is being started."""
-    with run_dir.lock_file.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it") from None
-        yield lock.fileno()
-
-
 def _check(settings: Settings, run_dir: RunDir) -> None:
     if not (settings.bundle / "config.json").is_file():
         raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json (`make engines` builds one)")
-    ranks.launch_command([], ranks.bundle_ranks(settings.bundle), settings.hostfile)
+    launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
     TritonInstallation()
     try:
         run_dir.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ServingError(f"cannot use the run directory {run_dir.path}: {error.strerror}") from None
+    if is_running(run_dir):
+        raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it")
 
 
 def _check_ports(settings: Settings) -> None:

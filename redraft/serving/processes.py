@@ -49,14 +49,6 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def runs(pid: int) -> bool:
-    """Whether there is a process of that id, as `is_alive` has it."""
-    try:
-        return is_alive(psutil.Process(pid))
-    except psutil.NoSuchProcess:
-        return False
-
-
 def end_processes(processes: Iterable[psutil.Process], grace: float) -> None:
     """SIGTERM, then SIGKILL to what is left after `grace` seconds (at once if 0)."""
     remaining = list(processes)

@@ -1,6 +1,7 @@
 """The ranks of an engine worker: its processes where a bundle is split over several (tensor parallelism).
 
-`python -m redraft.serving.ranks LAUNCHER ...` becomes MPI's launcher, which the kernel ends with the supervisor.
+`python -m redraft.serving.ranks SUPERVISOR LAUNCHER ...` becomes MPI's launcher, which the kernel ends with the
+supervisor.
 """
 
 from __future__ import annotations
@@ -13,18 +14,15 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 
-from redraft.engines.rank_process import PARENT_VARIABLE, RANK_VARIABLE, end_with_parent
+from redraft.engines.rank_process import RANK_VARIABLE, end_with_parent
 from redraft.serving.processes import ServingError, is_alive
 
 INSTALL = "pip install mpi4py mpich, in the versions that requirements.txt names, into the environment of redraft"
 
 _ENDS = re.compile(r"^\[\d+\](\d+):Return code = (\d+)(?:, signaled with (.+))?$", re.MULTILINE)
-_BY_LAUNCHER = ("was killed (Interrupt)", "was killed (Quit)", "ended with status 130")
-"""How ranks end that the launcher has interrupted."""
 _BAD_END = re.compile(r"^=\s+PID (\d+) RUNNING AT (\S+)\n=\s+EXIT CODE: (\d+)$", re.MULTILINE)
 
 
@@ -52,24 +50,9 @@ def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) 
     if hostfile:
         if not hostfile.is_file():
             raise ServingError(f"--hostfile {hostfile} is not there: expected a file of lines HOST:RANKS")
-        options = ["-topolib", "none", "-f", str(hostfile), "-genv", PARENT_VARIABLE, ""]
-    shim = [sys.executable, "-m", "redraft.serving.ranks"]
+        options = ["-topolib", "none", "-f", str(hostfile)]
+    shim = [sys.executable, "-m", "redraft.serving.ranks", str(os.getpid())]
     return [*shim, str(launcher), *options, "-n", str(ranks), *worker]
-
-
-def shared_memory(launcher: int) -> Path:
-    """What the ranks of one machine share while they start, until they unlink it: `mpiexec.gforker` tells them a name
-    that has its process id, and MPICH 5 hashes that (FNV-1a)."""
-    digest = 0x811C9DC5
-    for byte in f"kvs_{launcher}_0".encode():
-        digest = (digest ^ byte) * 0x01000193 % 2**32
-    return Path(f"/dev/shm/mpich_shm_{digest:x}_0")
-
-
-def remove_shared_memory(launcher: int) -> None:
-    """Remove what ranks left that ended while they started. Only when their launcher has ended."""
-    with contextlib.suppress(OSError):
-        shared_memory(launcher).unlink()
 
 
 def ranks_of(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
@@ -104,7 +87,7 @@ def ends_in(log: str, pids: Mapping[int, int]) -> dict[int, str]:
     ends = {}
     for rank, code, name in _ENDS.findall(log):
         ends[int(rank)] = f"was killed ({name})" if name else f"ended with status {code}"
-    own = {rank: how for rank, how in ends.items() if how not in _BY_LAUNCHER}
+    own = {rank: how for rank, how in ends.items() if how not in ("was killed (Quit)", "was killed (Interrupt)")}
     for pid, host, code in _BAD_END.findall(log):
         rank = next((rank for rank, known in pids.items() if known == int(pid)), -1)
         return {rank: f"on {host} ended (exit status or signal {code})"}
@@ -121,17 +104,16 @@ def death(fallen: list[int], log: str, pids: Mapping[int, int]) -> dict[int, str
 
 def describe(ends: Mapping[int, str], pids: Mapping[int, int]) -> str:
     """One line for logs and the state."""
-    named = ("a rank" if rank < 0 else f"rank {rank} (pid {pids.get(rank, 'unknown')})" for rank in ends)
+    named = (f"rank {rank} (pid {pids[rank]})" if rank in pids else "a rank" for rank in ends)
     return "; ".join(f"{name} {how}" for name, how in zip(named, ends.values(), strict=True))
 
 
-def main(launcher: list[str]) -> NoReturn:
-    """Become the launcher. What another with this process id may have left would be taken for its own ranks'."""
+def main(parent: int, launcher: list[str]) -> None:
+    """Become the launcher, unless the supervisor `parent` has gone meanwhile."""
     end_with_parent()
-    remove_shared_memory(os.getpid())
-    os.environ[PARENT_VARIABLE] = str(os.getpid())
-    os.execv(launcher[0], launcher)
+    if os.getppid() == parent:
+        os.execv(launcher[0], launcher)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -32,8 +32,6 @@ class Settings(BaseModel):
     """Machines of the worker's ranks; None: this one."""
     silence_s: float = 30.0
     """A worker that has not answered for so long is taken for hung."""
-    steady_s: float = 60.0
-    """What has lived for so long is started again without delay when it dies."""
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker"]
 
 

@@ -1,29 +1,24 @@
 """The daemon that owns the engine worker and the Triton server: starts them, restarts what dies, ends them together.
 
-`python -m redraft.serving.supervisor RUN_DIR`, with settings.json in the run directory; started by `redraft serve`,
-from which it inherits the directory's lock.
+`python -m redraft.serving.supervisor RUN_DIR`, with settings.json in the run directory; started by `redraft serve`.
 """
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import logging
 import os
-import queue
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 
 from redraft.client import WorkerClient, WorkerError
-from redraft.engines.rank_process import PARENT_VARIABLE
-from redraft.protocol import WorkerStatus
 from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
 from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
@@ -31,9 +26,7 @@ from redraft.serving.rundir import Phase, RunDir, Settings, State
 
 HOUSE = Path(__file__).resolve().parents[2]
 WORKER_START_S, TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 180.0, 60.0, 120.0, 10.0
-TICK_S = 0.1
-QUESTIONS = 6
-"""The worker is asked how it is so many times in the period after which it is taken for hung."""
+TICK_S, PING_S = 0.1, 5.0
 LAST_WORDS_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
 
@@ -44,31 +37,6 @@ class StopRequested(Exception):
     """SIGTERM or SIGINT arrived."""
 
 
-class Pulse:
-    """Asks the worker how it is now and then, and never waits for the answer."""
-
-    def __init__(self, client: WorkerClient, silence_s: float):
-        self._client, self._silence_s = client, silence_s
-        self.restart()
-
-    def restart(self) -> None:
-        """There is another worker."""
-        self._asked: float | None = None
-        self._next = 0.0
-        self._answer: queue.SimpleQueue[WorkerStatus | None] = queue.SimpleQueue()
-
-    def is_silent(self) -> bool:
-        """Whether the worker has owed an answer for `silence_s`; to be called often."""
-        now = time.monotonic()
-        if not self._answer.empty() and self._answer.get():
-            self._asked, self._next = None, now + self._silence_s / QUESTIONS
-        if self._asked is None and now >= self._next:
-            self._asked = now
-            with contextlib.suppress(WorkerError):
-                self._answer = self._client.ask_status()
-        return self._asked is not None and now - self._asked > self._silence_s
-
-
 class Supervisor:
     """One service: a worker, a Triton server, and the state file that says how they are."""
 
@@ -77,22 +45,20 @@ class Supervisor:
         self._settings = settings
         self._state = State(settings=settings, supervisor_pid=os.getpid())
         self._client = WorkerClient(run_dir.socket)
-        self._pulse = Pulse(self._client, settings.silence_s)
+        self._next_ping = 0.0
         self._control_key = secrets.token_hex(16)
         self._stubs: list[psutil.Process] = []
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings.decoupled)
         self._ranks: dict[int, psutil.Process] = {}
-        self._rank_count = ranks.bundle_ranks(settings.bundle)
         self._worker = Child(
             run_dir,
             "worker",
             "the engine worker",
             _worker_command(run_dir, settings),
             run_dir.worker_log,
-            os.environ | {PARENT_VARIABLE: str(os.getpid())},
+            dict(os.environ),
             HOUSE,
-            settings.steady_s,
         )
         self._triton = Child(
             run_dir,
@@ -102,24 +68,23 @@ class Supervisor:
             run_dir.triton_log,
             tritonserver.environment(installation, run_dir),
             run_dir.path,
-            settings.steady_s,
         )
 
     def run(self) -> NoReturn:
         """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
-        self._worker.start()
         self._say("starting", f"loading the bundle {self._settings.bundle}")
-        self._wait(self._worker, WORKER_START_S, self._worker_is_loaded, self._require_worker)
+        self._worker.start()
+        self._wait(self._worker, WORKER_START_S, self._worker_answers)
+        self._find_ranks()
         self._say("starting", "starting the Triton server")
         self._start_triton()
         self._say("starting", "sending the first requests")
         try:
             tritonserver.send_first_requests(self._settings.http_port, FIRST_REQUEST_S)
         except ServingError:
-            self._worker.ends_within(1.0)
-            self._require_worker()
+            if self._worker.ends_within(1.0):
+                raise ServingError(self._worker.death) from None
             raise
-        self._worker.up = True
         self._say("ready")
         while True:
             time.sleep(TICK_S)
@@ -131,7 +96,6 @@ class Supervisor:
         self._say("stopping", error=error)
         self._client.close()
         self._worker.end(grace=5)
-        self._clear_worker()
         self._triton.end(grace=tritonserver.EXIT_TIMEOUT_S + 3)
         end_processes(owned_processes(self._run_dir.path), grace=0)
         remove_shared_memory(self._run_dir.path)
@@ -139,105 +103,79 @@ class Supervisor:
         self._say("failed" if error else "stopped", error=error)
 
     def _watch_worker(self) -> None:
-        if self._worker_has_died():
-            if not self._worker.awaits_restart:
-                self._lose_worker()
-            elif self._worker.restart_due():
+        if self._worker.alive and (fallen := ranks.fallen(self._ranks)):
+            self._end_other_ranks(fallen)
+        if not self._worker.alive:
+            if self._worker.up:
+                self._set_worker_up(False)
+                self._report(ranks.death([], self._worker.log, self._state.rank_pids))
+            if self._worker.restart_due():
                 self._worker.start()
-                self._say("degraded", "the engine worker is loading")
-        elif self._worker.up:
-            if self._pulse.is_silent():
-                log.error("the engine worker did not answer for %.0f s: killing it", self._settings.silence_s)
-                self._lose_worker()
-        elif self._worker_is_loaded():
-            if self._models_answer():
-                self._pulse.restart()
+        elif not self._worker.up:
+            if self._worker_answers() and self._models_answer():
+                self._find_ranks()
                 self._set_worker_up(True)
-        elif self._worker.age > WORKER_START_S:
-            log.error("the engine worker was not ready within %.0f s: killing it", WORKER_START_S)
-            self._lose_worker()
+            elif self._worker.age > WORKER_START_S:
+                self._worker.end(grace=0)
+        elif time.monotonic() >= self._next_ping:
+            self._next_ping = time.monotonic() + PING_S
+            if not self._worker_answers(self._settings.silence_s):
+                if fallen := ranks.fallen(self._ranks):
+                    self._end_other_ranks(fallen)
+                    return
+                log.error("the engine worker did not answer for %.0f s: killing it", self._settings.silence_s)
+                hung = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
+                self._worker.end(grace=0)
+                self._set_worker_up(False)
+                self._report(hung)
 
-    def _worker_has_died(self) -> bool:
-        """The worker, or one of its ranks, without which the others wait for ever."""
-        return not self._worker.alive or bool(ranks.fallen(self._ranks))
+    def _find_ranks(self) -> None:
+        self._ranks = ranks.ranks_of(self._worker.processes())
+        self._update(rank_pids={rank: process.pid for rank, process in self._ranks.items()})
 
-    def _worker_is_loaded(self) -> bool:
-        """Whether the worker that has been started answers."""
-        if self._rank_count > 1 and len(self._ranks) < self._rank_count:
-            self._know_ranks(self._ranks | ranks.ranks_of(self._worker.processes()))
-        try:
-            return self._client.status(2.0).ready
-        except WorkerError:
-            return False
-
-    def _know_ranks(self, found: dict[int, psutil.Process]) -> None:
-        self._ranks = found
-        self._update(rank_pids={rank: process.pid for rank, process in found.items()})
-
-    def _require_worker(self) -> None:
-        """Raises ServingError, which says who is to blame, where the worker has died."""
-        if self._worker_has_died():
-            blamed = self._end_worker(self._end_peers())
-            raise ServingError("; ".join(filter(None, (blamed, self._worker.death))))
-
-    def _lose_worker(self) -> None:
-        """The worker has died or hangs: end it, say so, and choose when it starts again."""
-        fallen = self._end_peers()
+    def _end_other_ranks(self, fallen: list[int]) -> None:
+        """End the ranks that may wait for the fallen ones for ever, and have the launcher say how these ended."""
+        end_processes([process for rank, process in self._ranks.items() if rank not in fallen], grace=0)
         self._set_worker_up(False)
-        if blamed := self._end_worker(fallen):
-            self._say("degraded", f"{blamed}; the engine worker is restarting")
-        self._worker.restart_due()
-
-    def _end_peers(self) -> list[int]:
-        """End the ranks that may wait for ever for those that have died. Returns the latter."""
-        fallen = ranks.fallen(self._ranks) if self._worker.alive else []
-        if fallen:
-            end_processes([process for rank, process in self._ranks.items() if rank not in fallen], grace=0)
-        return fallen
-
-    def _end_worker(self, fallen: list[int]) -> str:
-        """End what is left of a worker that has died or hangs. Returns which ranks are to blame, and how they ended, if
-        that is known; the state keeps it."""
-        pids = self._state.rank_pids
-        if self._worker.alive and not fallen:
-            ends = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
-        else:
-            self._worker.ends_within(LAST_WORDS_S)
-            ends = ranks.death(fallen, self._worker.log, pids)
-        self._clear_worker()
-        if not ends:
-            return ""
-        text, counts = ranks.describe(ends, pids), self._state.rank_failures
-        self._update(last_failure=text, rank_failures=counts | {rank: counts.get(rank, 0) + 1 for rank in ends})
-        return text
-
-    def _clear_worker(self) -> None:
+        self._worker.ends_within(LAST_WORDS_S)
         self._worker.end(grace=0)
-        ranks.remove_shared_memory(self._worker.pid)
-        self._know_ranks({})
+        self._report(ranks.death(fallen, self._worker.log, self._state.rank_pids))
+
+    def _report(self, ends: Mapping[int, str]) -> None:
+        """Ranks failed: say it, and keep it in the state."""
+        self._ranks = {}
+        if not ends:
+            return
+        text = ranks.describe(ends, self._state.rank_pids)
+        counts = self._state.rank_failures
+        self._update(last_failure=text, rank_failures=counts | {rank: counts.get(rank, 0) + 1 for rank in ends})
+        self._say("degraded", f"{text}; the engine worker is restarting")
 
     def _models_answer(self) -> bool:
         """Whether Triton's models reach the worker that has been restarted; not asked while Triton itself is down."""
-        try:
-            if self._triton.up:
+        if self._triton.up:
+            try:
                 tritonserver.send_first_requests(self._settings.http_port, RESTARTED_REQUEST_S)
-        except ServingError as error:
-            log.info("not yet ready: %s", error)
-            return False
-        return True
+            except ServingError as error:
+                log.info("not yet ready: %s", error)
+                self._worker.up = False
+        return self._worker.up
+
+    def _worker_answers(self, timeout: float = 2.0) -> bool:
+        try:
+            self._worker.up = self._client.status(timeout).ready
+        except WorkerError:
+            self._worker.up = False
+        return self._worker.up
 
     def _set_worker_up(self, up: bool) -> None:
         self._worker.up = up
         tritonserver.set_worker_ready(self._settings.http_port, up, self._control_key)
-        if not up:
-            self._say("degraded", "the engine worker died and is restarting")
-        elif self._triton.up:
-            self._say("ready")
+        self._say(*(("ready", "") if up else ("degraded", "the engine worker died and is restarting")))
 
     def _start_triton(self) -> None:
         self._triton.start()
-        is_ready = partial(tritonserver.is_ready, self._settings.http_port)
-        self._wait(self._triton, TRITON_START_S, is_ready, self._triton.require)
+        self._wait(self._triton, TRITON_START_S, lambda: tritonserver.is_ready(self._settings.http_port))
         self._stubs = psutil.Process(self._triton.pid).children()
         self._triton.up = True
 
@@ -262,9 +200,10 @@ class Supervisor:
         self._triton.end(grace=0)
         remove_shared_memory(self._run_dir.path)
 
-    def _wait(self, child: Child, timeout: float, ready: Callable[[], bool], require: Callable[[], None]) -> None:
+    def _wait(self, child: Child, timeout: float, ready: Callable[[], bool]) -> None:
         while not ready():
-            require()
+            if not child.alive:
+                raise ServingError(child.death)
             if child.age > timeout:
                 raise ServingError(f"{child.name} was not ready within {timeout:.0f} s")
             time.sleep(TICK_S)
@@ -315,21 +254,23 @@ def main(path: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     run_dir = RunDir(Path(path))
     settings = Settings.model_validate_json(run_dir.settings_file.read_text())
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _request_stop)
-    supervisor = Supervisor(run_dir, settings)
-    try:
-        supervisor.run()
-    except StopRequested:
-        supervisor.shut_down()
-        return 0
-    except ServingError as error:
-        supervisor.shut_down(str(error))
-        return 1
-    except BaseException as error:
-        log.exception("the supervisor failed")
-        supervisor.shut_down(f"the supervisor failed: {error!r}")
-        return 1
+    with run_dir.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _request_stop)
+        supervisor = Supervisor(run_dir, settings)
+        try:
+            supervisor.run()
+        except StopRequested:
+            supervisor.shut_down()
+            return 0
+        except ServingError as error:
+            supervisor.shut_down(str(error))
+            return 1
+        except BaseException as error:
+            log.exception("the supervisor failed")
+            supervisor.shut_down(f"the supervisor failed: {error!r}")
+            return 1
 
 
 if __name__ == "__main__":

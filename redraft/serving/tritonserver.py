@@ -6,7 +6,6 @@ the nvidia-pytriton wheel in this environment, or one with NGC's layout: $REDRAF
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -181,5 +180,5 @@ def _call(
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
-    except (OSError, http.client.HTTPException):
+    except OSError:
         return 0, ""

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,7 +16,6 @@ import pytest
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError, owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
-from redraft.serving.supervisor import WORKER_START_S, Supervisor
 from tests.serving.client_side import FAKE_WORKER, GrpcStream, Service, free_ports, start, wait_until
 
 
@@ -100,26 +98,6 @@ def test_a_second_service_in_the_same_place_is_refused(service, fake_bundle):
     assert service.ready()
 
 
-def test_two_that_start_in_the_same_place(tmp_path, fake_bundle, monkeypatch):
-    """The second is refused, and the first goes on."""
-    follow = launcher._follow
-
-    def meanwhile(*arguments):
-        monkeypatch.setattr(launcher, "_follow", follow)
-        with pytest.raises(ServingError, match=r"a service is running from "):
-            launcher.serve(settings(fake_bundle), tmp_path, print)
-        return follow(*arguments)
-
-    monkeypatch.setattr(launcher, "_follow", meanwhile)
-    wanted = settings(fake_bundle)
-    serve(tmp_path, wanted)
-    assert Service(wanted, RunDir(tmp_path)).ready()
-    assert launcher.is_running(RunDir(tmp_path))
-    launcher.stop(tmp_path)
-    assert not launcher.is_running(RunDir(tmp_path))
-    assert_nothing_is_left(tmp_path)
-
-
 def test_only_loopback_is_bound(service):
     ports = {service.settings.http_port, service.settings.grpc_port, service.settings.metrics_port}
     listening = [
@@ -168,16 +146,6 @@ def test_a_restarted_worker_is_ready_when_each_model_reaches_it(service, fake_bu
     (fake_bundle / "refuse").unlink()
     wait_until(service.ready)
     assert "text_output" in service.generate({"text_input": "hi", "max_tokens": 2})
-
-
-def test_a_worker_that_answers_is_not_killed_while_its_models_do_not():
-    """Under a load that fills its queue again and again, the first requests may be refused for long."""
-    watching = Supervisor.__new__(Supervisor)
-    watching._worker = SimpleNamespace(alive=True, up=False, age=10 * WORKER_START_S)
-    watching._ranks = {}
-    watching._worker_is_loaded, watching._models_answer = lambda: True, lambda: False
-    watching._lose_worker = lambda: pytest.fail("killed")
-    watching._watch_worker()
 
 
 def test_a_disk_that_fills_up_ends_no_service(service):
