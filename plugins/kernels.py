@@ -82,7 +82,7 @@ def threads() -> int:
 
 
 def select_isa(name: str | None) -> None:
-    """avx2, avx512, avx512bf16, or None for the best; ValueError if the machine lacks it."""
+    """avx2, avx512, avx512bf16, amx, or None for the best; ValueError if the machine lacks it."""
     _run(library().redraft_select_isa, name.encode() if name else None)
 
 

@@ -16,7 +16,9 @@ CACHE = Path(os.environ.get("REDRAFT_PLUGIN_CACHE", PLUGINS.parent / "artifacts"
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-INSTRUCTION_SETS = {"avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"]}
+AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
+AMX = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+INSTRUCTION_SETS = {"avx2": AVX2, "avx512": AVX512, "avx512bf16": AVX512_BF16, "amx": AMX}
 SHARED = ["-shared", "-Wl,-soname,libredraft_kernels.so"]  # found beside the extension, wherever the folder moves
 GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api", "../all_reduce/exchange")
 

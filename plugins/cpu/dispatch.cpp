@@ -1,3 +1,6 @@
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
@@ -16,8 +19,17 @@ extern const Kernels table;
 namespace avx512bf16 {
 extern const Kernels table;
 }
+namespace amx {
+extern const Kernels table;
+}
 
 namespace {
+
+// Linux lets a process use tile registers once it has asked for them.
+bool tiles_granted() {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
 
 bool supported(const Kernels& k) {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -25,10 +37,13 @@ bool supported(const Kernels& k) {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (&k == &avx2::table) return avx2;
     if (&k == &avx512::table) return avx512;
-    return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    if (&k == &avx512bf16::table) return bf16;
+    return bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+           __builtin_cpu_supports("amx-int8") && tiles_granted();
 }
 
-constexpr const Kernels* kTables[] = {&avx512bf16::table, &avx512::table, &avx2::table};
+constexpr const Kernels* kTables[] = {&amx::table, &avx512bf16::table, &avx512::table, &avx2::table};
 
 const Kernels* find(const char* name) {
     for (const Kernels* table : kTables) {
@@ -37,7 +52,7 @@ const Kernels* find(const char* name) {
         if (name) throw std::invalid_argument("REDRAFT_ISA=" + std::string(name) + ": this machine lacks it");
     }
     if (name)
-        throw std::invalid_argument("REDRAFT_ISA=" + std::string(name) + ": expected avx2, avx512 or avx512bf16");
+        throw std::invalid_argument("REDRAFT_ISA=" + std::string(name) + ": expected avx2, avx512, avx512bf16 or amx");
     throw std::invalid_argument("this machine's CPU lacks AVX2 and FMA, which the operators need");
 }
 

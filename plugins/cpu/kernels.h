@@ -13,6 +13,9 @@ constexpr bool has_scale(DType dtype) { return dtype == DType::int8 || dtype == 
 enum class Activation : int { none = 0, swiglu = 1, silu = 2, silu_last = 3 };
 
 constexpr int64_t kPanel = 32;  // weight rows that are stored and multiplied together
+// One step of a dot product reads so many bytes of a panel: 32 floats of one feature, 32 pairs of bf16 of two features,
+// or 32 times four bytes.
+constexpr int64_t kStepBytes = 128;
 
 // Rows to multiply and packed weights to multiply them with.
 struct Projection {
@@ -197,7 +200,7 @@ struct Kernels {
 };
 
 // The kernels of this machine's best instruction set, or of the one that REDRAFT_ISA or select_isa
-// names: avx2, avx512, avx512bf16. Throws std::invalid_argument for one that is unknown or that the
+// names: avx2, avx512, avx512bf16, amx. Throws std::invalid_argument for one that is unknown or that the
 // machine lacks.
 const Kernels& kernels();
 void select_isa(const char* name);

@@ -1,5 +1,5 @@
-// All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avx512
-// and avx512bf16 and the matching -m flags.
+// All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avx512,
+// avx512bf16 and amx and the matching -m flags.
 #include "../all_reduce/kernel.h"
 #include "../beam_step/kernel.h"
 #include "../draw_step/kernel.h"

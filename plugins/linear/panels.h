@@ -8,13 +8,11 @@
 #include "../cpu/pool.h"
 #include "../cpu/simd.h"
 #include "../rms_norm/kernel.h"
+#include "tiles.h"
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
 
-// One step of a dot product reads 128 bytes of a panel: 32 floats of one feature, 32 pairs of bf16 of two
-// features, or 32 times four bytes. An activation unit is what multiplies them: a float, a pair of bf16 or
-// floats, or four bytes or words.
-constexpr int64_t kStepBytes = 128;
+// An activation unit is what multiplies a step: a float, a pair of bf16 or floats, or four bytes or words.
 
 // Sums that begin at zero and are the result.
 struct FloatSum {
@@ -207,6 +205,10 @@ struct Prepared {
             else
                 store(to + i, round_bf16(v));
         }
+#if defined(__AMX_BF16__)
+        if (p.dtype != DType::fp32)
+            for (int64_t i = tail; i % kTileSteps; ++i) to[i] = 0;
+#endif
     }
 
     // Integers: multiples of 1/127 of the row's largest magnitude.
@@ -235,21 +237,47 @@ struct Prepared {
         const char* next = w + panel_bytes;
         const float* x = rows_of(thread);
         if (p.dtype == DType::fp32) return all_tiles<DotFloat>(x, stride, p.rows, w, steps, next, out);
+#if defined(__AMX_BF16__)
+        if (p.dtype == DType::w8a8) return multiply_integers(x, w, next, out);
+        if (p.dtype == DType::int8) {
+            if (tried_few_rows<int8_t>(x, stride, p.rows, w, steps, next, out)) return;
+            w = widen(w, widened);
+        } else if (tried_few_rows<uint16_t>(x, stride, p.rows, w, steps, next, out)) {
+            return;
+        }
+        all_tile_rows<TileBf16>(x, stride, p.rows, w, steps, next, panel_bytes / 64, out);
+#elif defined(__AVX512BF16__)
+        if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(x, stride, p.rows, w, steps, next, out);
+        if (p.dtype == DType::int8) return all_tiles<DotInt8>(x, stride, p.rows, w, steps, next, out);
+        all_tiles<DotBf16>(x, stride, p.rows, w, steps, next, out);
+#else
         if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(x, stride, p.rows, w, steps, next, out);
         if (p.dtype == DType::int8) {
-#if defined(__AVX512BF16__)
-            return all_tiles<DotInt8>(x, stride, p.rows, w, steps, next, out);
-#else
-            for (int64_t i = 0; i < panel_bytes; i += 32) {
-                widen_int8(reinterpret_cast<const int8_t*>(w) + i, reinterpret_cast<uint16_t*>(widened) + i);
-                if (i % 64 == 0) _mm_prefetch(next + i, _MM_HINT_T1);
-            }
-            w = widened;
-            next = widened;
-#endif
+            for (int64_t i = 0; i < panel_bytes; i += 64) _mm_prefetch(next + i, _MM_HINT_T1);
+            w = next = widen(w, widened);
         }
         all_tiles<DotBf16>(x, stride, p.rows, w, steps, next, out);
+#endif
     }
+
+    // A panel of int8 weights as bf16.
+    const char* widen(const char* panel, char* to) const {
+        for (int64_t i = 0; i < panel_bytes; i += 32)
+            widen_int8(reinterpret_cast<const int8_t*>(panel) + i, reinterpret_cast<uint16_t*>(to) + i);
+        return to;
+    }
+
+#if defined(__AMX_BF16__)
+    void multiply_integers(const float* x, const char* w, const char* next, float* out) const {
+        all_tile_rows<TileW8A8>(x, stride, p.rows, w, steps, next, panel_bytes / 64, out);
+        for (int64_t r = 0; r < p.rows; ++r)
+            for (int64_t i = 0; i < kPanel; i += 16) {
+                float* sums = out + r * kPanel + i;
+                const i32x16 sum = add(lanes32(_mm512_loadu_si512(sums)), DotW8A8::begin(x + r * stride + tail));
+                store(sums, DotW8A8::end(sum, x + r * stride + tail));
+            }
+    }
+#endif
 };
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -8,7 +8,7 @@ from plugins.linear.reference import linear
 from plugins.linear_topk.reference import linear_topk
 from plugins.rms_norm.reference import rms_norm
 
-SIZES = [(1, 576, 960), (3, 111, 111), (7, 1536, 577), (17, 64, 48), (129, 576, 33)]
+SIZES = [(1, 576, 960), (3, 111, 111), (7, 1536, 577), (17, 64, 48), (129, 576, 33), (2, 3, 5)]
 
 
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:
@@ -60,6 +60,17 @@ def test_a_row_does_not_depend_on_the_others(isa, rng, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_tiny_values_does_not_depend_on_the_others(isa, rng, dtype):
+    """Products around float32's smallest normal number, 1.2e-38: what flushes denormals must do so for any rows."""
+    x, weight = normal(rng, 20, 96, scale=1e-19), normal(rng, 40, 96, scale=1e-19)
+    weight[:, ::7] *= 1e-20
+    packed = pack(weight, dtype)
+    all_rows = kernels.linear(x, packed, 40, dtype)
+    for count in range(1, 20):
+        np.testing.assert_array_equal(kernels.linear(x[:count], packed, 40, dtype), all_rows[:count])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_do_not_matter(isa, rng, dtype):
     x, packed = normal(rng, 5, 576), pack(normal(rng, 3000, 576), dtype)
     outs = []
@@ -77,7 +88,7 @@ def test_threads_do_not_matter(isa, rng, dtype):
 def test_instruction_sets_agree(rng):
     x, weight = normal(rng, 6, 333), normal(rng, 200, 333, scale=0.05)
     outs: dict[str, dict[str, np.ndarray]] = {}
-    for name in ("avx2", "avx512", "avx512bf16"):
+    for name in ("avx2", "avx512", "avx512bf16", "amx"):
         try:
             kernels.select_isa(name)
         except ValueError:
