@@ -23,7 +23,10 @@ LOGIT_ROWS = {"cpu": 512, "cuda": 8192}
 SOFT_LABELS = 32
 DEPTH_DECAY = 0.85
 OTHER_ROWS = 1024
-"""Rows of the head, besides the labels', that stand for all others in the loss of a block of logits."""
+"""Rows of the head, besides the labels', that at least stand for all others in the loss of a block of logits."""
+SHAPE = 128
+"""Matrices that differ in size from step to step are filled up to a multiple of this: the CPU's library compiles a kernel
+for every new size, which takes longer than most of the products."""
 EVALUATED_POSITIONS = 1024
 """Positions that are evaluated at a time."""
 WARM_UP = 0.02
@@ -34,13 +37,15 @@ class Labels(StrEnum):
     hard = "hard"
 
 
-def sample_head(labels: Tensor, size: int, others: int) -> tuple[Tensor, Tensor, Tensor]:
+def sample_head(labels: Tensor, size: int, others: int, multiple: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """A sample of a head's rows 0 … size - 1 that estimates its softmax: all labels, and `others` of the rest drawn
-    alike. Gives the sample int64 [S] in order, what to add to its logits float32 [S] (the log of how many rows each
-    stands for), and the places of the labels in it, int64 of their shape."""
+    alike, or so many more that S is a multiple of `multiple` or the whole head. Gives the sample int64 [S] in order,
+    what to add to its logits float32 [S] (the log of how many rows each stands for), and the places of the labels in
+    it, int64 of their shape."""
     is_label = torch.zeros(size, dtype=torch.bool, device=labels.device)
     is_label[labels.flatten()] = True
     rest = (~is_label).nonzero().squeeze(1)
+    others += (len(rest) - size - others) % multiple
     drawn = rest[torch.randperm(len(rest), device=labels.device)[:others]]
     correction = torch.full((size,), -math.inf, device=labels.device)
     correction[drawn] = math.log(len(rest) / max(len(drawn), 1) or 1)
@@ -49,6 +54,11 @@ def sample_head(labels: Tensor, size: int, others: int) -> tuple[Tensor, Tensor,
     place = torch.zeros(size, dtype=torch.long, device=labels.device)
     place[sample] = torch.arange(len(sample), device=labels.device)
     return sample, correction[sample], place[labels]
+
+
+def fill_up(x: Tensor) -> Tensor:
+    """x [N, ...] with zeros behind it, up to a multiple of SHAPE rows."""
+    return F.pad(x, (0, 0, 0, -len(x) % SHAPE))
 
 
 class HeadLoss(torch.autograd.Function):
@@ -62,27 +72,32 @@ class HeadLoss(torch.autograd.Function):
     ) -> Tensor:
         """x [N, H], weight [K, H], rows int64 [N, M] of the head, distinct for each x, and their label mass [N, M]; z
         [N, R], up [<= K, R]."""
+        count = len(x)
+        x, rows, mass = fill_up(x), fill_up(rows), fill_up(mass)
         gradients = [torch.empty_like(x)]
         if z is not None and up is not None:
-            gradients += [torch.empty_like(z), torch.zeros_like(up, dtype=torch.float32)]
+            z = fill_up(z)
+            gradients += [torch.empty_like(z), up.new_zeros(len(up) + 1, up.shape[1], dtype=torch.float32)]
+            up = F.pad(up, (0, 0, 0, 1))  # what rows without token info take
         total = x.new_zeros((), dtype=torch.float32)
         rows_at_once = LOGIT_ROWS[x.device.type]
         for part in (slice(i, i + rows_at_once) for i in range(0, len(x), rows_at_once)):
-            sample, correction, labels = sample_head(rows[part], len(weight), OTHER_ROWS)
+            sample, correction, labels = sample_head(rows[part], len(weight), OTHER_ROWS, 4 * SHAPE)
             head = weight[sample]
             logits = F.linear(x[part], head, correction.to(x.dtype))
             if z is not None and up is not None:
-                informed = sample[sample < len(up)]
-                logits[:, : len(informed)] += F.linear(z[part], up[informed])
+                informed = sample.clamp(max=len(up) - 1)
+                logits += F.linear(z[part], up[informed])
             p = torch.softmax(logits, dim=-1)
             total -= (p.gather(1, labels).float().clamp(min=1e-12).log() * mass[part]).sum()
             p *= mass[part].sum(-1, keepdim=True).to(p.dtype)
             p.scatter_add_(1, labels, -mass[part].to(p.dtype))
             gradients[0][part] = p @ head
             if z is not None and up is not None:
-                p = p[:, : len(informed)]
                 gradients[1][part] = p @ up[informed]
                 gradients[2].index_add_(0, informed, (p.T @ z[part]).float())
+        gradients[:2] = [gradient[:count] for gradient in gradients[:2]]
+        gradients[2:] = [gradient[:-1] for gradient in gradients[2:]]
         ctx.save_for_backward(*gradients)
         return total
 
@@ -110,9 +125,9 @@ class Trainer:
             rows = self.row_of[tokens][:, None]
             return rows.clamp(min=0), (rows >= 0).float()
         count = min(SOFT_LABELS, len(self.weight))
-        blocks = hidden.to(torch.bfloat16).split(LOGIT_ROWS[hidden.device.type])
+        blocks = fill_up(hidden.to(torch.bfloat16)).split(LOGIT_ROWS[hidden.device.type])
         likeliest = [torch.softmax(F.linear(h, self.weight), dim=-1).topk(count, dim=-1) for h in blocks]
-        mass, rows = (torch.cat(part) for part in zip(*likeliest, strict=True))
+        mass, rows = (torch.cat(part)[: len(hidden)] for part in zip(*likeliest, strict=True))
         return rows, mass.float()
 
     def loss(self, windows: Windows) -> Tensor:

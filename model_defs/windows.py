@@ -19,6 +19,8 @@ SHARDS_AT_ONCE = 4
 EVALUATION_DOCUMENTS = 24
 """Documents of a held-out shard that a drafter is judged on."""
 NO_DOCUMENT = -1
+POSITIONS_MULTIPLE = 32
+"""Batches have such numbers of positions, so that few sizes of matrices occur: each new one costs a kernel's compiling."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class TeacherData:
                 )
                 for rows in batches:
                     most = int(answers[rows].sum(-1).max())
+                    most = min(most + -most % POSITIONS_MULTIPLE, length)
                     positions = places[rows].argsort(dim=-1)[:, :most]
                     drafted = answers[rows].gather(1, positions)
                     yield Windows(tokens[rows], hidden[rows], documents[rows], positions, drafted)

@@ -40,17 +40,20 @@ def test_head_loss_is_the_cross_entropy_and_its_gradient(with_info: bool):
         torch.testing.assert_close(gradient, leaf.grad, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("size", "others"), [(111, 20), (111, 1000), (7, 2), (3, 2)])
-def test_a_sampled_head_holds_all_labels_and_estimates_the_whole(size: int, others: int):
+@pytest.mark.parametrize(
+    ("size", "others", "multiple"), [(111, 20, 1), (111, 20, 16), (111, 1000, 1), (7, 2, 1), (3, 2, 1), (7, 1, 64)]
+)
+def test_a_sampled_head_holds_all_labels_and_estimates_the_whole(size: int, others: int, multiple: int):
     torch.manual_seed(0)
     labels = torch.rand(5, size).argsort(-1)[:, :3]
     odds = torch.rand(size) + 0.1
     estimates = []
     for _ in range(400):
-        sample, correction, places = sample_head(labels, size, others)
+        sample, correction, places = sample_head(labels, size, others, multiple)
         assert torch.equal(sample, sample.unique())
         assert torch.equal(sample[places], labels)
-        assert len(sample) == min(size, len(labels.unique()) + others)
+        least = len(labels.unique()) + others
+        assert len(sample) == min(size, least + -least % multiple)
         estimates.append((odds[sample] * correction.exp()).sum())
     estimate, error = torch.stack(estimates).mean(), torch.stack(estimates).std() / 20
     assert abs(estimate - odds.sum()) <= 4 * error + 1e-4
@@ -127,6 +130,7 @@ def test_drafted_positions_come_in_random_order_before_the_filling(folder: Path)
     windows = next(TeacherData([folder], 1, True).batches(6, 16, UNROLL, seed=0))
     assert (windows.drafted.int().diff(dim=1) <= 0).all()
     assert windows.drafted[:, 0].all()
+    assert windows.positions.shape[1] == 16
     assert any((row[mask].diff() < 0).any() for row, mask in zip(windows.positions, windows.drafted, strict=True))
 
 
