@@ -25,8 +25,8 @@ DEPTH_DECAY = 0.85
 OTHER_ROWS = 1024
 """Rows of the head, besides the labels', that at least stand for all others in the loss of a block of logits."""
 SHAPE = 128
-"""Matrices that differ in size from step to step are filled up to a multiple of this: the CPU's library compiles a kernel
-for every new size, which takes longer than most of the products."""
+"""Matrices that differ in size from step to step are filled up to a multiple of this: the CPU's library compiles a
+kernel for every new size, which takes longer than most of the products."""
 EVALUATED_POSITIONS = 1024
 """Positions that are evaluated at a time."""
 WARM_UP = 0.02

@@ -20,7 +20,7 @@ EVALUATION_DOCUMENTS = 24
 """Documents of a held-out shard that a drafter is judged on."""
 NO_DOCUMENT = -1
 POSITIONS_MULTIPLE = 32
-"""Batches have such numbers of positions, so that few sizes of matrices occur: each new one costs a kernel's compiling."""
+"""Batches have such numbers of positions, so that matrices have few sizes: a kernel is compiled for each new one."""
 
 
 @dataclass(frozen=True)
