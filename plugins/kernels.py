@@ -21,7 +21,7 @@ from plugins.cpu.structures import (
     TokenInfoTopKArgs,
     TreeAttentionArgs,
 )
-from plugins.draw_step.reference import RULES
+from plugins.draw_step import RULES
 from plugins.library import kernels_path
 from plugins.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
 

@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-RULES = ("gumbel_top_k", "stochastic_beam", "independent")
-
 
 def draw_step(
     values: Tensor,

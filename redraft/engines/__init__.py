@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from redraft.bundle import Bundle
-from redraft.engines.interface import Engine
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from redraft.bundle import Bundle
+    from redraft.engines.interface import Engine
 
 
 def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import psutil
@@ -233,3 +235,9 @@ def test_the_number_of_threads_changes_no_bit(fp32_bundle, engine):
 
 def test_sizes_of_the_fixture_are_odd():
     assert tiny_target().config.vocab_size % 16
+
+
+def test_a_worker_does_without_torch():
+    """It takes 2 s and 180 MB to import, on every rank."""
+    program = "import sys, redraft.engines.openvino, redraft.worker; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

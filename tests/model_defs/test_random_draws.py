@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model_defs.random_draws import RandomDraws
-from plugins.draw_step.reference import RULES
+from plugins.draw_step import RULES
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.engines.interface import DraftDraws
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, expected_draws, sampling_of

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugins import kernels
-from plugins.draw_step.reference import RULES, draw_step
+from plugins.draw_step import RULES
+from plugins.draw_step.reference import draw_step
 from redraft.decoding.draws import Beam, filter_log_probs, gumbel_noise, gumbel_top_k, independent, stochastic_beam
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 
