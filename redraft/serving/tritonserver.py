@@ -6,6 +6,7 @@ the nvidia-pytriton wheel in this environment, or one with NGC's layout: $REDRAF
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -180,5 +181,5 @@ def _call(
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return 0, ""

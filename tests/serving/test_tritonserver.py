@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,19 @@ def test_a_library_that_is_missing_is_named(container, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(ServingError, match=r"needs libpython3\.11\.so\.1\.0: .*apt-get install libpython3\.11"):
         TritonInstallation()
+
+
+def test_a_server_that_dies_while_it_answers_gives_no_answer():
+    """The supervisor, which asks, must outlive it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer_in_part() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+
+        thread = threading.Thread(target=answer_in_part)
+        thread.start()
+        assert not tritonserver.is_ready(server.getsockname()[1])
+        thread.join()
