@@ -15,7 +15,16 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from methods import NGRAM, MethodSettings, check_method, drafting_loop, kind_of, load_draft_source, read_methods
+from methods import (
+    NGRAM,
+    SOURCES,
+    MethodSettings,
+    check_method,
+    drafting_loop,
+    kind_of,
+    load_draft_source,
+    read_methods,
+)
 from model_defs.calibration import Calibration
 from model_defs.config import UnsupportedModelError
 from model_defs.drafter import Drafter
@@ -174,7 +183,9 @@ def method_of_flags(given: dict[str, Any], no_drafter: bool, name: str | None) -
     if ("drafter" in given) == no_drafter:
         raise BundleError("give one of --drafter FOLDER, --methods FILE and --no-drafter")
     settings = MethodSettings(**given)
-    if not settings.drafts:
+    if settings.way is None:
+        if name:
+            raise BundleError(f"--method-name {name}: expected {SOURCES} too")
         return {}
     usual = kind_of(settings.drafter) if settings.drafter else NGRAM_TRIE if settings.retrieves else NGRAM
     return {name or usual: settings}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import tomllib
+from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from draft_model import is_model, load_draft_model
 from model_defs.draft_context import CacheTables
@@ -22,10 +24,10 @@ from model_defs.random_draws import RandomDraws
 from model_defs.target import Target
 from model_defs.token_info import InfoForm
 from redraft.bundle import BundleConfig, BundleError, ContextInfo, MethodInfo
-from redraft.decoding.construction import CONSTRUCTIONS
+from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
-from redraft.decoding.verification import VERIFIERS, check_pairing
+from redraft.decoding.verification import VERIFIERS, check_pairing, draws_of
 from redraft.engines.flavour import FLAVOURS
 from redraft.protocol import AUTO_REGRESSIVE, describe
 
@@ -33,6 +35,27 @@ USUAL_BUDGET = 16
 HIDDEN_STATE = HiddenStateDrafter.name
 NGRAM = "ngram"
 """What a method without drafter is called."""
+
+
+class Way(StrEnum):
+    """What a method's drafts come from."""
+
+    search = "beam search"
+    draws = "random draws"
+    retrieval = "n-gram retrieval"
+    ngrams = "the n-gram branch alone"
+
+
+ANY = {"ngram", "tree_budget", "verification"}
+DRAFTER = ANY | {"drafter", "hot_vocabulary", "construction", "token_info"}
+READS = {
+    Way.search: DRAFTER | {"beam_width", "beam_length", "candidates", "resample_above", "skip_above"},
+    Way.draws: DRAFTER | {"levels", "support"},
+    Way.retrieval: ANY | {"construction"},
+    Way.ngrams: ANY,
+}
+"""The settings that matter to each; any other that is given is refused."""
+SOURCES = f"a drafter, ngram = true or construction = {NGRAM_TRIE!r}"
 
 
 class MethodSettings(BaseModel):
@@ -93,19 +116,31 @@ class MethodSettings(BaseModel):
         return self.construction == NGRAM_TRIE
 
     @property
-    def drafts(self) -> bool:
-        """Whether there is anything to draft from."""
-        return bool(self.drafter or self.ngram or self.retrieves)
+    def way(self) -> Way | None:
+        """What its drafts come from; None where there is nothing."""
+        if self.retrieves:
+            return Way.retrieval
+        if self.drafter is None:
+            return Way.ngrams if self.ngram else None
+        return Way.draws if self.construction in RANDOM_CONSTRUCTIONS else Way.search
+
+    @model_validator(mode="after")
+    def _reads_all_that_is_given(self) -> Self:
+        if self.drafter:
+            draws_of(self.construction)
+        for name in sorted(self.model_fields_set):
+            value, readers = getattr(self, name), [way for way in READS if name in READS[way]]
+            if value is None or value is False or self.way in readers:
+                continue
+            flag = f"--{name.replace('_', '-')} {value}"
+            if self.way is None:
+                raise ValueError(f"{flag}: expected {SOURCES} too")
+            raise ValueError(f"{flag}: only for {' and '.join(readers)}, and this method drafts by {self.way}")
+        return self
 
     def info(self) -> MethodInfo:
         """What the bundle says of the method. Raises BundleError, or FileNotFoundError where there is no drafter."""
-        if self.retrieves and self.drafter:
-            raise BundleError(f"--construction {NGRAM_TRIE}: expected no drafter, got {self.drafter}")
-        random = RANDOM_CONSTRUCTIONS.get(self.construction) if self.drafter else None
-        if self.levels and random is None:
-            raise BundleError(
-                f"--levels {self.levels}: only for {', '.join(RANDOM_CONSTRUCTIONS)}, not {self.construction}"
-            )
+        random = RANDOM_CONSTRUCTIONS[self.construction] if self.way == Way.draws else None
         draws = (parse_levels(self.levels) if self.levels else random.levels) if random else ()
         verification = self.verification or (random.verification if random else "sampled_walk")
         merges = verification in VERIFIERS and VERIFIERS[verification].merges
@@ -144,10 +179,8 @@ def read_methods(path: Path) -> dict[str, MethodSettings]:
             found[name] = MethodSettings.model_validate(table)
         except ValidationError as error:
             raise BundleError(f"--methods {path}, [{name}]: {describe(error)}") from None
-        if not found[name].drafts:
-            raise BundleError(
-                f"--methods {path}, [{name}]: expected a drafter, ngram = true or construction = {NGRAM_TRIE!r}"
-            )
+        if found[name].way is None:
+            raise BundleError(f"--methods {path}, [{name}]: expected {SOURCES}")
     return found
 
 
@@ -172,10 +205,7 @@ def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
             f"--resample-above {method.resample_above}: only drafters {HIDDEN_STATE!r} leave a chain behind, this is "
             f"{method.drafter!r}"
         )
-    if method.resample_above is not None and method.levels:
-        raise BundleError(f"--resample-above {method.resample_above}: random draws leave no chain behind")
-    if method.skip_above is not None and method.resample_above is None:
-        raise BundleError(f"--skip-above {method.skip_above}: expected --resample-above too")
+    check_thresholds(method)
     if method.tree_budget >= config.limits.max_tree:
         given = f"--levels {','.join(map(str, method.levels))}, " if method.levels else ""
         raise BundleError(
@@ -183,6 +213,31 @@ def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
         )
     if not method.levels and method.candidates < method.beam_width:
         raise BundleError(f"--candidates {method.candidates}: expected at least --beam-width {method.beam_width}")
+    random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
+    if random and random.draws == Draws.WITHOUT_REPLACEMENT:
+        for above, count in pairwise((1, *random.shape(method.levels).widths)):
+            if count > above * method.support:
+                raise BundleError(
+                    f"--levels {','.join(map(str, method.levels))}: {count} draws without replacement below {above} "
+                    f"nodes, expected at most --support {method.support} of each"
+                )
+
+
+def check_thresholds(method: MethodInfo) -> None:
+    """Refuse thresholds of re-sampling that never matter, or between which nothing would be drafted. A step takes one
+    token or more off a chain of `beam_length`. Raises BundleError."""
+    resample, skip, most = method.resample_above, method.skip_above, method.beam_length - 1
+    for flag, threshold in (("--resample-above", resample), ("--skip-above", skip)):
+        if threshold is not None and threshold >= most:
+            raise BundleError(
+                f"{flag} {threshold}: expected less than {most}, the most steps that are left of a draft of "
+                f"--beam-length {method.beam_length}"
+            )
+    if skip is not None and (resample is None or skip < resample):
+        raise BundleError(
+            f"--skip-above {skip}: expected --resample-above of {skip} or less, got {resample}: where more steps than "
+            f"{skip} are left nothing else is drafted"
+        )
 
 
 def load_draft_source(
@@ -223,6 +278,8 @@ def drafting_loop(
         )
     draft_rows = sum(random.shape(method.levels).widths[:-1]) if random else method.beam_width * (length - 1)
     drafter = copy.deepcopy(drafter, {id(tensor): tensor for tensor in (*drafter.parameters(), *drafter.buffers())})
+    if not random and method.candidates > (known := len(drafter.hot_ids)):
+        raise ValueError(f"--candidates {method.candidates}: expected at most {known}, all that the drafter knows")
     if token_info and drafter.token_info is None:
         raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} has none")
     native = config.backend in FLAVOURS

@@ -49,18 +49,24 @@ def register_verifier(verifier: Verifier) -> Verifier:
     return verifier
 
 
+def draws_of(construction: str) -> Draws:
+    """How a construction, of whatever kind, chooses its tokens. Raises PairingError for one that is not known."""
+    kinds = {name: known.draws for name, known in CONSTRUCTIONS.items()}
+    kinds |= {name: known.draws for name, known in RANDOM_CONSTRUCTIONS.items()} | {NGRAM_TRIE: Draws.TOP}
+    if construction not in kinds:
+        raise PairingError(f"unknown construction {construction!r}: expected one of {', '.join(kinds)}")
+    return kinds[construction]
+
+
 def check_pairing(construction: str, verification: str, merged: bool = False) -> None:
     """Raise PairingError, with the reason, unless the verifier is lossless on the construction's trees.
 
     `merged`: an n-gram branch or a re-sampled tree is merged in.
     """
-    kinds = {name: known.draws for name, known in CONSTRUCTIONS.items()}
-    kinds |= {name: known.draws for name, known in RANDOM_CONSTRUCTIONS.items()} | {NGRAM_TRIE: Draws.TOP}
-    if construction not in kinds:
-        raise PairingError(f"unknown construction {construction!r}: expected one of {', '.join(kinds)}")
+    draws = draws_of(construction)
     if verification not in VERIFIERS:
         raise PairingError(f"unknown verification {verification!r}: expected one of {', '.join(VERIFIERS)}")
-    verifier, draws = VERIFIERS[verification], kinds[construction]
+    verifier = VERIFIERS[verification]
     if draws in verifier.refused:
         raise PairingError(f"{verification!r} does not go with {construction!r}: {verifier.refused[draws]}")
     if merged and construction == NGRAM_TRIE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -15,16 +16,18 @@ from typer.testing import CliRunner
 
 import build_engines
 import inspect_bundle
+from methods import READS, MethodSettings, check_method, read_methods
 from model_defs.calibration import calibrate
 from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.fingerprint import target_fingerprint
 from plugins.cpu.lowering import lower
-from redraft.bundle import Bundle
+from redraft.bundle import Bundle, BundleConfig
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch
-from tests.engines.tiny import tiny_drafter, tiny_drafter_of, tiny_target, write_model
+from tests.engines.tiny import LIMITS, tiny_drafter, tiny_drafter_of, tiny_target, write_model
 
 CACHE = CacheShape(4, 40, 8)
+ROOT = Path(__file__).resolve().parents[2]
 app = typer.Typer()
 app.command()(build_engines.main)
 
@@ -151,9 +154,18 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
         ("[a", "methods.toml: "),
         ("[a]\nbeam_with = 3", "methods.toml, [a]: beam_with: unknown field"),
         ("[a]\nngram = true\nbeam_width = 0", "[a]: beam_width: input should be greater than or equal to 1, got 0"),
-        ("[a]\nbeam_width = 2", "[a]: expected a drafter, ngram = true or construction = 'ngram_trie'"),
+        ("[a]", "[a]: expected a drafter, ngram = true or construction = 'ngram_trie'"),
+        ("[a]\nbeam_width = 2", "[a]: --beam-width 2: expected a drafter, ngram = true or construction = "),
+        ("[a]\nngram = true\nconstruction = 'best'", "[a]: --construction best: only for beam search and random draws"),
+        ("[a]\nngram = true\nconstruction = 'chain'", "and this method drafts by the n-gram branch alone"),
+        ("[a]\nngram = true\ntoken_info = 'bf16'", "--token-info bf16: only for beam search and random draws, and "),
+        ("[a]\nngram = true\nresample_above = 0", "--resample-above 0: only for beam search, and "),
+        ("[a]\nconstruction = 'ngram_trie'\nbeam_length = 3", "this method drafts by n-gram retrieval"),
         ("[a]\nconstruction = 'ngram_trie'\nngram = true", "'ngram_trie' does not go with other trees"),
-        ("[a]\nconstruction = 'ngram_trie'\ndrafter = 'd'", "--construction ngram_trie: expected no drafter, got d"),
+        (
+            "[a]\nconstruction = 'ngram_trie'\ndrafter = 'd'",
+            "--drafter d: only for beam search and random draws, and this method drafts by n-gram retrieval",
+        ),
         ("[a]\nconstruction = 'ngram_trie'\nverification = 'k_seq'", "'k_seq' does not go with 'ngram_trie'"),
         ("['a/b']\nngram = true", "a/b"),
         ("[auto_regressive]\nngram = true", "a method cannot be called 'auto_regressive'"),
@@ -200,7 +212,18 @@ def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
         (["--drafter", "DRAFTER", "--beam-width", "9"], "--candidates 8: expected at least --beam-width 9"),
         (["--drafter", "DRAFTER", "--construction", "best"], "unknown construction 'best': expected one of beam, "),
         (["--drafter", "DRAFTER", "--verification", "all"], "unknown verification 'all': expected one of greedy"),
-        (["--drafter", "DRAFTER", "--levels", "2,1"], "--levels 2,1: only for gumbel_top_k, stochastic_beam, "),
+        (["--drafter", "DRAFTER", "--candidates", "51"], "--candidates 51: expected at most 50, all that the drafter"),
+        (["--drafter", "DRAFTER", "--levels", "2,1"], "--levels 2,1: only for random draws, and this method drafts"),
+        (["--drafter", "DRAFTER", "--support", "9"], "--support 9: only for random draws, and this method"),
+        (["--no-drafter", "--construction", "best"], "--construction best: expected a drafter, ngram = true or "),
+        (["--no-drafter", "--method-name", "a"], "--method-name a: expected a drafter, ngram = true or "),
+        ([*RANDOM, "gumbel", "--levels", "2,1"], "unknown construction 'gumbel': expected one of beam, "),
+        ([*RANDOM, "random_chain", "--beam-width", "4"], "--beam-width 4: only for beam search, and this method"),
+        ([*RANDOM, "random_chain", "--candidates", "8"], "--candidates 8: only for beam search, and this method"),
+        (
+            [*RANDOM, "gumbel_top_k", "--levels", "2,4", "--support", "3"],
+            "--levels 2,4: 8 draws without replacement below 2 nodes, expected at most --support 3 of each",
+        ),
         ([*RANDOM, "gumbel_top_k", "--levels", "2,x"], "--levels 2,x: expected whole numbers of 1 or more"),
         (
             [*RANDOM, "gumbel_top_k", "--levels", "5,5,1"],
@@ -215,7 +238,7 @@ def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
             "--resample-above 1: only drafters 'hidden_state' leave a chain behind, this is 'recurrent'",
         ),
         (["--drafter", "DRAFTER", "--token-info", "bf16"], "--token-info bf16: this drafter 'recurrent' has none"),
-        (["--drafter", "DRAFTER", "--skip-above", "1"], "--skip-above 1: expected --resample-above too"),
+        (["--drafter", "DRAFTER", "--skip-above", "1"], "--skip-above 1: expected --resample-above of 1 or less, got"),
         (["--drafter", "nowhere"], "nowhere"),
         (["--no-drafter", "--model", "nowhere"], "nowhere"),
     ],
@@ -231,6 +254,25 @@ def test_what_cannot_work_is_refused(model, tmp_path, options, message):
     assert not list(tmp_path.glob("*b*partial")) + list(tmp_path.glob("b"))
 
 
+def test_every_setting_matters_to_some_method():
+    assert set.union(*READS.values()) == set(MethodSettings.model_fields)
+
+
+def test_the_methods_that_ship_and_the_thresholds_that_work(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    files = [ROOT / "build" / "drafters.toml", *(ROOT / "benchmarks").rglob("*.toml")]
+    shape = re.search(r"^SHAPE +\?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    flags = {name[2:].replace("-", "_"): value for name, value in zip(shape[::2], shape[1::2], strict=True)}
+    own = {"flags": MethodSettings(drafter="drafters/SmolLM2-135M-Instruct", **flags)}
+    lyanna = {"drafter": "drafters/SmolLM2-135M-Instruct-hidden_state", "beam_length": 4}
+    own |= {f"{r}, {s}": MethodSettings(**lyanna, resample_above=r, skip_above=s) for r, s in ((0, 0), (1, 2), (2, 2))}
+    config = BundleConfig.model_construct(limits=LIMITS.model_copy(update={"max_tree": 81}))
+    for chosen in (own, *map(read_methods, files)):
+        for name, settings in chosen.items():
+            check_method(name, settings.info(), config)
+    assert len(files) == 5
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -240,7 +282,19 @@ def test_what_cannot_work_is_refused(model, tmp_path, options, message):
         ),
         (
             ["--resample-above", "1", "--construction", "stochastic_beam", "--levels", "2,2", "--no-ngram"],
-            "--resample-above 1: random draws leave no chain behind",
+            "--resample-above 1: only for beam search, and this method drafts by random draws",
+        ),
+        (
+            ["--resample-above", "4"],
+            "--resample-above 4: expected less than 4, the most steps that are left of a draft of --beam-length 5",
+        ),
+        (
+            ["--beam-length", "3", "--resample-above", "0", "--skip-above", "2"],
+            "--skip-above 2: expected less than 2, the most",
+        ),
+        (
+            ["--resample-above", "2", "--skip-above", "1"],
+            "--skip-above 1: expected --resample-above of 1 or less, got 2: where more steps than 1 are left nothing",
         ),
     ],
 )
