@@ -30,6 +30,10 @@ class Sizes(dict[str, Any]):
     def quotient(self, a: Any, b: Any) -> Any:
         return a // b
 
+    def known(self, a: Any) -> int | None:
+        """The integer that a size is; None where it is not known yet."""
+        return int(a)
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -68,7 +72,8 @@ class Kernel:
         return self.entry.format(**attributes)
 
     def sizes(self, shapes: Iterable[Any], attributes: Mapping[str, int], kind: type[Sizes] = Sizes) -> Sizes:
-        """All sizes, from the inputs' shapes in order. Raises ValueError for integers that contradict each other."""
+        """All sizes, from the inputs' shapes in order. Raises ValueError for integers that contradict each other and
+        for sizes that a rule of `derived` refuses."""
         sizes = kind(attributes)
         for argument, shape in zip(self.inputs, shapes, strict=True):
             if len(shape) != len(argument.shape):

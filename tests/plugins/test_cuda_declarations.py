@@ -1,5 +1,6 @@
 """Declarations against nvcc's PTX, and as plugins of TensorRT's own Python layer."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -147,6 +148,22 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
     assert all(scalar.dtype == trt.PluginArgDataType.INT32 for scalar in scalars.values())
     entry, ptx = plugin.get_kernel(descs[: len(shapes)], descs[len(shapes) :])
     assert entries(ptx.decode())[entry] == kernel.parameters()
+
+
+@pytest.mark.parametrize(("width", "length"), [(64, 32), (64, 16)])
+def test_tensorrt_is_told_of_beams_that_are_too_many(tensorrt, width, length):
+    beams = (5, width, length)
+    create = tensorrt.plugin.op.redraft.PackBeams(*(tensorrt.ITensor() for _ in range(4)))
+    plugin = create(tensorrt.QuickPluginCreationRequest.PREFER_AOT)[2]
+    types = [tensorrt.DataType.INT32, tensorrt.DataType.INT32, tensorrt.DataType.FLOAT, tensorrt.DataType.INT32]
+    plugin.get_output_data_types(types, [1, 3, 3, 1])
+    builder = fake_tensorrt.ExprBuilder()
+    expressions = [[builder.constant(size) for size in shape] for shape in ((5,), beams, beams, (5,))]
+    refused = (
+        pytest.raises(ValueError, match="width 64 x length 32 is 2048") if width * length > 1024 else nullcontext()
+    )
+    with refused:
+        plugin.get_output_shapes(expressions, [], builder)
 
 
 class Scalars(dict):
