@@ -73,7 +73,9 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
         known = sizes(arguments, attributes)
         launch = trtp.KernelLaunchParams(*(known[size] for size in kernel.grid), block_x=kernel.threads)
         scalars = trtp.SymIntExprs.from_tuple(tuple(trtp.SymInt32(known[name]) for name in kernel.scalars))
-        return kernel.entry_for(attributes), ptx(kernel.source, architecture), launch, scalars
+        text = ptx(kernel.source, architecture)
+        kernel.check_ptx(text, attributes)
+        return kernel.entry_for(attributes), text, launch, scalars
 
     inputs = [(argument.name, trtp.TensorDesc) for argument in kernel.inputs]
     parameters = [*inputs, *((name, int) for name in kernel.attributes)]

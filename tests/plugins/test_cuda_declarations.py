@@ -8,7 +8,7 @@ import pytest
 
 from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda import compile, quick_plugin
-from plugins.cuda.declaration import POINTER, Argument, Kernel, entries
+from plugins.cuda.declaration import POINTER, Argument, Entry, Kernel, entries
 from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE
 from plugins.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
@@ -34,6 +34,7 @@ SHAPES = {
 }
 SHAPES |= {f"{kernel.name}Fp32": SHAPES[kernel.name] for kernel in ATTENTION}
 SHAPES["TreeAttentionCombineFp32"] = [(3, 93, 9, 64), (3, 93, 9, 2), (6,)]
+Q = replace(SPLIT.inputs[0], in_place_of="q")
 ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64}
 
 
@@ -68,20 +69,59 @@ def test_a_missing_nvcc_names_the_remedy(monkeypatch):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
-def test_declarations_fit_the_ptx(kernel: Kernel, head_size):
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
+def test_declarations_fit_the_ptx(kernel: Kernel, head_size, architecture):
     kernel.check()
-    assert entries(compile.ptx(kernel.source))[kernel.entry_for({"head_size": head_size})] == kernel.parameters()
+    kernel.check_ptx(compile.ptx(kernel.source, architecture), {"head_size": head_size})
 
 
-def test_ptx_entries_are_read_with_their_types():
-    ptx = """.visible .entry f(
-        .param .u64 .ptr .align 1 f_param_0,
-        .param .u32 f_param_1
-    ) .maxntid 128 { }
-    .entry g( .param .f32 g_param_0 ) { }"""
-    with pytest.raises(ValueError, match=r"g takes \.f32: expected pointers and int32"):
-        entries(ptx)
-    assert entries(ptx.split(".entry g")[0]) == {"f": [POINTER, "int32"]}
+PTX = """.visible .entry f(
+    .param .u64 .ptr .align 1 f_param_0,
+    .param .u32 f_param_1
+)
+.maxntid 128, 1, 1
+.minnctapersm 2
+{ }
+"""
+
+
+def test_ptx_entries_are_read_with_types_and_threads():
+    assert entries(PTX) == {"f": Entry([POINTER, "int32"], 128)}
+    assert entries(PTX.replace(".maxntid 128, 1, 1", ".reqntid 16,4"))["f"].threads == 64
+    assert entries(PTX.replace(".maxntid 128, 1, 1", "")) == {"f": Entry([POINTER, "int32"], None)}
+
+
+def test_nvcc_marks_pointers_for_one_architecture_at_least():
+    """Where it does not, a 64-bit scalar passes for a pointer."""
+    assert all(".ptr" in compile.ptx(source, "sm_100") for source in compile.sources())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (".u32", ".f32", r"f takes \.f32: expected pointers and int32"),
+        (".u32", ".u64", r"f takes \.u64: expected pointers and int32"),
+        (".u32", ".u32 .ptr .align 1", r"f takes \.u32\.ptr: expected pointers and int32"),
+    ],
+)
+def test_parameters_that_tensorrt_does_not_pass_are_refused(old, new, message):
+    with pytest.raises(ValueError, match=message):
+        entries(PTX.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"entry": "pack"}, r"PackBeams: pack is not in the PTX: expected one of \['pack_beams'\]"),
+        ({"threads": 64}, "64 threads: expected 128, as pack_beams is compiled for"),
+        ({"threads": 256}, "256 threads: expected 128"),
+        ({"scalars": ("width", "length")}, "pack_beams takes .*: expected"),
+        ({"outputs": PACK_BEAMS.outputs[:-1]}, "pack_beams takes .*: expected"),
+    ],
+)
+def test_declarations_that_do_not_fit_the_ptx_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(PACK_BEAMS, **change).check_ptx(compile.ptx(PACK_BEAMS.source), {})
 
 
 @pytest.mark.parametrize(
@@ -89,9 +129,19 @@ def test_ptx_entries_are_read_with_their_types():
     [
         ({"name": "a.b"}, "expected an identifier"),
         ({"attributes": ("heads", "tactic")}, "expected other names"),
+        ({"inputs": (Argument("x", "int32", ("rows",)),) * 2}, "expected other names, each once"),
+        ({"inputs": ()}, "expected inputs and outputs"),
+        ({"outputs": (Argument("o", "bf16", ("rows",)),) * 2}, r"outputs \['o', 'o'\]: expected other names"),
+        ({"outputs": (Argument("k_cache", "bf16", ("rows",)),)}, r"outputs \['k_cache'\]: expected other names"),
         ({"scalars": ("rows", "nothing")}, r"sizes \['nothing'\]"),
         ({"inputs": (Argument("x", "float64", ("rows",)),)}, "x is float64"),
         ({"outputs": (Argument("o", "bf16", ("rows",), "q"),)}, "o in place of q"),
+        (
+            {"outputs": (replace(Q, name="a"), replace(Q, name="b"))},
+            r"in place of \['q', 'q'\]: expected each input once",
+        ),
+        ({"threads": 2048}, "2048 threads: expected 1 to 1024"),
+        ({"threads": 0}, "0 threads: expected 1 to 1024"),
     ],
 )
 def test_declarations_that_break_a_rule_are_refused(change, message):
@@ -147,7 +197,7 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
     assert [scalar.expr.value for scalar in scalars.values()] == [sizes[name] for name in kernel.scalars]
     assert all(scalar.dtype == trt.PluginArgDataType.INT32 for scalar in scalars.values())
     entry, ptx = plugin.get_kernel(descs[: len(shapes)], descs[len(shapes) :])
-    assert entries(ptx.decode())[entry] == kernel.parameters()
+    assert entries(ptx.decode())[entry].parameters == kernel.parameters()
 
 
 @pytest.mark.parametrize(("width", "length"), [(64, 32), (64, 16)])
