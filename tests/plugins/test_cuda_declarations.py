@@ -1,5 +1,6 @@
 """Declarations against nvcc's PTX, and as plugins of TensorRT's own Python layer."""
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -46,17 +47,36 @@ def test_kernels_compile_without_spills(architecture):
         assert set(found) == declared
         for used in found.values():
             assert 0 < used.registers <= 255
+            assert not used.spills
             assert used.shared <= 48 << 10, "TensorRT launches without opting in to more"
 
 
-def test_a_spill_is_an_error(monkeypatch):
-    log = (
-        "ptxas info    : Function properties for f\n    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
-        "\nptxas info    : Used 168 registers, used 1 barriers, 13832 bytes smem\n"
-    )
-    monkeypatch.setattr(compile, "_nvcc", lambda _: log)
-    with pytest.raises(BuildError, match=r"f spills on sm_90: .*registers=168, stack=8, spill_stores=4"):
-        compile.resources(WRITE.source, "sm_90")
+LOG = """ptxas info    : Function properties for f
+    {} bytes stack frame, {} bytes spill stores, {} bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 13832 bytes smem
+"""
+
+
+def test_resources_are_reported(monkeypatch, capsys):
+    monkeypatch.setattr(compile, "_nvcc", lambda _: LOG.format(0, 0, 0))
+    assert compile.main() is None
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert re.split(r" {2,}", header) == ["kernel", *COLUMNS]
+    assert len(rows) == len(compile.sources()) * len(compile.ARCHITECTURES)
+    assert rows[1].split() == ["f", "sm_90", "168", "0", "0", "0", "13832"]
+
+
+COLUMNS = ["architecture registers", "stack", "spill stores", "spill loads", "shared memory, bytes"]
+
+
+@pytest.mark.parametrize("used", [(8, 0, 0), (0, 4, 0), (0, 0, 12)])
+def test_a_spill_is_an_error_behind_the_report(used, monkeypatch, capsys):
+    logs = {"sm_80": LOG.format(0, 0, 0), "sm_90": LOG.format(*used), "sm_100": LOG.format(0, 0, 0)}
+    monkeypatch.setattr(compile, "sources", lambda: [WRITE.source])
+    monkeypatch.setattr(compile, "_nvcc", lambda arguments: logs[arguments[2].removeprefix("-arch=")])
+    assert compile.main() == "registers spill to local memory: f on sm_90"
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [tuple(map(int, row.split()[3:6])) for row in rows] == [(0, 0, 0), used, (0, 0, 0)]
 
 
 def test_a_missing_nvcc_names_the_remedy(monkeypatch):
@@ -64,6 +84,7 @@ def test_a_missing_nvcc_names_the_remedy(monkeypatch):
     compile.nvcc.cache_clear()
     with pytest.raises(BuildError, match=r"nvcc not found at NVCC=/nowhere/nvcc.*pip install -r requirements.txt"):
         compile.nvcc()
+    assert (compile.main() or "").startswith("nvcc not found at NVCC=/nowhere/nvcc")
     compile.nvcc.cache_clear()
 
 
