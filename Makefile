@@ -37,7 +37,7 @@ COMPILE := $(BUILD) --precision $(PRECISION) $(CALIBRATED:%=--calibration %) $(i
 SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh redraft/engines/extents.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model distill train engines tune serve stop loadtest bench one-rank quickstart test verify lint clean
+.PHONY: help setup model distill train engines tune serve stop loadtest bench one-rank quickstart test verify lint kernels clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -154,6 +154,9 @@ lint: | $(SETUP) ## ruff, format check, mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+kernels: | $(SETUP) ## compile the CUDA kernels (no GPU needed): registers and spills of each; fails where one spills
+	$(PY) -m plugins.cuda.compile
 
 clean: ## remove what was built (not .venv, not downloads)
 	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run

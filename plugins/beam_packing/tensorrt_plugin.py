@@ -2,12 +2,23 @@
 
 from pathlib import Path
 
-from plugins.cuda.declaration import Argument, Kernel
+from plugins.cuda.declaration import Argument, Kernel, Sizes
 
 MOST_DRAFTED = 1024
-"""width * length at most."""
+"""width * length at most: kMostDrafted in kernel.cu."""
 
 _SEQUENCES, _BEAMS, _NODES = ("sequences",), ("sequences", "width", "length"), ("sequences", "nodes")
+
+
+def nodes(sizes: Sizes) -> int:
+    """Of the largest tree. Raises ValueError for beams that the kernel's shared memory does not hold, and for none."""
+    width, length = sizes.known(sizes["width"]), sizes.known(sizes["length"])
+    if width is not None and length is not None and not 0 < width * length <= MOST_DRAFTED:
+        raise ValueError(
+            f"PackBeams: beam width {width} x length {length} is {width * length} tokens: expected 1 to {MOST_DRAFTED}"
+        )
+    return sizes["width"] * sizes["length"] + 1
+
 
 PACK_BEAMS = Kernel(
     name="PackBeams",
@@ -27,7 +38,7 @@ PACK_BEAMS = Kernel(
     grid=("sequences", "one", "one"),
     threads=128,
     derived={
-        "nodes": lambda sizes: sizes["width"] * sizes["length"] + 1,
+        "nodes": nodes,
         "words": lambda sizes: (sizes["nodes"] + 31) // 32,
         "one": lambda _: 1,
     },

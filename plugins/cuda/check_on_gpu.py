@@ -1,4 +1,4 @@
-"""Checks tree attention's CUDA kernels on a GPU against the reference, then times them. Not run on a GPU yet.
+"""Checks the CUDA kernels on a GPU against their references, then times tree attention. Not run on a GPU yet.
 
     python -m plugins.cuda.check_on_gpu --output gpu_kernels.json
 
@@ -12,14 +12,18 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
+from plugins.cuda.launch import run
 from plugins.tree_attention import cuda, reference
+from redraft.decoding.packing import pack_beams
 
 BF16, FP32 = torch.bfloat16, torch.float32
 TOLERANCES = {BF16: (0.03, 3e-3), FP32: (1e-4, 1e-5)}
@@ -41,6 +45,10 @@ SHAPES = {
     "Llama-2-7B": Heads(32, 32, 128),
     "Llama-3-8B": Heads(32, 8, 128),
 }
+
+
+PACKED = ((1, 1, 1), (3, 6, 5), (7, 45, 5))
+"""Sequences, beam width and length."""
 
 
 class Batch(NamedTuple):
@@ -198,7 +206,31 @@ def _ints(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def check_all(device: str, small: bool) -> list[dict[str, Any]]:
+def check_packing(batch: int, width: int, length: int, device: str) -> None:
+    """Raises ArithmeticError where the kernel's trees are not those of `redraft.decoding.packing`."""
+    rng = np.random.default_rng(batch)
+    roots, lengths = (rng.integers(0, 100, batch, dtype=np.int32) for _ in range(2))
+    beams = rng.integers(0, 3, (batch, width, length), dtype=np.int32)
+    log_probs = -np.sort(rng.random((batch, width, length), dtype=np.float32), axis=-1)
+    expected = pack_beams(roots, beams, log_probs)
+    inputs = [torch.from_numpy(array).to(device) for array in (roots, beams, log_probs, lengths)]
+    tokens, parents, _, _, scores, sizes = (output.cpu().numpy() for output in run(PACK_BEAMS, inputs, {}))
+    for b, size in enumerate(expected.sizes):
+        pairs = (tokens, expected.tokens), (parents, expected.parents), (scores, expected.scores)
+        if sizes[b] != size or not all(np.array_equal(found[b, :size], wanted[b, :size]) for found, wanted in pairs):
+            raise ArithmeticError(f"packing {batch} x {width} x {length}: sequence {b} has another tree")
+
+
+def check_all(device: str, small: bool) -> dict[str, Any]:
+    """What the checks of every kernel found. Raises ArithmeticError where one differs from its reference."""
+    attention = check_attention(device, small)
+    for sizes in PACKED:
+        check_packing(*sizes, device)
+        print(f"packing {sizes}: equal", flush=True)
+    return {"attention": attention, "packing": "equal"}
+
+
+def check_attention(device: str, small: bool) -> list[dict[str, Any]]:
     """Batches of several kinds under every shape, in both precisions. Raises as `check`."""
     scale, checks = 8 if small else 1, []
     for name, heads in SHAPES.items():
@@ -234,20 +266,20 @@ def time_all(peak: float) -> list[dict[str, Any]]:
     return timings
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--check-only", action="store_true", help="no times")
     parser.add_argument("--small", action="store_true", help="check small sizes, as on the CPU")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     on_gpu = options.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         parser.error("no CUDA device that torch can use: run on a GPU machine with torch's CUDA build, or --device cpu")
     results: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "torch": torch.__version__,
-        "checks": check_all(options.device, options.small or not on_gpu),
+        **check_all(options.device, options.small or not on_gpu),
     }
     if on_gpu and not options.check_only:
         peak = copy_bandwidth()

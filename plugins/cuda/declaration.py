@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PLUGINS = Path(__file__).parent.parent
 NAMESPACE = "redraft"
@@ -14,6 +15,8 @@ DTYPES = ("bf16", "int32", "float32")
 RESERVED_NAMES = {"outputs", "stream", "tactic"}
 """Names that tensorrt.plugin keeps for itself."""
 POINTER, INT32 = "pointer", "int32"
+MOST_THREADS = 1024
+"""Of a block, on every GPU."""
 _PTX_TYPES = {"u64": POINTER, "b64": POINTER, "u32": INT32, "s32": INT32, "b32": INT32}
 
 
@@ -29,6 +32,18 @@ class Sizes(dict[str, Any]):
 
     def quotient(self, a: Any, b: Any) -> Any:
         return a // b
+
+    def known(self, a: Any) -> int | None:
+        """The integer that a size is; None where it is not known yet."""
+        return int(a)
+
+
+class Entry(NamedTuple):
+    """A kernel as its PTX has it: parameters in order, pointers and int32; the threads of a block that it is compiled
+    for, None where any number will do."""
+
+    parameters: list[str]
+    threads: int | None
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,8 @@ class Kernel:
         return self.entry.format(**attributes)
 
     def sizes(self, shapes: Iterable[Any], attributes: Mapping[str, int], kind: type[Sizes] = Sizes) -> Sizes:
-        """All sizes, from the inputs' shapes in order. Raises ValueError for integers that contradict each other."""
+        """All sizes, from the inputs' shapes in order. Raises ValueError for integers that contradict each other and
+        for sizes that a rule of `derived` refuses."""
         sizes = kind(attributes)
         for argument, shape in zip(self.inputs, shapes, strict=True):
             if len(shape) != len(argument.shape):
@@ -96,6 +112,14 @@ class Kernel:
             raise ValueError(f"{self.name}: inputs and attributes {names}: expected other names, each once")
         if not self.inputs or not self.outputs:
             raise ValueError(f"{self.name}: expected inputs and outputs")
+        outputs = [output.name for output in self.outputs]
+        if len({*outputs, *names}) < len(outputs) + len(names):
+            raise ValueError(f"{self.name}: outputs {outputs}: expected other names than {names}, each once")
+        aliased = [output.in_place_of for output in self.outputs if output.in_place_of]
+        if len(set(aliased)) < len(aliased):
+            raise ValueError(f"{self.name}: outputs in place of {aliased}: expected each input once")
+        if not 0 < self.threads <= MOST_THREADS:
+            raise ValueError(f"{self.name}: {self.threads} threads: expected 1 to {MOST_THREADS}")
         for argument in (*self.inputs, *self.outputs):
             if argument.dtype not in DTYPES:
                 raise ValueError(f"{self.name}: {argument.name} is {argument.dtype}: expected one of {DTYPES}")
@@ -109,13 +133,34 @@ class Kernel:
         if unknown := used - known:
             raise ValueError(f"{self.name}: sizes {sorted(unknown)}: expected some of {sorted(known)}")
 
+    def check_ptx(self, ptx: str, attributes: Mapping[str, int]) -> None:
+        """Raise ValueError where the PTX's entry takes other arguments or is compiled for other threads."""
+        name, found = self.entry_for(attributes), entries(ptx)
+        if name not in found:
+            raise ValueError(f"{self.name}: {name} is not in the PTX: expected one of {sorted(found)}")
+        entry = found[name]
+        if entry.parameters != self.parameters():
+            raise ValueError(f"{self.name}: {name} takes {entry.parameters}: expected {self.parameters()}")
+        if entry.threads not in (None, self.threads):
+            raise ValueError(
+                f"{self.name}: {self.threads} threads: expected {entry.threads}, as {name} is compiled for"
+            )
 
-def entries(ptx: str) -> dict[str, list[str]]:
-    """The parameters of each `.entry` of a PTX text: pointers and int32. Raises ValueError for any other type."""
+
+def entries(ptx: str) -> dict[str, Entry]:
+    """Each `.entry` of a PTX text. Raises ValueError for parameters that are neither pointers nor int32.
+
+    nvcc 13.0 marks pointers with `.ptr` for sm_100, but not for sm_80 and sm_90: there a 64-bit scalar passes as one.
+    """
+    marked = ".ptr" in ptx
     found = {}
-    for name, text in re.findall(r"\.entry\s+(\w+)\s*\((.*?)\)", ptx, re.DOTALL):
-        types = re.findall(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)", text)
-        if unknown := set(types) - set(_PTX_TYPES):
-            raise ValueError(f"{name} takes .{unknown.pop()}: expected pointers and int32")
-        found[name] = [_PTX_TYPES[kind] for kind in types]
+    for name, text, directives in re.findall(r"\.entry\s+(\w+)\s*\((.*?)\)([^{;]*)", ptx, re.DOTALL):
+        parameters = []
+        for kind, pointer in re.findall(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s*(\.ptr)?", text):
+            parameter = _PTX_TYPES.get(kind)
+            if parameter is None or (marked and (parameter == POINTER) != bool(pointer)):
+                raise ValueError(f"{name} takes .{kind}{pointer}: expected pointers and int32")
+            parameters.append(parameter)
+        limit = re.search(r"\.(?:maxntid|reqntid)\s+([\d, ]+)", directives)
+        found[name] = Entry(parameters, prod(int(size) for size in limit[1].split(",")) if limit else None)
     return found

@@ -43,6 +43,11 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
         def quotient(self, a: Any, b: Any) -> Any:
             return (trtp.ShapeExpr(a) if isinstance(a, int) else a) // b
 
+        def known(self, a: Any) -> int | None:
+            if isinstance(a, int):
+                return a
+            return None if a.is_fake or not a.is_constant else int(a.constant_value())
+
     def sizes(arguments: tuple[Any, ...], attributes: dict[str, int]) -> Sizes:
         return kernel.sizes([inp.shape_expr for inp in arguments[: len(names)]], attributes, SymbolicSizes)
 
@@ -68,7 +73,9 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
         known = sizes(arguments, attributes)
         launch = trtp.KernelLaunchParams(*(known[size] for size in kernel.grid), block_x=kernel.threads)
         scalars = trtp.SymIntExprs.from_tuple(tuple(trtp.SymInt32(known[name]) for name in kernel.scalars))
-        return kernel.entry_for(attributes), ptx(kernel.source, architecture), launch, scalars
+        text = ptx(kernel.source, architecture)
+        kernel.check_ptx(text, attributes)
+        return kernel.entry_for(attributes), text, launch, scalars
 
     inputs = [(argument.name, trtp.TensorDesc) for argument in kernel.inputs]
     parameters = [*inputs, *((name, int) for name in kernel.attributes)]

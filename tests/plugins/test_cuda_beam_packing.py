@@ -1,12 +1,14 @@
 """The CUDA kernel's own source, run on the CPU, against redraft/decoding/packing.py."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
+from plugins.beam_packing.tensorrt_plugin import MOST_DRAFTED, PACK_BEAMS
 from plugins.cuda.launch import run
 from redraft.decoding.packing import pack_beams
 
@@ -56,3 +58,17 @@ def test_more_nodes_than_threads(rng, width, length):
     beams = rng.integers(2, size=(3, width, length), dtype=np.int32)
     log_probs = np.zeros(beams.shape, np.float32)
     check(np.arange(3, dtype=np.int32), beams, log_probs, np.arange(3, dtype=np.int32), descending=False)
+
+
+@pytest.mark.parametrize(("width", "length"), [(64, 32), (1025, 1), (4, 0)])
+def test_beams_that_shared_memory_does_not_hold_are_refused(width, length):
+    beams = torch.zeros(2, width, length, dtype=torch.int32)
+    inputs = [torch.zeros(2, dtype=torch.int32), beams, beams.float(), torch.zeros(2, dtype=torch.int32)]
+    with pytest.raises(ValueError, match=rf"width {width} x length {length} is {width * length} tokens: .* 1 to 1024"):
+        run(PACK_BEAMS, inputs, {})
+
+
+def test_the_limit_is_the_kernels():
+    held = re.search(r"kMostDrafted = (\d+);", PACK_BEAMS.source.read_text())
+    assert held is not None
+    assert int(held[1]) == MOST_DRAFTED

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from plugins.cuda import check_on_gpu
-from plugins.cuda.check_on_gpu import Heads, attended_bytes, check, make_batch
+from plugins.cuda.check_on_gpu import Heads, attended_bytes, check, check_packing, make_batch
 
 HEADS = Heads(3, 1, 64)
 
@@ -29,3 +29,18 @@ def test_fp32_is_held_to_its_own_tolerance_and_to_bits(monkeypatch):
     monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: attend(found, heads) + 1e-6 * len(found.slots))
     with pytest.raises(ArithmeticError, match="sequence 0 alone has other bits than in the batch"):
         check(batch, HEADS, "cpu")
+
+
+def test_packing_is_compared(monkeypatch):
+    for sizes in ((1, 1, 1), (3, 6, 5)):
+        check_packing(*sizes, "cpu")
+    run = check_on_gpu.run
+
+    def wrong(*arguments):
+        outputs = run(*arguments)
+        outputs[1][2, 1] += 1
+        return outputs
+
+    monkeypatch.setattr(check_on_gpu, "run", wrong)
+    with pytest.raises(ArithmeticError, match="packing 3 x 6 x 5: sequence 2 has another tree"):
+        check_packing(3, 6, 5, "cpu")

@@ -1,5 +1,7 @@
 """Declarations against nvcc's PTX, and as plugins of TensorRT's own Python layer."""
 
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,7 +9,7 @@ import pytest
 
 from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda import compile, quick_plugin
-from plugins.cuda.declaration import POINTER, Argument, Kernel, entries
+from plugins.cuda.declaration import POINTER, Argument, Entry, Kernel, entries
 from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE
 from plugins.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
@@ -33,6 +35,7 @@ SHAPES = {
 }
 SHAPES |= {f"{kernel.name}Fp32": SHAPES[kernel.name] for kernel in ATTENTION}
 SHAPES["TreeAttentionCombineFp32"] = [(3, 93, 9, 64), (3, 93, 9, 2), (6,)]
+Q = replace(SPLIT.inputs[0], in_place_of="q")
 ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64}
 
 
@@ -44,17 +47,36 @@ def test_kernels_compile_without_spills(architecture):
         assert set(found) == declared
         for used in found.values():
             assert 0 < used.registers <= 255
+            assert not used.spills
             assert used.shared <= 48 << 10, "TensorRT launches without opting in to more"
 
 
-def test_a_spill_is_an_error(monkeypatch):
-    log = (
-        "ptxas info    : Function properties for f\n    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
-        "\nptxas info    : Used 168 registers, used 1 barriers, 13832 bytes smem\n"
-    )
-    monkeypatch.setattr(compile, "_nvcc", lambda _: log)
-    with pytest.raises(BuildError, match=r"f spills on sm_90: .*registers=168, stack=8, spill_stores=4"):
-        compile.resources(WRITE.source, "sm_90")
+LOG = """ptxas info    : Function properties for f
+    {} bytes stack frame, {} bytes spill stores, {} bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 13832 bytes smem
+"""
+
+
+def test_resources_are_reported(monkeypatch, capsys):
+    monkeypatch.setattr(compile, "_nvcc", lambda _: LOG.format(0, 0, 0))
+    assert compile.main() is None
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert re.split(r" {2,}", header) == ["kernel", *COLUMNS]
+    assert len(rows) == len(compile.sources()) * len(compile.ARCHITECTURES)
+    assert rows[1].split() == ["f", "sm_90", "168", "0", "0", "0", "13832"]
+
+
+COLUMNS = ["architecture registers", "stack", "spill stores", "spill loads", "shared memory, bytes"]
+
+
+@pytest.mark.parametrize("used", [(8, 0, 0), (0, 4, 0), (0, 0, 12)])
+def test_a_spill_is_an_error_behind_the_report(used, monkeypatch, capsys):
+    logs = {"sm_80": LOG.format(0, 0, 0), "sm_90": LOG.format(*used), "sm_100": LOG.format(0, 0, 0)}
+    monkeypatch.setattr(compile, "sources", lambda: [WRITE.source])
+    monkeypatch.setattr(compile, "_nvcc", lambda arguments: logs[arguments[2].removeprefix("-arch=")])
+    assert compile.main() == "registers spill to local memory: f on sm_90"
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [tuple(map(int, row.split()[3:6])) for row in rows] == [(0, 0, 0), used, (0, 0, 0)]
 
 
 def test_a_missing_nvcc_names_the_remedy(monkeypatch):
@@ -62,25 +84,65 @@ def test_a_missing_nvcc_names_the_remedy(monkeypatch):
     compile.nvcc.cache_clear()
     with pytest.raises(BuildError, match=r"nvcc not found at NVCC=/nowhere/nvcc.*pip install -r requirements.txt"):
         compile.nvcc()
+    assert (compile.main() or "").startswith("nvcc not found at NVCC=/nowhere/nvcc")
     compile.nvcc.cache_clear()
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
-def test_declarations_fit_the_ptx(kernel: Kernel, head_size):
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
+def test_declarations_fit_the_ptx(kernel: Kernel, head_size, architecture):
     kernel.check()
-    assert entries(compile.ptx(kernel.source))[kernel.entry_for({"head_size": head_size})] == kernel.parameters()
+    kernel.check_ptx(compile.ptx(kernel.source, architecture), {"head_size": head_size})
 
 
-def test_ptx_entries_are_read_with_their_types():
-    ptx = """.visible .entry f(
-        .param .u64 .ptr .align 1 f_param_0,
-        .param .u32 f_param_1
-    ) .maxntid 128 { }
-    .entry g( .param .f32 g_param_0 ) { }"""
-    with pytest.raises(ValueError, match=r"g takes \.f32: expected pointers and int32"):
-        entries(ptx)
-    assert entries(ptx.split(".entry g")[0]) == {"f": [POINTER, "int32"]}
+PTX = """.visible .entry f(
+    .param .u64 .ptr .align 1 f_param_0,
+    .param .u32 f_param_1
+)
+.maxntid 128, 1, 1
+.minnctapersm 2
+{ }
+"""
+
+
+def test_ptx_entries_are_read_with_types_and_threads():
+    assert entries(PTX) == {"f": Entry([POINTER, "int32"], 128)}
+    assert entries(PTX.replace(".maxntid 128, 1, 1", ".reqntid 16,4"))["f"].threads == 64
+    assert entries(PTX.replace(".maxntid 128, 1, 1", "")) == {"f": Entry([POINTER, "int32"], None)}
+
+
+def test_nvcc_marks_pointers_for_one_architecture_at_least():
+    """Where it does not, a 64-bit scalar passes for a pointer."""
+    assert all(".ptr" in compile.ptx(source, "sm_100") for source in compile.sources())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (".u32", ".f32", r"f takes \.f32: expected pointers and int32"),
+        (".u32", ".u64", r"f takes \.u64: expected pointers and int32"),
+        (".u32", ".u32 .ptr .align 1", r"f takes \.u32\.ptr: expected pointers and int32"),
+    ],
+)
+def test_parameters_that_tensorrt_does_not_pass_are_refused(old, new, message):
+    with pytest.raises(ValueError, match=message):
+        entries(PTX.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"entry": "pack"}, r"PackBeams: pack is not in the PTX: expected one of \['pack_beams'\]"),
+        ({"threads": 64}, "64 threads: expected 128, as pack_beams is compiled for"),
+        ({"threads": 256}, "256 threads: expected 128"),
+        ({"scalars": ("width", "length")}, "pack_beams takes .*: expected"),
+        ({"outputs": PACK_BEAMS.outputs[:-1]}, "pack_beams takes .*: expected"),
+    ],
+)
+def test_declarations_that_do_not_fit_the_ptx_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(PACK_BEAMS, **change).check_ptx(compile.ptx(PACK_BEAMS.source), {})
 
 
 @pytest.mark.parametrize(
@@ -88,9 +150,19 @@ def test_ptx_entries_are_read_with_their_types():
     [
         ({"name": "a.b"}, "expected an identifier"),
         ({"attributes": ("heads", "tactic")}, "expected other names"),
+        ({"inputs": (Argument("x", "int32", ("rows",)),) * 2}, "expected other names, each once"),
+        ({"inputs": ()}, "expected inputs and outputs"),
+        ({"outputs": (Argument("o", "bf16", ("rows",)),) * 2}, r"outputs \['o', 'o'\]: expected other names"),
+        ({"outputs": (Argument("k_cache", "bf16", ("rows",)),)}, r"outputs \['k_cache'\]: expected other names"),
         ({"scalars": ("rows", "nothing")}, r"sizes \['nothing'\]"),
         ({"inputs": (Argument("x", "float64", ("rows",)),)}, "x is float64"),
         ({"outputs": (Argument("o", "bf16", ("rows",), "q"),)}, "o in place of q"),
+        (
+            {"outputs": (replace(Q, name="a"), replace(Q, name="b"))},
+            r"in place of \['q', 'q'\]: expected each input once",
+        ),
+        ({"threads": 2048}, "2048 threads: expected 1 to 1024"),
+        ({"threads": 0}, "0 threads: expected 1 to 1024"),
     ],
 )
 def test_declarations_that_break_a_rule_are_refused(change, message):
@@ -146,7 +218,23 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
     assert [scalar.expr.value for scalar in scalars.values()] == [sizes[name] for name in kernel.scalars]
     assert all(scalar.dtype == trt.PluginArgDataType.INT32 for scalar in scalars.values())
     entry, ptx = plugin.get_kernel(descs[: len(shapes)], descs[len(shapes) :])
-    assert entries(ptx.decode())[entry] == kernel.parameters()
+    assert entries(ptx.decode())[entry].parameters == kernel.parameters()
+
+
+@pytest.mark.parametrize(("width", "length"), [(64, 32), (64, 16)])
+def test_tensorrt_is_told_of_beams_that_are_too_many(tensorrt, width, length):
+    beams = (5, width, length)
+    create = tensorrt.plugin.op.redraft.PackBeams(*(tensorrt.ITensor() for _ in range(4)))
+    plugin = create(tensorrt.QuickPluginCreationRequest.PREFER_AOT)[2]
+    types = [tensorrt.DataType.INT32, tensorrt.DataType.INT32, tensorrt.DataType.FLOAT, tensorrt.DataType.INT32]
+    plugin.get_output_data_types(types, [1, 3, 3, 1])
+    builder = fake_tensorrt.ExprBuilder()
+    expressions = [[builder.constant(size) for size in shape] for shape in ((5,), beams, beams, (5,))]
+    refused = (
+        pytest.raises(ValueError, match="width 64 x length 32 is 2048") if width * length > 1024 else nullcontext()
+    )
+    with refused:
+        plugin.get_output_shapes(expressions, [], builder)
 
 
 class Scalars(dict):

@@ -1,4 +1,4 @@
-"""The kernels' script as far as it runs on the CPU: packing, and what compute-sanitizer's tools say."""
+"""The kernels' script as far as it runs on the CPU: what compute-sanitizer's tools say, the report, the exit status."""
 
 import json
 import sys
@@ -7,41 +7,61 @@ import pytest
 import torch
 
 from benchmarks.gpu import kernels
-from benchmarks.gpu.kernels import check_packing, sanitize
+from benchmarks.gpu.kernels import sanitize
+from plugins.cuda import check_on_gpu
 
-CPU = torch.device("cpu")
-
-
-def test_packing_is_compared(monkeypatch):
-    for sizes in ((1, 1, 1), (3, 6, 5)):
-        check_packing(*sizes, CPU)
-    run = kernels.run
-
-    def wrong(*arguments):
-        outputs = run(*arguments)
-        outputs[1][2, 1] += 1
-        return outputs
-
-    monkeypatch.setattr(kernels, "run", wrong)
-    with pytest.raises(ArithmeticError, match="packing 3 x 6 x 5: sequence 2 has another tree"):
-        check_packing(3, 6, 5, CPU)
+CHECKED = {"attention": "stood in for", "packing": "equal"}
 
 
-def test_what_the_tools_say(tmp_path):
+@pytest.fixture
+def program(tmp_path):
+    """compute-sanitizer, of which racecheck complains."""
     program = tmp_path / "compute-sanitizer"
     program.write_text(
-        f'#!{sys.executable}\nimport sys\nprint("ran", *sys.argv[1:3])\nsys.exit(9 * ("racecheck" in sys.argv))\n'
+        f"#!{sys.executable}\nimport os, sys\n"
+        'print("ran", *sys.argv[1:3], "caching off:", os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"])\n'
+        'sys.exit(9 * ("racecheck" in sys.argv))\n'
     )
     program.chmod(0o755)
+    return program
+
+
+def test_what_the_tools_say(program):
     said = sanitize(str(program))
-    assert said["memcheck"] == {"clean": True, "says": "ran --tool memcheck"}
-    assert said["racecheck"] == {"clean": False, "says": "ran --tool racecheck"}
+    assert list(said) == ["memcheck", "racecheck", "initcheck", "synccheck"]
+    assert said["memcheck"] == {"clean": True, "says": "ran --tool memcheck caching off: 1"}
+    assert said["racecheck"] == {"clean": False, "says": "ran --tool racecheck caching off: 1"}
     assert "comes with CUDA's toolkit" in sanitize(None)["missing"]
 
 
+def test_what_the_tools_run_checks_packing(monkeypatch):
+    """The command that runs under compute-sanitizer, with attention left out for time."""
+    monkeypatch.setattr(check_on_gpu, "check_attention", lambda device, small: [])
+    arguments = [*kernels.CHECKS[2:], "--device", "cpu"]
+    check_on_gpu.main(arguments)
+    run = check_on_gpu.run
+    monkeypatch.setattr(check_on_gpu, "run", lambda *given: [output.add_(1) for output in run(*given)])
+    with pytest.raises(ArithmeticError, match="packing 1 x 1 x 1"):
+        check_on_gpu.main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "tools", "status"),
+    [([], ("memcheck",), 0), ([], ("memcheck", "racecheck"), 1), ([], None, 1), (["--no-sanitizer"], None, 0)],
+)
+def test_complaints_and_a_missing_sanitizer_are_errors(options, tools, status, program, tmp_path, monkeypatch):
+    found = None if tools is None else str(program)
+    monkeypatch.setattr(kernels, "device_of", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(kernels, "describe", lambda _: {})
+    monkeypatch.setattr(kernels, "check_all", lambda device, small: CHECKED)
+    monkeypatch.setattr(kernels, "TOOLS", tools)
+    monkeypatch.setattr(kernels.shutil, "which", lambda _: found)
+    assert kernels.main(["--no-times", "--output", str(tmp_path / "r.json"), *options]) == status
+
+
 def test_a_report_of_the_cpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "check_all", lambda device, small: [{"device": device, "small": small}])
+    monkeypatch.setattr(kernels, "check_all", lambda device, small: {"attention": [device, small]})
     assert kernels.main(["--device", "cpu", "--output", str(tmp_path / "r.json")]) == 0
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["attention"] == [{"device": "cpu", "small": True}]
+    assert report["attention"] == ["cpu", True]
     assert "timings" not in report
