@@ -12,21 +12,47 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+BACKEND = "nccl"
+
+
 def connect(comm: MPI.Intracomm) -> None:
     """Give each rank of a machine a GPU of its own, and make these ranks torch.distributed's default group. Raises
-    ValueError for more ranks than GPUs on a machine, RuntimeError where torch lacks NCCL."""
+    RuntimeError that names the remedy: on all ranks where torch lacks NCCL or a machine has fewer GPUs than ranks, on
+    those that notice where NCCL does not connect them."""
     from mpi4py import MPI
 
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
     place, count = local.rank, local.size
     local.Free()
-    if count > torch.cuda.device_count():
-        raise ValueError(f"{count} ranks on {socket.gethostname()}: it has {torch.cuda.device_count()} GPUs")
-    if not distributed.is_nccl_available():
-        raise RuntimeError(f"torch {torch.__version__} has no NCCL; install torch's CUDA build (requirements-gpu.txt)")
+    for failure in comm.allgather(_failure(count)):
+        if failure:
+            raise RuntimeError(failure)
     torch.cuda.set_device(place)
     with socket.create_server(("", 0)) as server:
         address = comm.bcast((socket.gethostname(), server.getsockname()[1]))
-    distributed.init_process_group(
-        "nccl", init_method=f"tcp://{address[0]}:{address[1]}", rank=comm.rank, world_size=comm.size
-    )
+    try:
+        distributed.init_process_group(
+            BACKEND, init_method=f"tcp://{address[0]}:{address[1]}", rank=comm.rank, world_size=comm.size
+        )
+        distributed.barrier()  # NCCL connects in the first call
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(
+            f"NCCL does not connect the {comm.size} ranks ({error}): NCCL_DEBUG=INFO says why, between machines "
+            "NCCL_SOCKET_IFNAME chooses the interface; a bundle built with --tensor-parallel 1 needs no NCCL"
+        ) from None
+
+
+def _failure(count: int) -> str | None:
+    """What keeps a machine from `count` ranks."""
+    if not distributed.is_nccl_available():
+        return (
+            f"NCCL, by which ranks on GPUs exchange their sums, is not in torch {torch.__version__}: install torch's "
+            "CUDA build with pip install -r requirements-gpu.txt, or build the bundle with --tensor-parallel 1"
+        )
+    if count > torch.cuda.device_count():
+        return (
+            f"{count} ranks on {socket.gethostname()}, which shows {torch.cuda.device_count()} GPUs, and each needs "
+            "one: build the bundle for fewer ranks (--tensor-parallel 1 takes one GPU), or name more machines in "
+            "--hostfile"
+        )
+    return None

@@ -11,12 +11,7 @@ def all_reduce(x: Tensor, ranks: int) -> Tensor:
     """See README.md; on CUDA through torch.distributed's default group (NCCL), which must be there. Raises RuntimeError
     where other than `ranks` are connected."""
     if x.is_cuda:
-        from torch import distributed
-
-        _expect(distributed.get_world_size(), ranks)
-        parts = x.new_empty(ranks, *x.shape)
-        distributed.all_gather_into_tensor(parts, x.contiguous())
-        return _sum(parts)
+        return _sum_of_group(x, ranks)
     from plugins import kernels
 
     _expect(kernels.ranks(), ranks)
@@ -26,6 +21,16 @@ def all_reduce(x: Tensor, ranks: int) -> Tensor:
 @all_reduce.register_fake
 def _(x: Tensor, ranks: int) -> Tensor:
     return torch.empty_like(x)
+
+
+def _sum_of_group(x: Tensor, ranks: int) -> Tensor:
+    """By torch.distributed's default group."""
+    from torch import distributed
+
+    _expect(distributed.get_world_size(), ranks)
+    parts = x.new_empty(ranks * len(x), *x.shape[1:])
+    distributed.all_gather_into_tensor(parts, x.contiguous())
+    return _sum(parts.view(ranks, *x.shape))
 
 
 def _sum(parts: Tensor) -> Tensor:

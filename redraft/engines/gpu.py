@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import torch
 
 from redraft.bundle import BundleError
 
-DRIVER = Path("/proc/driver/nvidia/version")
-"""There where NVIDIA's driver is loaded."""
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+"""There where NVIDIA's driver is loaded, in the containers of such a machine too."""
+DEVICES = Path("/dev")
+"""Where each GPU that a process may use is a file `nvidia<number>`."""
+OLDEST_DRIVER = 580
+"""The first release for CUDA 13; `deploy/launch.py` has it too."""
+WITHOUT_GPU = "without a GPU, --backend tensorrt_rtx builds engines for another machine, and openvino's run on the CPU"
 
 
 def device() -> torch.device:
-    """The GPU. Raises BundleError that says what is missing: torch's CUDA build, the driver, or the device."""
+    """The GPU. Raises BundleError that says what is missing and what to do: the driver, a device, a driver that is new
+    enough, torch's CUDA build, or a device that torch may use."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
-    if torch.version.cuda is None:
-        raise BundleError(
-            "no CUDA device: this torch was built for the CPU; install its CUDA build with "
-            "pip install -r requirements-gpu.txt"
+    raise BundleError(f"no CUDA device: {_missing()}")
+
+
+def _missing() -> str:
+    if not DRIVER_FILE.exists():
+        return (
+            f"NVIDIA's driver is not loaded: on a machine with a GPU install release {OLDEST_DRIVER} or later (for a "
+            f"container on its host, and start it with --gpus all); {WITHOUT_GPU}"
         )
-    if not DRIVER.exists():
-        raise BundleError("no CUDA device: NVIDIA's driver is not installed, or not visible here (nvidia-smi shows it)")
-    raise BundleError("no CUDA device is visible: see nvidia-smi, and CUDA_VISIBLE_DEVICES")
+    if not any(DEVICES.glob("nvidia[0-9]*")):
+        return f"NVIDIA's driver is loaded, but no GPU is visible: start the container with --gpus all; {WITHOUT_GPU}"
+    version = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER_FILE.read_text())
+    if version and int(version[1].split(".")[0]) < OLDEST_DRIVER:
+        return f"the driver is {version[1]}: CUDA 13 needs release {OLDEST_DRIVER} or later; install one"
+    if torch.version.cuda is None:
+        return "this torch was built for the CPU; install its CUDA build with pip install -r requirements-gpu.txt"
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+    return (
+        f"torch sees none of this machine's GPUs, and CUDA_VISIBLE_DEVICES is {chosen}: see that nvidia-smi works, and "
+        "name one there that nvidia-smi -L lists"
+    )
 
 
 def capability(gpu: torch.device) -> str:

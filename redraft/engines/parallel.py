@@ -154,7 +154,7 @@ class Ranks:
 
             from plugins.all_reduce import nccl
 
-            if torch.cuda.is_available():
+            if any(self.comm.allgather(torch.cuda.is_available())):
                 nccl.connect(self.comm)
 
     def cores(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import launch
+from redraft.engines.gpu import OLDEST_DRIVER
 
 
 @pytest.fixture
@@ -130,3 +131,7 @@ def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
     script(machine, "nvidia-smi", "echo 'NVIDIA L4, 8.9, 580.1'")
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_the_engines_ask_for_the_same_driver():
+    assert launch.DRIVER == OLDEST_DRIVER

@@ -304,20 +304,35 @@ def test_an_engine_can_be_closed_twice(monkeypatch, tmp_path):
     assert not engine.drafters
 
 
-def test_without_a_gpu_the_reason_is_named(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("driver", "devices", "torch_cuda", "message"),
+    [
+        (None, False, None, "driver is not loaded: .* install release 580 or later .*; .* --backend tensorrt_rtx"),
+        (None, False, "13.0", "driver is not loaded"),
+        ("580.95.05", False, None, "no GPU is visible: start the container with --gpus all; .* openvino's run on the"),
+        ("575.57.08", True, None, r"the driver is 575\.57\.08: CUDA 13 needs release 580 or later"),
+        ("580.95.05", True, None, "this torch was built for the CPU; .*pip install -r requirements-gpu.txt"),
+        ("unreadable", True, None, "this torch was built for the CPU"),
+        ("580.95.05", True, "13.0", "none of this machine's GPUs, and CUDA_VISIBLE_DEVICES is 7: .* name one"),
+    ],
+)
+def test_without_a_gpu_the_reason_is_named(driver, devices, torch_cuda, message, monkeypatch, tmp_path):
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False)
     monkeypatch.undo()
     stand_in_tensorrt.install_library(monkeypatch, "tensorrt_rtx")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for version, driver, message in (
-        (None, False, r"this torch was built for the CPU; .*pip install -r requirements-gpu.txt"),
-        ("13.0", False, "NVIDIA's driver is not installed"),
-        ("13.0", True, "no CUDA device is visible: see nvidia-smi, and CUDA_VISIBLE_DEVICES"),
-    ):
-        monkeypatch.setattr(torch.version, "cuda", version)
-        monkeypatch.setattr(gpu, "DRIVER", tmp_path if driver else tmp_path / "nowhere")
-        with pytest.raises(BundleError, match=message):
-            load_engine(bundle)
+    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setattr(gpu, "DRIVER_FILE", tmp_path / "version")
+    monkeypatch.setattr(gpu, "DEVICES", tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    if driver:
+        line = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build"
+        (tmp_path / "version").write_text(f"{line}\nGCC version: gcc version 13.3.0\n")
+    if devices:
+        (tmp_path / "nvidia0").touch()
+    with pytest.raises(BundleError, match=f"no CUDA device: .*{message}"):
+        load_engine(bundle)
 
 
 def test_the_report_says_what_was_built(monkeypatch, tmp_path):

@@ -13,7 +13,9 @@ from onnx import TensorProto, helper
 from model_defs.export_target import CacheShape, export_target_plugin
 from model_defs.shards import plan_shards, shard_target
 from plugins import kernels
+from plugins.all_reduce import nccl
 from plugins.all_reduce.reference import all_reduce
+from plugins.all_reduce.torch_op import _sum, _sum_of_group
 from plugins.all_reduce.torch_op import all_reduce as torch_all_reduce
 from plugins.cpu.lowering import lower
 from plugins.program.fuse import fuse
@@ -22,6 +24,7 @@ from tests.mpi import run_ranks
 from tests.plugins.test_openvino import compile_nodes, core  # noqa: F401
 
 RANKS_SCRIPT = Path(__file__).with_name("all_reduce_ranks.py")
+NCCL_SCRIPT = Path(__file__).with_name("nccl_ranks.py")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 111), (7, 4097)])
@@ -37,6 +40,84 @@ def test_every_rank_gets_the_sum(count):
     done = run_ranks(count, RANKS_SCRIPT)
     assert done.returncode == 0, done.stderr
     assert [done.stdout.count(f"rank {rank} of {count} is right") for rank in range(count)] == [1] * count
+
+
+def test_the_cuda_operators_ranks_get_the_sum():
+    done = run_ranks(3, NCCL_SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(f"rank {rank} of 3 is right") for rank in range(3)] == [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [
+        (torch.float32, lambda parts: parts[2] + parts[1] + parts[0]),
+        (torch.bfloat16, lambda parts: parts[0] + parts[1] + parts[2]),
+    ],
+    ids=["another order", "rounded twice"],
+)
+def test_the_cuda_operator_sums_in_float32_in_the_order_of_ranks(rng, dtype, wrong):
+    parts = torch.from_numpy(rng.standard_normal((3, 7, 111)) * rng.choice([1e-4, 1, 1e4], (3, 7, 111))).to(dtype)
+    expected = torch.from_numpy(all_reduce(parts.float().numpy())).to(dtype)
+    torch.testing.assert_close(_sum(parts), expected, rtol=0, atol=0)
+    assert not torch.equal(wrong(parts), expected), "it would be seen"
+
+
+class Alone:
+    """A communicator of ranks on one machine, of which the others fare as this one does."""
+
+    def __init__(self, size: int):
+        self.rank, self.size = 0, size
+
+    def Split_type(self, _):
+        return self
+
+    def Free(self) -> None:
+        pass
+
+    def allgather(self, value):
+        return [value] * self.size
+
+    def bcast(self, value):
+        return value
+
+
+@pytest.mark.parametrize(
+    ("has_nccl", "gpus", "message"),
+    [
+        (
+            False,
+            2,
+            r"NCCL, by .*, is not in torch .*: install torch's CUDA build .*requirements-gpu.txt, or build .* 1",
+        ),
+        (
+            True,
+            1,
+            r"2 ranks on .*, which shows 1 GPUs, .*: build .* for fewer ranks \(--tensor-parallel 1 .*--hostfile",
+        ),
+        (
+            True,
+            2,
+            r"NCCL does not connect the 2 ranks \(ncclSystemError\): NCCL_DEBUG=INFO says why, .*-parallel 1 needs",
+        ),
+    ],
+)
+def test_ranks_that_nccl_cannot_connect_are_told_what_to_do(has_nccl, gpus, message, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("ncclSystemError")
+
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: has_nccl)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
+    monkeypatch.setattr("torch.distributed.init_process_group", fail)
+    with pytest.raises(RuntimeError, match=message):
+        nccl.connect(Alone(2))
+
+
+def test_a_group_of_other_ranks_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
+    with pytest.raises(RuntimeError, match="the network is for 2 ranks: 3 are connected"):
+        _sum_of_group(torch.ones(1), 2)
 
 
 def test_alone_it_is_the_identity(rng):
