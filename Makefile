@@ -37,7 +37,7 @@ COMPILE := $(BUILD) --precision $(PRECISION) $(CALIBRATED:%=--calibration %) $(i
 SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh redraft/engines/extents.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model distill train engines tune serve stop loadtest bench one-rank quickstart test verify lint kernels clean
+.PHONY: help setup model distill train engines tune serve stop loadtest bench one-rank mpi quickstart test verify lint kernels clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -99,11 +99,16 @@ $(CALIBRATION): | $(MODEL)/source.json
 $(DRAFTER)/config.json:
 	$(error no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER)
 
-tune: $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
+NO_MPI = the bundle is split over $(TP) ranks, for which MPI is missing ($(firstword $(LAUNCH))): pip install mpi4py mpich, \
+  in the versions that requirements.txt names, into the environment of redraft
+mpi: | $(SETUP)
+	@$(if $(LAUNCH),test -x $(firstword $(LAUNCH)) || { echo "make: $(NO_MPI)"; exit 1; })
+
+tune: mpi $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
 $(BUNDLE)/budget.json: $(BUNDLE)/manifest.json
 	$(LAUNCH) $(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
 
-serve: $(BUNDLE)/budget.json ## start Triton on 127.0.0.1; returns when a real request has succeeded
+serve: mpi $(BUNDLE)/budget.json ## start Triton on 127.0.0.1; returns when a real request has succeeded
 	$(PY) -m redraft.cli serve --bundle $(BUNDLE)
 
 stop: | $(SETUP) ## stop it
@@ -136,7 +141,7 @@ bench: one-rank $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/mani
 	$(PY) -m benchmarks.drafting_latency heads
 	$(if $(SPEC_BENCH),$(PY) -m benchmarks.rsd_experiments --model $(MODEL) --drafter $(DRAFTER) --dataset $(SPEC_BENCH))
 
-quickstart: $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
+quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
 	$(PY) -m benchmarks.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
 
 test: $(MODEL)/source.json ## the test suite

@@ -37,7 +37,7 @@ from redraft.bundle import BundleConfig, BundleError, ContextInfo, LimitsInfo, S
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.flavour import FLAVOURS
-from redraft.engines.memory import WIDTH
+from redraft.engines.memory import WIDTH, is_out_of_memory, what_builds
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
@@ -173,6 +173,12 @@ def main(
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
         out.print(f"[red]build_engines:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+        out.print(f"[red]build_engines:[/red] out of memory ({escape(first_line(error))}): {what_builds(weights)}")
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         out.print("build_engines: interrupted, nothing was written")
         raise typer.Exit(130) from None
@@ -196,6 +202,11 @@ def reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return describe(error)
     return str(error.args[0] if isinstance(error, KeyError) else error)
+
+
+def first_line(error: Exception) -> str:
+    """Of what it says, or else its name."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def target_info(target: Target) -> TargetInfo:

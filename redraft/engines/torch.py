@@ -19,6 +19,7 @@ from plugins.cuda.compile import nvcc
 from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import HEAD_SIZES
 from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
+from redraft.engines import gpu, memory
 from redraft.engines.choice import choose
 from redraft.engines.fixed_calls import FixedCalls, GraphPool, padded_size
 from redraft.engines.interface import (
@@ -44,14 +45,24 @@ class TorchEngine:
     """A bundle's programs, and caches in the bundle's precision. Of several ranks, one's: see `OpenVINOEngine`."""
 
     def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0):
-        """Raises BundleError where the GPU's kernels do not fit the bundle."""
+        """Raises BundleError where the GPU's kernels do not fit the bundle, or its memory does not suffice."""
         if threads is not None:
             torch.set_num_threads(threads)
+        device = available_device()
+        if device.type == "cpu":
+            self._load(bundle, rank, device)
+            return
+        require_kernels(bundle)
+        free = gpu.free_bytes(device)
+        try:
+            self._load(bundle, rank, device)
+        except torch.OutOfMemoryError:
+            fits = memory.what_fits(of_rank(bundle.config, rank), program_bytes(bundle, rank), free)
+            raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
+
+    def _load(self, bundle: Bundle, rank: int, device: torch.device) -> None:
         config = bundle.config
         target, limits = config.target, config.limits
-        device = available_device()
-        if device.type == "cuda":
-            require_kernels(bundle)
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         folder = target_folder(bundle.path, rank, config.tensor_parallel)
         program = load_program(folder / "target.pt2", device)
@@ -181,6 +192,19 @@ def require_kernels(bundle: Bundle) -> None:
                 f"{bundle.path}: heads of size {size}, and the CUDA kernels take {HEAD_SIZES}; an empty "
                 "CUDA_VISIBLE_DEVICES runs the bundle on the CPU"
             )
+
+
+def of_rank(config: BundleConfig, rank: int) -> BundleConfig:
+    """As if its shard were the target."""
+    return config.model_copy(
+        update={"target": config.target.model_copy(update={"num_kv_heads": config.kv_heads(rank)})}
+    )
+
+
+def program_bytes(bundle: Bundle, rank: int) -> int:
+    """Of the programs that a rank loads."""
+    own = [target_folder(bundle.path, rank, bundle.config.tensor_parallel) / "target.pt2"]
+    return sum(file.stat().st_size for file in own + (list(bundle.path.glob("*.*.pt2")) if rank == 0 else []))
 
 
 def load_program(path: Path, device: torch.device) -> torch.nn.Module:

@@ -345,6 +345,42 @@ def test_a_broken_file_is_named(model, tmp_path, folder, file, content, message)
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "(MemoryError)"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory\n"),
+            "enforce fail",
+        ),
+        (RuntimeError("std::bad_alloc"), "(std::bad_alloc)"),
+    ],
+)
+@pytest.mark.parametrize("place", ["Target.from_folder", "finish_bundle"])
+def test_too_little_memory_says_what_would_fit(model, tmp_path, monkeypatch, place, error, said):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(f"build_engines.{place}", fail)
+    monkeypatch.setattr("redraft.engines.memory.host_bytes", lambda: 160_000_000)
+    done = run("--model", model, "--output", tmp_path / "b", "--no-drafter", "--max-len", 64, "--backend", "torch")
+    assert done.exit_code == 1
+    assert "build_engines: out of memory (" in done.output
+    assert said in done.output
+    assert "0.16 GB are free; a target with weights of 0.02 GB would fit: choose one" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_error_is_no_lack_of_memory(model, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr("build_engines.Target.from_folder", fail)
+    done = run("--model", model, "--output", tmp_path / "b", "--no-drafter")
+    assert isinstance(done.exception, RuntimeError)
+    assert "out of memory" not in done.output
+
+
 def test_a_calibration_of_another_target_is_refused(model, tmp_path):
     calibration = calibrate(tiny_target(), "feed", [[1, 2]])
     calibration.save(tmp_path / "c.json")

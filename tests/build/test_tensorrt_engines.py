@@ -163,6 +163,16 @@ def test_too_little_memory_says_what_would_fit(monkeypatch, network, cache):
     assert not list(network.parent.glob("*.engine"))
 
 
+def test_too_little_memory_of_a_machine_without_gpu_says_what_would_fit(monkeypatch, tmp_path):
+    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
+    monkeypatch.setattr("redraft.engines.memory.host_bytes", lambda: 60_000_000)
+    trt.fails_with = "Requested size was 5 bytes: OutOfMemory"
+    with pytest.raises(
+        BundleError, match=r"TensorRT for RTX ran out of this .*\(8 times .*0.06 GB are free; .* 0.01 GB would"
+    ):
+        tiny_bundle(tmp_path, tiny_target(), "tensorrt_rtx", drafts=False, limits=LIMITS)
+
+
 @pytest.mark.parametrize(
     ("weights", "free", "message"),
     [

@@ -275,3 +275,23 @@ def test_what_a_gpu_cannot_run_is_refused(bundle, monkeypatch):
     with pytest.raises(BundleError, match=r"nvcc not found at NVCC=/nowhere/nvcc.*pip install"):
         load_engine(bundle)
     nvcc.cache_clear()
+
+
+def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("redraft.engines.torch.require_kernels", lambda _: None)
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
+    monkeypatch.setattr("redraft.engines.torch.load_program", full)
+    size = sum(file.stat().st_size for file in bundle.path.glob("*.pt2"))
+    for free, remedy in (
+        (size + 600_000, r"--slots \d or --max-len \d+ would fit"),
+        (size, "no limits would fit beside the weights"),
+    ):
+        monkeypatch.setattr("redraft.engines.gpu.free_bytes", lambda _, free=free: free)
+        with pytest.raises(
+            BundleError, match=rf"does not fit this GPU: about .* \(weights {size / 1e9:.2f}.*; {remedy}"
+        ):
+            load_engine(bundle)
