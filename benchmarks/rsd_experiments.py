@@ -1,4 +1,4 @@
-"""RSD's experiments 1 and 2 (section 5, appendix D.3): block efficiency of trees by draft length and by target budget.
+"""RSD's experiments 1 and 2 (section 4, appendix D.3): block efficiency of trees by draft length and by target budget.
 
     python -m benchmarks.rsd_experiments --model MODEL --drafter DRAFTER --dataset spec_bench.jsonl
 

@@ -62,6 +62,17 @@ def example(files, tmp_path, monkeypatch):
         registry.update(before)
 
 
+def test_what_the_page_names_is_there():
+    page = (ROOT / "docs" / "algorithms.md").read_text().split("## What goes with what")[0]
+    places = re.findall(r"`([\w./]+/[\w.]*)(?: --[\w-]+)?`(?:: ((?:`[\w.]+`,? ?)+))?", page)
+    assert len(places) > 60
+    for path, names in places:
+        assert (ROOT / path).exists(), path
+        for name in re.findall(r"[\w.]+", names):
+            text = (ROOT / path).read_text()
+            assert all(re.search(rf"\b{part}\b", text) for part in name.split(".")), (path, name)
+
+
 def test_each_is_one_file_of_thirty_lines(files):
     assert [str(path.parent) for path in files] == ["model_defs", "redraft/decoding", "redraft/decoding"]
     assert all(len([line for line in code.splitlines() if line]) <= 30 for code in files.values())
