@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 import numpy as np
 
 from redraft.budget import BudgetEntry, BudgetTable
+from redraft.decoding.draws import log_softmax
 from redraft.decoding.sampling import Sampler
+from redraft.decoding.verification import VERIFIERS
 from redraft.drafting import DraftingPlan
+from redraft.engines.interface import DraftBatch, DraftCandidates
 from redraft.protocol import GenerateRequest, SamplingConfig
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -39,6 +42,8 @@ KINDS: dict[str, dict] = {
     "ending": {"temperature": 1.0, "min_length": 2},
 }
 END_IDS = {"ending": frozenset({0})}
+Answers = dict[tuple[str, int], tuple[int, ...]]
+"""Text by kind and seed."""
 
 PAIRS = np.array(
     [[[0.344, 0.063, 0.126, 0.467], [0.176, 0.753, 0.061, 0.010]],
@@ -55,10 +60,27 @@ class AdversarialEngine(DrawingToyEngine):
         target, draft = np.log(PAIRS[rng.integers(len(PAIRS))][:, rng.permutation(4)]).astype(np.float32)
         return target, draft
 
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
+        """Beams, and as chains to re-sample from any logits: lossless is any tree."""
+        states = [int(high) << 16 | int(low) for high, low in batch.hidden.tolist()]
+        chains = [[self.logits_of(state + level)[1] for level in range(self.length)] for state in states]
+        return replace(super().draft(batch), raw_logits=np.array(chains))
+
+    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """On each level its two likeliest tokens, below the likelier one of the level above."""
+        shape = len(roots), self.length, 1
+        ids, log_probs = np.zeros((*shape, 2), np.int32), np.full((*shape, 2), -np.inf, np.float32)
+        for b, chain in enumerate(chains):
+            likeliest = np.argsort(-chain)[:, :2]
+            ids[b, : len(chain), 0] = likeliest
+            logs = np.take_along_axis(log_softmax(chain), likeliest, axis=1)
+            log_probs[b, : len(chain), 0] = logs + np.cumsum([0.0, *logs[:-1, 0]])[:, None]
+        return DraftCandidates(ids, log_probs, np.zeros(shape, np.int32))
+
 
 @dataclass(frozen=True)
 class Case:
-    """A pairing, its tree, and how few draws a busy step and the others keep."""
+    """A pairing, its tree (`levels`: of random draws), and how few draws a busy step and the others keep."""
 
     construction: str
     levels: tuple[int, ...]
@@ -67,6 +89,12 @@ class Case:
     budget: int = 15
     ngram: bool = False
     support: int = 4
+    resample_above: int | None = None
+
+    @property
+    def walks(self) -> bool:
+        """Whether texts are auto-regressive decoding's, token for token."""
+        return VERIFIERS[self.verification].merges
 
 
 CASES = {
@@ -78,7 +106,13 @@ CASES = {
     "K-SEQ": Case("independent", (3, 3), "k_seq", cut=3),
     "K-SEQ, always cut": Case("independent", (3, 3), "k_seq", cut=2, budget=2),
     "speculative sampling": Case("random_chain", (1, 1), "rejection", cut=1),
+    "random chain, recursive rejection": Case("random_chain", (1, 1), "recursive_rejection", cut=1),
+    "random chain, multi-round": Case("random_chain", (1, 1), "multi_round", cut=1),
+    "random chain, K-SEQ": Case("random_chain", (1, 1), "k_seq", cut=1),
     "RSD-S merged with n-grams": Case("stochastic_beam", (3, 3), "sampled_walk", cut=4, ngram=True),
+    "beams merged with n-grams and re-sampled trees": Case(
+        "beam", (), "sampled_walk", cut=4, ngram=True, resample_above=0
+    ),
 }
 
 
@@ -86,7 +120,7 @@ def engine_of(case: Case) -> AdversarialEngine:
     """The toy engine of a case: always the same target."""
     return AdversarialEngine(
         case.construction, case.levels, case.support, vocab_size=4, slots=LIMITS.slots, max_len=LIMITS.max_len,
-        max_tree=LIMITS.max_tree, seed=1,
+        max_tree=LIMITS.max_tree, seed=1, width=3, length=3, candidates=4,
     )  # fmt: skip
 
 
@@ -109,10 +143,28 @@ def target_law(engine: DrawingToyEngine, kind: str) -> dict[tuple[int, ...], flo
     return dict(law)
 
 
-def generate(
-    case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)
-) -> tuple[dict[str, Counter], Scheduler, Counter]:
-    """Outcomes by kind of `requests` requests of each kind; the scheduler; and how many steps kept how many nodes."""
+def text_of(engine: DrawingToyEngine, kind: str, seed: int) -> tuple[int, ...]:
+    """What auto-regressive sampling gives a request of this seed, without a scheduler or a verifier."""
+    end_ids = END_IDS.get(kind, frozenset())
+    sampler, tokens = Sampler(SamplingConfig(**KINDS[kind], seed=seed), PROMPT, end_ids), list[int]()
+    while len(tokens) < TOKENS and not set(tokens) & end_ids:
+        tokens.append(sampler.choose(engine.logits_after(engine.path_state([*PROMPT, *tokens]))))
+        sampler.accept(tokens[-1])
+    return tuple(token for token in tokens if token not in end_ids)
+
+
+def check(case: Case, kind: str, answers: Answers) -> float:
+    """How far the answers of a kind are off the target's law, see `deviation`. Raises AssertionError for an outcome
+    that the target never gives and, where the verifier walks, for any text but auto-regressive decoding's."""
+    engine, found = engine_of(case), {seed: text for (of, seed), text in answers.items() if of == kind}
+    if case.walks:
+        others = sum(text != text_of(engine, kind, seed) for seed, text in found.items())
+        assert not others, f"{others} of {len(found)} texts are not auto-regressive decoding's"
+    return deviation(Counter(found.values()), target_law(engine, kind))
+
+
+def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -> tuple[Answers, Scheduler, Counter]:
+    """Answers to `requests` requests of each kind; the scheduler; and how many steps kept how many nodes."""
     table = BudgetTable(
         entries=[
             BudgetEntry(running=BUSY, greedy=case.budget, sampled=case.budget),
@@ -120,8 +172,9 @@ def generate(
         ]
     )
     plan = DraftingPlan(
-        case.construction, case.verification, case.ngram, budget=table, levels=case.levels, support=case.support
-    )
+        case.construction, case.verification, case.ngram, budget=table, levels=case.levels, support=case.support,
+        resample_above=case.resample_above,
+    )  # fmt: skip
     sizes: Counter[int] = Counter()
     scheduler = Scheduler(
         engine_of(case), LIMITS, only(plan), observe=lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])
@@ -130,11 +183,10 @@ def generate(
         sampling = SamplingConfig(**KINDS[kind], seed=number)
         request = GenerateRequest(id=str(number), input_ids=PROMPT, max_tokens=TOKENS, sampling=sampling)
         scheduler.submit(Sequence((kind, number), request, PROMPT, CODEC, END_IDS.get(kind, frozenset())))
-    outcomes: dict[str, Counter] = {kind: Counter() for kind in kinds}
+    answers: Answers = {}
     while not scheduler.idle:
-        for output in scheduler.step():
-            outcomes[output.key[0]][tuple(output.token_ids)] += 1
-    return outcomes, scheduler, sizes
+        answers |= {output.key: tuple(output.token_ids) for output in scheduler.step()}
+    return answers, scheduler, sizes
 
 
 def deviation(counts: Counter, law: dict[tuple[int, ...], float]) -> float:

@@ -118,7 +118,7 @@ class ToyEngine:
         logits = self.logits_after(state)
         rng = np.random.default_rng(state)
         if rng.random() > self.quality:
-            rng.shuffle(logits)
+            logits = rng.permutation(logits)
         ids = np.argsort(-logits, kind="stable")[: self.candidates]
         probs = np.exp(logits[ids] - logits.max())
         return ids, probs / np.exp(logits - logits.max()).sum()
