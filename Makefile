@@ -43,8 +43,9 @@ SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE MODEL DRAFTER PRECISION (fp32 bf16 int8; tensorrt: bf16 int8 fp8; tensorrt_rtx: also fp16 fp8) CALIBRATION"
-	@echo "BACKEND (openvino torch tensorrt tensorrt_rtx) SHAPE METHODS BUNDLE BASELINE PROMPTS RATES RESULTS;"
+	@echo "Variables: SOURCE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS RATES RESULTS;"
+	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
+	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for distill and train DATA TEACHER"
 	@echo "TOKENS POSITIONS; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 

@@ -149,7 +149,10 @@ def main(
             named = [*others, *(f"--{name.replace('_', '-')}" for name in given)]
             raise BundleError(f"--methods describes all methods: expected it without {', '.join(named)}")
         if tensor_parallel > 1 and backend in FLAVOURS:
-            raise BundleError(f"--tensor-parallel {tensor_parallel}: {backend} engines are for one GPU")
+            raise BundleError(
+                f"--tensor-parallel {tensor_parallel}: {backend} engines are for one GPU; choose --backend openvino or "
+                "torch, or leave the flag out"
+            )
         chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
         with step("load the target"):
             target = Target.from_folder(model)

@@ -227,18 +227,16 @@ def tables(report: dict[str, Any]) -> list[Table]:
     for rows in dict.fromkeys(step["rows"] for step in report["steps"]):
         cells = [step["milliseconds"] for step in report["steps"] if step["rows"] == rows]
         first.rows.append([str(rows), *(f"{cell:.2f}" for cell in cells)])
-    second = Table("Speed-up that the step times allow, by batch (not a measured speed-up)", ["", *map(str, batches)])
+    second = Table("Projection: speed-up that the step times allow, by batch (not measured)", ["", *map(str, batches)])
     for name, system in report["systems"].items():
         second.rows.append([f"{name}: drafting, ms", *(f"{x['milliseconds']:.2f}" for x in system["drafting"])])
         for length in system["acceptance_lengths"]:
             cells = [entry["speedup_allowed"][length] for entry in system["allowed"]]
             second.rows.append([f"{name}, {length}", *(f"{cell:.2f}x" for cell in cells)])
-        second.rows.append(
-            [
-                f"{name}, accepted for 2.19x",
-                *(f"{x['acceptance_length_needed']['2.19x']:.2f}" for x in system["allowed"]),
-            ]
-        )
+        for paper, pair in PAPER.items():
+            needed = [[entry["acceptance_length_needed"][f"{x:g}x"] for x in pair] for entry in system["allowed"]]
+            label = f"{name}, accepted tokens for {pair[0]}x to {pair[1]}x (the paper's, {paper})"
+            second.rows.append([label, *(f"{low:.2f} to {high:.2f}" for low, high in needed)])
     return [first, second]
 
 

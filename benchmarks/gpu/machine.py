@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -24,11 +25,13 @@ def add_device(parser: argparse.ArgumentParser, script: str) -> None:
 
 def device_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> torch.device:
     """The device asked for; without it the command ends with the reason. On the CPU `--output` is required, as the
-    figures beside the scripts are a GPU's."""
+    figures beside the scripts are a GPU's; engines and child processes then see no GPU."""
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device that torch can use: run on a GPU machine with torch's CUDA build, or --device cpu")
     if args.device == "cpu" and not args.output:
         parser.error("--device cpu needs --output: the results beside the script are a GPU's")
+    if args.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return torch.device(args.device)
 
 

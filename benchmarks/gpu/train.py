@@ -6,7 +6,8 @@ The target answers prompts, many at a time, into FOLDER/data until there are `--
 is over; then the drafters are trained one after the other, each with an equal share of the time that is left, on
 `--positions`. Learning rates decay over `--positions`: choose as many as the time allows (log.jsonl has the rate). What
 is there is kept: the same command goes on, after the last shard and the last checkpoint. Worth keeping are FOLDER/KIND/
-drafter.safetensors, config.json and log.jsonl, and the report; teacher data is large and quickly made again.
+drafter.safetensors, config.json and log.jsonl, and the report, which on a GPU lies beside this script too; teacher data
+is large and quickly made again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.gpu.machine import describe, device_of, write_report
+from benchmarks.gpu.machine import describe, device_of
+from benchmarks.results import write_json
 from model_defs.drafters import DRAFTERS
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +120,10 @@ def main(argv: list[str] | None = None) -> int:
     args.output = args.output_folder / "report.json"
     device = device_of(parser, args)
     report = {"machine": describe(device), **run_all(args)}
-    console.print(f"written to {write_report(args, report)}")
+    beside = [Path(__file__).with_suffix(".json")] if device.type == "cuda" else []
+    for path in (args.output, *beside):
+        write_json(path, report)
+        console.print(f"written to {path}")
     failed = [report["distil"]["exit_status"], *(entry["exit_status"] for entry in report["drafters"].values())]
     return int(any(failed))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from build_engines import PRECISIONS
 from redraft.serving import ranks
 from redraft.serving.processes import ServingError
 from tests.conftest import ROOT
@@ -34,6 +35,13 @@ def test_bundles_for_two_ranks_have_names_of_their_own():
         assert f"-{kind}-bf16\n" not in commands
     assert commands.count("--tensor-parallel 2") == 2
     assert "mpiexec.gforker -n 2 .venv/bin/python build/tune.py" in commands
+
+
+def test_help_names_every_backends_precisions():
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    said = " ".join(done.stdout.split())
+    for backend, precisions in PRECISIONS.items():
+        assert f"{backend} {' '.join(precisions)}" in said
 
 
 def test_several_ranks_without_mpi_are_told_what_serving_says(tmp_path, monkeypatch):

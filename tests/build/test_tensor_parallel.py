@@ -49,7 +49,10 @@ def test_a_bundle_for_two_ranks(model, tmp_path, capsys):
     ("flags", "reason"),
     [
         (["--tensor-parallel", 3], "3 tensor-parallel ranks: expected 1 to 2, the target's number of KV groups"),
-        (["--tensor-parallel", 2, "--backend", "tensorrt_rtx"], "tensorrt_rtx engines are for one GPU"),
+        (
+            ["--tensor-parallel", 2, "--backend", "tensorrt_rtx"],
+            "engines are for one GPU; choose --backend openvino or torch, or",
+        ),
     ],
 )
 def test_refused(model, tmp_path, flags, reason):

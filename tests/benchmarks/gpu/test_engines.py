@@ -1,6 +1,7 @@
 """Bundles on a device: those that run are timed, those that do not are answered with the reason."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ def test_times_and_reasons(backend, tmp_path, monkeypatch):
     output = tmp_path / "r.json"
     arguments = [str(bundle.path), str(tmp_path / "nowhere"), "--repeats", "1"]
     engines.main([*arguments, "--device", "cpu", "--output", str(output)])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     runs, missing = json.loads(output.read_text())["bundles"]
     assert (runs["backend"], runs["loads"], runs["runs"]) == (backend, True, True)
     rows = {(entry["sequences"], entry["rows"]) for entry in runs["times"]}

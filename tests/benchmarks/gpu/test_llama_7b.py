@@ -32,6 +32,24 @@ def test_speed_up_is_tokens_over_the_cost_of_a_step():
     assert found["acceptance_length_needed"]["2.19x"] == pytest.approx(1.5 * 2.19)
 
 
+def test_both_of_the_papers_comparisons_stand_beside_the_projection():
+    steps = [{"batch": 2, "rows": rows, "milliseconds": ms} for rows, ms in ((1, 10.0), (19, 15.0))]
+    drafting = [{"batch": 2, "milliseconds": 5.0}]
+    system = {
+        "drafting": drafting,
+        "acceptance_lengths": {"ours": 3.0},
+        "allowed": allowed(steps, drafting, {}, 19, {"ours": 3.0}),
+    }
+    _, projection = llama_7b.tables({"shape": "tiny", "steps": steps, "systems": {"redrafter": system}})
+    assert projection.title.startswith("Projection: ")
+    cells = dict(projection.rows)
+    assert cells["redrafter, ours"] == "1.50x"
+    assert (
+        cells["redrafter, accepted tokens for 2.09x to 2.56x (the paper's, TensorRT-LLM, low load)"] == "4.18 to 5.12"
+    )
+    assert cells["redrafter, accepted tokens for 2.19x to 2.51x (the paper's, TensorRT-LLM, TP 1)"] == "4.38 to 5.02"
+
+
 def test_a_cpu_leaves_the_gpus_results_alone(capsys):
     with pytest.raises(SystemExit):
         llama_7b.main(["--device", "cpu"])

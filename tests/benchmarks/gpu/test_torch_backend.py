@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ class Commands(list[list[str]]):
     failing = ""
 
     def run(self, command: list[str], cwd: Path) -> argparse.Namespace:
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "", "the CPU was asked for"
         self.append(command)
         output = Path(command[-1])
         if output.suffix == ".json":

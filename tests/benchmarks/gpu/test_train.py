@@ -1,9 +1,12 @@
 """Distilling and training inside a time: commands that their scripts take, shares of the time, interruptions."""
 
 import json
+import os
 import signal
 import sys
 import time
+
+import torch
 
 import distill
 import train_drafter
@@ -32,6 +35,7 @@ def run(tmp_path, monkeypatch, taken: float, *more: str) -> tuple[int, list[tupl
     ran, clock = [], [0.0]
 
     def run_until(command, seconds):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "", "the CPU was asked for"
         ran.append((command, seconds))
         clock[0] += min(taken, seconds)
         name = command[command.index("--output") + 1]
@@ -57,6 +61,16 @@ def test_the_time_is_shared_out(tmp_path, monkeypatch):
         "recurrent": {"positions": 2},
         "eagle": {"positions": 2},
     }
+
+
+def test_a_gpus_report_lies_beside_the_script_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "__file__", str(tmp_path / "train.py"))
+    run(tmp_path, monkeypatch, 1.0)
+    assert not (tmp_path / "train.json").exists(), "the results beside the script are a GPU's"
+    monkeypatch.setattr(train, "device_of", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(train, "describe", lambda device: {"device": device.type})
+    _, _, report = run(tmp_path, monkeypatch, 1.0)
+    assert json.loads((tmp_path / "train.json").read_text()) == report
 
 
 def test_time_that_is_left_goes_to_the_next(tmp_path, monkeypatch):
