@@ -1,6 +1,7 @@
 """What every rank of a test runs: `mpiexec -n N python tests/engines/ranks.py BUNDLE PLANS OUTPUT`.
 
-Rank 0 generates by each plan (JSON: name to fields of a DraftingPlan, or null) and writes the tokens.
+Rank 0 generates by each plan (JSON: name to fields of a DraftingPlan, or null) and writes what came of it. A plan's
+field `method` says whose drafter drafts, of a bundle with several.
 """
 
 from __future__ import annotations
@@ -17,20 +18,27 @@ from redraft.bundle import Bundle
 from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
 from redraft.engines.interface import Engine, TargetBatch
-from tests.engines.scheduling import generate
+from tests.engines.scheduling import METHOD, generate
+
+BUDGET = 7
 
 
-def plan_of(fields: dict[str, Any] | None) -> DraftingPlan | None:
-    """Its budget as a number."""
-    return DraftingPlan(**fields | {"budget": BudgetTable.constant(fields["budget"])}) if fields else None
+def plan_of(fields: dict[str, Any] | None) -> tuple[str, DraftingPlan | None]:
+    """Whose drafter drafts, and the plan."""
+    if fields is None:
+        return METHOD, None
+    own = {"budget": BudgetTable.constant(BUDGET), **fields}
+    return own.pop("method", METHOD), DraftingPlan(**own)
 
 
-def answers(engine: Engine, plans: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
-    """Tokens by plan and request."""
+def answers(engine: Engine, plans: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By plan: tokens by request, and how many nodes were drafted and accepted."""
     found = {}
     for name, fields in plans.items():
-        tokens, _ = generate(engine, plan_of(fields))
-        found[name] = {str(key): ids for key, ids in tokens.items()}
+        method, plan = plan_of(fields)
+        tokens, scheduler = generate(engine, plan, method=method)
+        totals = {"drafted": scheduler.totals.drafted, "accepted": scheduler.totals.accepted}
+        found[name] = {"tokens": {str(key): ids for key, ids in tokens.items()}, **totals}
     return found
 
 

@@ -37,11 +37,11 @@ def requests() -> list[Sequence]:
 
 
 def generate(
-    engine: Engine, plan: DraftingPlan | None, cancelled: tuple[int, ...] = ()
+    engine: Engine, plan: DraftingPlan | None, cancelled: tuple[int, ...] = (), method: str = METHOD
 ) -> tuple[dict[int, list[int]], Scheduler]:
-    """Tokens of every request; they join two at a time, and some are cancelled soon."""
+    """Tokens of every request; they join two at a time, and some are cancelled soon. `method` has the drafter."""
     limits = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16)
-    scheduler, tokens = Scheduler(engine, limits, {METHOD: plan} if plan else {}), dict[int, list[int]]()
+    scheduler, tokens = Scheduler(engine, limits, {method: plan} if plan else {}), dict[int, list[int]]()
     waiting = requests()
     for step in range(1000):
         if step % 4 == 0:

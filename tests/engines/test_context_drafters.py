@@ -18,6 +18,7 @@ from model_defs.draft_lm import DraftLM
 from model_defs.drafter import Drafter
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.medusa import MedusaDrafter
+from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
 from model_defs.token_info import InfoForm
 from redraft.engines import load_engine
@@ -46,6 +47,11 @@ def following(
         text = torch.tensor([[*tokens.tolist(), *path]])
         features = drafter(text, DenseCache(drafter.lm_config, 1, 200, hidden).attend)
         return (drafter.head_rows @ features[0, -1]).log_softmax(-1)
+    if isinstance(drafter, RecurrentDrafter):
+        state = drafter.first_state(tokens[-1:].long())
+        for token in path:
+            state = drafter.next_state(state, torch.tensor([token]))
+        return drafter.logits(state, hidden[-1:])[0].log_softmax(-1)
     assert isinstance(drafter, ContextDrafter)
     cache = DenseCache(drafter.layer_config, 1, 200, hidden)
     state = drafter.ingest(hidden[None], tokens[None], cache.attend)[:, -1:]
@@ -101,7 +107,9 @@ def arrays_of(drafted: DraftCandidates) -> list[np.ndarray]:
     return [array for array in dataclasses.astuple(drafted) if array is not None]
 
 
-def check(drafter: Drafter, drafted: DraftCandidates, b: int, expect: Callable[[list[int]], Tensor]) -> None:
+def check(
+    drafter: Drafter, drafted: DraftCandidates, b: int, expect: Callable[[list[int]], Tensor], atol: float = 2e-4
+) -> None:
     """Every candidate has the log-probability that is expected after its path, and no other is likelier."""
     _, length, width, count = drafted.candidates.shape
     row_of = {int(token): row for row, token in enumerate(drafter.hot_ids)}
@@ -118,8 +126,8 @@ def check(drafter: Drafter, drafted: DraftCandidates, b: int, expect: Callable[[
             expected = expect(path)
             found = torch.from_numpy(log_probs[w] - score)
             chosen = expected[[row_of[token] for token in candidates[w].tolist()]]
-            torch.testing.assert_close(found, chosen, atol=2e-4, rtol=1e-4)
-            torch.testing.assert_close(found, expected.topk(count).values, atol=2e-4, rtol=1e-4)
+            torch.testing.assert_close(found, chosen, atol=atol, rtol=1e-4)
+            torch.testing.assert_close(found, expected.topk(count).values, atol=atol, rtol=1e-4)
         assert len({tuple(path) for path, _ in paths}) == (width if level else 1)
 
 

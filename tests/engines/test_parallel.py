@@ -11,20 +11,55 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_defs.drafters import DRAFTERS
 from redraft.bundle import Bundle, BundleError
+from redraft.decoding.retrieval import NGRAM_TRIE
+from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.engines.parallel import pack, unpack
 from tests.engines.ranks import answers
-from tests.engines.tiny import chain, make_batch, random_model, random_tree, tiny_bundle, tiny_drafter_of, tiny_target
+from tests.engines.tiny import (
+    bundle_of_methods,
+    chain,
+    make_batch,
+    random_model,
+    random_tree,
+    tiny_bundle,
+    tiny_drafter_of,
+    tiny_target,
+)
 from tests.mpi import run_ranks
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 PLANS: dict[str, Any] = {
     "auto-regressive": None,
-    "best first": {"construction": "best_first", "budget": 7},
-    "beams and n-grams": {"construction": "beam", "ngram": True, "budget": 12},
+    "best first": {"construction": "best_first"},
+    "beams and n-grams": {"construction": "beam", "ngram": True},
 }
-RANDOM = {"construction": "stochastic_beam", "levels": (3, 2, 2), "support": 13, "verification": "recursive_rejection"}
+RANDOM: dict[str, dict[str, Any]] = {
+    "eagle": {"construction": "stochastic_beam", "levels": (3, 2, 2), "support": 13},
+    "medusa": {"construction": "independent", "levels": (3, 3), "support": 13},
+    "draft_lm": {"construction": "random_chain", "levels": (1, 1, 1), "support": 13},
+}
+"""Drafters that draw, as their networks are made."""
+METHODS: dict[str, dict[str, Any]] = {"recurrent": {}, "hidden_state": {"resample_above": 0}, **RANDOM}
+"""Of a bundle with every kind of drafter."""
+EVERY_PLAN: dict[str, Any] = {
+    "auto-regressive": None,
+    "greedy": {"method": "recurrent", "construction": "chain", "verification": "greedy"},
+    "best first": {"method": "recurrent", "construction": "best_first"},
+    "beams and n-grams": {"method": "recurrent", "construction": "beam", "ngram": True},
+    "n-grams of a text": {"construction": None, "ngram": True},
+    "n-grams of all texts": {"construction": NGRAM_TRIE},
+    "again from chains": {"method": "hidden_state", "construction": "best_first", "resample_above": 0, "skip_above": 1},
+    "eagle, walked": {"method": "eagle", **RANDOM["eagle"]},
+    "medusa, walked": {"method": "medusa", **RANDOM["medusa"]},
+    "draft_lm, walked": {"method": "draft_lm", **RANDOM["draft_lm"]},
+    "recursive": {"method": "eagle", **RANDOM["eagle"], "verification": "recursive_rejection"},
+    "multi-round": {"method": "medusa", **RANDOM["medusa"], "verification": "multi_round"},
+    "k-seq": {"method": "medusa", **RANDOM["medusa"], "verification": "k_seq"},
+    "rejection": {"method": "draft_lm", **RANDOM["draft_lm"], "verification": "rejection"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,31 +80,28 @@ def run(bundle: Bundle, plans: dict[str, Any], output: Path) -> dict[str, Any]:
     return json.loads(output.read_text())
 
 
-def of_one_rank(bundle: Bundle, plans: dict[str, Any]) -> dict[str, dict[str, list[int]]]:
-    engine = load_engine(bundle)
-    return answers(engine, plans)
-
-
-@pytest.mark.parametrize("backend", ["openvino", "torch"])
-def test_two_ranks_give_the_tokens_of_one(grouped, tmp_path, backend):
-    bundles = [tiny_bundle(tmp_path / str(n), grouped, backend, tensor_parallel=n) for n in (1, 2)]
+def test_two_ranks_give_the_tokens_of_one_with_the_torch_backend(grouped, tmp_path):
+    bundles = [tiny_bundle(tmp_path / str(n), grouped, "torch", tensor_parallel=n) for n in (1, 2)]
     report = run(bundles[1], PLANS, tmp_path / "report.json")
-    assert report["answers"] == of_one_rank(bundles[0], PLANS)
-    assert report["answers"]["best first"] == report["answers"]["auto-regressive"]
+    assert report["answers"] == answers(load_engine(bundles[0]), PLANS)
+    assert report["answers"]["best first"]["tokens"] == report["answers"]["auto-regressive"]["tokens"]
+
+
+def test_two_ranks_give_the_tokens_of_one_by_every_method(grouped, tmp_path):
+    """Tokens and drafts of every kind of drafter, verifier and n-gram; caches of drafters are rank 0's alone."""
+    methods = {name: (tiny_drafter_of(grouped, name), plan) for name, plan in METHODS.items()}
+    bundles = [bundle_of_methods(tmp_path / str(n), grouped, methods, tensor_parallel=n) for n in (1, 2)]
+    report = run(bundles[1], EVERY_PLAN, tmp_path / "report.json")
+    expected = answers(load_engine(bundles[0]), EVERY_PLAN)
+    assert [name for name in EVERY_PLAN if report["answers"][name] != expected[name]] == []
     assert "input_ids is 999" in report["refused"], "a wrong batch is refused before the other rank sees it"
-
-
-def test_a_drafter_with_a_context(grouped, tmp_path):
-    """Its cache is rank 0's alone."""
-    drafter = tiny_drafter_of(grouped, "hidden_state")
-    bundles = [tiny_bundle(tmp_path / str(n), grouped, trained=drafter, tensor_parallel=n) for n in (1, 2)]
-    assert run(bundles[1], PLANS, tmp_path / "report.json")["answers"] == of_one_rank(bundles[0], PLANS)
-
-
-def test_a_drafter_that_draws(grouped, tmp_path):
-    plans = {"random": RANDOM | {"budget": 7}}
-    bundles = [tiny_bundle(tmp_path / str(n), grouped, tensor_parallel=n, **RANDOM) for n in (1, 2)]
-    assert run(bundles[1], plans, tmp_path / "report.json")["answers"] == of_one_rank(bundles[0], plans)
+    plain = expected.pop("auto-regressive")["tokens"]
+    for name, answer in expected.items():
+        verifier = VERIFIERS[EVERY_PLAN[name].get("verification", "sampled_walk")]
+        assert answer["accepted"], name
+        assert (answer["tokens"] == plain) == verifier.merges, name
+    assert {EVERY_PLAN[name].get("verification", "sampled_walk") for name in expected} == set(VERIFIERS)
+    assert set(METHODS) == set(DRAFTERS)
 
 
 @pytest.mark.parametrize("started", [0, 1, 3])

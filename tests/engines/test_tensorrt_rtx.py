@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
 
-from methods import drafting_loop
-from model_defs.drafting import BeamSearch
+from methods import drafting_loop, read_methods
+from model_defs.attention import causal_attend
+from model_defs.drafter import Drafter
+from model_defs.drafters import load_drafter
 from model_defs.export import cache_names
 from model_defs.export_drafter import export_drafter_native, export_resampler_native
 from model_defs.export_target import CacheShape, export_target_native
-from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
 from model_defs.token_info import InfoForm
-from networks import resampling_loop, save, write_tensorrt
+from networks import Loops, resampling_loop, save, write_tensorrt
 from redraft.bundle import BundleConfig, LimitsInfo, MethodInfo, TargetInfo
+from redraft.engines.interface import DraftCandidates
 from tensorrt_engines import EngineBuilder, network_sha256
+from tests.engines.test_context_drafters import check, following
 from tests.engines.tiny import (
-    CONTEXT_DRAFTERS,
     DRAFTING,
     METHOD,
     VOCAB,
@@ -32,11 +38,11 @@ from tests.engines.tiny import (
     expected,
     random_tree,
     target_info,
-    tiny_drafter,
     tiny_drafter_of,
     tiny_target,
 )
 
+ROOT = Path(__file__).parents[2]
 SMOLLM2 = TargetInfo(
     num_layers=30,
     hidden_size=576,
@@ -47,6 +53,15 @@ SMOLLM2 = TargetInfo(
     eos_token_ids=(2,),
     max_position=8192,
 )
+SHIPPED = read_methods(ROOT / "build" / "drafters.toml")
+CONTEXT_LAYERS = {"hidden_state": 1, "eagle": 1, "draft_lm": 2}
+"""Of the shipped drafters that have a context."""
+LIMITS = LimitsInfo(slots=2, max_len=96, max_tree=32, prefill_chunk=16)
+SMALL = {"beam_width": 2, "beam_length": 3, "candidates": 4}
+TEXTS = ["The capital of France is Paris, and", "Once upon a time there was a little"]
+
+Value = tuple[str, str, list[int | str]]
+"""Name, type and shape, in which open sizes have names."""
 
 
 def native_inputs(sequences: list[Rows], cache: dict[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
@@ -95,52 +110,128 @@ def test_the_native_form_agrees_with_the_module(tmp_path):
     np.testing.assert_allclose(runner.run(step), expected(target, step)[0], atol=1e-4, rtol=1e-5)
 
 
+def cache_values(layers: int, suffix: str = "") -> list[Value]:
+    """Of the target or of a shipped drafter: all have its heads."""
+    return [(f"{kind}_cache.{layer}{suffix}", "float16", ["B", 3, 128, 64]) for kind in "kv" for layer in range(layers)]
+
+
+def target_values() -> tuple[list[Value], list[Value]]:
+    """The inputs and outputs that the default target should have."""
+    rows: list[Value] = [
+        ("input_ids", "int32", ["B", "N"]),
+        ("positions", "int64", ["B", "N"]),
+        ("write_indices", "int64", ["B"]),
+        ("mask", "float16", ["B", 1, "N", 128]),
+        ("logit_rows", "int32", ["R"]),
+    ]
+    results: list[Value] = [("logits", "float16", ["R", 49152]), ("hidden", "float16", ["N*B", 576])]
+    return [*rows, *cache_values(30)], [*results, *cache_values(30, ".updated")]
+
+
+def drafter_values(context_layers: int) -> tuple[list[Value], list[Value]]:
+    """The same of a shipped drafter with SMALL drafts."""
+    pairs: list[Value] = [("hidden", "float16", ["B", 576]), ("tokens", "int32", ["B"])]
+    if context_layers:
+        pairs = [
+            ("hidden", "float16", ["B", "N", 576]),
+            ("tokens", "int32", ["B", "N"]),
+            ("pair_counts", "int64", ["B"]),
+            ("write_indices", "int64", ["B"]),
+        ]
+    drafts: list[Value] = [
+        ("candidates", "int32", ["B", 3, 2, 4]),
+        ("log_probs", "float", ["B", 3, 2, 4]),
+        ("parents", "int32", ["B", 3, 2]),
+    ]
+    return [*pairs, *cache_values(context_layers)], [*drafts, *cache_values(context_layers, ".updated")]
+
+
+def values_of(session: onnxruntime.InferenceSession) -> tuple[list[Value], list[Value]]:
+    """The inputs and outputs that a network has."""
+    inputs, outputs = (
+        [(value.name, value.type.removeprefix("tensor(").removesuffix(")"), value.shape) for value in values]
+        for values in (session.get_inputs(), session.get_outputs())
+    )
+    return inputs, outputs
+
+
+@dataclass(frozen=True)
+class Built:
+    """fp16 networks and engines of the default target and of every shipped drafter, and the modules in float32."""
+
+    folder: Path
+    target: Target
+    drafters: dict[str, Drafter]
+
+    def report(self, network: str) -> dict[str, Any]:
+        """What the builder says of a network's engine: it was built from this very file."""
+        engine = self.folder / network.replace(".onnx", ".engine")
+        report = json.loads(engine.with_name(f"{engine.name}.json").read_text())
+        assert report["network_sha256"] == network_sha256(self.folder / network)
+        assert report["engine_bytes"] == engine.stat().st_size >= 0.9 * report["weight_bytes"]
+        return report
+
+
 @pytest.fixture(scope="module")
-def built(smollm2, tmp_path_factory) -> tuple[Path, Target, BeamSearch]:
-    """fp16 networks and engines of the real target with 2 slots of 2048 positions, and of a drafter."""
+def built(smollm2, tmp_path_factory) -> Built:
+    """With small limits and drafts."""
     pytest.importorskip("tensorrt_rtx")
     folder, target = tmp_path_factory.mktemp("rtx"), Target.from_folder(smollm2)
     config = BundleConfig(
-        name="rtx",
-        backend="tensorrt_rtx",
-        precision="fp16",
-        target=SMOLLM2,
-        limits=LimitsInfo(slots=2, max_len=2048, max_tree=32, prefill_chunk=128),
-        methods={METHOD: DRAFTING},
+        name="rtx", backend="tensorrt_rtx", precision="fp16", target=SMOLLM2, limits=LIMITS, methods={}
     )
-    template = tiny_drafter(tiny_target())
-    drafter = RecurrentDrafter(replace(template.config, hidden_size=576, vocab_size=49152), target, template.hot_ids)
-    drafting = BeamSearch(drafter.eval().requires_grad_(False), 3, 2, 4)
-    write_tensorrt(config, target, {METHOD: drafting}, folder, hidden=True)
-    return folder, target.float(), drafting
+    drafters, methods, loops = dict[str, Drafter](), dict[str, MethodInfo](), Loops()
+    for name, settings in SHIPPED.items():
+        drafters[name] = load_drafter(ROOT / settings.drafter, target)
+        plan = settings.model_copy(update=SMALL).info()
+        methods[name], loops[name] = drafting_loop(drafters[name], plan, config)
+    write_tensorrt(config.model_copy(update={"methods": methods}), target, loops, folder, hidden=True)
+    return Built(folder, target.float(), {name: drafter.float() for name, drafter in drafters.items()})
 
 
 def test_engines_are_built_from_the_file_that_onnx_runtime_verifies(built):
-    folder, target, _ = built
-    report = json.loads((folder / "target.engine.json").read_text())
-    assert report["network_sha256"] == network_sha256(folder / "target.onnx")
-    assert (report["layers"]["ATTENTION_INPUT"], report["layers"]["KV_CACHE_UPDATE"]) == (30, 60)
-    assert report["engine_bytes"] == (folder / "target.engine").stat().st_size >= 0.9 * report["weight_bytes"]
-
-    runner = NativeRunner(folder / "target.onnx", SMOLLM2, CacheShape(2, 2048, 32), np.float16)
+    layers = built.report("target.onnx")["layers"]
+    assert (layers["ATTENTION_INPUT"], layers["KV_CACHE_UPDATE"]) == (30, 60)
+    runner = NativeRunner(built.folder / "target.onnx", SMOLLM2, CacheShape(2, 96, 32), np.float16)
+    assert values_of(runner.session) == target_values()
     contexts = [[1, 4093, 198], [504, 3575, 282, 4649, 314]]
     runner.run([chain(slot, [], context) for slot, context in enumerate(contexts)])
     step = [Rows(0, contexts[0], [42, 7, 99], [-1, 0, 0]), chain(1, contexts[1], [260])]
-    logits, (want, _) = runner.run(step).astype(np.float32), expected(target, step)
+    logits, (want, _) = runner.run(step).astype(np.float32), expected(built.target, step)
     np.testing.assert_allclose(logits, want, atol=0.15)
     np.testing.assert_array_equal(logits.argmax(-1), want.argmax(-1))
 
 
-def test_the_drafters_engine_is_built_from_a_verified_file(built):
-    folder, _, drafting = built
-    report = json.loads((folder / "drafter.tiny.engine.json").read_text())
-    assert report["network_sha256"] == network_sha256(folder / "drafter.tiny.onnx")
-    assert report["engine_bytes"] >= 0.9 * report["weight_bytes"]
-    hidden, tokens = torch.randn(2, 576), torch.tensor([5, 77], dtype=torch.int32)
-    session = onnxruntime.InferenceSession(folder / "drafter.tiny.onnx", providers=["CPUExecutionProvider"])
-    _, log_probs, _ = session.run(None, {"hidden": hidden.half().numpy(), "tokens": tokens.numpy()})
-    want = drafting.float()([hidden.half().float(), tokens])[1].numpy()
-    np.testing.assert_allclose(log_probs.astype(np.float32)[:, 0, 0], want[:, 0, 0], atol=0.05)
+@pytest.mark.parametrize("name", SHIPPED)
+@torch.no_grad()
+def test_every_shipped_drafter_is_built_from_a_verified_file(built, smollm2, name):
+    """ONNX Runtime's drafts from the file, after texts and the target's hidden states, are the module's."""
+    network, layers, drafter = f"drafter.{name}.onnx", CONTEXT_LAYERS.get(name, 0), built.drafters[name]
+    assert built.report(network)["layers"].get("KV_CACHE_UPDATE", 0) == 2 * layers
+    session = onnxruntime.InferenceSession(built.folder / network, providers=["CPUExecutionProvider"])
+    assert values_of(session) == drafter_values(layers)
+
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    tokens = torch.tensor([tokenizer.encode(text).ids[:8] for text in TEXTS])
+    hidden = built.target(tokens, causal_attend(built.target.config, 8)).half()
+    if drafter.reads_text:
+        hidden = F.pad(hidden, (0, 0, 1, -1))
+    else:
+        hidden, tokens = hidden[:, :-1], tokens[:, 1:]
+    sequences, done = torch.arange(2), torch.zeros(2, dtype=torch.int64)
+    cached = {name: np.zeros((2, 3, 128, 64), np.float16) for name in cache_names(layers)}
+    for counts in torch.tensor([[3, 1], [1, 4]]):
+        inputs, chosen = dict(cached), (sequences, done + counts - 1)
+        if layers:
+            inputs |= {"pair_counts": counts.numpy(), "write_indices": done.numpy()}
+            chosen = (sequences[:, None], done[:, None] + torch.arange(4))
+        done = done + counts
+        inputs |= {"hidden": hidden[chosen].numpy(), "tokens": tokens[chosen].int().numpy()}
+        found = session.run(None, inputs)
+        cached = dict(zip(cached, found[3:], strict=True))
+        for b, end in enumerate(done):
+            expect = partial(following, drafter, hidden[b, :end].float(), tokens[b, :end], form=InfoForm.low_rank)
+            check(drafter, DraftCandidates(*found[:3]), b, expect, atol=0.05)
 
 
 def bundle_config(target: Target, plan: MethodInfo) -> BundleConfig:
@@ -155,30 +246,25 @@ def bundle_config(target: Target, plan: MethodInfo) -> BundleConfig:
     )
 
 
-@pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "recurrent", "medusa"])
+@pytest.mark.parametrize("variant", ["hidden_state", "hidden_state, plain", "draft_lm, model"])
 @torch.no_grad()
-def test_a_drafter_of_every_kind_is_built_from_a_verified_file(variant, tmp_path):
-    """ONNX Runtime's drafts from the file, over several calls, are the module's."""
+def test_what_does_not_ship_is_built_from_a_verified_file(variant, tmp_path):
+    """Chains that come out, no token info, heads of other sizes. ONNX Runtime's drafts from the file, over several
+    calls, are the module's."""
     pytest.importorskip("tensorrt_rtx")
     target = tiny_target()
-    drafter = tiny_drafter(target) if variant == "recurrent" else tiny_drafter_of(target, variant)
+    drafter = tiny_drafter_of(target, variant)
     plan = DRAFTING.model_copy(update={"drafter": drafter.name})
     config = bundle_config(target, plan)
     method, loop = drafting_loop(drafter, plan, config)
-    network = tmp_path / "drafter.onnx"
-    rows = 70 + method.context.draft_rows if method.context else 0
-    save(export_drafter_native(loop, rows, raw_logits=drafter.has_raw_logits), network)
+    heads, network = method.context, tmp_path / "drafter.onnx"
+    save(export_drafter_native(loop, 70 + heads.draft_rows, raw_logits=drafter.has_raw_logits), network)
     report = EngineBuilder(config).build_drafter(network, drafter.reads_context)
     assert report.network_sha256 == network_sha256(network)
-    assert report.layers.get("KV_CACHE_UPDATE", 0) == 2 * drafter.context_layers
+    assert report.layers["KV_CACHE_UPDATE"] == 2 * drafter.context_layers
     assert (tmp_path / "drafter.engine").stat().st_size == report.engine_bytes
     session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
-    if not drafter.reads_context:
-        hidden, tokens = torch.randn(3, 96), torch.tensor([5, 77, 110], dtype=torch.int32)
-        found = session.run(None, {"hidden": hidden.numpy(), "tokens": tokens.numpy()})
-        assert_same_drafts(found, loop([hidden, tokens]))
-        return
-    heads, rng = method.context, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     cache = (3, heads.num_kv_heads, 76, heads.head_size)
     caches = {name: np.zeros(cache, np.float32) for name in cache_names(heads.layers)}
     rows = [torch.zeros(cache) for _ in caches]

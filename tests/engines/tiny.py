@@ -209,6 +209,31 @@ def tiny_bundle(
     return Bundle.load(folder / "bundle")
 
 
+def bundle_of_methods(
+    folder: Path, target: Target, methods: dict[str, tuple[Drafter, dict[str, Any]]], tensor_parallel: int = 1
+) -> Bundle:
+    """Build and load an fp32 bundle of several methods: a drafter for each, and what it changes of DRAFTING."""
+    model, settings, plans = folder / "model", dict[str, MethodSettings](), dict[str, MethodInfo]()
+    model.mkdir(parents=True)
+    (model / "tokenizer.json").write_text("{}")
+    for name, (drafter, plan) in methods.items():
+        settings[name] = MethodSettings(drafter=folder / name)
+        plans[name] = DRAFTING.model_copy(update={"drafter": drafter.name, **plan})
+        drafter.save(folder / name)
+    config = BundleConfig(
+        name="methods",
+        backend="openvino",
+        precision="fp32",
+        target=target_info(target),
+        limits=LIMITS,
+        methods=plans,
+        tensor_parallel=tensor_parallel,
+        shards=shard_infos(target, tensor_parallel),
+    )
+    build(config, target, model, settings, folder / "bundle")
+    return Bundle.load(folder / "bundle")
+
+
 @dataclass
 class Rows:
     """One sequence's part of a step: tokens in the cache, and new rows with the row that each follows (-1: the
