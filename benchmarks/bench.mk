@@ -108,12 +108,13 @@ $(LATENCY)/manifest.json: $(SOURCES) $(CALIBRATED) | $(MODEL)/source.json
 	$(PY) -m benchmarks.drafting_latency untrained --model $(MODEL) --output $(UNTRAINED)
 	$(COMPILE) --methods $(UNTRAINED)/methods.toml --output $(LATENCY)
 
-$(TEACHER): # as make distill, which takes DATA and TOKENS
+$(TEACHER): # make distill takes DATA and TOKENS; it goes on with a folder that it left unfinished, these parts take it as it is
 	$(MAKE) distill
 $(TEACHER)-prefill: | $(MODEL)/source.json
 	$(PY) build/distill.py --model $(MODEL) --prompts $(DATA) --output $@ --source prefill --slots 8 --shard-documents 256 \
 	  --tokens 770000
 
+CHANGED :=
 TRAIN = $(PY) build/train_drafter.py --model $(MODEL) --data $(TAUGHT) --output $(@D) --held-out 2 --seed 1 $(CHANGED)
 $(call folders,%): TAUGHT = $(TEACHER)
 $(call folders,distillation/text_%): TAUGHT = $(TEACHER)-prefill
