@@ -37,13 +37,13 @@ COMPILE := $(BUILD) --precision $(PRECISION) $(CALIBRATED:%=--calibration %) $(i
 SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh redraft/engines/extents.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model distill train engines tune serve stop loadtest bench one-rank mpi quickstart test verify lint kernels clean
+.PHONY: help setup model distill train engines tune serve stop loadtest mpi quickstart test verify lint kernels clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS RATES RESULTS;"
+	@echo "Variables: SOURCE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES RESULTS;"
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
 	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for distill and train DATA TEACHER"
@@ -118,29 +118,7 @@ stop: | $(SETUP) ## stop it
 loadtest: | $(SETUP) ## load-test the running server at RATES
 	$(PY) -m benchmarks.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
 
-COMPARED := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
-WIDTHS   := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
-REPLAYED := --model $(MODEL) --answers artifacts/answers
-$(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
-$(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
-	$(LAUNCH) $(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts benchmarks/prompts.jsonl
-
-one-rank:
-	@$(if $(filter-out 1,$(TP)),$(error TP=$(TP): bench compares bundles of one rank; benchmarks/tensor_parallel.py compares numbers of ranks))
-bench: one-rank $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(COMPARED)/manifest.json $(WIDTHS)/budget.json ## all comparisons on PROMPTS; RSD's on SPEC_BENCH
-	$(PY) -m benchmarks.step_times $(BASELINE)
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS)
-	$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --methods --streams --dataset $(PROMPTS) \
-	  --num-prompts 20 --max-tokens 64 --output artifacts/reports/methods.json
-	$(PY) -m benchmarks.method_batches --bundle $(COMPARED) --output artifacts/reports/method_batches.json
-	$(PY) -m benchmarks.method_batches --bundle $(WIDTHS) --best-of tuned --output artifacts/reports/beam_widths.json
-	$(PY) -m benchmarks.answers --bundle $(BUNDLE) --dataset $(PROMPTS) --output artifacts/answers
-	$(PY) -m benchmarks.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output artifacts/reports/beam_packing.json
-	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --output artifacts/reports/beam_shapes.json
-	$(PY) -m benchmarks.drafting_latency heads
-	$(if $(SPEC_BENCH),$(PY) -m benchmarks.rsd_experiments --model $(MODEL) --drafter $(DRAFTER) --dataset $(SPEC_BENCH))
+include benchmarks/bench.mk
 
 quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
 	$(PY) -m benchmarks.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,17 @@ from build_engines import PRECISIONS
 from redraft.serving import ranks
 from redraft.serving.processes import ServingError
 from tests.conftest import ROOT
+
+RESULTS = ROOT / "docs" / "results"
+NOT_OF_BENCH = {
+    "beam_widths_tuned.json": "in beam_widths.json, since make tunes the bundle first",
+    "lossless.json": "make verify",
+    "tensor_parallel.json": "takes mpiexec and several ranks",
+    "tensor_parallel_lossless.json": "takes mpiexec and several ranks",
+    "triton.json": "takes a service that runs",
+}
+BESIDE = {"beam_packing.png": "beam_packing.json", "beam_shapes.png": "beam_shapes.json"}
+"""Plots that a script writes beside its JSON."""
 
 
 def dry_run(*arguments: str) -> str:
@@ -61,3 +73,45 @@ def test_several_ranks_without_mpi_are_told_what_serving_says(tmp_path, monkeypa
     launcher.touch(0o755)
     for arguments in ((), ("TP=2",)):
         assert subprocess.run([*command, "mpi", *arguments]).returncode == 0
+
+
+def test_every_result_in_the_docs_is_written_by_a_part_of_bench():
+    parts = re.findall(r"^(bench-[a-z-]+):.*## ", (ROOT / "benchmarks" / "bench.mk").read_text(), re.MULTILINE)
+    given = ("PROMPTS=mt_bench.jsonl", "SPEC_BENCH=spec_bench.jsonl")
+    commands = [dry_run(part, *given) for part in parts]
+    written = {name for text in commands for name in re.findall(r"--output artifacts/reports/(\S+)", text)}
+    shown = {path.name for path in RESULTS.iterdir()}
+    assert {BESIDE.get(name, name) for name in shown - NOT_OF_BENCH.keys()} <= written
+    assert not written & NOT_OF_BENCH.keys()
+    assert NOT_OF_BENCH.keys() <= shown
+    whole = dry_run("bench", *given)
+    assert all(f"--output artifacts/reports/{name}" in whole for name in written)
+
+
+def test_bench_tunes_a_copy_of_the_methods_and_says_what_it_leaves_out():
+    commands = dry_run("bench", "PROMPTS=mt_bench.jsonl")
+    assert re.search(r"tune.py --bundle nowhere/\S+-methods-bf16-tuned --method best ", commands)
+    assert re.search(r"method_batches --bundle nowhere/\S+-methods-bf16-tuned ", commands)
+    assert re.search(r"single_stream --speculative nowhere/\S+-methods-bf16 ", commands)
+    assert "rsd_experiments" not in commands
+    assert commands.count("left out: ") == 3
+
+
+@pytest.mark.parametrize(
+    ("drafter", "flags"),
+    [
+        ("ablations/full", "--drafter hidden_state --positions 150000"),
+        ("ablations/no_token_info", "--set token_info=false --drafter hidden_state --positions 150000"),
+        ("ablations/dense", "--set info_vocabulary=12288 --drafter hidden_state --positions 150000"),
+        ("distillation/text_hard", "--labels hard --drafter recurrent --positions 150000"),
+        ("equal/medusa", "--drafter medusa --positions 2000000"),
+    ],
+)
+def test_drafters_of_tables_are_trained_where_they_are_missing(drafter, flags):
+    folder = f"artifacts/drafters/Nobody-tables/{drafter}"
+    commands = dry_run(f"{folder}/config.json", "NAME=Nobody", "MODEL=artifacts/models/SmolLM2-135M-Instruct")
+    data = "artifacts/data/Nobody" + ("-prefill" if "text" in drafter else "")
+    trained = next(line for line in commands.splitlines() if "train_drafter.py" in line)
+    assert f"--data {data} --output {folder} --held-out 2 --seed 1" in trained
+    assert flags in " ".join(trained.split())
+    assert f"--output {data} " in commands, "the teacher data come first"

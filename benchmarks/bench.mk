@@ -1,0 +1,132 @@
+# What regenerates the tables and plots of docs/: each part writes files of docs/results, by the same names, into REPORTS.
+# Drafters that only a table needs are trained from TEACHER by its part, where they are not there yet.
+REPORTS   := artifacts/reports
+ANSWERS   := artifacts/answers
+OWN       := benchmarks/prompts.jsonl
+COMPARED  := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
+TUNED     := $(COMPARED)-tuned
+WIDTHS    := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
+NARROW    := $(ENGINES)/$(NAME)-w3l4-$(PRECISION)$(SPLIT)
+UNTRAINED := artifacts/drafters/$(NAME)-untrained
+LATENCY   := $(ENGINES)/$(NAME)-untrained-$(PRECISION)$(SPLIT)
+TABLED    := artifacts/drafters/$(NAME)-tables
+COUNTS    := artifacts/counts/$(NAME)
+REPLAYED  := --model $(MODEL) --answers $(ANSWERS)
+BATCHED   := best redrafter_best_first lyanna eagle sps sps_tree ngram_trie
+PARTS     := steps methods spec-bench trees lyanna redrafter rsd training precision
+
+folders    = $(addsuffix /config.json,$(addprefix $(TABLED)/,$(1)))
+ABLATIONS := $(call folders,ablations/full ablations/no_token_info ablations/no_first_token)
+DENSE     := $(call folders,ablations/dense)
+DISTILLED := $(call folders,distillation/generated distillation/text_soft distillation/text_hard)
+EQUAL     := $(call folders,equal/recurrent equal/draft_lm equal/eagle equal/hidden_state equal/medusa)
+# $(call on-spec-bench,command,what it is): the command with the data set, or a line that says that it is left out
+on-spec-bench = $(if $(SPEC_BENCH),$(1) --dataset $(SPEC_BENCH),@echo "left out: $(2), which takes SPEC_BENCH=spec_bench.jsonl")
+
+.PHONY: bench one-rank answers $(PARTS:%=bench-%)
+bench: $(PARTS:%=bench-%) ## all tables and plots of docs/, on PROMPTS and SPEC_BENCH; its parts:
+
+one-rank:
+	@$(if $(filter-out 1,$(TP)),$(error TP=$(TP): bench compares bundles of one rank; benchmarks/tensor_parallel.py compares numbers of ranks))
+$(PARTS:%=bench-%): one-rank | $(MODEL)/source.json
+
+bench-steps: $(BASELINE)/manifest.json ## step times
+	$(PY) -m benchmarks.step_times $(BASELINE) --output $(REPORTS)/step_times.json
+
+bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.json $(WIDTHS)/budget.json ## single stream, streams, all methods, by batch, beam widths
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \
+	  --streams --repeats 1 --output $(REPORTS)/single_stream.json
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \
+	  --num-prompts 16 --max-tokens 96 --temperature 0 --streams 2 4 8 16 --output $(REPORTS)/streams.json
+	$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --methods --dataset $(PROMPTS) \
+	  --num-prompts 20 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/methods.json
+	$(PY) -m benchmarks.method_batches --bundle $(TUNED) --methods $(BATCHED) --batches 2 4 8 16 --dataset $(PROMPTS) \
+	  --num-prompts 24 --output $(REPORTS)/method_batches.json
+	$(PY) -m benchmarks.method_batches --bundle $(WIDTHS) --best-of tuned --dataset $(PROMPTS) \
+	  --output $(REPORTS)/beam_widths.json
+
+bench-spec-bench: $(COMPARED)/manifest.json ## methods on the six tasks of SPEC_BENCH
+	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --num-prompts 30 --max-tokens 64 \
+	  --methods best redrafter_best_first lyanna rsd_s eagle sps_tree ngram_trie --streams --repeats 1 \
+	  --output $(REPORTS)/methods_spec_bench.json,methods by task)
+
+bench-trees: $(NARROW)/manifest.json $(BUNDLE)/manifest.json answers | $(TEACHER) ## tree shapes, n-grams and their retrieval
+	$(PY) -m benchmarks.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
+	  --output $(REPORTS)/grid.json
+	$(PY) -m benchmarks.ngram_chances --data $(TEACHER) --shards 8
+	$(PY) -m benchmarks.ngram_evidence --bundle $(BUNDLE)
+	$(PY) -m benchmarks.answers --bundle $(BUNDLE) --dataset $(OWN) --max-tokens 512 --output $(ANSWERS)-own
+	$(PY) -m benchmarks.retrieval --answers $(ANSWERS) $(if $(filter-out $(OWN),$(PROMPTS)),--warm-up $(ANSWERS)-own) \
+	  --budgets 4 12 16 32 --output $(REPORTS)/retrieval.json
+
+bench-lyanna: $(COMPARED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(DENSE) answers ## Lyanna, tables 1 and 2, figures 12 and 13
+	$(PY) -m benchmarks.ablation $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation.json
+	$(PY) -m benchmarks.training_table $(TABLED)/ablations/full $(TABLED)/ablations/dense \
+	  --output $(REPORTS)/token_info_table.json
+	$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --methods lyanna lyanna_alone lyanna_no_resampling \
+	  --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/resampling.json
+	$(PY) -m benchmarks.drafting_latency heads --output $(REPORTS)/drafting_heads.json
+	$(PY) -m benchmarks.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
+
+bench-redrafter: $(DISTILLED) answers ## ReDrafter, figures 6 and 7, table 6
+	$(PY) -m benchmarks.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output $(REPORTS)/beam_packing.json
+	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --num-prompts 10 --output $(REPORTS)/beam_shapes.json
+	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(DISTILLED))) --num-prompts 20 \
+	  --lengths 5 --widths 1 4 16 --output $(REPORTS)/distillation.json
+
+RSD := $(PY) -m benchmarks.rsd_experiments --model $(MODEL) --drafter $(DRAFTER) --engines $(ENGINES) --precision $(PRECISION)
+bench-rsd: ## RSD, figure 1; both experiments and their token rates on SPEC_BENCH
+	$(PY) -m benchmarks.rsd_figure1 --output $(REPORTS)/rsd_figure1.png
+	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd,experiments 1 and 2)
+	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd --timing,their token rates)
+
+bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## learning curves, token frequency
+	$(PY) -m benchmarks.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.png
+	$(PY) -m benchmarks.learning_curve drafters/$(DEFAULT)/training.jsonl drafters/$(DEFAULT)-draft_lm/training.jsonl \
+	  --output $(REPORTS)/learning_curve.png
+	$(PY) -m benchmarks.learning_curve $(patsubst %/,%,$(dir $(EQUAL))) --output $(REPORTS)/equal_budget.png
+	$(PY) -m benchmarks.learning_curve $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation_curves.png
+
+bench-precision: $(CALIBRATION) ## what 8-bit networks change
+	$(PY) -m benchmarks.precision --model $(MODEL) --calibration $(CALIBRATION) --dataset $(PROMPTS) --num-prompts 20 \
+	  --output $(REPORTS)/precision.json
+
+answers: $(BUNDLE)/manifest.json
+	$(PY) -m benchmarks.answers --bundle $(BUNDLE) --dataset $(PROMPTS) --output $(ANSWERS)
+
+$(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
+$(TUNED)/budget.json: $(COMPARED)/manifest.json # a copy, since methods are also compared at trees of one size
+	rm -rf $(TUNED) && cp -r $(COMPARED) $(TUNED)
+	$(PY) build/tune.py --bundle $(TUNED) $(BATCHED:%=--method %) --num-prompts 8 --prompts $(OWN)
+$(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
+	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts $(OWN)
+$(NARROW)/manifest.json: $(SOURCES) $(DRAFTER)/config.json $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --drafter $(DRAFTER) --beam-width 3 --beam-length 4 --output $(NARROW)
+$(LATENCY)/manifest.json: $(SOURCES) $(CALIBRATED) | $(MODEL)/source.json
+	$(PY) -m benchmarks.drafting_latency untrained --model $(MODEL) --output $(UNTRAINED)
+	$(COMPILE) --methods $(UNTRAINED)/methods.toml --output $(LATENCY)
+
+$(TEACHER): # make distill takes DATA and TOKENS; it goes on with a folder that it left unfinished, these parts take it as it is
+	$(MAKE) distill
+$(TEACHER)-prefill: | $(MODEL)/source.json
+	$(PY) build/distill.py --model $(MODEL) --prompts $(DATA) --output $@ --source prefill --slots 8 --shard-documents 256 \
+	  --tokens 770000
+
+CHANGED :=
+TRAIN = $(PY) build/train_drafter.py --model $(MODEL) --data $(TAUGHT) --output $(@D) --held-out 2 --seed 1 $(CHANGED)
+$(call folders,%): TAUGHT = $(TEACHER)
+$(call folders,distillation/text_%): TAUGHT = $(TEACHER)-prefill
+$(call folders,distillation/text_hard): CHANGED := --labels hard
+$(call folders,ablations/no_token_info): CHANGED := --set token_info=false
+$(call folders,ablations/no_first_token): CHANGED := --set first_token=false
+$(call folders,ablations/dense): CHANGED := --set info_vocabulary=12288
+$(call folders,ablations/%): | $(TEACHER) $(MODEL)/source.json
+	$(TRAIN) --drafter hidden_state --positions 150000 --every 100
+$(call folders,distillation/%): | $(TEACHER) $(TEACHER)-prefill $(MODEL)/source.json
+	$(TRAIN) --drafter recurrent --positions 150000
+$(call folders,equal/%): | $(TEACHER) $(MODEL)/source.json
+	$(TRAIN) --drafter $* --positions 2000000 --every 400
+$(COUNTS)/token_counts.npy: | $(TEACHER) $(MODEL)/source.json
+	$(PY) build/count_tokens.py --model $(MODEL) --data $(TEACHER) --output $(COUNTS)
