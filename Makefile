@@ -114,9 +114,12 @@ loadtest: | $(SETUP) ## load-test the running server at RATES
 
 COMPARED := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
 WIDTHS   := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
+PAIRS    := $(ENGINES)/$(NAME)-lossless-$(PRECISION)$(SPLIT)
 REPLAYED := --model $(MODEL) --answers artifacts/answers
 $(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
+$(PAIRS)/manifest.json: $(SOURCES) benchmarks/lossless.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/lossless.toml --slots 8 --output $(PAIRS)
 $(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
 	$(LAUNCH) $(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts benchmarks/prompts.jsonl
@@ -149,6 +152,9 @@ verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp3
 	$(MAKE) $(ENGINES)/$(NAME)-methods-fp32/manifest.json PRECISION=fp32
 	$(PY) -m benchmarks.verify_lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --dataset $(PROMPTS) \
 	  --output artifacts/reports/lossless-methods.json
+	$(MAKE) $(ENGINES)/$(NAME)-lossless-fp32/manifest.json PRECISION=fp32
+	$(PY) -m benchmarks.verify_lossless --speculative $(ENGINES)/$(NAME)-lossless-fp32 --dataset $(PROMPTS) \
+	  --settings greedy "temperature 1" --concurrency 8 --output artifacts/reports/lossless-pairs.json
 
 lint: | $(SETUP) ## ruff, format check, mypy
 	.venv/bin/ruff check .
