@@ -118,7 +118,11 @@ stop: | $(SETUP) ## stop it
 loadtest: | $(SETUP) ## load-test the running server at RATES
 	$(PY) -m benchmarks.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
 
-include benchmarks/bench.mk
+include $(dir $(firstword $(MAKEFILE_LIST)))benchmarks/bench.mk
+
+PAIRS := $(ENGINES)/$(NAME)-lossless-$(PRECISION)$(SPLIT)
+$(PAIRS)/manifest.json: $(SOURCES) benchmarks/lossless.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/lossless.toml --slots 8 --output $(PAIRS)
 
 quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
 	$(PY) -m benchmarks.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
@@ -133,6 +137,9 @@ verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp3
 	$(MAKE) $(ENGINES)/$(NAME)-methods-fp32/manifest.json PRECISION=fp32
 	$(PY) -m benchmarks.verify_lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --dataset $(PROMPTS) \
 	  --output artifacts/reports/lossless-methods.json
+	$(MAKE) $(ENGINES)/$(NAME)-lossless-fp32/manifest.json PRECISION=fp32
+	$(PY) -m benchmarks.verify_lossless --speculative $(ENGINES)/$(NAME)-lossless-fp32 --dataset $(PROMPTS) \
+	  --settings greedy "temperature 1" --concurrency 8 --output artifacts/reports/lossless-pairs.json
 
 lint: | $(SETUP) ## ruff, format check, mypy
 	.venv/bin/ruff check .

@@ -202,8 +202,8 @@ def main() -> int:
         with planted(mutant):
             result = law_of(mutant.case, mutant.kind, mutant.requests)
         survivors += not is_killed(result)
-        text = " other" if isinstance(result, str) else f"{result:6.1f}"
-        print(f"{text}  {'killed' if is_killed(result) else 'ALIVE '}  {mutant.name} ({mutant.case})")
+        text, told = ("     -", f": {result}") if isinstance(result, str) else (f"{result:6.1f}", "")
+        print(f"{text}  {'killed' if is_killed(result) else 'ALIVE '}  {mutant.name} ({mutant.case}){told}")
     print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} mutants killed (beyond {THRESHOLD} standard deviations)")
     return 1 if survivors else 0
 

@@ -40,6 +40,18 @@ def test_one_rank_is_started_without_mpi(arguments):
     assert not any(word in commands for word in ("--tensor-parallel", "mpiexec", "-tp1"))
 
 
+def test_verify_compares_the_default_the_published_methods_and_every_pair():
+    commands = dry_run("verify").replace("\\\n", "")
+    for kind, methods in (("methods", "benchmarks/methods.toml"), ("lossless", "benchmarks/lossless.toml")):
+        (built,) = [line for line in commands.splitlines() if f"--methods {methods}" in line]
+        assert "--precision fp32" in built
+        assert built.endswith(f"-{kind}-fp32")
+    compared = [line for line in commands.splitlines() if "benchmarks.verify_lossless" in line]
+    for kind, line in zip(("redrafter", "methods", "lossless"), compared, strict=True):
+        assert f"-{kind}-fp32 " in line
+    assert len({line.partition("--output")[2] for line in compared}) == 3
+
+
 def test_bundles_for_two_ranks_have_names_of_their_own():
     commands = dry_run("engines", "serve", "TP=2")
     for kind in ("redrafter", "ar"):
