@@ -49,7 +49,7 @@ class TorchEngine:
         if threads is not None:
             torch.set_num_threads(threads)
         device = available_device()
-        if device.type == "cpu":
+        if device.type != "cuda":
             self._load(bundle, rank, device)
             return
         require_kernels(bundle)

@@ -33,4 +33,4 @@ def test_the_real_target_in_fp32(smollm2, tmp_path):
         chain(2, [], rng.integers(3, 49152, 4).tolist(), causal=True),
     ]
     logits, _ = engine.execute(make_batch(step))
-    np.testing.assert_allclose(logits, expected(target, step)[0], atol=1e-4, rtol=1e-5)
+    np.testing.assert_allclose(logits, expected(target, step)[0], atol=3e-4, rtol=1e-5)
