@@ -24,6 +24,8 @@ from redraft.serving.rundir import RunDir, Settings, State, tail
 from redraft.serving.tritonserver import TritonInstallation
 
 STOP_S = 25.0
+FREED_S = 3.0
+"""A server that was killed a moment ago is no longer listed, but holds its ports until its last thread has ended."""
 _POLL_S = 0.1
 
 
@@ -109,8 +111,16 @@ def _check_ports(settings: Settings) -> None:
     if len(set(ports.values())) < len(ports):
         given = ", ".join(f"{purpose} {port}" for purpose, port in ports.items())
         raise ServingError(f"the ports are {given}: expected three different ones")
+    deadline = time.monotonic() + FREED_S
     for purpose, port in ports.items():
-        check_port(port, purpose, f"--{purpose.lower()}-port")
+        while True:
+            try:
+                check_port(port, purpose, f"--{purpose.lower()}-port")
+                break
+            except ServingError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
 
 
 def _write_settings(settings: Settings, run_dir: RunDir) -> None:

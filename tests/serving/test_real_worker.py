@@ -80,6 +80,7 @@ def test_the_default_model(smollm2_bundle, run_folder):
         assert "Paris" in first
         events = service.generate_stream(body | {"stream": True})
         assert "".join(event["text_output"] for event in events) == first
+        wait_until(lambda: service.metrics()["redraft_requests_running"] == 0)
         answers: list[dict] = []
         long = {"text_input": "Once upon a time", "max_tokens": 400, "end_id": -1}
         running = threading.Thread(target=lambda: answers.append(service.generate(long)))
