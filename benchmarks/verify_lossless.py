@@ -39,7 +39,7 @@ from benchmarks.tables import Table
 from benchmarks.workload import ChatTokenizer
 from redraft.budget import BudgetTable
 from redraft.bundle import MANIFEST, file_sha256
-from redraft.decoding.sampling import Sampler, position_uniform
+from redraft.decoding.sampling import Distribution, Sampler, position_uniform
 from redraft.decoding.verification import VERIFIERS
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest
@@ -98,13 +98,15 @@ def margin_at(reference: Session, generation: GenerateRequest, expected: list[in
     if sampler.greedy:
         values = sampler.process(logits)[[expected[place], got]]
         return float(abs(values[0] - values[1]))
-    return distance_from(got, sampler.probabilities(logits), position_uniform(sampler.seed, place))
+    return distance_from(got, sampler.distribution(logits), position_uniform(sampler.seed, place))
 
 
-def distance_from(token: int, weights: np.ndarray, uniform: float) -> float:
-    """How far a uniform lies from a token's interval of the cumulative weights float64 [V], normalized."""
-    ends = np.cumsum(weights) / weights.sum()
-    return float(max(ends[token - 1] - uniform if token else -uniform, uniform - ends[token], 0.0))
+def distance_from(token: int, distribution: Distribution, uniform: float) -> float:
+    """How far a uniform lies from a token's interval of the cumulative probabilities."""
+    ends = np.cumsum([0.0, *distribution.weights])
+    ids = np.arange(len(distribution.weights)) if distribution.ids is None else distribution.ids
+    begin, end = (ends[ids.searchsorted(token, side)] / ends[-1] for side in ("left", "right"))
+    return float(max(begin - uniform, uniform - end, 0.0))
 
 
 def rejection_margin(
@@ -116,10 +118,10 @@ def rejection_margin(
     near: list[float] = []
     draw, flip = Sampler.draw, Sampler.flip
 
-    def noted_draw(sampler: Sampler, weights: np.ndarray) -> int:
+    def noted_draw(sampler: Sampler, distribution: Distribution) -> int:
         if sampler.position == place:
-            near.append(distance_from(got, weights, position_uniform(sampler.seed, place)))
-        return draw(sampler, weights)
+            near.append(distance_from(got, distribution, position_uniform(sampler.seed, place)))
+        return draw(sampler, distribution)
 
     def noted_flip(sampler: Sampler, chance: float, number: int) -> bool:
         if sampler.position == place:

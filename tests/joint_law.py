@@ -135,7 +135,8 @@ def target_law(engine: DrawingToyEngine, kind: str) -> dict[tuple[int, ...], flo
         sampler = Sampler(SamplingConfig(**KINDS[kind]), PROMPT, END_IDS.get(kind, ()))
         for token in tokens:
             sampler.accept(token)
-        probs = sampler.probabilities(engine.logits_after(engine.path_state([*PROMPT, *tokens])))
+        logits = engine.logits_after(engine.path_state([*PROMPT, *tokens]))
+        probs = sampler.distribution(logits).at(np.arange(len(logits)))
         for token in np.flatnonzero(probs):
             extend((*tokens, int(token)), chance * probs[token])
 

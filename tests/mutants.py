@@ -70,8 +70,8 @@ LISTS = "trees, draws = [], []"
 CUT_BY_PROBABILITY = LISTS + "; kept = by_probability(kept, log_probs, drafts.draws // support)"
 RESIDUAL = "residual, mass = left, total"
 FIRST_RESIDUAL = "residual, mass = (residual, mass) if place else (left, total)"
-BONUS = "_with_inside(q, drawn.ids, residual)"
-GO_ON = "child, token = drawn.children[0], sampler.draw(weights)"
+BONUS = "return -1, residual"
+GO_ON = "child, token = drawn.children[0], sampler.draw(q)"
 FIRST_SIBLING = "sampler.accept(token if child is None else int(drawn.ids[drawn.places[0]]))"
 SAME_CHILD = "child_at.get((node, token))"
 ANY_CHILD = "next((below for (above, _), below in child_at.items() if above == node), None)"
@@ -89,17 +89,17 @@ MUTANTS = [
     Mutant("p not renormalized after a rejection, RSD-S",
            rejection._without_replacement, "np.exp(log_softmax(scores))", "np.exp(scores)", "RSD-S", 600),
     Mutant("bonus drawn from q instead of the residual",
-           rejection._rounds, BONUS, "q", "RSD-S", 600),
+           rejection._rounds, BONUS, "return -1, q", "RSD-S", 600),
     Mutant("bonus drawn from q instead of the residual, K-SEQ",
-           rejection.k_seq, "np.maximum(inside - tried * overlap, 0.0)", "inside", "K-SEQ", 500),
+           rejection.k_seq, "np.maximum(q - tried * overlap, 0.0)", "q", "K-SEQ", 500),
     Mutant("bonus drawn from q instead of the residual, multi-round",
-           rejection._rounds, BONUS, "q", "multi-round", 600),
+           rejection._rounds, BONUS, "return -1, q", "multi-round", 600),
     Mutant("bonus drawn from q instead of the residual, speculative sampling",
-           rejection._rounds, BONUS, "q", "speculative sampling", 900),
+           rejection._rounds, BONUS, "return -1, q", "speculative sampling", 900),
     Mutant("the residual is how far q and p are apart, whichever is larger",
            rejection._rounds, "np.maximum(residual - share, 0.0)", "np.abs(residual - share)", "speculative sampling"),
     Mutant("the walk goes on below a rejected draft",
-           rejection.verify, "token = sampler.draw(weights)", GO_ON, "speculative sampling", 600),
+           rejection.verify, "token = sampler.draw(q)", GO_ON, "speculative sampling", 600),
     Mutant("the residual of the first rejection kept for all",
            rejection._rounds, RESIDUAL, FIRST_RESIDUAL, "multi-round", 1000),
     Mutant("gamma 1: K-SEQ accepts too much",

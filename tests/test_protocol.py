@@ -38,5 +38,5 @@ def test_whatever_is_accepted_can_be_sampled(fields, scale):
         assert 0 <= token < VOCABULARY
         assert token != 5
         assert token != 2 or place >= (config.min_length or 0)
-        assert np.isclose(sampler.probabilities(logits).sum(), 1)
+        assert np.isclose(sampler.distribution(logits).at(np.arange(VOCABULARY)).sum(), 1)
         sampler.accept(token)

@@ -1,13 +1,14 @@
 """Rejection-type verification: keeps a draw with a probability such that tokens follow the target's distribution q.
 
-A rule tries the draws of one node in draw order: `rule(q, drawn, accept)` asks `accept(chance)` for each and gives the
-place of the draw that was accepted, or -1, with the weights of what to draw instead. Nothing else is random in it, so
-its law can be enumerated.
+A rule tries the draws of one node in draw order: `rule(q, drawn, accept)`, with q float64 [M] the target's
+probabilities of the tokens `drawn.ids`, asks `accept(chance)` for each. It gives the place of the draw that was
+accepted, or -1 and what is left of q, float64 [M]: the bonus token is drawn from this and the other tokens'
+probabilities, which no rule changes. Nothing else is random in it, so its law can be enumerated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count, repeat
 
@@ -26,7 +27,7 @@ _BISECTIONS = 24
 
 
 def recursive_rejection(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tuple[int, np.ndarray]:
-    """Draws without replacement: RSD, algorithm 1 and the loop of algorithm 6. q float64 [V], weights float64 [V].
+    """Draws without replacement: RSD, algorithm 1 and the loop of algorithm 6.
 
     A rejected token leaves the draft distribution, which is renormalized (the paper prints its index instead).
     """
@@ -35,24 +36,24 @@ def recursive_rejection(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tupl
 
 def multi_round(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tuple[int, np.ndarray]:
     """Independent draws, repeats included: SpecInfer's multi-round rejection (RSD, section 2). Of a single draw, this
-    is speculative sampling. q float64 [V], weights float64 [V]."""
+    is speculative sampling."""
     return _rounds(q, drawn, repeat(np.exp(log_softmax(drawn.draft_log_probs))), accept)
 
 
 def k_seq(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tuple[int, np.ndarray]:
-    """Independent draws, repeats included: SpecTr's K-SEQ (RSD, section 2). q float64 [V], weights float64 [V].
+    """Independent draws, repeats included: SpecTr's K-SEQ (RSD, section 2).
 
     Its gamma is the smallest, and accepts the most, for which the residual is a distribution.
     """
-    p, inside = np.exp(log_softmax(drawn.draft_log_probs)), q[drawn.ids]
-    gamma = k_seq_gamma(p, inside, len(drawn.places))
+    p = np.exp(log_softmax(drawn.draft_log_probs))
+    gamma = k_seq_gamma(p, q, len(drawn.places))
     for place, entry in enumerate(drawn.places):
-        if accept(_chance(inside[entry], gamma * p[entry])):
+        if accept(_chance(q[entry], gamma * p[entry])):
             return place, q
-    overlap = np.minimum(p, inside / gamma)
+    overlap = np.minimum(p, q / gamma)
     beta = float(overlap.sum())
     tried = (1 - (1 - beta) ** len(drawn.places)) / beta if beta > 0 else 0.0
-    return -1, _with_inside(q, drawn.ids, np.maximum(inside - tried * overlap, 0.0))
+    return -1, np.maximum(q - tried * overlap, 0.0)
 
 
 def k_seq_gamma(p: np.ndarray, q: np.ndarray, draws: int) -> float:
@@ -75,8 +76,8 @@ def _rounds(
 
     The residual is kept unnormalized: outside of p's support it never changes.
     """
-    residual, mass = q[drawn.ids], 1.0
-    outside = max(1.0 - float(residual.sum()), 0.0)
+    residual, mass = q, 1.0
+    outside = max(1.0 - float(q.sum()), 0.0)
     for place, (entry, p) in enumerate(zip(drawn.places, distributions, strict=False)):
         share = mass * p
         if accept(_chance(residual[entry], share[entry])):
@@ -84,26 +85,20 @@ def _rounds(
         left = np.maximum(residual - share, 0.0)
         if (total := float(left.sum()) + outside) > 0:
             residual, mass = left, total
-    return -1, _with_inside(q, drawn.ids, residual)
+    return -1, residual
 
 
-def _without_replacement(drawn: NodeDraws) -> Iterator[np.ndarray]:
-    scores = drawn.draft_log_probs.astype(np.float64)
-    for entry in drawn.places:
-        yield np.exp(log_softmax(scores))
-        scores[entry] = -np.inf
+def _without_replacement(drawn: NodeDraws) -> np.ndarray:
+    """float64 [draws, M], what each draw came from: the draws before it have left."""
+    scores = np.tile(drawn.draft_log_probs.astype(np.float64), (len(drawn.places), 1))
+    for place, entry in enumerate(drawn.places, 1):
+        scores[place:, entry] = -np.inf
+    return np.exp(log_softmax(scores))
 
 
 def _chance(target: float, draft: float) -> float:
     """min(1, target / draft), 0 where the target has nothing (the draft's probability may have underflowed)."""
     return 0.0 if target <= 0 else 1.0 if target >= draft else float(target / draft)
-
-
-def _with_inside(q: np.ndarray, ids: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """q with other weights at `ids`; q itself where nothing is left, which only rounding reaches."""
-    weights = q.copy()
-    weights[ids] = inside
-    return weights if weights.any() else q
 
 
 def _coin(sampler: Sampler) -> Accept:
@@ -133,11 +128,13 @@ def verify(
         if drawn is None:
             token = sampler.choose(node_logits)
         else:
-            place, weights = rule(sampler.probabilities(node_logits), drawn, _coin(sampler))
+            q = sampler.distribution(node_logits)
+            place, left = rule(q.at(drawn.ids), drawn, _coin(sampler))
             if place >= 0:
                 child, token = drawn.children[place], int(drawn.ids[drawn.places[place]])
             else:
-                token = sampler.draw(weights)
+                q.put(drawn.ids, left)
+                token = sampler.draw(q)
         sampler.accept(token)
         verdict.tokens.append(token)
         if with_log_probs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -40,6 +41,37 @@ def position_uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """`position_uniform` of many seeds and positions at once: uint64 [n] each to float64 [n]."""
     high, low, _, _ = philox(seeds, positions)
     return ((high << 21) | (low >> 11)) * 2.0**-53
+
+
+@dataclass
+class Distribution:
+    """What a token is drawn from: `weights` float [n] of the tokens `ids` int64 [n], ascending (None: of all), whose
+    sum is `total`. No other token is drawn."""
+
+    ids: np.ndarray | None
+    weights: np.ndarray
+    total: float
+
+    def at(self, tokens: np.ndarray) -> np.ndarray:
+        """Probabilities float64 [M] of tokens int [M]."""
+        places, known = self._places(tokens)
+        return np.where(known, self.weights[places], 0.0) / self.total
+
+    def put(self, tokens: np.ndarray, probabilities: np.ndarray) -> None:
+        """Replace the weights of tokens by multiples float64 [M] of the old total. Where rounding leaves no weight at
+        all, the old ones stay."""
+        places, known = self._places(tokens)
+        places, old = places[known], self.weights[places[known]]
+        self.weights[places] = probabilities[known] * self.total
+        if not self.weights.any():
+            self.weights[places] = old
+
+    def _places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where tokens stand in `weights`, and which are there."""
+        if self.ids is None:
+            return tokens, np.ones(len(tokens), bool)
+        places = np.minimum(self.ids.searchsorted(tokens), len(self.ids) - 1)
+        return places, self.ids[places] == tokens
 
 
 class Sampler:
@@ -107,24 +139,22 @@ class Sampler:
         index = _inverse_cdf(weights, self._uniform())
         return index if ids is None else int(ids[index])
 
-    def draw(self, weights: np.ndarray) -> int:
-        """A token from weights float64 [V], by the random number that `choose` takes at this position."""
-        return _inverse_cdf(weights, self._uniform())
+    def draw(self, distribution: Distribution) -> int:
+        """A token by the random number that `choose` takes at this position."""
+        index = _inverse_cdf(distribution.weights, self._uniform())
+        return index if distribution.ids is None else int(distribution.ids[index])
 
     def flip(self, chance: float, number: int) -> bool:
         """Whether what has this chance happens, by a further random number of this position, `number` from 1 on."""
         return position_uniform(self.seed, self.position, number) < chance
 
-    def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """float64 [V], the distribution that `choose` draws from; for verifiers that compare distributions."""
+    def distribution(self, logits: np.ndarray) -> Distribution:
+        """What `choose` draws from, valid until the next call; for verifiers that compare distributions."""
         logits = self.process(logits)
-        dense = np.zeros(len(logits))
         if self.greedy:
-            dense[logits.argmax()] = 1.0
-            return dense
+            return Distribution(np.array([logits.argmax()]), np.ones(1, np.float32), 1.0)
         ids, weights = self._support(logits)
-        dense[slice(None) if ids is None else ids] = weights
-        return dense / dense.sum()
+        return Distribution(ids, weights, _total(weights))
 
     def process(self, logits: np.ndarray) -> np.ndarray:
         """Logits after penalties, minimum length and bad words at the current history."""
@@ -213,6 +243,12 @@ def _largest(values: np.ndarray, smallest: np.float32, size: int) -> np.ndarray:
         equal = ids[values[ids] == smallest]
         ids = np.setdiff1d(ids, equal[size - len(ids) :], assume_unique=True)
     return ids
+
+
+def _total(weights: np.ndarray) -> float:
+    """The sum of weights float [n], in float64 over blocks that are summed as they are."""
+    blocks = weights[: len(weights) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+    return float(blocks.dot(_ONES).sum(dtype=np.float64)) + float(weights[blocks.size :].sum(dtype=np.float64))
 
 
 def _inverse_cdf(weights: np.ndarray, uniform: float) -> int:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import verify_lossless
 from benchmarks.inprocess import Session, request
 from redraft.budget import BudgetTable
+from redraft.decoding.sampling import Distribution
 from redraft.drafting import DraftingPlan
 from redraft.protocol import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
@@ -133,9 +134,10 @@ def test_another_target_fails(verify, capsys):
 
 
 def test_the_distance_from_a_token_is_that_from_its_interval():
-    weights = np.array([2.0, 1.0, 0.0, 1.0])
-    distances = [verify_lossless.distance_from(token, weights, 0.6) for token in range(4)]
-    np.testing.assert_allclose(distances, [0.1, 0.0, 0.15, 0.15])
+    for ids, weights in ((None, [2.0, 1.0, 0.0, 1.0]), (np.array([0, 1, 3]), [2.0, 1.0, 1.0])):
+        distribution = Distribution(ids, np.array(weights), 4.0)
+        distances = [verify_lossless.distance_from(token, distribution, 0.6) for token in range(4)]
+        np.testing.assert_allclose(distances, [0.1, 0.0, 0.15, 0.15])
 
 
 def rejecting(**engine):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from redraft.decoding.sampling import Distribution
 from redraft.decoding.token_tree import NodeDraws
 
 FORBIDDEN = -np.inf
@@ -26,10 +27,12 @@ def outcome(rule, q: np.ndarray, draws: NodeDraws) -> tuple[list[float], np.ndar
         chances.append(chance)
         return False
 
-    place, weights = rule(q, draws, reject)
+    place, left = rule(q[draws.ids], draws, reject)
     assert place == -1
     assert len(chances) == len(draws.places)
-    return chances, weights / weights.sum()
+    bonus = Distribution(None, q.copy(), 1.0)
+    bonus.put(draws.ids, left)
+    return chances, bonus.weights / bonus.weights.sum()
 
 
 def law(rule, q: np.ndarray, draws: NodeDraws) -> tuple[np.ndarray, float]:

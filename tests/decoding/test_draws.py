@@ -78,7 +78,7 @@ def test_filters_are_the_samplers(config, vocab_size):
         np.array([chosen.top_p or 1.0], np.float32),
     )
     for row, node in zip(got[0], logits[0], strict=True):
-        expected = Sampler(chosen, []).probabilities(node)
+        expected = Sampler(chosen, []).distribution(node).at(np.arange(vocab_size))
         assert np.abs(np.exp(row) - expected).max() < 2e-5
         assert np.isfinite(row).tolist() == (expected > 0).tolist() or not (chosen.top_k or chosen.top_p)
 
