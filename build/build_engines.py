@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from pydantic import ValidationError
@@ -154,6 +155,8 @@ def main(
                 "torch, or leave the flag out"
             )
         chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
+        if bigrams and not any(settings.info().ngram for settings in chosen.values()):
+            raise BundleError(f"--bigrams {bigrams}: no method here has an n-gram branch that would read them")
         with step("load the target"):
             target = Target.from_folder(model)
         config = BundleConfig(
@@ -286,6 +289,10 @@ def build(
                 if source not in drafters:
                     drafters[source] = load_draft_source(*source, target, model, fingerprint)
                 methods[name], loops[name] = drafting_loop(drafters[source], methods[name], config, settings.token_info)
+    own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, _ in drafters) if path.is_file()]
+    successors = bigrams or next(iter(own), None)
+    if successors and (shape := np.load(successors, mmap_mode="r").shape) != (target.config.vocab_size,):
+        raise BundleError(f"{successors} has shape {shape}, expected a successor of each of {target.config.vocab_size}")
     config, token_info = config.model_copy(update={"methods": methods}), 0
     for name, loop in loops.items():
         if info := getattr(loop.drafter, "info", None):
@@ -307,9 +314,8 @@ def build(
         versions = WRITERS[config.backend](config, target, loops, folder, hidden or bool(loops))
         with step("write the manifest"):
             copy_tokenizer(model, folder)
-            own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, _ in drafters) if path.is_file()]
-            if bigrams or own:
-                shutil.copy2(bigrams or own[0], folder / BIGRAMS_FILE_NAME)
+            if successors:
+                shutil.copy2(successors, folder / BIGRAMS_FILE_NAME)
             versions |= {"torch": torch.__version__, "python": platform.python_version()}
             command = shlex.join(["python", "build/build_engines.py", *sys.argv[1:]])
             finish_bundle(folder, config, versions, fingerprint, command)

@@ -55,6 +55,13 @@ READS = {
     Way.ngrams: ANY,
 }
 """The settings that matter to each; any other that is given is refused."""
+NATIVE_INFO = (InfoForm.bf16, InfoForm.low_rank)
+INFO_FORMS = {
+    "openvino": (InfoForm.int8, InfoForm.bf16, InfoForm.low_rank),
+    "torch": tuple(InfoForm),
+    **dict.fromkeys(FLAVOURS, NATIVE_INFO),
+}
+"""How each backend can hold token info. TensorRT would widen a table of 8-bit numbers as a whole at each execution."""
 SOURCES = f"a drafter, ngram = true or construction = {NGRAM_TRIE!r}"
 
 
@@ -98,8 +105,8 @@ class MethodSettings(BaseModel):
     )
     token_info: InfoForm | None = Field(
         None,
-        description="What a hidden_state drafter's network holds of token info: a table in int8 or bf16, or low_rank: "
-        "its factors, which take little memory and more time. Default: int8, with TensorRT bf16.",
+        description="What a hidden_state drafter's network holds of token info: a table in int8, fp8 or bf16, or "
+        "low_rank: its factors, which take little memory and more time. Default: int8, with TensorRT bf16.",
     )
     resample_above: int | None = Field(
         None,
@@ -283,8 +290,8 @@ def drafting_loop(
     if token_info and drafter.token_info is None:
         raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} has none")
     native = config.backend in FLAVOURS
-    if native and token_info == InfoForm.int8:
-        raise ValueError(f"--token-info {token_info}: {config.backend} takes {InfoForm.bf16} and {InfoForm.low_rank}")
+    if token_info and token_info not in (taken := INFO_FORMS[config.backend]):
+        raise ValueError(f"--token-info {token_info}: {config.backend} takes {', '.join(taken)}")
     if isinstance(drafter, HiddenStateDrafter) and (token_info or native):
         drafter.info_form = token_info or InfoForm.bf16
     if native:  # drafted nodes stand beside the cache, padding behind max_len

@@ -30,6 +30,7 @@ from rich.progress import Progress as ProgressBar
 from model_defs.drafter import Decay, Drafter
 from model_defs.drafters import DRAFTERS, load_drafter
 from model_defs.fingerprint import target_fingerprint
+from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.target import Target
 from model_defs.training import (
     Labels,
@@ -72,6 +73,15 @@ def parse_settings(texts: list[str]) -> dict[str, str]:
     if wrong := [text for text, (_, equals, _) in zip(texts, pairs, strict=True) if not equals]:
         raise ValueError(f"--set {wrong[0]!r} is not of the form name=value")
     return {name: value for name, _, value in pairs}
+
+
+def usual_vocabularies(vocab_size: int, device: str) -> dict[str, int]:
+    """Rows of the head, and tokens with token info, of a drafter that is trained on a device. A GPU carries the 32K
+    most frequent of more than 40K tokens (Lyanna, section 6.1) and smaller vocabularies whole; a CPU pays for each."""
+    if device != "cuda":
+        return {"hot_vocabulary": 12288, "info_vocabulary": 8192}
+    kept = 32768 if vocab_size > 40_000 else vocab_size
+    return {"hot_vocabulary": kept, "info_vocabulary": kept}
 
 
 def prepare_drafter(
@@ -194,7 +204,14 @@ def main(
     hidden_weight: Annotated[
         float | None, typer.Option(help="Weight of the hidden states' squared error; default: the drafter's.")
     ] = None,
-    hot_vocabulary: Annotated[int, typer.Option(help="Head rows: the K most frequent tokens; 0 is all.")] = 12288,
+    hot_vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU 32768 (which then is "
+            "info_vocabulary's too), or all of up to 40,000.",
+            show_default=False,
+        ),
+    ] = None,
     unroll: Annotated[int, typer.Option(help="Drafting steps T in the loss.")] = 5,
     window: Annotated[
         int | None, typer.Option(help="Consecutive positions per window; default: the drafter's.")
@@ -219,7 +236,9 @@ def main(
     target = Target.from_folder(model).to(device)
     output.mkdir(parents=True, exist_ok=True)
     resumed = output if (output / "checkpoint.safetensors").exists() else None
-    rows = min(hot_vocabulary or target.config.vocab_size, target.config.vocab_size)
+    usual = usual_vocabularies(target.config.vocab_size, device.type)
+    rows = usual["hot_vocabulary"] if hot_vocabulary is None else hot_vocabulary
+    rows = min(rows or target.config.vocab_size, target.config.vocab_size)
     run = Run(
         positions,
         window or recipe.window,
@@ -233,6 +252,8 @@ def main(
         teacher = TeacherData(data, held_out, kind.reads_context)
         teacher.require(run.batch, run.window, unroll)
         given = parse_settings(settings or [])
+        if hot_vocabulary is None and kind is HiddenStateDrafter:
+            given.setdefault("info_vocabulary", str(usual["info_vocabulary"]))
         module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

@@ -15,14 +15,20 @@ from torch import Tensor, nn
 from model_defs.target import RMSNorm
 
 EPS = 1e-6
+LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
+"""What the largest element of a row is scaled to."""
 
 
 class InfoForm(StrEnum):
-    """What a drafter's network holds of token info: a table in int8 or bf16, or the low-rank factors."""
+    """What a drafter's network holds of token info: a table in int8, fp8 or bf16, or the low-rank factors."""
 
     int8 = "int8"
+    fp8 = "fp8"
     bf16 = "bf16"
     low_rank = "low_rank"
+
+
+DTYPES = {InfoForm.int8: torch.int8, InfoForm.fp8: torch.float8_e4m3fn, InfoForm.bf16: torch.bfloat16}
 
 
 class TokenInfo(nn.Module):
@@ -70,7 +76,7 @@ class TokenInfo(nn.Module):
 
     @torch.no_grad()
     def collapse(self, dtype: torch.dtype = torch.bfloat16) -> TokenInfoTable:
-        """The same as a table, in bfloat16, float32 or int8 with a scale for each row."""
+        """The same as a table, in bfloat16, float32, or a dtype of LARGEST with a scale for each row."""
         tokens = self.row_of.argsort()[: self.kept]
         rows = torch.cat([self(part) for part in tokens.split(1024)])
         return TokenInfoTable(F.pad(rows, (0, 0, 0, 1)), self.row_of, dtype)
@@ -81,7 +87,7 @@ class TokenInfo(nn.Module):
         if form == InfoForm.low_rank:
             tokens = torch.arange(len(self.row_of), device=self.row_of.device)
             return TokenInfoFactors(*self.factors(tokens))
-        return self.collapse(torch.int8 if form == InfoForm.int8 else torch.bfloat16)
+        return self.collapse(DTYPES[form])
 
 
 class TokenInfoFactors(nn.Module):
@@ -112,9 +118,11 @@ class TokenInfoTable(nn.Module):
         """rows [K + 1, K], the last one zeros; row_of [V] is K for tokens without token info."""
         super().__init__()
         scales = torch.ones_like(rows[:, :1])
+        if dtype in LARGEST:
+            scales = rows.abs().amax(-1, keepdim=True).clamp(min=EPS) / LARGEST[dtype]
+            rows = rows / scales
         if dtype == torch.int8:
-            scales = rows.abs().amax(-1, keepdim=True).clamp(min=EPS) / 127
-            rows = (rows / scales).round()
+            rows = rows.round()
         self.register_buffer("rows", rows.to(dtype))
         self.register_buffer("scales", scales)
         self.register_buffer("row_of", row_of.to(torch.int32))

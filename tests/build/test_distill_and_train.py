@@ -134,6 +134,12 @@ def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> l
     return [json.loads(line) for line in (output / "log.jsonl").open()]
 
 
+def test_a_gpu_carries_the_32k_most_frequent_of_more_than_40k_tokens():
+    kept = [train_drafter.usual_vocabularies(size, "cuda") for size in (49_152, 40_001, 40_000, 111)]
+    assert [set(sizes.values()) for sizes in kept] == [{32768}, {32768}, {40_000}, {111}]
+    assert train_drafter.usual_vocabularies(49_152, "cpu") == {"hot_vocabulary": 12288, "info_vocabulary": 8192}
+
+
 @pytest.mark.parametrize("drafter", SHAPES)
 def test_training_learns(taught: Path, tmp_path: Path, drafter: str, monkeypatch):
     """Random models answer in short cycles, which a drafter learns fast, from random weights too."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from methods import INFO_FORMS
 from model_defs.attention import DenseCache
 from model_defs.context_drafter import ContextDrafter
 from model_defs.draft_lm import DraftLM
@@ -20,7 +21,7 @@ from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.medusa import MedusaDrafter
 from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
-from model_defs.token_info import InfoForm
+from model_defs.token_info import DTYPES, InfoForm
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch, DraftCandidates
 from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
@@ -33,7 +34,7 @@ def info_of(drafter: Drafter, form: InfoForm, token: int) -> Tensor:
     assert drafter.token_info is not None
     if form == InfoForm.low_rank:
         return drafter.token_info(torch.tensor(token))
-    return drafter.token_info.collapse(torch.int8 if form == InfoForm.int8 else torch.bfloat16)(torch.tensor(token))
+    return drafter.token_info.collapse(DTYPES[form])(torch.tensor(token))
 
 
 def following(
@@ -207,8 +208,10 @@ def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precis
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backend", ["openvino", "torch"])
-@pytest.mark.parametrize("form", [InfoForm.bf16, InfoForm.low_rank])
+@pytest.mark.parametrize(
+    ("backend", "form"),
+    [(backend, form) for backend in ("openvino", "torch") for form in INFO_FORMS[backend] if form != InfoForm.int8],
+)
 def test_other_forms_of_token_info(target: Target, tmp_path, form, backend):
     drafter = tiny_drafter_of(target, "hidden_state")
     engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter, token_info=form))
@@ -225,7 +228,7 @@ def test_other_forms_of_token_info(target: Target, tmp_path, form, backend):
 def test_forms_of_token_info_are_equal_up_to_rounding(target, tmp_path, precision):
     """At the first level: deeper ones may follow other tokens of nearly the same probability."""
     drafter, drafts = tiny_drafter_of(target, "hidden_state"), {}
-    for form in InfoForm:
+    for form in INFO_FORMS["openvino"]:
         bundle = tiny_bundle(tmp_path / form, target, precision=precision, trained=drafter, token_info=form)
         rng, sequences = np.random.default_rng(3), [Drafting(slot) for slot in range(9)]
         for s in sequences:
