@@ -1,4 +1,5 @@
-"""Learning curves of drafters: loss and acceptance on held-out text against the positions that they were trained on.
+"""Learning curves of drafters: loss and acceptance on held-out text against the positions that they were trained on,
+and acceptance against the hours that it took.
 
     python -m benchmarks.learning_curve artifacts/drafters/A artifacts/drafters/B --output learning_curve.png
 
@@ -9,9 +10,11 @@ compares all.
 from __future__ import annotations
 
 import json
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +22,8 @@ from rich.table import Table
 from benchmarks.plots import COLORS, new_figure, save
 
 LOG = "log.jsonl"
+BY_HOURS = 2
+"""The panel that has hours below it."""
 out = Console(highlight=False)
 
 
@@ -43,19 +48,32 @@ def labels_of(paths: list[Path]) -> list[str]:
     raise ValueError(f"{paths[0]} is given twice")
 
 
+def hours_of(records: list[dict[str, Any]]) -> list[float]:
+    """Hours of training up to each record; where a log has none, from the positions per second of each record."""
+    positions = [0, *(record["positions"] for record in records)]
+    seconds = [(now - then) / record["rate"] for (then, now), record in zip(pairwise(positions), records, strict=True)]
+    return [record.get("hours", total / 3600) for record, total in zip(records, accumulate(seconds), strict=True)]
+
+
 def plot(runs: dict[str, list[dict[str, Any]]], depths: int, path: Path) -> Path:
-    """Panels: loss, acceptance length, and conditional acceptance at each depth; a line per run."""
-    figure, axes = new_figure(2 + depths, width=3.4)
-    titles = ["Training loss", "Acceptance length, chain", *(f"Acceptance at depth {d + 1}" for d in range(depths))]
+    """Panels: loss, acceptance length, the same by hours, and conditional acceptance at each depth; a line per run."""
+    figure, axes = new_figure(3 + depths, width=3.4)
+    by_depth = [f"Acceptance at depth {depth + 1}" for depth in range(depths)]
+    titles = ["Training loss", "Acceptance length, chain", "Acceptance length, chain", *by_depth]
     for index, (label, records) in enumerate(runs.items()):
-        x = [record["positions"] / 1e6 for record in records]
+        style: dict[str, Any] = {
+            "color": COLORS[index % len(COLORS)],
+            "ls": "-" if index < len(COLORS) else "--",
+            "label": label,
+        }
+        positions, length = ([record[key] for record in records] for key in ("positions", "chain_acceptance_length"))
         acceptance = [[record["conditional_acceptance"][depth] for record in records] for depth in range(depths)]
-        curves = [[record["loss"] for record in records], [r["chain_acceptance_length"] for r in records], *acceptance]
-        for axis, curve in zip(axes, curves, strict=True):
-            axis.plot(x, curve, color=COLORS[index % len(COLORS)], ls="-" if index < len(COLORS) else "--", label=label)
-    for axis, title in zip(axes, titles, strict=True):
+        curves = [[record["loss"] for record in records], length, length, *acceptance]
+        for place, (axis, curve) in enumerate(zip(axes, curves, strict=True)):
+            axis.plot(hours_of(records) if place == BY_HOURS else np.array(positions) / 1e6, curve, **style)
+    for place, (axis, title) in enumerate(zip(axes, titles, strict=True)):
         axis.set_title(title, loc="left", fontsize=10)
-        axis.set_xlabel("million positions")
+        axis.set_xlabel("hours" if place == BY_HOURS else "million positions")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), frameon=False)
     return save(figure, path)

@@ -6,7 +6,7 @@
 Bundles race by their first method, or one bundle's methods, some or all; without a bundle of its own, auto-regressive
 decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so that a busy
 machine slows all alike; seconds are medians over the repeats. With --llama-cpp a llama.cpp process takes its turn too
-(see docs/load-testing.md).
+(see docs/load-testing.md). Writes JSON and, beside it, the same tables as Markdown; intervals are 95%, over prompts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.inprocess import Answer, Clock, Session, load_session, request
+from benchmarks.intervals import interval, ratio
 from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.results import write_json
 from benchmarks.tables import Table, number
@@ -151,10 +153,14 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
             "tokens_per_s": contender.speed(),
             "decode_tokens_per_s": contender.decode_speed(),
             "speedup": contender.speed() / base.speed(),
+            "speedup_interval": interval(resampled_speeds(contender) / resampled_speeds(base)),
         }
         if contender.clock:
             entry |= {"drafting_share": contender.clock.drafting_share, "host_overhead": contender.clock.host_overhead}
             entry |= acceptance_figures(contender.answers)
+            stats = [answer.stats for answer in contender.answers]
+            accepted, steps = (np.array([getattr(item, key) for item in stats]) for key in ("accepted", "steps"))
+            entry["acceptance_interval"] = interval(1 + ratio(accepted, steps))
             pairs = zip(base.answers, contender.answers, strict=True)
             entry["identical_answers"] = sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
             entry["categories"] = {
@@ -166,6 +172,12 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
             }
         report["contenders"][name] = entry
     return report
+
+
+def resampled_speeds(contender: Contender) -> np.ndarray:
+    """Its speed over each re-sample of the prompts, float64 [RESAMPLES]."""
+    tokens = np.array([len(answer.token_ids) for answer in contender.answers])
+    return ratio(tokens, np.array(contender.prompt_seconds()))
 
 
 def _part_speed(contender: Contender, places: list[int]) -> float:
@@ -246,10 +258,14 @@ def tables(report: dict[str, Any]) -> list[Table]:
         title = f"One stream, temperature {temperature}, {report['max_tokens']} tokens, {single['prompts']} prompts"
         found.append(Table(title, columns))
         for name, entry in single["contenders"].items():
-            cells = [number(entry["tokens_per_s"]), number(entry["decode_tokens_per_s"]), f"{entry['speedup']:.2f}x"]
+            cells = [
+                number(entry["tokens_per_s"]),
+                number(entry["decode_tokens_per_s"]),
+                _with_interval(entry, "speedup"),
+            ]
             if "steps" in entry:
-                keys = ("acceptance_length", "rows_per_step", "rows_per_step_unpacked")
-                cells += [number(entry[key], 2) for key in keys]
+                cells.append(_with_interval(entry, "acceptance"))
+                cells += [number(entry[key], 2) for key in ("rows_per_step", "rows_per_step_unpacked")]
                 cells += [f"{entry[key]:.1%}" for key in ("drafting_share", "host_overhead")]
                 cells.append(f"{entry['identical_answers']} of {single['prompts']}")
             found[-1].rows.append([name, *cells, *[""] * (len(columns) - 1 - len(cells))])
@@ -259,6 +275,12 @@ def tables(report: dict[str, Any]) -> list[Table]:
         for name, entry in speculative.items():
             counts = (entry["drafted"], entry["drafted"] - entry["wasted"], entry["wasted"], entry["reused"])
             found[-1].rows.append([name, *(f"{count:,}" for count in counts)])
+        depths = max(len(entry["depth_counts"]) for entry in speculative.values())
+        title = f"Conditional acceptance by depth (accepted over offered), temperature {temperature}"
+        found.append(Table(title, ["", *(str(depth + 1) for depth in range(depths))]))
+        for name, entry in speculative.items():
+            shares = [f"{accepted / offered:.2f} ({accepted}/{offered})" for accepted, offered in entry["depth_counts"]]
+            found[-1].rows.append([name, *shares, *[""] * (depths - len(shares))])
         kinds = list(next(iter(speculative.values()))["categories"])
         found.append(
             Table(f"Speed-up and acceptance length by kind of prompt, temperature {temperature}", ["", *kinds])
@@ -280,6 +302,12 @@ def speculative_entries(single: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in single["contenders"].items() if name not in (AR, LLAMA)}
 
 
+def _with_interval(entry: dict[str, Any], kind: str) -> str:
+    value = entry["speedup" if kind == "speedup" else "acceptance_length"]
+    low, high = entry[f"{kind}_interval"]
+    return f"{number(value, 2)} ({low:.2f} to {high:.2f})" if low < high else number(value, 2)
+
+
 def _pair(entry: dict[str, Any]) -> str:
     return f"{entry['speedup']:.2f}x, {number(entry['acceptance_length'], 2)}"
 
@@ -288,11 +316,6 @@ def show(report: dict[str, Any]) -> None:
     """Print the report."""
     for table in tables(report):
         table.show(console)
-    for temperature, single in report["single"].items():
-        console.print(f"conditional acceptance by depth, temperature {temperature}:")
-        for name, entry in speculative_entries(single).items():
-            counts = [f"{accepted / offered:.2f} ({accepted}/{offered})" for accepted, offered in entry["depth_counts"]]
-            console.print(f"  {name}: {' '.join(counts)}")
 
 
 def load_entrants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Entrant]:
@@ -345,6 +368,8 @@ def main(argv: list[str] | None = None) -> int:
             llama.close()
     report["auto_regressive"] = (args.auto_regressive or args.speculative[0]).name
     write_json(args.output, report)
+    found = [f"## {table.title}\n{table.markdown()}\n" for table in tables(report)]
+    args.output.with_suffix(".md").write_text("\n".join(found), encoding="utf-8")
     show(report)
     console.print(f"written to {args.output}")
     return 0

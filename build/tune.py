@@ -43,8 +43,8 @@ from redraft.scheduler import Scheduler
 
 MARGIN = 0.15
 """Prefill, which drafts do not speed up, and harder prompts than the tuner's leave less of a gain than it expects."""
-BUDGETS = (0, 1, 2, 3, 4, 6, 8, 11, 15, 19, 23)
-"""With the root mostly a multiple of 4 rows, which the CPU operators take at a time."""
+BUDGETS = (0, 1, 2, 3, 4, 6, 8, 11, 15, 19, 23, 31, 47, 63)
+"""With the root mostly a multiple of 4 rows, which the CPU operators take at a time; those that --max-tree allows."""
 RUNNING = (1, 2, 3, 4, 6, 8, 16, 32)
 SHAPES = (("beam", False), ("beam", True), ("best_first", False), ("best_first", True))
 """Construction and n-gram branch that a method of the last, which is the default, is tried with; any other method keeps

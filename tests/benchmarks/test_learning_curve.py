@@ -38,16 +38,24 @@ def test_every_run_is_a_line_in_every_panel(tmp_path: Path, monkeypatch, capsys)
     axes = figures[0].axes
     assert [axis.get_title(loc="left") for axis in axes][1:] == [
         "Acceptance length, chain",
+        "Acceptance length, chain",
         "Acceptance at depth 1",
         "Acceptance at depth 2",
     ]
-    first, second = axes[3].lines
+    assert axes[2].lines[0].get_xdata() == pytest.approx([0.01, 0.02, 0.03, 0.04])
+    first, second = axes[4].lines
     assert (first.get_label(), second.get_label()) == ("a/hidden_state", "b/hidden_state")
     assert first.get_xdata() == pytest.approx([0.05, 0.1, 0.15, 0.2])
     assert second.get_ydata() == pytest.approx([0.09, 0.19, 0.29])
     printed = capsys.readouterr().out
     assert "200,000" in printed
     assert "1.600" in printed
+
+
+def test_hours_follow_from_rates():
+    records = [{"positions": positions, "rate": rate} for positions, rate in ((3600, 1), (7200, 2), (14400, 0.5))]
+    assert learning_curve.hours_of(records) == [1, 1.5, 5.5]
+    assert learning_curve.hours_of([{"positions": 7, "rate": 1, "hours": 0.5}]) == [0.5]
 
 
 def test_a_log_bears_the_name_of_its_folder():

@@ -77,7 +77,10 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     (level,) = report["concurrent"]["1"]
     assert level["streams"] == 2
     assert level["contenders"]["speculative"]["speedup"] > 0
-    assert "conditional acceptance by depth" in capsys.readouterr().out
+    for kind, value in (("speedup", spec["speedup"]), ("acceptance", spec["acceptance_length"])):
+        low, high = spec[f"{kind}_interval"]
+        assert low <= value <= high
+    assert f"{spec['depth_counts'][0][0]}/{spec['depth_counts'][0][1]})" in capsys.readouterr().out
 
 
 def test_conditional_acceptance_is_accepted_over_offered():

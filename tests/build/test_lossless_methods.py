@@ -6,17 +6,18 @@ from itertools import product
 
 import pytest
 
-from build_engines import check, target_info
+from build_engines import check
 from methods import drafting_loop, load_draft_source, read_methods
 from model_defs.drafters import DRAFTERS
 from model_defs.fingerprint import target_fingerprint
 from model_defs.target import Target
-from redraft.bundle import BundleConfig, LimitsInfo
+from redraft.bundle import LimitsInfo
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS
 from tests.conftest import ROOT
+from tests.engines.tiny import bundle_config
 
 FILE = ROOT / "benchmarks" / "lossless.toml"
 
@@ -53,14 +54,7 @@ def test_names_say_what_the_methods_are(methods):
 
 def test_the_builder_takes_all_of_them(methods, smollm2):
     target, settings = Target.from_folder(smollm2), read_methods(FILE)
-    config = BundleConfig(
-        name="lossless",
-        backend="openvino",
-        precision="fp32",
-        target=target_info(target),
-        limits=LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128),
-        methods=methods,
-    )
+    config = bundle_config(target, methods, LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128))
     check(config, target)
     fingerprint = target_fingerprint(target)
     folders = {one.drafter for one in settings.values() if one.drafter}

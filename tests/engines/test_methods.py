@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.inprocess import Session, request
-from build_engines import build, check, target_info
+from build_engines import build, check
 from methods import read_methods
 from model_defs.target import Target
-from redraft.bundle import Bundle, BundleConfig, LimitsInfo
+from redraft.bundle import Bundle, LimitsInfo
 from redraft.chat import render_chat
 from redraft.decoding.verification import VERIFIERS
 from redraft.prompts import load_prompts, spread
+from tests.engines.tiny import bundle_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = spread(load_prompts(ROOT / "benchmarks" / "prompts.jsonl"), 4)
@@ -22,14 +23,8 @@ TOKENS = 24
 def session(smollm2, tmp_path_factory) -> Session:
     target, output = Target.from_folder(smollm2), tmp_path_factory.mktemp("methods") / "bundle"
     chosen = read_methods(ROOT / "benchmarks" / "methods.toml")
-    config = BundleConfig(
-        name="methods",
-        backend="openvino",
-        precision="bf16",
-        target=target_info(target),
-        limits=LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128),
-        methods={name: settings.info() for name, settings in chosen.items()},
-    )
+    limits = LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128)
+    config = bundle_config(target, {name: settings.info() for name, settings in chosen.items()}, limits, "bf16")
     check(config, target)
     build(config, target, smollm2, chosen, output, hidden=True)
     assert Bundle.load(output).config.methods.keys() == chosen.keys()

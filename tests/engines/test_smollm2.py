@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from build_engines import build, target_info
+from build_engines import build
 from model_defs.target import Target
-from redraft.bundle import Bundle, BundleConfig, LimitsInfo
+from redraft.bundle import Bundle, LimitsInfo
 from redraft.engines import load_engine
-from tests.engines.tiny import chain, expected, make_batch, random_tree
+from tests.engines.tiny import bundle_config, chain, expected, make_batch, random_tree
 
 
 def test_the_real_target_in_fp32(smollm2, tmp_path):
     target = Target.from_folder(smollm2)
-    config = BundleConfig(
-        name="smollm2",
-        backend="openvino",
-        precision="fp32",
-        target=target_info(target),
-        limits=LimitsInfo(slots=3, max_len=2048, max_tree=64, prefill_chunk=64),
-        methods={},
-    )
+    config = bundle_config(target, {}, LimitsInfo(slots=3, max_len=2048, max_tree=64, prefill_chunk=64))
     build(config, target, smollm2, {}, tmp_path / "bundle")
     engine = load_engine(Bundle.load(tmp_path / "bundle"))
     rng = np.random.default_rng(0)

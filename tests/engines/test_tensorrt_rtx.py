@@ -34,10 +34,10 @@ from tests.engines.tiny import (
     METHOD,
     VOCAB,
     Rows,
+    bundle_config,
     chain,
     expected,
     random_tree,
-    target_info,
     tiny_drafter_of,
     tiny_target,
 )
@@ -57,6 +57,7 @@ SHIPPED = read_methods(ROOT / "build" / "drafters.toml")
 CONTEXT_LAYERS = {"hidden_state": 1, "eagle": 1, "draft_lm": 2}
 """Of the shipped drafters that have a context."""
 LIMITS = LimitsInfo(slots=2, max_len=96, max_tree=32, prefill_chunk=16)
+OTHER_LIMITS = LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16)
 SMALL = {"beam_width": 2, "beam_length": 3, "candidates": 4}
 TEXTS = ["The capital of France is Paris, and", "Once upon a time there was a little"]
 
@@ -234,18 +235,6 @@ def test_every_shipped_drafter_is_built_from_a_verified_file(built, smollm2, nam
             check(drafter, DraftCandidates(*found[:3]), b, expect, atol=0.05)
 
 
-def bundle_config(target: Target, plan: MethodInfo) -> BundleConfig:
-    """Of a bundle with one method."""
-    return BundleConfig(
-        name="tiny",
-        backend="tensorrt_rtx",
-        precision="fp32",
-        target=target_info(target),
-        limits=LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16),
-        methods={METHOD: plan},
-    )
-
-
 @pytest.mark.parametrize("variant", ["hidden_state", "hidden_state, plain", "draft_lm, model"])
 @torch.no_grad()
 def test_what_does_not_ship_is_built_from_a_verified_file(variant, tmp_path):
@@ -255,7 +244,7 @@ def test_what_does_not_ship_is_built_from_a_verified_file(variant, tmp_path):
     target = tiny_target()
     drafter = tiny_drafter_of(target, variant)
     plan = DRAFTING.model_copy(update={"drafter": drafter.name})
-    config = bundle_config(target, plan)
+    config = bundle_config(target, {METHOD: plan}, OTHER_LIMITS, backend="tensorrt_rtx")
     method, loop = drafting_loop(drafter, plan, config)
     heads, network = method.context, tmp_path / "drafter.onnx"
     save(export_drafter_native(loop, 70 + heads.draft_rows, raw_logits=drafter.has_raw_logits), network)
@@ -292,7 +281,7 @@ def test_what_drafts_again_from_chains_is_built_from_a_verified_file(form, tmp_p
     target = tiny_target()
     drafter = tiny_drafter_of(target, "hidden_state")
     plan = DRAFTING.model_copy(update={"drafter": drafter.name, "resample_above": 0})
-    config = bundle_config(target, plan)
+    config = bundle_config(target, {METHOD: plan}, OTHER_LIMITS, backend="tensorrt_rtx")
     assert drafting_loop(drafter, DRAFTING, config)[0].chain_levels == 0
     method, loop = drafting_loop(drafter, plan, config, form)
     again = resampling_loop(config.model_copy(update={"methods": {METHOD: method}}), METHOD, loop)

@@ -195,18 +195,30 @@ def tiny_bundle(
         settings.hot_vocabulary = hot
     elif drafts:
         trained.save(drafter)
-    config = BundleConfig(
-        name="tiny",
+    methods = {METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {}
+    config = bundle_config(target, methods, limits, precision, backend, tensor_parallel)
+    build(config, target, model, {METHOD: settings} if drafts else {}, folder / "bundle")
+    return Bundle.load(folder / "bundle")
+
+
+def bundle_config(
+    target: Target,
+    methods: dict[str, MethodInfo],
+    limits: LimitsInfo,
+    precision: str = "fp32",
+    backend: str = "openvino",
+    tensor_parallel: int = 1,
+) -> BundleConfig:
+    return BundleConfig(
+        name="test",
         backend=backend,
         precision=precision,
         target=target_info(target),
         limits=limits,
-        methods={METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {},
+        methods=methods,
         tensor_parallel=tensor_parallel,
         shards=shard_infos(target, tensor_parallel),
     )
-    build(config, target, model, {METHOD: settings} if drafts else {}, folder / "bundle")
-    return Bundle.load(folder / "bundle")
 
 
 def bundle_of_methods(
@@ -220,16 +232,7 @@ def bundle_of_methods(
         settings[name] = MethodSettings(drafter=folder / name)
         plans[name] = DRAFTING.model_copy(update={"drafter": drafter.name, **plan})
         drafter.save(folder / name)
-    config = BundleConfig(
-        name="methods",
-        backend="openvino",
-        precision="fp32",
-        target=target_info(target),
-        limits=LIMITS,
-        methods=plans,
-        tensor_parallel=tensor_parallel,
-        shards=shard_infos(target, tensor_parallel),
-    )
+    config = bundle_config(target, plans, LIMITS, tensor_parallel=tensor_parallel)
     build(config, target, model, settings, folder / "bundle")
     return Bundle.load(folder / "bundle")
 

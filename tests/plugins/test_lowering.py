@@ -1,4 +1,4 @@
-"""What a network becomes for the CPU engine."""
+"""What a network becomes for the CPU engine, and the form in which it needs none of our operators."""
 
 from collections import Counter
 
@@ -8,6 +8,7 @@ import torch
 
 from model_defs.drafting import BeamSearch
 from model_defs.export_drafter import export_drafter_plugin
+from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.random_draws import RandomDraws
 from plugins.cpu.lowering import lower
 from plugins.program.fuse import fuse
@@ -16,6 +17,7 @@ from tests.engines.draws import LEVELS as LEVELS_OF
 from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_drafter, tiny_drafter_of, tiny_target
 
 LEVELS = 3
+CACHE = CacheShape(4, 40, 8)
 
 
 def lowered_drafter(initial_state: str = "embedding") -> ir.Model:
@@ -67,3 +69,35 @@ def test_what_surrounds_a_projection_is_part_of_it():
     }
     tables = {node.inputs[-1] for node in lowered.graph if node.op_type == "LinearTopK"}
     assert len(tables) == 1, "the hot ids are stored once"
+
+
+def test_the_native_form_has_standard_operators_alone():
+    network = export_target_native(tiny_target(), CACHE)
+    counts = Counter(node.op_type for node in network.graph)
+    assert {node.domain for node in network.graph} == {""}
+    assert (counts["RotaryEmbedding"], counts["TensorScatter"], counts["Attention"]) == (4, 4, 2)
+
+
+@pytest.fixture(scope="module")
+def plugin_form() -> ir.Model:
+    """The tiny target's network."""
+    return export_target_plugin(tiny_target(), CACHE)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_lowering_fuses_everything_around_a_multiplication(plugin_form, precision):
+    before = [str(node) for node in plugin_form.graph]
+    lowered = lower(plugin_form, precision)
+    assert [str(node) for node in plugin_form.graph] == before
+    counts = Counter(node.op_type for node in lowered.graph)
+    assert counts == {"Embedding": 1, "Linear": 9, "TreeAttention": 2, "RMSNorm": 1}
+    scale = "scale," if precision == "int8" else ""
+    inputs = [node.attributes["inputs"].value for node in lowered.graph if node.op_type == "Linear"]
+    residual = f"{scale}residual"
+    layer = [f"{scale}bias,norm", residual, f"{scale}norm", residual]
+    assert inputs == [*layer, *layer, f"{scale}norm,rows"]
+
+
+def test_an_unknown_precision_is_refused(plugin_form):
+    with pytest.raises(ValueError, match="dtype 'fp8'"):
+        lower(plugin_form, "fp8")

@@ -1,0 +1,282 @@
+"""What the build script refuses, and how it says so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import build_engines
+from methods import READS, MethodSettings, check_method, read_methods
+from model_defs.calibration import calibrate
+from redraft.bundle import BundleConfig
+from tests.engines.tiny import LIMITS, tiny_drafter, tiny_drafter_of, tiny_target, write_model
+
+ROOT = Path(__file__).resolve().parents[2]
+app = typer.Typer()
+app.command()(build_engines.main)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A Qwen2 checkpoint of the tiny target's shape."""
+    folder = tmp_path_factory.mktemp("model")
+    write_model(tiny_target(), folder)
+    return folder
+
+
+RTX = ["--no-drafter", "--backend", "tensorrt_rtx"]
+RANDOM = ["--drafter", "DRAFTER", "--construction"]
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a table for each method, found none"),
+        ("[a", "methods.toml: "),
+        ("[a]\nbeam_with = 3", "methods.toml, [a]: beam_with: unknown field"),
+        ("[a]\nngram = true\nbeam_width = 0", "[a]: beam_width: input should be greater than or equal to 1, got 0"),
+        ("[a]", "[a]: expected a drafter, ngram = true or construction = 'ngram_trie'"),
+        ("[a]\nbeam_width = 2", "[a]: --beam-width 2: expected a drafter, ngram = true or construction = "),
+        ("[a]\nngram = true\nconstruction = 'best'", "[a]: --construction best: only for beam search and random draws"),
+        ("[a]\nngram = true\nconstruction = 'chain'", "and this method drafts by the n-gram branch alone"),
+        ("[a]\nngram = true\ntoken_info = 'bf16'", "--token-info bf16: only for beam search and random draws, and "),
+        ("[a]\nngram = true\nresample_above = 0", "--resample-above 0: only for beam search, and "),
+        ("[a]\nconstruction = 'ngram_trie'\nbeam_length = 3", "this method drafts by n-gram retrieval"),
+        ("[a]\nconstruction = 'ngram_trie'\nngram = true", "'ngram_trie' does not go with other trees"),
+        (
+            "[a]\nconstruction = 'ngram_trie'\ndrafter = 'd'",
+            "--drafter d: only for beam search and random draws, and this method drafts by n-gram retrieval",
+        ),
+        ("[a]\nconstruction = 'ngram_trie'\nverification = 'k_seq'", "'k_seq' does not go with 'ngram_trie'"),
+        ("['a/b']\nngram = true", "a/b"),
+        ("[auto_regressive]\nngram = true", "a method cannot be called 'auto_regressive'"),
+        ("[a]\nngram = true\n[b]\nngram = true\ntree_budget = 90", "b: --tree-budget 90: expected less than"),
+        ("[a]\ndrafter = 'nowhere'", "nowhere"),
+    ],
+)
+def test_methods_that_cannot_be_are_refused(model, tmp_path, text, message):
+    (tmp_path / "methods.toml").write_text(text)
+    done = run("--model", model, "--max-len", 64, "--methods", tmp_path / "methods.toml", "--output", tmp_path / "b")
+    assert done.exit_code == 1
+    assert message in done.output
+    assert not (tmp_path / "b").exists()
+
+
+def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
+    done = run("--model", model, "--methods", "m.toml", "--beam-width", 3, "--no-drafter", "--output", tmp_path / "b")
+    assert "--methods describes all methods: expected it without --no-drafter, --beam-width" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give one of --drafter FOLDER, --methods FILE and --no-drafter"),
+        (["--no-drafter", "--precision", "fp16"], "--precision fp16: openvino takes fp32, bf16, int8"),
+        (
+            ["--no-drafter", "--precision", "fp8", "--calibration", "c"],
+            "fp8: openvino takes fp32, bf16, int8",
+        ),
+        ([*RTX, "--precision", "fp8"], "--precision fp8 needs --calibration, from build/calibrate.py"),
+        ([*RTX, "--precision", "fp8", "--calibration", "nowhere.json"], "nowhere.json does not exist"),
+        (
+            [*RTX, "--precision", "int8", "--calibration", "c"],
+            "--calibration c: expected with --precision fp8 alone",
+        ),
+        (["--no-drafter", "--max-len", "500"], "--max-len 500: the target's context has 128 positions"),
+        (["--drafter", "DRAFTER", "--tree-budget", "40"], "--tree-budget 40: expected less than --max-tree 32"),
+        (["--drafter", "DRAFTER", "--beam-width", "9"], "--candidates 8: expected at least --beam-width 9"),
+        (["--drafter", "DRAFTER", "--construction", "best"], "unknown construction 'best': expected one of beam, "),
+        (["--drafter", "DRAFTER", "--verification", "all"], "unknown verification 'all': expected one of greedy"),
+        (["--drafter", "DRAFTER", "--candidates", "51"], "--candidates 51: expected at most 50, all that the drafter"),
+        (["--drafter", "DRAFTER", "--levels", "2,1"], "--levels 2,1: only for random draws, and this method drafts"),
+        (["--drafter", "DRAFTER", "--support", "9"], "--support 9: only for random draws, and this method"),
+        (["--no-drafter", "--construction", "best"], "--construction best: expected a drafter, ngram = true or "),
+        (["--no-drafter", "--method-name", "a"], "--method-name a: expected a drafter, ngram = true or "),
+        ([*RANDOM, "gumbel", "--levels", "2,1"], "unknown construction 'gumbel': expected one of beam, "),
+        ([*RANDOM, "random_chain", "--beam-width", "4"], "--beam-width 4: only for beam search, and this method"),
+        ([*RANDOM, "random_chain", "--candidates", "8"], "--candidates 8: only for beam search, and this method"),
+        (
+            [*RANDOM, "gumbel_top_k", "--levels", "2,4", "--support", "3"],
+            "--levels 2,4: 8 draws without replacement below 2 nodes, expected at most --support 3 of each",
+        ),
+        ([*RANDOM, "gumbel_top_k", "--levels", "2,x"], "--levels 2,x: expected whole numbers of 1 or more"),
+        (
+            [*RANDOM, "gumbel_top_k", "--levels", "5,5,1"],
+            "--levels 5,5,1, --tree-budget 55: expected less than --max-t",
+        ),
+        ([*RANDOM, "independent", "--levels", "2,1"], "independent sequences need as many draws on every level"),
+        ([*RANDOM, "stochastic_beam", "--ngram"], "'recursive_rejection' does not go with merged trees"),
+        ([*RANDOM, "independent", "--verification", "recursive_rejection"], "these draws repeat"),
+        ([*RANDOM, "random_chain", "--support", "51"], "support is 51, expected at most the 50 tokens"),
+        (
+            ["--drafter", "DRAFTER", "--resample-above", "1"],
+            "--resample-above 1: only drafters 'hidden_state' leave a chain behind, this is 'recurrent'",
+        ),
+        (["--drafter", "DRAFTER", "--token-info", "bf16"], "--token-info bf16: this drafter 'recurrent' has none"),
+        (["--drafter", "DRAFTER", "--skip-above", "1"], "--skip-above 1: expected --resample-above of 1 or less, got"),
+        (["--drafter", "DRAFTER", "--bigrams", "b.npy", "--no-ngram"], "--bigrams b.npy: no method here has an n-gram"),
+        (["--drafter", "DRAFTER", "--bigrams", "nowhere.npy"], "nowhere.npy"),
+        (["--drafter", "DRAFTER", "--bigrams", "SHORT"], "has shape (3,), expected a successor of each of 111"),
+        (["--drafter", "nowhere"], "nowhere"),
+        (["--no-drafter", "--model", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_work_is_refused(model, tmp_path, options, message):
+    tiny_drafter(tiny_target()).save(tmp_path / "drafter")
+    np.save(tmp_path / "short.npy", np.zeros(3, np.int32))
+    files = {"DRAFTER": tmp_path / "drafter", "SHORT": tmp_path / "short.npy"}
+    options = [str(files.get(option, option)) for option in options]
+    if "--max-len" not in options:
+        options = ["--max-len", "64", *options]
+    done = run("--model", model, "--output", tmp_path / "b", *options)
+    assert done.exit_code == 1
+    assert message in done.output
+    assert not list(tmp_path.glob("*b*partial")) + list(tmp_path.glob("b"))
+
+
+def test_every_setting_matters_to_some_method():
+    assert set.union(*READS.values()) == set(MethodSettings.model_fields)
+
+
+def test_the_methods_that_ship_and_the_thresholds_that_work(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    files = [ROOT / "build" / "drafters.toml", *(ROOT / "benchmarks").rglob("*.toml")]
+    shape = re.search(r"^SHAPE +\?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    flags = {name[2:].replace("-", "_"): value for name, value in zip(shape[::2], shape[1::2], strict=True)}
+    own = {"flags": MethodSettings(drafter="drafters/SmolLM2-135M-Instruct", **flags)}
+    lyanna = {"drafter": "drafters/SmolLM2-135M-Instruct-hidden_state", "beam_length": 4}
+    own |= {f"{r}, {s}": MethodSettings(**lyanna, resample_above=r, skip_above=s) for r, s in ((0, 0), (1, 2), (2, 2))}
+    config = BundleConfig.model_construct(limits=LIMITS.model_copy(update={"max_tree": 81}))
+    for chosen in (own, *map(read_methods, files)):
+        for name, settings in chosen.items():
+            check_method(name, settings.info(), config)
+    assert ROOT / "benchmarks" / "methods.toml" in files
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--backend", "tensorrt_rtx", "--token-info", "int8"],
+            "--token-info int8: tensorrt_rtx takes bf16, low_rank",
+        ),
+        (["--token-info", "fp8"], "--token-info fp8: openvino takes int8, bf16, low_rank"),
+        (
+            ["--resample-above", "1", "--construction", "stochastic_beam", "--levels", "2,2", "--no-ngram"],
+            "--resample-above 1: only for beam search, and this method drafts by random draws",
+        ),
+        (
+            ["--resample-above", "4"],
+            "--resample-above 4: expected less than 4, the most steps that are left of a draft of --beam-length 5",
+        ),
+        (
+            ["--beam-length", "3", "--resample-above", "0", "--skip-above", "2"],
+            "--skip-above 2: expected less than 2, the most",
+        ),
+        (
+            ["--resample-above", "2", "--skip-above", "1"],
+            "--skip-above 1: expected --resample-above of 1 or less, got 2: where more steps than 1 are left nothing",
+        ),
+    ],
+)
+def test_what_a_drafter_with_a_context_cannot_do_is_refused(model, tmp_path, options, message):
+    tiny_drafter_of(tiny_target(), "hidden_state").save(tmp_path / "drafter")
+    drafter = ["--drafter", tmp_path / "drafter", "--max-len", "64", "--verification", "sampled_walk"]
+    done = run("--model", model, "--output", tmp_path / "b", *drafter, *options)
+    assert done.exit_code == 1
+    assert message in done.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 64}, "hidden size 64"),
+        ({"vocab_size": 500}, "vocabulary 500"),
+        ({"target_fingerprint": "feed"}, "was trained for another target: fingerprint feed"),
+    ],
+)
+def test_a_drafter_of_another_target_is_refused(model, tmp_path, change, message):
+    tiny_drafter(tiny_target()).save(tmp_path / "drafter", change)
+    done = run("--model", model, "--drafter", tmp_path / "drafter", "--output", tmp_path / "b", "--max-len", 64)
+    assert done.exit_code == 1
+    assert message in done.output
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "content", "message"),
+    [
+        ("drafter", "drafter.safetensors", None, "drafter.safetensors: truncated or corrupted"),
+        ("drafter", "config.json", "{", "config.json: not JSON"),
+        ("drafter", "config.json", "[]", "config.json: expected a JSON object"),
+        ("drafter", "config.json", '{"drafter": "recurrent"}', "drafter is not a whole drafter: 'hidden_size'"),
+        ("model", "model.safetensors", None, "model.safetensors: truncated or corrupted"),
+        ("model", "config.json", "{", "config.json: not JSON"),
+    ],
+)
+def test_a_broken_file_is_named(model, tmp_path, folder, file, content, message):
+    shutil.copytree(model, tmp_path / "model")
+    tiny_drafter(tiny_target()).save(tmp_path / "drafter")
+    broken = tmp_path / folder / file
+    broken.write_bytes(broken.read_bytes()[:1000] if content is None else content.encode())
+    options = ["--model", tmp_path / "model", "--drafter", tmp_path / "drafter", "--max-len", 64]
+    done = run(*options, "--output", tmp_path / "b")
+    assert done.exit_code == 1
+    assert message in done.output
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "(MemoryError)"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory\n"),
+            "enforce fail",
+        ),
+        (RuntimeError("std::bad_alloc"), "(std::bad_alloc)"),
+    ],
+)
+@pytest.mark.parametrize("place", ["Target.from_folder", "finish_bundle"])
+def test_too_little_memory_says_what_would_fit(model, tmp_path, monkeypatch, place, error, said):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(f"build_engines.{place}", fail)
+    monkeypatch.setattr("redraft.engines.memory.host_bytes", lambda: 160_000_000)
+    done = run("--model", model, "--output", tmp_path / "b", "--no-drafter", "--max-len", 64, "--backend", "torch")
+    assert done.exit_code == 1
+    assert "build_engines: out of memory (" in done.output
+    assert said in done.output
+    assert "0.16 GB are free; a target with weights of 0.02 GB would fit: choose one" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_error_is_no_lack_of_memory(model, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr("build_engines.Target.from_folder", fail)
+    done = run("--model", model, "--output", tmp_path / "b", "--no-drafter")
+    assert isinstance(done.exception, RuntimeError)
+    assert "out of memory" not in done.output
+
+
+def test_a_calibration_of_another_target_is_refused(model, tmp_path):
+    calibration = calibrate(tiny_target(), "feed", [[1, 2]])
+    calibration.save(tmp_path / "c.json")
+    options = ["--precision", "fp8", "--calibration", tmp_path / "c.json", "--max-len", 64]
+    done = run("--model", model, *RTX, *options, "--output", tmp_path / "b")
+    assert done.exit_code == 1
+    assert "c.json was made for another target: fingerprint feed, this one has" in done.output
+    assert not (tmp_path / "b").exists()
