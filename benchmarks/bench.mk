@@ -6,6 +6,7 @@ OWN       := benchmarks/prompts.jsonl
 COMPARED  := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
 TUNED     := $(COMPARED)-tuned
 WIDTHS    := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
+CHECKED   := $(ENGINES)/$(NAME)-cross-check-$(PRECISION)$(SPLIT)
 NARROW    := $(ENGINES)/$(NAME)-w3l4-$(PRECISION)$(SPLIT)
 UNTRAINED := artifacts/drafters/$(NAME)-untrained
 LATENCY   := $(ENGINES)/$(NAME)-untrained-$(PRECISION)$(SPLIT)
@@ -68,11 +69,12 @@ bench-lyanna: $(COMPARED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(
 	$(PY) -m benchmarks.drafting_latency heads --output $(REPORTS)/drafting_heads.json
 	$(PY) -m benchmarks.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
 
-bench-redrafter: $(DISTILLED) answers ## ReDrafter, figures 6 and 7, table 6
+bench-redrafter: $(DISTILLED) $(CHECKED)/manifest.json answers ## ReDrafter, figures 6 and 7, table 6; replays checked live
+	$(PY) -m benchmarks.cross_check $(REPLAYED) --bundle $(CHECKED) --output $(REPORTS)/cross_check.json
 	$(PY) -m benchmarks.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output $(REPORTS)/beam_packing.json
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --num-prompts 10 --output $(REPORTS)/beam_shapes.json
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(DISTILLED))) --num-prompts 20 \
-	  --lengths 5 --widths 1 4 16 --output $(REPORTS)/distillation.json
+	  --lengths 5 --widths 1 4 16 64 --output $(REPORTS)/distillation.json
 
 RSD := $(PY) -m benchmarks.rsd_experiments --model $(MODEL) --drafter $(DRAFTER) --engines $(ENGINES) --precision $(PRECISION)
 bench-rsd: ## RSD, figure 1; both experiments and their token rates on SPEC_BENCH
@@ -96,6 +98,8 @@ answers: $(BUNDLE)/manifest.json
 
 $(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
+$(CHECKED)/manifest.json: $(SOURCES) benchmarks/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/cross_check.toml --output $(CHECKED)
 $(TUNED)/budget.json: $(COMPARED)/manifest.json # a copy, since methods are also compared at trees of one size
 	rm -rf $(TUNED) && cp -r $(COMPARED) $(TUNED)
 	$(PY) build/tune.py --bundle $(TUNED) $(BATCHED:%=--method %) --num-prompts 8 --prompts $(OWN)
