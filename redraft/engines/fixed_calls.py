@@ -33,7 +33,8 @@ class FixedCalls:
 
     A call only enqueues: before the next one the host must have waited for the device. `padding` is what inputs are
     padded with, 0 where it names none. A new shape's first call has padding alone and the inputs of `idle`, so that it
-    changes nothing that another would read.
+    changes nothing that another would read. Where memory does not suffice for it, the shapes that are kept are given
+    up, to be made again when they are needed.
     """
 
     def __init__(
@@ -54,13 +55,30 @@ class FixedCalls:
         shapes = {name: (rows.get(name, len(array)), *array.shape[1:]) for name, array in inputs.items()}
         key = tuple(shapes.values())
         if key not in self._calls:
-            self._calls[key] = self._made(inputs, shapes)
+            self._calls[key] = self._made_with_room(inputs, shapes)
         call = self._calls[key]
         call.fill(inputs, self._padding)
         return call.run()
 
     def __len__(self) -> int:
         return len(self._calls)
+
+    def _made_with_room(self, inputs: Inputs, shapes: dict[str, tuple[int, ...]]) -> _FixedCall:
+        """Raises torch.OutOfMemoryError where memory does not suffice for this shape alone."""
+        try:
+            return self._made(inputs, shapes)
+        except torch.OutOfMemoryError:
+            kept = len(self._calls)
+            self._calls.clear()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            return self._made(inputs, shapes)
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(
+                f"no memory for a call of the shapes {shapes}, with {kept} others given up; build the bundle with "
+                f"fewer --slots or a smaller --max-tree, or end what else runs on this device: {error}"
+            ) from None
 
     def _made(self, inputs: Inputs, shapes: dict[str, tuple[int, ...]]) -> _FixedCall:
         call = _FixedCall(shapes, inputs, self._device)

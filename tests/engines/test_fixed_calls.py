@@ -158,3 +158,26 @@ def test_a_graph_gives_what_the_function_gives():
         doubled, slots = results.fetch(fixed(given, {"x": 6, "slots": 6}))
         np.testing.assert_array_equal(doubled[:count], 2 * given["x"])
         np.testing.assert_array_equal(slots[:count], given["slots"] + 1)
+
+
+@pytest.mark.parametrize("most", [2, 0])
+def test_where_memory_does_not_suffice_other_shapes_are_given_up(monkeypatch, most):
+    """Room for the calls of two shapes, or of none."""
+    fixed, capture = calls([]), fixed_calls._FixedCall.capture
+
+    def capture_where_there_is_room(*arguments) -> None:
+        if len(fixed) >= most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        capture(*arguments)
+
+    monkeypatch.setattr(fixed_calls._FixedCall, "capture", capture_where_there_is_room)
+    if not most:
+        with pytest.raises(torch.OutOfMemoryError, match=r"'x': \(3, 3\).*fewer --slots .*: CUDA out of memory"):
+            fixed(inputs(3), {})
+        return
+    kept = []
+    for count in (3, 2, 4, 3):
+        given = inputs(count)
+        np.testing.assert_array_equal(fixed(given, {})[0], 2 * given["x"])
+        kept.append(len(fixed))
+    assert kept == [1, 2, 1, 2]
