@@ -16,6 +16,7 @@ from tests.conftest import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 NOT_OF_BENCH = {
+    "amx": "the same files of another machine",
     "beam_widths_tuned.json": "in beam_widths.json, since make tunes the bundle first",
     "lossless.json": "make verify",
     "tensor_parallel.json": "takes mpiexec and several ranks",
