@@ -82,7 +82,8 @@ bench-rsd: ## RSD, figure 1; both experiments and their token rates on SPEC_BENC
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd,experiments 1 and 2)
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd --timing,their token rates)
 
-bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## learning curves, token frequency
+bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## drafters on held-out text, learning curves, token frequency
+	$(PY) -m benchmarks.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER)
 	$(PY) -m benchmarks.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.png
 	$(PY) -m benchmarks.learning_curve drafters/$(DEFAULT)/training.jsonl drafters/$(DEFAULT)-draft_lm/training.jsonl \
 	  --output $(REPORTS)/learning_curve.png

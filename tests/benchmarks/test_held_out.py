@@ -1,0 +1,40 @@
+"""Drafters judged on held-out conversations, as training judges them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+
+from benchmarks import held_out
+from model_defs.drafters import DRAFTERS
+from model_defs.training import Labels, Trainer
+from model_defs.windows import TeacherData
+from tests.engines.tiny import VOCAB, tiny_target, write_model
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "eagle"])
+def test_the_row_is_what_training_would_log(tmp_path, kind, capsys):
+    torch.manual_seed(0)
+    target, data, length = tiny_target(), tmp_path / "data", 400
+    data.mkdir()
+    for shard in range(2):
+        tensors = {
+            "tokens": torch.randint(VOCAB, (length,), dtype=torch.int32),
+            "hidden": torch.randn(length, target.config.hidden_size).to(torch.bfloat16),
+            "offsets": torch.tensor([0, length]),
+            "answer_starts": torch.tensor([2]),
+        }
+        save_file(tensors, data / f"shard-0000{shard}.safetensors")
+    write_model(target, tmp_path / "model")
+    drafter = DRAFTERS[kind](DRAFTERS[kind].configure(target, VOCAB), target, torch.arange(VOCAB))
+    drafter.save(tmp_path / "drafter", {})
+    held_out.main([tmp_path / "drafter"], tmp_path / "model", [data], held_out=1, unroll=3)
+    printed = capsys.readouterr().out
+    teacher = TeacherData([data], 1, drafter.reads_context)
+    found = Trainer(target, drafter.eval(), Labels.soft, 3, 0.0).evaluate(teacher.held_out(drafter.recipe.window, 3))
+    assert f"{found['chain_acceptance_length']:.2f}" in printed
+    assert kind in printed
+    with pytest.raises(typer.BadParameter, match="holds only the 2 held-out shards"):
+        held_out.main([tmp_path / "drafter"], tmp_path / "model", [data], held_out=2)
