@@ -70,7 +70,7 @@ bench-lyanna: $(COMPARED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(
 	$(PY) -m benchmarks.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
 
 bench-redrafter: $(DISTILLED) $(CHECKED)/manifest.json answers ## ReDrafter, figures 6 and 7, table 6; replays checked live
-	$(PY) -m benchmarks.cross_check $(REPLAYED) --bundle $(CHECKED) --output $(REPORTS)/cross_check.json
+	$(PY) -m benchmarks.cross_check $(REPLAYED) --bundle $(CHECKED) --num-prompts 40 --output $(REPORTS)/cross_check.json
 	$(PY) -m benchmarks.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output $(REPORTS)/beam_packing.json
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --num-prompts 10 --output $(REPORTS)/beam_shapes.json
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(DISTILLED))) --num-prompts 20 \

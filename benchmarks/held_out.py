@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.tables import Table
+from benchmarks.tables import Table, rates
 from model_defs.drafters import load_drafter
 from model_defs.target import Target
 from model_defs.training import Labels, Trainer
@@ -25,9 +25,9 @@ def judged(drafter: Path, target: Target, data: list[Path], held_out: int, unrol
     teacher = TeacherData(data, held_out, module.reads_context)
     trainer = Trainer(target, module, Labels.soft, unroll, module.recipe.hidden_weight)
     found = trainer.evaluate(teacher.held_out(module.recipe.window, unroll))
-    rates = " ".join(f"{rate:.2f}".removeprefix("0") for rate in found["conditional_acceptance"])  # type: ignore[attr-defined]
+    by_depth = rates(found["conditional_acceptance"])
     weights = sum(weight.numel() for weight in module.parameters())
-    return [module.name, f"{weights / 1e6:.1f}M", f"{found['chain_acceptance_length']:.2f}", rates]
+    return [module.name, f"{weights / 1e6:.1f}M", f"{found['chain_acceptance_length']:.2f}", by_depth]
 
 
 def main(

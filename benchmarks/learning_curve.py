@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.plots import COLORS, new_figure, save
+from benchmarks.tables import rates
 
 LOG = "log.jsonl"
 BY_HOURS = 2
@@ -86,7 +87,6 @@ def summary(runs: dict[str, list[dict[str, Any]]]) -> Table:
     )
     for label, records in runs.items():
         last = records[-1]
-        by_depth = " ".join(f"{value:.2f}".removeprefix("0") for value in last["conditional_acceptance"])
         table.add_row(
             label,
             f"{last['positions']:,}",
@@ -94,7 +94,7 @@ def summary(runs: dict[str, list[dict[str, Any]]]) -> Table:
             f"{last['rate']}",
             f"{last['loss']:.3f}",
             f"{last['chain_acceptance_length']:.3f}",
-            by_depth,
+            rates(last["conditional_acceptance"]),
         )
     return table
 

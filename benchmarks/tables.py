@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 
@@ -50,6 +51,11 @@ class Table:
 def number(value: float | None, digits: int = 1) -> str:
     """A figure with thousands separators; a dash where there is none."""
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def rates(values: Iterable[float]) -> str:
+    """Shares to two places, without the zero before the point."""
+    return " ".join(f"{value:.2f}".removeprefix("0") for value in values)
 
 
 def run_table(runs: list[Run], percentile_metrics: list[str]) -> Table:

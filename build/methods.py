@@ -55,11 +55,10 @@ READS = {
     Way.ngrams: ANY,
 }
 """The settings that matter to each; any other that is given is refused."""
-NATIVE_INFO = (InfoForm.bf16, InfoForm.low_rank)
 INFO_FORMS = {
     "openvino": (InfoForm.int8, InfoForm.bf16, InfoForm.low_rank),
     "torch": tuple(InfoForm),
-    **dict.fromkeys(FLAVOURS, NATIVE_INFO),
+    **dict.fromkeys(FLAVOURS, (InfoForm.bf16, InfoForm.low_rank)),
 }
 """How each backend can hold token info. TensorRT would widen a table of 8-bit numbers as a whole at each execution."""
 SOURCES = f"a drafter, ngram = true or construction = {NGRAM_TRIE!r}"

@@ -75,13 +75,12 @@ def parse_settings(texts: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def usual_vocabularies(vocab_size: int, device: str) -> dict[str, int]:
-    """Rows of the head, and tokens with token info, of a drafter that is trained on a device. A GPU carries the 32K
-    most frequent of more than 40K tokens (Lyanna, section 6.1) and smaller vocabularies whole; a CPU pays for each."""
+def usual_rows(vocab_size: int, device: str) -> int:
+    """Head rows of a drafter that is trained on a device. A GPU carries the 32K most frequent of more than 40K tokens
+    (Lyanna, section 6.1, for token info) and smaller vocabularies whole; a CPU pays for every row."""
     if device != "cuda":
-        return {"hot_vocabulary": 12288, "info_vocabulary": 8192}
-    kept = 32768 if vocab_size > 40_000 else vocab_size
-    return {"hot_vocabulary": kept, "info_vocabulary": kept}
+        return min(12288, vocab_size)
+    return 32768 if vocab_size > 40_000 else vocab_size
 
 
 def prepare_drafter(
@@ -168,7 +167,7 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
             speed = (progress.positions - begun.positions) / (progress.seconds - begun.seconds)
             bar.update(task, completed=progress.positions, description=f"step {progress.step}, {speed:.0f} positions/s")
             if progress.step % run.every == 0 or progress.positions >= run.positions:
-                record: dict[str, object] = {
+                record: dict[str, Any] = {
                     "drafter": drafter.name,
                     "step": progress.step,
                     "positions": progress.positions,
@@ -236,9 +235,9 @@ def main(
     target = Target.from_folder(model).to(device)
     output.mkdir(parents=True, exist_ok=True)
     resumed = output if (output / "checkpoint.safetensors").exists() else None
-    usual = usual_vocabularies(target.config.vocab_size, device.type)
-    rows = usual["hot_vocabulary"] if hot_vocabulary is None else hot_vocabulary
-    rows = min(rows or target.config.vocab_size, target.config.vocab_size)
+    vocab_size = target.config.vocab_size
+    usual = usual_rows(vocab_size, device.type)
+    rows = usual if hot_vocabulary is None else min(hot_vocabulary or vocab_size, vocab_size)
     run = Run(
         positions,
         window or recipe.window,
@@ -252,8 +251,8 @@ def main(
         teacher = TeacherData(data, held_out, kind.reads_context)
         teacher.require(run.batch, run.window, unroll)
         given = parse_settings(settings or [])
-        if hot_vocabulary is None and kind is HiddenStateDrafter:
-            given.setdefault("info_vocabulary", str(usual["info_vocabulary"]))
+        if hot_vocabulary is None and kind is HiddenStateDrafter and device.type == "cuda":
+            given.setdefault("info_vocabulary", str(usual))
         module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

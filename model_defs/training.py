@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -170,7 +171,7 @@ class Trainer:
         return z.to(torch.bfloat16), up.to(torch.bfloat16)
 
     @torch.no_grad()
-    def evaluate(self, held_out: Iterable[Windows]) -> dict[str, object]:
+    def evaluate(self, held_out: Iterable[Windows]) -> dict[str, Any]:
         """Greedy acceptance on held-out text: per depth given the depth before, and tokens per step of a chain (the
         bonus token included)."""
         accepted, reached = torch.zeros(self.unroll), torch.zeros(self.unroll)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
-import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import build_engines
 import inspect_bundle
@@ -17,23 +14,10 @@ from model_defs.fingerprint import target_fingerprint
 from redraft.bundle import Bundle
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch
-from tests.engines.tiny import VOCAB, tiny_drafter, tiny_drafter_of, tiny_target, write_model
+from tests.build.commands import invoke
+from tests.engines.tiny import VOCAB, tiny_drafter, tiny_drafter_of, tiny_target
 
-ROOT = Path(__file__).resolve().parents[2]
-app = typer.Typer()
-app.command()(build_engines.main)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    """A Qwen2 checkpoint of the tiny target's shape."""
-    folder = tmp_path_factory.mktemp("model")
-    write_model(tiny_target(), folder)
-    return folder
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+run = partial(invoke, build_engines.main)
 
 
 def test_a_bundle_with_drafter(model, tmp_path, capsys):

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 import build_engines
 from methods import READS, MethodSettings, check_method, read_methods
 from model_defs.calibration import calibrate
 from redraft.bundle import BundleConfig
-from tests.engines.tiny import LIMITS, tiny_drafter, tiny_drafter_of, tiny_target, write_model
+from tests.build.commands import invoke
+from tests.engines.tiny import LIMITS, tiny_drafter, tiny_drafter_of, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
-app = typer.Typer()
-app.command()(build_engines.main)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    """A Qwen2 checkpoint of the tiny target's shape."""
-    folder = tmp_path_factory.mktemp("model")
-    write_model(tiny_target(), folder)
-    return folder
+run = partial(invoke, build_engines.main)
 
 
 RTX = ["--no-drafter", "--backend", "tensorrt_rtx"]
 RANDOM = ["--drafter", "DRAFTER", "--construction"]
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import typer
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 import build_engines
 import inspect_bundle
@@ -18,11 +17,11 @@ from redraft.bundle import Bundle
 from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime
 from redraft.sequence import Sequence
+from tests.build.commands import invoke
 from tests.engines.tiny import VOCAB, random_model, tiny_drafter, tiny_lm, tiny_target, write_model, write_tokenizer
 
 TOKENS = {f"t{i}": i for i in range(VOCAB)}
-app = typer.Typer()
-app.command()(build_engines.main)
+run = partial(invoke, build_engines.main)
 
 
 @pytest.fixture
@@ -35,10 +34,6 @@ def model(tmp_path) -> Path:
 def lm(tmp_path) -> Path:
     write_model(tiny_lm(), tmp_path / "lm")
     return tmp_path / "lm"
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 def generate(runtime: Runtime, method: str, sampling: dict) -> tuple[list[int], Sequence]:

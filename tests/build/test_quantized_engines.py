@@ -12,8 +12,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import build_engines
 import calibrate
@@ -24,13 +22,11 @@ from model_defs.fingerprint import target_fingerprint
 from model_defs.target import Target
 from redraft.bundle import Bundle
 from redraft.engines import load_engine
+from tests.build.commands import invoke
 from tests.engines import stand_in_tensorrt
 from tests.engines.tiny import chain, expected, make_batch, tiny_lm, tiny_target, write_model
 
 TEXT = [5, 9, 2, 77, 31, 8, 44]
-builder, calibrator = typer.Typer(), typer.Typer()
-builder.command()(build_engines.main)
-calibrator.command()(calibrate.main)
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +38,13 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
-def run(app: typer.Typer, *arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
 @pytest.fixture(scope="module")
 def calibration(model, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("calibration")
     turns = [json.dumps({"turns": [f"t{n}", f"t{n + 50}"]}) for n in range(50)]
     (folder / "prompts.jsonl").write_text("\n".join(turns))
     options = ["--model", model, "--prompts", folder / "prompts.jsonl", "--output", folder / "c.json"]
-    done = run(calibrator, *options)
+    done = invoke(calibrate.main, *options)
     assert done.exit_code == 0, done.output
     return folder / "c.json"
 
@@ -76,7 +68,7 @@ def test_what_cannot_be_calibrated_is_refused(model, calibration, tmp_path, opti
     (tmp_path / "empty.jsonl").touch()
     options = {"--model": model, "--prompts": calibration.with_name("prompts.jsonl"), "--output": tmp_path / "c.json"}
     options[option] = tmp_path / "empty.jsonl" if value == "EMPTY" else value
-    done = run(calibrator, *(part for pair in options.items() for part in pair))
+    done = invoke(calibrate.main, *(part for pair in options.items() for part in pair))
     assert done.exit_code == 1
     assert message in done.output
     assert not (tmp_path / "c.json").exists()
@@ -89,7 +81,7 @@ def test_the_engine_is_built_from_the_file_that_onnx_runtime_verifies(model, cal
     if precision == "fp8":
         options += ["--calibration", calibration]
     options += ["--slots", 1, "--max-len", 40, "--max-tree", 8, "--prefill-chunk", 16]
-    done = run(builder, *options, "--output", tmp_path / "b")
+    done = invoke(build_engines.main, *options, "--output", tmp_path / "b")
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "b")
     assert bundle.config.precision == precision
@@ -127,11 +119,11 @@ def test_full_tensorrt_takes_8_bits_with_bf16_around(monkeypatch, tmp_path, prec
     options += ["--calibration", tmp_path / "c.json"] if precision == "fp8" else []
     stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="8.6")
     if precision == "fp8":
-        done = run(builder, *options)
+        done = invoke(build_engines.main, *options)
         assert done.exit_code == 1
         assert "--precision fp8: needs a GPU of compute capability 8.9 or later, this one has 8.6" in done.output
         stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="8.9")
-    done = run(builder, *options)
+    done = invoke(build_engines.main, *options)
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "b")
     assert ("calibration.json" in bundle.manifest.files) == (precision == "fp8")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-import typer
-from typer.testing import CliRunner
 
 import build_engines
 import inspect_bundle
 from redraft.bundle import Bundle, BundleConfig, ShardInfo
+from tests.build.commands import invoke
 from tests.engines.tiny import tiny_lm, write_model
 
-app = typer.Typer()
-app.command()(build_engines.main)
+run = partial(invoke, build_engines.main)
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +21,6 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     write_model(tiny_lm(), folder)
     return folder
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 def test_a_bundle_for_two_ranks(model, tmp_path, capsys):

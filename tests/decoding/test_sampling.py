@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from redraft.decoding import verification
 from redraft.decoding.construction import CONSTRUCTIONS, Construction, Draws
-from redraft.decoding.sampling import Sampler, log_probability, philox, position_uniform, position_uniforms
+from redraft.decoding.sampling import (
+    Distribution,
+    Sampler,
+    log_probability,
+    philox,
+    position_uniform,
+    position_uniforms,
+)
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import PairingError, Verifier, check_pairing, walk
 from redraft.protocol import SamplingConfig
@@ -108,6 +115,20 @@ def test_a_token_is_where_the_sum_of_chances_passes_the_positions_uniform(vocab_
         token = chooser.choose(logits)
         assert least <= token <= min(most, vocab_size - 1)
         assert np.isfinite(logits[token])
+
+
+@pytest.mark.parametrize("ids", [None, [1, 4, 6]])
+def test_a_distribution_gives_and_takes_probabilities_of_some_tokens(ids):
+    """Tokens that cannot be drawn have none, and get none."""
+    weights = np.array([2.0, 1.0, 5.0], np.float32) if ids else np.array([0, 2.0, 0, 0, 1.0, 0, 5.0], np.float32)
+    distribution = Distribution(None if ids is None else np.array(ids), weights, 8.0)
+    everything, some = np.arange(7), np.array([6, 3, 1], np.int32)
+    assert distribution.at(some).tolist() == [0.625, 0, 0.25]
+    distribution.put(some, np.array([0.125, 0, 0.0]))
+    assert distribution.at(everything).tolist() == [0, 0, 0, 0, 0.125, 0, 0.125]
+    assert {sampler(temperature=1.0, seed=seed).draw(distribution) for seed in range(50)} == {4, 6}
+    distribution.put(np.array([4, 6]), np.zeros(2))
+    assert distribution.at(everything).tolist() == [0, 0, 0, 0, 0.125, 0, 0.125], "kept where nothing would be left"
 
 
 def test_ties_are_kept_by_lowest_id():
