@@ -55,23 +55,27 @@ REDRAFT_TILE_DOT(TileBf16, _tile_dpbf16ps)
 REDRAFT_TILE_DOT(TileW8A8, _tile_dpbsud)
 #undef REDRAFT_TILE_DOT
 
-// Adds rows x, which lie `stride` floats apart, times 16 steps w of a panel.
-template <class Dot, bool SECOND>
-static inline void tile_steps(const float* x, int64_t stride, const char* w, const char* next, int64_t lines) {
+// Adds rows x, which lie `stride` floats apart, times 16 steps w of a panel; a row is the sum of PARTS rows, `part` floats
+// apart.
+template <class Dot, bool SECOND, int PARTS>
+static inline void tile_steps(const float* x, int64_t stride, int64_t part, const char* w, const char* next,
+                              int64_t lines) {
     _tile_loadd(6, w, kStepBytes);
     for (int64_t i = 0; i < lines / 2; ++i) _mm_prefetch(next + i * 64, _MM_HINT_T1);
     _tile_loadd(7, w + 64, kStepBytes);
     for (int64_t i = lines / 2; i < lines; ++i) _mm_prefetch(next + i * 64, _MM_HINT_T1);
-    _tile_loadd(4, x, stride * 4);
-    if constexpr (SECOND) _tile_loadd(5, x + kTileRows * stride, stride * 4);
-    Dot::template multiply<SECOND>();
+    for (int i = 0; i < PARTS; ++i, x += part) {
+        _tile_loadd(4, x, stride * 4);
+        if constexpr (SECOND) _tile_loadd(5, x + kTileRows * stride, stride * 4);
+        Dot::template multiply<SECOND>();
+    }
 }
 
 // Up to 32 prepared rows times one panel: float or int32 out[rows][32], as `Tiles` of so many rows are set. Rows are
 // zero, or multiply into a zero, behind their units. Meanwhile fetches `lines` cache lines from `next` on.
-template <class Dot, bool SECOND>
+template <class Dot, bool SECOND, int PARTS = 1>
 static void tile_rows(const float* x, int64_t stride, const char* w, int64_t steps, const char* next, int64_t lines,
-                      float* out) {
+                      float* out, int64_t part) {
     asm volatile("" ::: "memory");
     _tile_zero(0);
     _tile_zero(1);
@@ -80,13 +84,13 @@ static void tile_rows(const float* x, int64_t stride, const char* w, int64_t ste
     const int64_t whole = steps / kTileSteps * kTileSteps;
     for (int64_t k = 0; k < whole; k += kTileSteps) {
         const int64_t first = k * lines / steps, end = (k + kTileSteps) * lines / steps;
-        tile_steps<Dot, SECOND>(x + k, stride, w + k * kStepBytes, next + first * 64, end - first);
+        tile_steps<Dot, SECOND, PARTS>(x + k, stride, part, w + k * kStepBytes, next + first * 64, end - first);
     }
     if (whole < steps) {
         alignas(64) char last[kTileSteps * kStepBytes] = {};
         memcpy(last, w + whole * kStepBytes, (steps - whole) * kStepBytes);
         asm volatile("" ::: "memory");
-        tile_steps<Dot, SECOND>(x + whole, stride, last, next, 0);
+        tile_steps<Dot, SECOND, PARTS>(x + whole, stride, part, last, next, 0);
     }
     _tile_stored(0, out, kPanel * 4);
     _tile_stored(1, out + 16, kPanel * 4);
@@ -95,14 +99,25 @@ static void tile_rows(const float* x, int64_t stride, const char* w, int64_t ste
     asm volatile("" ::: "memory");
 }
 
+// While it lives, vector instructions take denormals as zeros, as tile instructions do.
+class FlushedDenormals {
+  public:
+    FlushedDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
+    ~FlushedDenormals() { _mm_setcsr(before_); }
+    FlushedDenormals(const FlushedDenormals&) = delete;
+    FlushedDenormals& operator=(const FlushedDenormals&) = delete;
+
+  private:
+    const unsigned before_;
+};
+
 // The same sums without tiles, which take longer to load than few rows take to multiply: over 16 steps at a time those of
 // even and of odd features apart, fused, with denormals as zeros; then their sum is added. (Intel's Software Developer's
 // Manual, TDPBF16PS.) Weights W are bf16, or int8 that stand for bf16.
 template <class W, int ROWS>
 static void few_rows(const float* x, int64_t stride, const char* w, int64_t steps, const char* next, float* out) {
     constexpr int64_t kBytes = kStepBytes * sizeof(W) / 2;
-    const auto exact = _mm_getcsr();
-    _mm_setcsr(exact | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+    const FlushedDenormals flushed;
     const __m512i odd_bits = _mm512_set1_epi32(0xffff0000);
     const auto even_of = [](__m512i pairs) { return f32x16{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))}; };
     const auto odd_of = [&](__m512i pairs) { return f32x16{_mm512_castsi512_ps(_mm512_and_si512(pairs, odd_bits))}; };
@@ -135,7 +150,6 @@ static void few_rows(const float* x, int64_t stride, const char* w, int64_t step
     }
     for (int r = 0; r < ROWS; ++r)
         for (int half = 0; half < 2; ++half) store(out + r * kPanel + half * 16, sum[r][half]);
-    _mm_setcsr(exact);
 }
 
 // So many rows of weights W are faster without tiles, as measured.
@@ -158,7 +172,7 @@ static inline void all_tile_rows(const float* x, int64_t stride, int64_t rows, c
         const int64_t count = rows - first < 2 * kTileRows ? rows - first : 2 * kTileRows;
         const Tiles tiles(count);
         const auto multiply = count > kTileRows ? tile_rows<Dot, true> : tile_rows<Dot, false>;
-        multiply(x + first * stride, stride, w, steps, next, first ? 0 : lines, out + first * kPanel);
+        multiply(x + first * stride, stride, w, steps, next, first ? 0 : lines, out + first * kPanel, 0);
     }
 }
 
