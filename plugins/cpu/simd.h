@@ -338,6 +338,18 @@ static inline f32x16 exp(f32x16 x) {
     return where_at_least(x, -87.0f, scale_by_power_of_two(p, n));
 }
 
+// While it lives, vector instructions take denormals as zeros, as tile instructions do.
+class FlushedDenormals {
+  public:
+    FlushedDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
+    ~FlushedDenormals() { _mm_setcsr(before_); }
+    FlushedDenormals(const FlushedDenormals&) = delete;
+    FlushedDenormals& operator=(const FlushedDenormals&) = delete;
+
+  private:
+    const unsigned before_;
+};
+
 static inline f32x16 silu(f32x16 x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -55,8 +55,7 @@ REDRAFT_TILE_DOT(TileBf16, _tile_dpbf16ps)
 REDRAFT_TILE_DOT(TileW8A8, _tile_dpbsud)
 #undef REDRAFT_TILE_DOT
 
-// Adds rows x, which lie `stride` floats apart, times 16 steps w of a panel; a row is the sum of PARTS rows, `part` floats
-// apart.
+// Adds rows x, which lie `stride` floats apart, times 16 steps w of a panel; a row is the sum of PARTS, `part` floats apart.
 template <class Dot, bool SECOND, int PARTS>
 static inline void tile_steps(const float* x, int64_t stride, int64_t part, const char* w, const char* next,
                               int64_t lines) {
@@ -72,10 +71,11 @@ static inline void tile_steps(const float* x, int64_t stride, int64_t part, cons
 }
 
 // Up to 32 prepared rows times one panel: float or int32 out[rows][32], as `Tiles` of so many rows are set. Rows are
-// zero, or multiply into a zero, behind their units. Meanwhile fetches `lines` cache lines from `next` on.
+// zero, or multiply into a zero, behind their units; a row is the sum of PARTS, one behind the other, of as many steps
+// each. Meanwhile fetches `lines` cache lines from `next` on.
 template <class Dot, bool SECOND, int PARTS = 1>
 static void tile_rows(const float* x, int64_t stride, const char* w, int64_t steps, const char* next, int64_t lines,
-                      float* out, int64_t part) {
+                      float* out) {
     asm volatile("" ::: "memory");
     _tile_zero(0);
     _tile_zero(1);
@@ -84,13 +84,13 @@ static void tile_rows(const float* x, int64_t stride, const char* w, int64_t ste
     const int64_t whole = steps / kTileSteps * kTileSteps;
     for (int64_t k = 0; k < whole; k += kTileSteps) {
         const int64_t first = k * lines / steps, end = (k + kTileSteps) * lines / steps;
-        tile_steps<Dot, SECOND, PARTS>(x + k, stride, part, w + k * kStepBytes, next + first * 64, end - first);
+        tile_steps<Dot, SECOND, PARTS>(x + k, stride, steps, w + k * kStepBytes, next + first * 64, end - first);
     }
     if (whole < steps) {
         alignas(64) char last[kTileSteps * kStepBytes] = {};
         memcpy(last, w + whole * kStepBytes, (steps - whole) * kStepBytes);
         asm volatile("" ::: "memory");
-        tile_steps<Dot, SECOND, PARTS>(x + whole, stride, part, last, next, 0);
+        tile_steps<Dot, SECOND, PARTS>(x + whole, stride, steps, last, next, 0);
     }
     _tile_stored(0, out, kPanel * 4);
     _tile_stored(1, out + 16, kPanel * 4);
@@ -98,18 +98,6 @@ static void tile_rows(const float* x, int64_t stride, const char* w, int64_t ste
     if constexpr (SECOND) _tile_stored(3, out + kTileRows * kPanel + 16, kPanel * 4);
     asm volatile("" ::: "memory");
 }
-
-// While it lives, vector instructions take denormals as zeros, as tile instructions do.
-class FlushedDenormals {
-  public:
-    FlushedDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
-    ~FlushedDenormals() { _mm_setcsr(before_); }
-    FlushedDenormals(const FlushedDenormals&) = delete;
-    FlushedDenormals& operator=(const FlushedDenormals&) = delete;
-
-  private:
-    const unsigned before_;
-};
 
 // The same sums without tiles, which take longer to load than few rows take to multiply: over 16 steps at a time those of
 // even and of odd features apart, fused, with denormals as zeros; then their sum is added. (Intel's Software Developer's
@@ -172,7 +160,7 @@ static inline void all_tile_rows(const float* x, int64_t stride, int64_t rows, c
         const int64_t count = rows - first < 2 * kTileRows ? rows - first : 2 * kTileRows;
         const Tiles tiles(count);
         const auto multiply = count > kTileRows ? tile_rows<Dot, true> : tile_rows<Dot, false>;
-        multiply(x + first * stride, stride, w, steps, next, first ? 0 : lines, out + first * kPanel, 0);
+        multiply(x + first * stride, stride, w, steps, next, first ? 0 : lines, out + first * kPanel);
     }
 }
 

@@ -21,7 +21,7 @@ struct AttentionJob {
     int64_t behind;   // most rows behind a sequence's context
     int64_t queries;  // largest block's
     Block* blocks;
-    float* scores;    // [blocks, queries, padded], shared where keys are shared out; else null
+    float* scores;    // [blocks, queries * padded], where keys are shared out
     int64_t key_chunks, value_chunks;
 
     int64_t length(const Block& b) const { return a.row_offsets[b.sequence + 1] - a.row_offsets[b.sequence]; }
@@ -33,20 +33,15 @@ struct AttentionJob {
         for (int64_t w = 0; w < a.mask_words; ++w) any |= mask(b, row)[w];
         return any == 0;
     }
-    // Whether the row's bits name row t behind the context.
+    // Whether the row's bits name row t behind the context, which is not behind the row.
     bool listed(const Block& b, int64_t row, int64_t t) const {
         return t / 32 < a.mask_words && (static_cast<uint32_t>(mask(b, row)[t / 32]) >> (t % 32) & 1);
     }
     // Cache row of the sequence's first row, and how many rows stand between the context and it.
     int64_t start(int64_t sequence) const { return (a.starts ? a.starts : a.cache_lengths)[sequence]; }
     int64_t earlier(const Block& b) const { return start(b.sequence) - a.cache_lengths[b.sequence]; }
-    // Keys that some row of the block may see: the context, earlier rows and the sequence's first rows.
-    int64_t keys(const Block& b) const {
-        int64_t rows = b.first + b.rows;
-        for (int64_t i = 0; i < b.rows; ++i)
-            if (!causal(b, b.first + i)) rows = length(b);
-        return start(b.sequence) + rows;
-    }
+    // Keys that some row of the block may see: the context and the rows up to the block's last.
+    int64_t keys(const Block& b) const { return start(b.sequence) + b.first + b.rows; }
     int64_t cache_offset(const Block& b) const {
         return (a.slots[b.sequence] * a.kv_heads + b.head) * a.cache_rows * a.head_size;
     }

@@ -3,7 +3,7 @@
 //
 // Values are summed in the order of a row's path, 32 keys at a time, so that a row's result depends on its path alone, and
 // not on where a tree has put it. The keys that all rows of a block have in common from the start on, in whole 32s, go
-// through tiles; the rest of each row's path, the same sums without them.
+// through tiles; the rest of each row's path, the same sums without them (`add_tail`).
 #pragma once
 
 #include "../linear/tiles.h"
@@ -13,7 +13,7 @@
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
 
-// 2^x, 0 for x < -150; relative error below 2^-17.
+// 2^x, 0 below the least normal number where denormals are flushed; relative error below 2^-18.
 static inline f32x16 exp2(f32x16 x) {
     const f32x16 bounded = max(x, set1(-300.0f)), n = round_to_int(bounded), r = sub(bounded, n);
     f32x16 p = set1(9.582852945e-03f);
@@ -29,6 +29,8 @@ static inline __m512i pack_bf16(f32x16 first, f32x16 second) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second.v, first.v));
 }
 
+static_assert(kKeys == kPanel && kKeys == 2 * kTileSteps, "a tile's 16 pairs of keys");
+
 // A thread's scratch, and what it does with a block.
 struct Tiled {
     using Cache = uint16_t;
@@ -42,7 +44,7 @@ struct Tiled {
     float* scores;      // [padded / kKeys, queries, kKeys]
     int32_t* paths;     // [queries, tail] per row, the cache rows of its path behind the common keys
     int64_t* counts;    // [queries] how many
-    float* behind;      // [tail] their scores
+    float* rest;        // [tail] their scores
     uint16_t* weights;  // [queries, stride] in the order of the path
     float* totals;      // [queries] sums of the weights
     uint32_t* values;   // [d / kPanel, padded / 2, kPanel] pairs of keys
@@ -104,19 +106,20 @@ struct Tiled {
           scores(take<float>(scratch, of.queries * of.padded)),
           paths(take<int32_t>(scratch, of.queries * tail)),
           counts(take<int64_t>(scratch, of.queries)),
-          behind(take<float>(scratch, tail)),
+          rest(take<float>(scratch, tail)),
           weights(take<uint16_t>(scratch, of.queries * stride)),
           totals(take<float>(scratch, of.queries)),
           values(take<uint32_t>(scratch, of.padded / 2 * d)),
           sums(take<float>(scratch, of.queries * kPanel)),
           scratch_end(scratch) {}
 
-    // out[rows][kPanel] = rows x, `x_stride` dwords apart, of PARTS times `steps` pairs of bf16, times w[steps][kPanel].
+    // out[rows][kPanel] = rows x, `x_stride` dwords apart, times w[steps][kPanel], all pairs of bf16; a row is the sum of
+    // PARTS that lie one behind the other.
     template <int PARTS>
     static void multiply(const uint16_t* x, int64_t x_stride, const uint32_t* w, int64_t steps, int64_t rows, float* out) {
         const char* panel = reinterpret_cast<const char*>(w);
         const auto tiles = rows > kTileRows ? tile_rows<TileBf16, true, PARTS> : tile_rows<TileBf16, false, PARTS>;
-        tiles(reinterpret_cast<const float*>(x), x_stride, panel, steps, panel, 0, out, steps);
+        tiles(reinterpret_cast<const float*>(x), x_stride, panel, steps, panel, 0, out);
     }
 
     // Sets `paths` and `counts`; returns how many keys, in whole kKeys, all of the block's rows see from the start on.
@@ -126,14 +129,13 @@ struct Tiled {
         for (int64_t i = 0; i < b.rows; ++i)
             if (!job.causal(b, b.first + i)) common = context;
         common = common / kKeys * kKeys;
-        const int64_t own_keys = job.keys(b) - context;
         for (int64_t i = 0; i < b.rows; ++i) {
             const int64_t row = b.first + i, own = earlier + row;
             const bool causal = job.causal(b, row);
             int32_t* path = paths + i * tail;
             for (int64_t key = common; key < context; ++key) *path++ = static_cast<int32_t>(key);
-            for (int64_t t = common > context ? common - context : 0; t < own_keys; ++t)
-                if (t == own || (causal ? t < own : job.listed(b, row, t))) *path++ = static_cast<int32_t>(context + t);
+            for (int64_t t = common > context ? common - context : 0; t <= own; ++t)
+                if (t == own || causal || job.listed(b, row, t)) *path++ = static_cast<int32_t>(context + t);
             counts[i] = path - (paths + i * tail);
         }
         return common;
@@ -146,26 +148,25 @@ struct Tiled {
             const int32_t* path = paths + i / job.group * tail;
             const int64_t count = counts[i / job.group], filled = (count + kKeys - 1) / kKeys * kKeys;
             const float* s = scored + i * kKeys;
-            for (int64_t j = 0; j < count; ++j) behind[j] = s[path[j] / kKeys * step + path[j] % kKeys];
-            for (int64_t j = count; j < filled; ++j) behind[j] = -__builtin_inff();
+            for (int64_t j = 0; j < count; ++j) rest[j] = s[path[j] / kKeys * step + path[j] % kKeys];
+            for (int64_t j = count; j < filled; ++j) rest[j] = -__builtin_inff();
             f32x16 top[2] = {set1(-__builtin_inff()), set1(-__builtin_inff())}, total[2] = {zero(), zero()};
             const auto find_top = [&](const float* from) {
                 for (int half = 0; half < 2; ++half) top[half] = max(top[half], load(from + half * 16));
             };
             const float* end = s + common / kKeys * step;
             for (const float* from = s; from < end; from += step) find_top(from);
-            for (int64_t j = 0; j < filled; j += kKeys) find_top(behind + j);
-            const f32x16 scale = set1(1.44269504f), shift = mul(set1(maximum(max(top[0], top[1]))), set1(-1.44269504f));
+            for (int64_t j = 0; j < filled; j += kKeys) find_top(rest + j);
+            const f32x16 m = set1(maximum(max(top[0], top[1]))), per_e = set1(1.44269504f);
             uint16_t* to = weights + i * stride;
             const auto weigh_keys = [&](const float* from) {
-                const f32x16 w0 = exp2(fma(load(from), scale, shift)), w1 = exp2(fma(load(from + 16), scale, shift));
+                const f32x16 w0 = exp2(mul(sub(load(from), m), per_e)), w1 = exp2(mul(sub(load(from + 16), m), per_e));
                 _mm512_storeu_si512(to, pack_bf16(w0, w1));
+                for (int half = 0; half < 2; ++half) total[half] = add(total[half], load(to + half * 16));
                 to += kKeys;
-                total[0] = add(total[0], w0);
-                total[1] = add(total[1], w1);
             };
             for (const float* from = s; from < end; from += step) weigh_keys(from);
-            for (int64_t j = 0; j < filled; j += kKeys) weigh_keys(behind + j);
+            for (int64_t j = 0; j < filled; j += kKeys) weigh_keys(rest + j);
             totals[i] = sum(add(total[0], total[1]));
         }
     }
@@ -181,7 +182,7 @@ struct Tiled {
         const __m512i low = _mm512_load_si512(order[0]), high = _mm512_load_si512(order[1]);
         const uint16_t* v = cached_values(b);
         uint32_t* pairs = values;
-        const int64_t row = d, panel = common / 2 * kPanel;  // not read again after each store
+        const int64_t row = d, panel = common / 2 * kPanel;  // copies: a store of vectors might change `this`
         for (int64_t key = 0; key < common; key += 2, v += 2 * row, pairs += kPanel)
             for (int64_t column = from; column < to; column += kPanel) {
                 const __m512i first = _mm512_loadu_si512(v + column), second = _mm512_loadu_si512(v + row + column);

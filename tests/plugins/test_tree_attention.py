@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from plugins import kernels
-from plugins.linear.pack import from_bf16_bits
-from tests.plugins.attention_case import MIXED, Sequence, make_case
+from plugins.linear.pack import bf16_bits, from_bf16_bits
+from tests.plugins.attention_case import MIXED, TREE, Sequence, make_case
 
 
 def tolerance(isa: str, dtype: str) -> float:
@@ -17,7 +17,7 @@ def as_float(cache: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_size"), [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 2, 96), (33, 1, 32)]
+    ("heads", "kv_heads", "head_size"), [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 2, 96), (7, 1, 32), (33, 1, 32)]
 )
 def test_mixed_batch_equals_reference(isa, rng, dtype, heads, kv_heads, head_size):
     case = make_case(rng, MIXED, dtype=dtype, heads=heads, kv_heads=kv_heads, head_size=head_size)
@@ -50,8 +50,12 @@ def test_tree_row_equals_the_same_token_decoded_alone(isa, rng, dtype, length):
             np.testing.assert_array_equal(alone.run()[0], out[row])
 
 
-def test_causal_chunk_equals_steps_of_one_row(isa, rng):
+@pytest.mark.parametrize("size", [1.0, 1e-38])
+def test_causal_chunk_equals_steps_of_one_row(isa, rng, size):
+    """Also of values whose products are denormals."""
     chunk = make_case(rng, [Sequence(slot=0, length=9, parents=70)], dtype="bf16")
+    chunk.arrays["v_cache"][:] = bf16_bits(from_bf16_bits(chunk.arrays["v_cache"]) * np.float32(size))
+    chunk.arrays["qkv"][:, -3 * 64 :] *= np.float32(size)
     caches = chunk.arrays["k_cache"].copy(), chunk.arrays["v_cache"].copy()
     out = chunk.run()
     for i in range(70):
@@ -60,20 +64,60 @@ def test_causal_chunk_equals_steps_of_one_row(isa, rng):
         np.testing.assert_array_equal(one.run()[0], out[i])
 
 
-@pytest.mark.parametrize("sequences", [MIXED, [Sequence(slot=0, length=300, parents=1)]])
+@pytest.mark.parametrize("length", [9, 31])
+def test_rows_of_a_chain_by_mask_and_without_in_one_block(isa, rng, length):
+    """Its last rows in a call of their own, too: they stand behind 40 others."""
+    chunk = make_case(rng, [Sequence(slot=0, length=length, parents=70)], dtype="bf16")
+    caches = chunk.arrays["k_cache"].copy(), chunk.arrays["v_cache"].copy()
+    expected = chunk.run()
+    for first, count in ((0, 40), (40, 30)):
+        rows, chain = slice(first, first + count), [Sequence(slot=0, length=length, parents=count)]
+        part = make_case(rng, chain, qkv=chunk.arrays["qkv"][rows], caches=caches)
+        mask = np.tri(count, 96, first, np.uint8)
+        mask[::2] = 0
+        part.arrays |= {
+            "positions": chunk.arrays["positions"][rows],
+            "tree_mask": np.packbits(mask, axis=1, bitorder="little").view(np.int32),
+            "rope_table": chunk.arrays["rope_table"],
+            "starts": np.array([length + first], np.int32),
+        }
+        np.testing.assert_array_equal(part.run(), expected[rows])
+
+
+def test_equal_values_stay_as_they_are(isa, rng):
+    """However weights are rounded, their sum is what is divided by."""
+    case = make_case(rng, [Sequence(slot=0, length=300, parents=5)], dtype="bf16")
+    case.arrays["v_cache"][:] = bf16_bits(np.ones((1, 1), np.float32))
+    case.arrays["qkv"][:, -3 * 64 :] = 1
+    np.testing.assert_allclose(case.run(), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [20, 1e10])
+def test_scores_of_any_size(isa, rng, factor):
+    """With scores of this size a query in bf16 alone weighs other keys."""
+    case = make_case(rng, MIXED, dtype="bf16")
+    case.arrays["qkv"][:, : 9 * 64] *= np.float32(factor)
+    expected, _, _ = case.reference()
+    out = case.run()
+    assert np.isfinite(out).all()
+    if factor == 20:
+        np.testing.assert_allclose(out, expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("sequences", [MIXED, [Sequence(0, 300, 1)], [Sequence(0, 300, TREE)]])
 def test_threads_and_batch_do_not_matter(isa, rng, sequences):
     case = make_case(rng, sequences, dtype="bf16")
     caches = case.arrays["k_cache"].copy(), case.arrays["v_cache"].copy()
     outs = []
     try:
-        for count in (1, 2, 3):
+        for count in (1, 2, 3, 16):
             case.arrays["k_cache"][:], case.arrays["v_cache"][:] = caches
             kernels.set_threads(count)
             outs.append(case.run())
     finally:
         kernels.set_threads(2)
-    np.testing.assert_array_equal(outs[0], outs[1])
-    np.testing.assert_array_equal(outs[0], outs[2])
+    for out in outs[1:]:
+        np.testing.assert_array_equal(out, outs[0])
     first = 0
     for sequence in sequences:
         rows = slice(first, first := first + sequence.rows)
