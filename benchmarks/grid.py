@@ -34,6 +34,7 @@ from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftEngine
 from redraft.prompts import load_prompts, spread
+from redraft.sequence import Pairs
 
 NGRAM_LENGTH = 8
 console = Console()
@@ -66,6 +67,7 @@ class Replay:
     prompt: list[int]
     tokens: list[int]
     drafts: DraftCandidates
+    reads_context: bool
     bigrams: np.ndarray | None = None
 
 
@@ -113,19 +115,47 @@ def record(session: Session, prompts: list[str], max_tokens: int, sampling: dict
             continue
         prompt = session.runtime.sequence(0, generation).prompt.tolist()
         tokens = answer.token_ids
-        forced = session.teacher_force([*prompt, *tokens[:-2]], len(prompt) - 1)
+        drafter, text = _drafter(session), [*prompt, *tokens[:-1]]
+        first = 0 if drafter.reads_context else len(prompt) - 1
+        forced = session.teacher_force(text[:-1], first)
         hidden = np.concatenate([chunk for _, chunk in forced if chunk is not None])
-        replays.append(Replay(prompt, tokens, _draft(session, hidden, tokens[:-1], batch), session.runtime.bigrams))
+        batches = (
+            _growing(hidden, text, len(prompt), drafter) if drafter.reads_context else _by_roots(hidden, text, batch)
+        )
+        parts = []
+        for one in batches:
+            part = drafter.draft(one)
+            parts.append([part.candidates.copy(), part.log_probs.copy(), part.parents.copy()])
+        drafts = DraftCandidates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        replays.append(Replay(prompt, tokens, drafts, drafter.reads_context, session.runtime.bigrams))
     return replays
 
 
-def _draft(session: Session, hidden: np.ndarray, roots: list[int], batch: int) -> DraftCandidates:
-    parts = []
+def _by_roots(hidden: np.ndarray, text: list[int], batch: int) -> Iterator[DraftBatch]:
+    """The last tokens of a text as roots, as many as there are hidden states."""
+    roots = np.array(text[-len(hidden) :], np.int32)
     for start in range(0, len(roots), batch):
         rows = slice(start, start + batch)
-        part = _drafter(session).draft(DraftBatch.of_roots(hidden[rows], np.array(roots[rows], np.int32)))
-        parts.append([part.candidates.copy(), part.log_probs.copy(), part.parents.copy()])
-    return DraftCandidates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        yield DraftBatch.of_roots(hidden[rows], roots[rows])
+
+
+def _growing(hidden: np.ndarray, text: list[int], first: int, drafter: DraftEngine) -> Iterator[DraftBatch]:
+    """The tokens of a text from `first` on as roots, one after the other: each ingests the pairs that are new."""
+    pairs = Pairs(drafter.reads_text)
+    if pairs.from_text:
+        pairs.add(hidden[:1], text[:1])
+    begin = 0
+    for place in range(first, len(text)):
+        pairs.add(hidden[begin:place], text[begin + 1 : place + 1])
+        begin, ingested = place, pairs.ingested
+        states, tokens = pairs.take()
+        yield DraftBatch(
+            hidden=np.concatenate(states),
+            tokens=np.array(tokens, np.int32),
+            row_offsets=np.array([0, len(tokens)], np.int32),
+            slots=np.zeros(1, np.int32),
+            cache_lengths=np.array([ingested], np.int32),
+        )
 
 
 def _drafter(session: Session) -> DraftEngine:
@@ -140,7 +170,7 @@ def build_trees(shape: Shape, replay: Replay) -> TokenTree:
     arrays = (drafts.candidates, drafts.log_probs, drafts.parents)
     cut = DraftCandidates(*(array[:, : shape.length] for array in arrays))
     if shape.ngram:
-        tree = _with_ngrams(shape, cut, roots, NgramIndex(replay.prompt, replay.bigrams))
+        tree = _with_ngrams(shape, cut, roots, NgramIndex(replay.prompt, replay.bigrams), replay.reads_context)
     elif shape.width:
         tree = pack_beams(roots, *beams_of(cut, shape.width))
     else:
@@ -149,7 +179,9 @@ def build_trees(shape: Shape, replay: Replay) -> TokenTree:
     return prune_tree(tree, np.full(len(roots), budget, np.int32)) if (tree.sizes - 1 > budget).any() else tree
 
 
-def _with_ngrams(shape: Shape, drafts: DraftCandidates, roots: np.ndarray, index: NgramIndex) -> TokenTree:
+def _with_ngrams(
+    shape: Shape, drafts: DraftCandidates, roots: np.ndarray, index: NgramIndex, reads_context: bool
+) -> TokenTree:
     """The same place by place, since an index knows what came before; `index` has read the prompt."""
     nodes = []
     for place in range(len(roots)):
@@ -157,7 +189,7 @@ def _with_ngrams(shape: Shape, drafts: DraftCandidates, roots: np.ndarray, index
         index.extend(roots[here].tolist())
         own = DraftCandidates(drafts.candidates[here], drafts.log_probs[here], drafts.parents[here])
         if shape.budget:
-            tree = grow_trees(own, roots[here], shape.budget, [index])
+            tree = grow_trees(own, roots[here], shape.budget, [index], reads_context)
         else:
             tree = ngram_chains(roots[here], [index], NGRAM_LENGTH)
             if shape.width:
@@ -277,8 +309,6 @@ def main(argv: list[str] | None = None) -> int:
         session, tokenizer = load_session(parser, bundle), ChatTokenizer(bundle)
         if not session.runtime.engine.drafters:
             parser.error(f"--bundle: {bundle} has no drafter")
-        if _drafter(session).reads_context:
-            parser.error(f"--bundle: the drafter of {bundle} reads the context, which a replay does not give it")
         results += measure(session, [tokenizer.chat(user) for user in users], args, bundle.name)
         session.runtime.engine.close()
         write_json(args.output, {"temperature": args.temperature, "prompts": len(users), "shapes": results})

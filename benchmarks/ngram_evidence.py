@@ -52,6 +52,7 @@ def guesses(replay: Replay) -> Iterator[tuple[float, float, bool]]:
 def table(replays: list[Replay], least: int = 20) -> Table:
     """Shares of at least so many guesses each."""
     found = np.array([guess for replay in replays for guess in guesses(replay)])
+    reads_context = replays[0].reads_context
     classes = np.searchsorted(NEURAL, found[:, 1])
     shown = Table(
         f"Share of {len(found):,} n-gram guesses that came (guesses) ~ joint odds, by the drafter's probability",
@@ -61,7 +62,7 @@ def table(replays: list[Replay], least: int = 20) -> Table:
         cells = []
         for place in range(len(NEURAL)):
             some = found[(found[:, 0] == chance) & (classes == place)]
-            odds = np.array([joint_odds(chance, min(neural, 0.999)) for neural in some[:, 1]])
+            odds = np.array([joint_odds(chance, min(neural, 0.999), reads_context) for neural in some[:, 1]])
             joint = f"{(odds / (1 + odds)).mean():.2f}" if len(some) else ""
             cells.append(f"{some[:, 2].mean():.2f} ({len(some)}) ~ {joint}" if len(some) >= least else "")
         if any(cells):
@@ -73,16 +74,15 @@ def main(argv: list[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--bundle", type=Path, required=True, help="a bundle with a drafter that does not read the context")
+    add("--bundle", type=Path, required=True, help="a bundle with a drafter")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
     add("--temperature", type=float, default=0.0)
     args = parser.parse_args(argv)
     session, tokenizer = load_session(parser, args.bundle), ChatTokenizer(args.bundle)
-    drafters = list(session.runtime.engine.drafters.values())
-    if not drafters or drafters[0].reads_context:
-        parser.error(f"--bundle: expected a drafter that does not read the context in {args.bundle}")
+    if not session.runtime.engine.drafters:
+        parser.error(f"--bundle: {args.bundle} has no drafter")
     users = [prompt.turns[0] for prompt in spread(load_prompts(args.dataset), args.num_prompts)]
     prompts = [tokenizer.chat(user) for user in users]
     table(record(session, prompts, args.max_tokens, {"temperature": args.temperature}, 8)).show(console)

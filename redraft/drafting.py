@@ -167,7 +167,7 @@ class DraftSource:
             for sequence, logits in zip(sequences, candidates.raw_logits, strict=True):
                 sequence.chain = logits.copy()
         if self._plan.joins_ngrams:
-            return grow_trees(candidates, roots, budget, _indices(sequences))
+            return grow_trees(candidates, roots, budget, _indices(sequences), self._drafter.reads_context)
         return CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
 
     def _ngram_chains(self, sequences: list[Sequence]) -> TokenTree:

@@ -17,23 +17,30 @@ LEAST, MOST = 0.01, 1 - 1e-6
 """A node of less chance is not worth its row; no drafter is surer."""
 
 
-def joint_odds(ngram: float, neural: float) -> float:
+def joint_odds(ngram: float, neural: float, reads_context: bool) -> float:
     """The odds that a token comes next which has the chance `ngram` by n-grams and `neural` by the drafter: fitted to
-    what benchmarks/ngram_evidence.py measures on answers of SmolLM2-135M-Instruct."""
+    what benchmarks/ngram_evidence.py measures on answers of SmolLM2-135M-Instruct. A drafter that reads the context has
+    seen what n-grams repeat: they add less to what it says, and mean less where it says otherwise."""
     odds = ngram / (1 - ngram)
-    return odds / 2 + (1 + 4 * math.sqrt(odds)) * neural / (1 - neural)
+    alone, beside = (1 / 3, 1) if reads_context else (1 / 2, 4)
+    return alone * odds + (1 + beside * math.sqrt(odds)) * neural / (1 - neural)
 
 
-def grow_trees(drafts: DraftCandidates, roots: np.ndarray, budget: int, indices: Sequence[NgramIndex]) -> TokenTree:
+def grow_trees(
+    drafts: DraftCandidates, roots: np.ndarray, budget: int, indices: Sequence[NgramIndex], reads_context: bool
+) -> TokenTree:
     """Trees of the `budget` likeliest nodes each, grown node by node below the roots int32 [B].
 
     Wherever n-grams guess a token, its chance and the drafter's probability of it are joined, and the drafter's other
-    candidates share what is left; where the drafter has no candidates, the guess stands alone. Scores are logs of
-    chances, and a parent stands before its children.
+    candidates share what is left; where the drafter has no candidates, the guess stands alone. `reads_context`: whether
+    the drafter does. Scores are logs of chances, and a parent stands before its children.
     """
     drafted = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
-        [_grow(root, budget, index, *own) for root, index, *own in zip(roots.tolist(), indices, *drafted, strict=True)]
+        [
+            _grow(root, budget, index, reads_context, *own)
+            for root, index, *own in zip(roots.tolist(), indices, *drafted, strict=True)
+        ]
     )
 
 
@@ -41,6 +48,7 @@ def _grow(
     root: int,
     budget: int,
     index: NgramIndex,
+    reads_context: bool,
     candidates: list[list[list[int]]],
     log_probs: list[list[list[float]]],
     parents: list[list[int]],
@@ -62,7 +70,8 @@ def _grow(
             tokens, logs = candidates[level][beam], log_probs[level][beam]
             chances, first = _chances(logs, above), beam * len(tokens)
         least = LEAST / -negative
-        for place, (next_token, chance) in enumerate(_children(tokens, chances, index.seen(tails[node]))):
+        children = _children(tokens, chances, index.seen(tails[node]), reads_context)
+        for place, (next_token, chance) in enumerate(children):
             if chance > least:
                 below = (first + place, logs[place]) if place < len(logs) else (-1, 0.0)
                 heappush(offered, (negative * chance, node, next_token, level + 1, *below))
@@ -80,7 +89,9 @@ def _chances(logs: list[float], above: float) -> list[float]:
     return [math.exp(log - above) for log in logs]
 
 
-def _children(tokens: list[int], chances: list[float], seen: tuple[int, float] | None) -> Iterable[tuple[int, float]]:
+def _children(
+    tokens: list[int], chances: list[float], seen: tuple[int, float] | None, reads_context: bool
+) -> Iterable[tuple[int, float]]:
     """The tokens that may come next, and the chance of each: the drafter's, and the n-grams' behind them if it is
     another."""
     if seen is None:
@@ -90,7 +101,7 @@ def _children(tokens: list[int], chances: list[float], seen: tuple[int, float] |
         return [seen]
     drafted = guess in tokens
     neural = min(chances[tokens.index(guess)], MOST) if drafted else 0.0
-    odds = joint_odds(ngram, neural)
+    odds = joint_odds(ngram, neural, reads_context)
     joint, left = odds / (1 + odds), 1 / (1 + odds) / (1 - neural)
     both = zip(tokens, chances, strict=True)
     children = [(token, joint if token == guess else chance * left) for token, chance in both]

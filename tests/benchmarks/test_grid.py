@@ -10,8 +10,10 @@ from benchmarks.inprocess import Session, request
 from redraft.budget import BudgetTable
 from redraft.decoding.token_tree import TokenTree
 from redraft.drafting import DraftingPlan
+from redraft.engines import load_engine
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
+from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_drafter_of, tiny_target
 from tests.toy_engine import ToyEngine, only, toy_codec
 
 LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
@@ -49,6 +51,31 @@ def test_replay_equals_a_live_run(session, shape, plan, temperature):
     # Live, an end token is one more step, and the last trees are cut to the tokens that remain.
     assert outcome.steps == pytest.approx(live_steps, abs=len(PROMPTS))
     assert outcome.accepted == pytest.approx(sum(answer.stats.accepted for answer in live), abs=len(PROMPTS))
+
+
+@pytest.mark.parametrize("kind", ["hidden_state", "eagle", "draft_lm"])
+def test_a_drafter_that_reads_the_context_is_replayed(tmp_path, kind):
+    """Live decoding's drafts are those of the same places, in their order."""
+    target = tiny_target()
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, kind, hot=None)))
+    plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(6))
+    limits = Limits(slots=4, max_len=80, max_tree=32, prefill_chunk=16)
+    session = Session(Runtime(engine, toy_codec(), limits, VOCAB, frozenset(), {METHOD: plan}))
+    replay = grid.record(session, ["abcabcabc hello"], 40, {"temperature": 0.0}, batch=4)[0]
+    drafter, live = engine.drafters[METHOD], list[np.ndarray]()
+    draft = drafter.draft
+
+    def noted(batch):
+        drafted = draft(batch)
+        live.append(drafted.log_probs.copy())
+        return drafted
+
+    drafter.draft = noted
+    session.use_plans({METHOD: plan})
+    assert session.run([request("abcabcabc hello", 40, temperature=0.0)])[0].token_ids == replay.tokens
+    places = iter(replay.drafts.log_probs)
+    assert len(live) > 10
+    assert all(any(np.array_equal(found, here[0]) for found in places) for here in live)
 
 
 def test_following_a_tree_by_hand():

@@ -39,7 +39,7 @@ def one_level(tokens: list[int], chances: list[float]) -> DraftCandidates:
 def test_without_ngrams_it_is_best_first(budget):
     for seed in range(50):
         drafts = random_candidates(seed)
-        grown = grow_trees(drafts, ROOTS, budget, [NgramIndex([0]) for _ in ROOTS])
+        grown = grow_trees(drafts, ROOTS, budget, [NgramIndex([0]) for _ in ROOTS], False)
         expected = best_first(drafts, ROOTS, budget)
         for b in range(3):
             worth = {path: score for path, score in scored_paths(expected, b).items() if score > math.log(LEAST)}
@@ -49,8 +49,8 @@ def test_without_ngrams_it_is_best_first(budget):
 def test_where_both_guess_the_chances_are_joined():
     """2, 3 and then 7 came before: matched 2, once."""
     index, drafts = NgramIndex([2, 3, 7, 5, 2, 3]), one_level([4, 7, 9], [0.5, 0.3, 0.1])
-    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index]).nodes
-    odds = joint_odds(CHANCES[2][0], 0.3)
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], False).nodes
+    odds = joint_odds(CHANCES[2][0], 0.3, False)
     found = {token: math.exp(score) for token, parent, score in tree[1:] if parent == 0}
     assert found[7] == pytest.approx(odds / (1 + odds), rel=1e-5)
     assert found[7] > 0.6
@@ -58,9 +58,17 @@ def test_where_both_guess_the_chances_are_joined():
     assert found[4] + found[9] == pytest.approx(0.6 / 0.7 * (1 - found[7]), rel=1e-5)
 
 
+@given(st.floats(0.01, 0.99), st.floats(0, 0.99))
+def test_ngrams_add_less_to_a_drafter_that_reads_the_context(ngram, neural):
+    """Nothing said by one of the two, the other is believed, n-grams less than alone."""
+    knowing, other = joint_odds(ngram, neural, True), joint_odds(ngram, neural, False)
+    assert neural / (1 - neural) < knowing < other
+    assert joint_odds(ngram, 0.0, False) < ngram / (1 - ngram)
+
+
 def test_a_guess_that_the_drafter_lacks_takes_its_share():
     index, drafts = NgramIndex([2, 3, 7, 5, 2, 3]), one_level([4, 9], [0.5, 0.1])
-    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index]).nodes
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], False).nodes
     found = {token: math.exp(score) for token, parent, score in tree[1:] if parent == 0}
     assert 0.2 < found[7] < CHANCES[2][0]
     assert found[4] == pytest.approx(0.5 * (1 - found[7]), rel=1e-5)
@@ -69,22 +77,23 @@ def test_a_guess_that_the_drafter_lacks_takes_its_share():
 def test_ngrams_go_on_where_the_drafter_ends():
     """Also below tokens that n-grams did not guess."""
     index, drafts = NgramIndex([4, 6, 8, 1, 2, 3]), one_level([4, 9], [0.8, 0.1])
-    tree = grow_trees(drafts, np.array([3], np.int32), 9, [index])
+    tree = grow_trees(drafts, np.array([3], np.int32), 9, [index], False)
     assert {(4,), (9,), (4, 6), (4, 6, 8)} <= paths(tree, 0)
 
 
 def test_a_drafter_that_is_sure_of_the_guess():
     index, drafts = NgramIndex([3, 4, 5, 3]), one_level([4, 9], [1.0, 1e-9])
-    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index]).nodes
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], False).nodes
     assert [(token, math.exp(score)) for token, parent, score in tree if parent == 0] == [(4, pytest.approx(1))]
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 31), st.lists(st.integers(0, 5), min_size=1, max_size=40))
-def test_trees_are_closed_and_ranked(seed, budget, history):
+@given(st.integers(0, 10**6), st.integers(1, 31), st.lists(st.integers(0, 5), min_size=1, max_size=40), st.booleans())
+def test_trees_are_closed_and_ranked(seed, budget, history, reads_context):
     """Parents first, best first, siblings' chances at most one, only candidates and n-grams as tokens."""
     drafts = random_candidates(seed)
-    tree = grow_trees(drafts, np.full(3, history[-1], np.int32), budget, [NgramIndex(history) for _ in ROOTS])
+    indices = [NgramIndex(history) for _ in ROOTS]
+    tree = grow_trees(drafts, np.full(3, history[-1], np.int32), budget, indices, reads_context)
     for b, nodes in enumerate(tree.nodes):
         paths(tree, b)
         assert len(nodes) <= budget + 1
@@ -100,7 +109,7 @@ def test_trees_are_closed_and_ranked(seed, budget, history):
 def test_a_guess_that_the_drafter_rules_out_stands_once():
     drafts = one_level([4, 7], [0.5, 0.5])
     drafts.log_probs[..., 1] = -np.inf
-    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 5, 2, 3])]).nodes
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 5, 2, 3])], False).nodes
     assert sorted(token for token, parent, _ in tree if parent == 0) == [4, 7]
 
 
@@ -110,11 +119,13 @@ def test_ngrams_go_on_below_a_guess_that_the_drafter_rules_out_and_expands():
         np.array([-0.1, *[-np.inf] * 3, -0.2, *[-np.inf] * 3], np.float32).reshape(1, 2, 2, 2),
         np.array([0, 0, 0, 1], np.int32).reshape(1, 2, 2),
     )
-    tree = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 9, 2, 3])])
+    tree = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 9, 2, 3])], False)
     assert {(4,), (4, 5), (7,), (7, 9)} <= paths(tree, 0)
 
 
-def grown_by_hand(drafts: DraftCandidates, b: int, root: int, budget: int, index: NgramIndex) -> list[Node]:
+def grown_by_hand(
+    drafts: DraftCandidates, b: int, root: int, budget: int, index: NgramIndex, reads_context: bool
+) -> list[Node]:
     """The same tree from arrays of all chances, with the best of all offers sought anew for every node."""
     length, expanded, per_node = drafts.candidates.shape[1:]
     logs = drafts.log_probs[b].reshape(length, -1)
@@ -139,7 +150,7 @@ def grown_by_hand(drafts: DraftCandidates, b: int, root: int, budget: int, index
         if seen := index.seen(texts[node][-LONGEST:]):
             guess, ngram = seen
             neural = min(next((chance for token, chance, _ in below if token == guess), 0.0), MOST)
-            odds = joint_odds(ngram, neural) if below else ngram / (1 - ngram)
+            odds = joint_odds(ngram, neural, reads_context) if below else ngram / (1 - ngram)
             joint, left = odds / (1 + odds) if below else ngram, 1 / (1 + odds) / (1 - neural)
             known = any(token == guess for token, _, _ in below)
             below = [(token, joint if token == guess else chance * left, k) for token, chance, k in below]
@@ -152,9 +163,13 @@ def grown_by_hand(drafts: DraftCandidates, b: int, root: int, budget: int, index
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.integers(0, 10**6), st.integers(0, 31), st.floats(0, 0.7), st.lists(st.integers(0, 19), min_size=1, max_size=60)
+    st.integers(0, 10**6),
+    st.integers(0, 31),
+    st.floats(0, 0.7),
+    st.lists(st.integers(0, 19), min_size=1, max_size=60),
+    st.booleans(),
 )
-def test_trees_are_those_grown_by_hand(seed, budget, absent, history):
+def test_trees_are_those_grown_by_hand(seed, budget, absent, history, reads_context):
     """To the last bit, also where candidates, expanded ones among them, are absent, and where two beams are of one."""
     drafts, rng = random_candidates(seed), np.random.default_rng(seed)
     drafts.log_probs[rng.random(drafts.log_probs.shape) < absent] = -np.inf
@@ -165,5 +180,6 @@ def test_trees_are_those_grown_by_hand(seed, budget, absent, history):
     drafts.parents[:, 0] = 7
     roots = rng.integers(0, 20, 3, np.int32)
     indices = [NgramIndex([*history[b:], int(root)]) for b, root in enumerate(roots)]
-    grown = grow_trees(drafts, roots, budget, indices).nodes
-    assert grown == [grown_by_hand(drafts, b, int(roots[b]), budget, indices[b]) for b in range(3)]
+    grown = grow_trees(drafts, roots, budget, indices, reads_context).nodes
+    by_hand = [grown_by_hand(drafts, b, int(roots[b]), budget, indices[b], reads_context) for b in range(3)]
+    assert grown == by_hand
