@@ -34,11 +34,26 @@ class Network:
             for _ in range(layers)
         ]
         self.head = pack(_normal(rng, VOCABULARY, HIDDEN), dtype)
+        self._lay_out()
         self.norm = np.ones(HIDDEN, np.float32)
         shape = (slots, KV_HEADS, cache_rows, HEAD_SIZE)
         cache_type = np.float32 if dtype == "fp32" else np.uint16
         self.caches = [(np.zeros(shape, cache_type), np.zeros(shape, cache_type)) for _ in range(layers)]
         self.rope = rope_table(cache_rows, HEAD_SIZE).numpy()
+
+    def _lay_out(self) -> None:
+        """Move the weights into one piece of memory, each to a cache line, as an engine has them."""
+        packed = [*(weight for layer in self.layers for weight in layer.values()), self.head]
+        begins = np.cumsum([0, *(-(-weight.data.size // 64) * 64 for weight in packed)])
+        memory = np.empty(begins[-1] + 63, np.uint8)
+        memory = memory[-memory.ctypes.data % 64 :]
+        moved = []
+        for weight, begin in zip(packed, begins, strict=False):
+            data = memory[begin : begin + weight.data.size]
+            data[:] = weight.data
+            moved.append(weight._replace(data=data))
+        *moved, self.head = moved
+        self.layers = [dict(zip(SHAPES, moved[i : i + 4], strict=True)) for i in range(0, len(moved), 4)]
 
     def forward(self, ids: np.ndarray, batch: list[np.ndarray]) -> np.ndarray:
         """ids int32 [T]; batch: TreeAttention's inputs 1 to 7; returns logits float32 [T, vocabulary]."""

@@ -120,6 +120,7 @@ void participate(Pool& p, int thread) {
                 ++finished;
             }
         }
+        if (finished && p.phases[phase].leave) p.phases[phase].leave(p.context, thread);
         std::atomic<int64_t>& done = p.done[phase].items;
         if (finished) done.fetch_add(finished, std::memory_order_acq_rel);
         for (int spins = 0; done.load(std::memory_order_acquire) < items; ++spins) {

@@ -17,6 +17,7 @@ struct Phase {
     void (*run)(const void* context, int64_t begin, int64_t end, int thread);
     int64_t items;
     void (*enter)(const void* context, int thread) = nullptr;  // what a thread does before its first item
+    void (*leave)(const void* context, int thread) = nullptr;  // and behind its last
 };
 
 // Runs the phases on the pool's threads and the calling one; returns when all items are done. One job

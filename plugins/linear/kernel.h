@@ -31,17 +31,20 @@ static void linear_prepare(const void* context, int64_t begin, int64_t end, int 
 }
 
 static void linear_enter(const void* context, int thread) {
-    static_cast<const LinearJob*>(context)->prepared.prepare_own(thread);
+    static_cast<const LinearJob*>(context)->prepared.enter(thread);
 }
+
+static void linear_leave(const void* context, int) { static_cast<const LinearJob*>(context)->prepared.leave(); }
 
 static void linear_panel(const void* context, int64_t begin, int64_t end, int thread) {
     const LinearJob& job = *static_cast<const LinearJob*>(context);
     const Projection& p = job.prepared.p;
     float* sums = job.prepared.results(thread);
     for (int64_t panel = begin; panel < end; ++panel) {
-        job.prepared.multiply(panel, thread, sums, job.prepared.widened(thread, 1));
+        job.prepared.multiply(panel, thread, sums, job.prepared.widened(thread, 1), false);
         const int64_t columns = job.a.activation == Activation::swiglu ? 16 : kPanel;
         for (int64_t r = 0; r < p.rows; ++r) {
+            job.prepared.fetch(panel, r);
             const float* row = sums + r * kPanel;
             const int64_t c = panel * columns, n = p.out_features - c;
             if (job.a.activation == Activation::swiglu) {
@@ -63,7 +66,7 @@ static void linear(const LinearArgs& a) {
     lock.reserve_thread_scratch(job.prepared.scratch_bytes(1));
     const bool own = job.prepared.own_rows();
     const int64_t panels = (a.p.out_features + columns - 1) / columns;
-    const Phase phases[] = {{linear_prepare, a.p.rows}, {linear_panel, panels, own ? linear_enter : nullptr}};
+    const Phase phases[] = {{linear_prepare, a.p.rows}, {linear_panel, panels, linear_enter, linear_leave}};
     run_phases(phases + own, 2 - own, &job);
 }
 

@@ -153,6 +153,8 @@ struct Prepared {
     int64_t steps;
     int64_t tail;             // where a row's units end
     int64_t panel_bytes;      // of stored weights
+    bool tiled = false;       // whether AMX multiplies these rows
+    int64_t late_lines = 0;   // what `fetch` fetches for each row, in cache lines
 
     explicit Prepared(const Projection& projection) : p(projection) {
         const int64_t group = feature_group(p.dtype);
@@ -161,6 +163,10 @@ struct Prepared {
         const int64_t unit = p.dtype == DType::w8a8 ? kSignedUnit : group == 2 && !kPairedBf16 ? 2 : 1;
         tail = steps * unit;
         stride = ((tail + kTail + 15) / 16 * 16) | 16;
+#if defined(__AMX_BF16__)
+        tiled = p.dtype == DType::bf16 || p.dtype == DType::w8a8 || (p.dtype == DType::int8 && p.rows > kFewRows);
+        if (tiled) late_lines = (panel_bytes / 64 - steps / kTileSteps * early_lines() + p.rows - 1) / p.rows;
+#endif
     }
     bool own_rows() const { return p.rows <= kOwnRows; }
     int64_t row_floats() const { return p.rows * stride; }
@@ -182,8 +188,18 @@ struct Prepared {
 
     const char* panel(int64_t index) const { return static_cast<const char*>(p.weight) + index * panel_bytes; }
 
-    void prepare_own(int thread) const {
-        for (int64_t r = 0; r < p.rows; ++r) prepare_row(r, thread);
+    // What a thread does before its first panel, and behind its last.
+    void enter(int thread) const {
+        if (own_rows())
+            for (int64_t r = 0; r < p.rows; ++r) prepare_row(r, thread);
+#if defined(__AMX_BF16__)
+        if (tiled && p.rows <= 2 * kTileRows) shape_tiles(p.rows);
+#endif
+    }
+    void leave() const {
+#if defined(__AMX_BF16__)
+        if (tiled) _tile_release();
+#endif
     }
 
     void prepare_row(int64_t r, int thread) const {
@@ -231,21 +247,20 @@ struct Prepared {
         to[tail + 1] = top / 127.0f;
     }
 
-    // out[rows][32] = all rows times panel `index`; the panel behind it is fetched meanwhile.
-    void multiply(int64_t index, int thread, float* out, [[maybe_unused]] char* widened) const {
+    // out[rows][32] = all rows times panel `index`. Meanwhile the panel behind it is fetched, by tiles all of it or most:
+    // where results are written behind each panel, `fetch` has the rest, lest memory be idle then.
+    void multiply(int64_t index, int thread, float* out, [[maybe_unused]] char* widened,
+                  [[maybe_unused]] bool all) const {
         const char* w = panel(index);
         const char* next = w + panel_bytes;
         const float* x = rows_of(thread);
         if (p.dtype == DType::fp32) return all_tiles<DotFloat>(x, stride, p.rows, w, steps, next, out);
 #if defined(__AMX_BF16__)
-        if (p.dtype == DType::w8a8) return multiply_integers(x, w, next, out);
-        if (p.dtype == DType::int8) {
-            if (tried_few_rows<int8_t>(x, stride, p.rows, w, steps, next, out)) return;
-            w = widen(w, widened);
-        } else if (tried_few_rows<uint16_t>(x, stride, p.rows, w, steps, next, out)) {
-            return;
-        }
-        all_tile_rows<TileBf16>(x, stride, p.rows, w, steps, next, panel_bytes / 64, out);
+        const int64_t lines = all ? tile_lines() : early_lines();
+        if (p.dtype == DType::w8a8) return multiply_integers(x, w, next, lines, out);
+        if (!tiled) return dispatch_few_rows(p.rows, x, stride, w, steps, next, out);
+        if (p.dtype == DType::int8) w = widen(w, widened);
+        all_tile_rows<TileBf16>(x, stride, p.rows, w, steps, next, lines, out);
 #elif defined(__AVX512BF16__)
         if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(x, stride, p.rows, w, steps, next, out);
         if (p.dtype == DType::int8) return all_tiles<DotInt8>(x, stride, p.rows, w, steps, next, out);
@@ -260,6 +275,14 @@ struct Prepared {
 #endif
     }
 
+    // What multiply left of the panel behind `index`, a part for each row.
+    void fetch(int64_t index, int64_t r) const {
+        const char* from = panel(index + 2) - (p.rows - r) * late_lines * 64;
+        for (int64_t i = 0; i < late_lines; ++i) _mm_prefetch(from + i * 64, _MM_HINT_T1);
+    }
+    int64_t tile_lines() const { return p.dtype == DType::int8 ? 16 : 32; }  // of stored weights, every 16 steps
+    int64_t early_lines() const { return tile_lines() * 3 / 4; }             // as measured
+
     // A panel of int8 weights as bf16.
     const char* widen(const char* panel, char* to) const {
         for (int64_t i = 0; i < panel_bytes; i += 32)
@@ -268,8 +291,8 @@ struct Prepared {
     }
 
 #if defined(__AMX_BF16__)
-    void multiply_integers(const float* x, const char* w, const char* next, float* out) const {
-        all_tile_rows<TileW8A8>(x, stride, p.rows, w, steps, next, panel_bytes / 64, out);
+    void multiply_integers(const float* x, const char* w, const char* next, int64_t lines, float* out) const {
+        all_tile_rows<TileW8A8>(x, stride, p.rows, w, steps, next, lines, out);
         for (int64_t r = 0; r < p.rows; ++r)
             for (int64_t i = 0; i < kPanel; i += 16) {
                 float* sums = out + r * kPanel + i;

@@ -14,25 +14,28 @@ namespace redraft::REDRAFT_ISA_NAMESPACE {
 
 constexpr int64_t kTileRows = 16, kTileSteps = 16;
 
-// Shapes of a thread's tiles while it lives: 0 and 1 are the sums of up to 16 rows, 2 and 3 those of up to 16 more, 4
+// Gives a thread's tiles shapes for so many rows: 0 and 1 are the sums of up to 16 rows, 2 and 3 those of up to 16 more, 4
 // and 5 these rows, 6 and 7 the panel's halves.
+static inline void shape_tiles(int64_t rows) {
+    const int64_t first = rows < kTileRows ? rows : kTileRows, second = rows - first;
+    const int64_t counts[8] = {first, first, second, second, first, second, kTileSteps, kTileSteps};
+    struct alignas(64) {
+        uint8_t palette = 1, unused[15] = {};
+        uint16_t row_bytes[16] = {};
+        uint8_t rows[16] = {};
+    } shape;
+    for (int i = 0; i < 8; ++i) {
+        shape.rows[i] = static_cast<uint8_t>(counts[i]);
+        shape.row_bytes[i] = counts[i] ? 64 : 0;
+    }
+    asm volatile("" ::"r"(&shape) : "memory");  // the compiler does not know what tile instructions read
+    _tile_loadconfig(&shape);
+}
+
+// The same while it lives.
 class Tiles {
   public:
-    explicit Tiles(int64_t rows) {
-        const int64_t first = rows < kTileRows ? rows : kTileRows, second = rows - first;
-        const int64_t counts[8] = {first, first, second, second, first, second, kTileSteps, kTileSteps};
-        struct alignas(64) {
-            uint8_t palette = 1, unused[15] = {};
-            uint16_t row_bytes[16] = {};
-            uint8_t rows[16] = {};
-        } shape;
-        for (int i = 0; i < 8; ++i) {
-            shape.rows[i] = static_cast<uint8_t>(counts[i]);
-            shape.row_bytes[i] = counts[i] ? 64 : 0;
-        }
-        asm volatile("" ::"r"(&shape) : "memory");  // the compiler does not know what tile instructions read
-        _tile_loadconfig(&shape);
-    }
+    explicit Tiles(int64_t rows) { shape_tiles(rows); }
     ~Tiles() { _tile_release(); }
     Tiles(const Tiles&) = delete;
     Tiles& operator=(const Tiles&) = delete;
@@ -72,7 +75,7 @@ static inline void tile_steps(const float* x, int64_t stride, int64_t part, cons
 
 // Up to 32 prepared rows times one panel: float or int32 out[rows][32], as `Tiles` of so many rows are set. Rows are
 // zero, or multiply into a zero, behind their units; a row is the sum of PARTS, one behind the other, of as many steps
-// each. Meanwhile fetches `lines` cache lines from `next` on.
+// each. Meanwhile fetches cache lines from `next` on, `lines` for every 16 steps.
 template <class Dot, bool SECOND, int PARTS = 1>
 static void tile_rows(const float* x, int64_t stride, const char* w, int64_t steps, const char* next, int64_t lines,
                       float* out) {
@@ -83,8 +86,8 @@ static void tile_rows(const float* x, int64_t stride, const char* w, int64_t ste
     if constexpr (SECOND) _tile_zero(3);
     const int64_t whole = steps / kTileSteps * kTileSteps;
     for (int64_t k = 0; k < whole; k += kTileSteps) {
-        const int64_t first = k * lines / steps, end = (k + kTileSteps) * lines / steps;
-        tile_steps<Dot, SECOND, PARTS>(x + k, stride, steps, w + k * kStepBytes, next + first * 64, end - first);
+        tile_steps<Dot, SECOND, PARTS>(x + k, stride, steps, w + k * kStepBytes, next, lines);
+        next += lines * 64;
     }
     if (whole < steps) {
         alignas(64) char last[kTileSteps * kStepBytes] = {};
@@ -99,12 +102,12 @@ static void tile_rows(const float* x, int64_t stride, const char* w, int64_t ste
     asm volatile("" ::: "memory");
 }
 
-// The same sums without tiles, which take longer to load than few rows take to multiply: over 16 steps at a time those of
-// even and of odd features apart, fused, with denormals as zeros; then their sum is added. (Intel's Software Developer's
-// Manual, TDPBF16PS.) Weights W are bf16, or int8 that stand for bf16.
-template <class W, int ROWS>
+// The same sums without tiles, for int8 weights that stand for bf16: widening takes longer than few rows take to multiply.
+// Over 16 steps at a time those of even and of odd features apart, fused, with denormals as zeros; then their sum is added.
+// (Intel's Software Developer's Manual, TDPBF16PS.)
+template <int ROWS>
 static void few_rows(const float* x, int64_t stride, const char* w, int64_t steps, const char* next, float* out) {
-    constexpr int64_t kBytes = kStepBytes * sizeof(W) / 2;
+    constexpr int64_t kBytes = kStepBytes / 2;
     const FlushedDenormals flushed;
     const __m512i odd_bits = _mm512_set1_epi32(0xffff0000);
     const auto even_of = [](__m512i pairs) { return f32x16{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))}; };
@@ -117,13 +120,10 @@ static void few_rows(const float* x, int64_t stride, const char* w, int64_t step
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = zero();
         for (int64_t k = first; k < end; ++k) {
-            for (int64_t i = 0; i < kBytes; i += 64) _mm_prefetch(next + k * kBytes + i, _MM_HINT_T1);
+            _mm_prefetch(next + k * kBytes, _MM_HINT_T1);
             __m512i weights[2];
             for (int half = 0; half < 2; ++half)
-                if constexpr (sizeof(W) == 1)
-                    weights[half] = widen_int8(reinterpret_cast<const int8_t*>(w) + k * kBytes + half * 32);
-                else
-                    weights[half] = _mm512_loadu_si512(w + k * kBytes + half * 64);
+                weights[half] = widen_int8(reinterpret_cast<const int8_t*>(w) + k * kBytes + half * 32);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
                 const __m512i pair = _mm512_castps_si512(_mm512_set1_ps(x[r * stride + k]));
@@ -140,25 +140,24 @@ static void few_rows(const float* x, int64_t stride, const char* w, int64_t step
         for (int half = 0; half < 2; ++half) store(out + r * kPanel + half * 16, sum[r][half]);
 }
 
-// So many rows of weights W are faster without tiles, as measured.
-template <class W>
-constexpr int kFewRows = sizeof(W) == 1 ? 4 : 2;
+constexpr int kFewRows = 4;  // so many are faster without tiles, as measured
 
-template <class W, int ROWS = kFewRows<W>>
-static inline bool tried_few_rows(const float* x, int64_t stride, int64_t rows, const char* w, int64_t steps,
-                                  const char* next, float* out) {
-    if (rows == ROWS) return few_rows<W, ROWS>(x, stride, w, steps, next, out), true;
-    if constexpr (ROWS > 1) return tried_few_rows<W, ROWS - 1>(x, stride, rows, w, steps, next, out);
-    return false;
+template <int ROWS = kFewRows>
+static inline void dispatch_few_rows(int64_t rows, const float* x, int64_t stride, const char* w, int64_t steps,
+                                     const char* next, float* out) {
+    if (rows == ROWS) return few_rows<ROWS>(x, stride, w, steps, next, out);
+    if constexpr (ROWS > 1) dispatch_few_rows<ROWS - 1>(rows, x, stride, w, steps, next, out);
 }
 
-// All prepared rows times one panel: out[rows][32].
+// All prepared rows times one panel: out[rows][32]. Tiles have the shapes of so many rows, unless these are more than 32.
 template <class Dot>
 static inline void all_tile_rows(const float* x, int64_t stride, int64_t rows, const char* w, int64_t steps,
                                  const char* next, int64_t lines, float* out) {
+    if (rows <= kTileRows) return tile_rows<Dot, false>(x, stride, w, steps, next, lines, out);
+    if (rows <= 2 * kTileRows) return tile_rows<Dot, true>(x, stride, w, steps, next, lines, out);
     for (int64_t first = 0; first < rows; first += 2 * kTileRows) {
         const int64_t count = rows - first < 2 * kTileRows ? rows - first : 2 * kTileRows;
-        const Tiles tiles(count);
+        shape_tiles(count);
         const auto multiply = count > kTileRows ? tile_rows<Dot, true> : tile_rows<Dot, false>;
         multiply(x + first * stride, stride, w, steps, next, first ? 0 : lines, out + first * kPanel);
     }

@@ -16,8 +16,10 @@ static void topk_prepare(const void* context, int64_t begin, int64_t end, int th
 }
 
 static void topk_enter(const void* context, int thread) {
-    static_cast<const LinearTopKJob*>(context)->prepared.prepare_own(thread);
+    static_cast<const LinearTopKJob*>(context)->prepared.enter(thread);
 }
+
+static void topk_leave(const void* context, int) { static_cast<const LinearTopKJob*>(context)->prepared.leave(); }
 
 static void topk_chunk(const void* context, int64_t begin, int64_t end, int thread) {
     const LinearTopKJob& job = *static_cast<const LinearTopKJob*>(context);
@@ -29,7 +31,7 @@ static void topk_chunk(const void* context, int64_t begin, int64_t end, int thre
         const int64_t first = chunk * kChunkPanels;
         const int64_t panels = all - first < kChunkPanels ? all - first : kChunkPanels;
         for (int64_t i = 0; i < panels; ++i)
-            job.prepared.multiply(first + i, thread, logits + i * p.rows * kPanel, widened);
+            job.prepared.multiply(first + i, thread, logits + i * p.rows * kPanel, widened, true);
         const auto value = [&](const float* at, int64_t i, int64_t n) {
             f32x16 v = load(at);
             if (has_scale(p.dtype)) v = mul(v, load_first(p.scale + first * kPanel + i, n));
@@ -55,7 +57,7 @@ static void linear_topk(const LinearTopKArgs& a) {
     lock.reserve_thread_scratch(prepared.scratch_bytes(kChunkPanels, job.topk.lists_bytes()));
     job.topk.begin(scratch + prepared.shared_bytes());
     const bool own = prepared.own_rows();
-    const Phase multiply{topk_chunk, job.topk.chunks, own ? topk_enter : nullptr};
+    const Phase multiply{topk_chunk, job.topk.chunks, topk_enter, topk_leave};
     const Phase phases[] = {{topk_prepare, a.p.rows}, multiply, {topk_merge, a.p.rows}};
     run_phases(phases + own, 3 - own, &job);
 }
