@@ -59,6 +59,7 @@ static void linear_panel(const void* context, int64_t begin, int64_t end, int th
 }
 
 static void linear(const LinearArgs& a) {
+    if (!a.p.rows) return;
     LinearJob job{a, Prepared(a.p)};
     const int64_t columns = a.activation == Activation::swiglu ? 16 : kPanel;
     PoolLock lock;

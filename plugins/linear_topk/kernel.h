@@ -48,6 +48,7 @@ static void topk_merge(const void* context, int64_t begin, int64_t end, int) {
 }
 
 static void linear_topk(const LinearTopKArgs& a) {
+    if (!a.p.rows) return;
     PoolLock lock;
     LinearTopKJob job{Prepared(a.p), TopK(a.p.rows, a.p.out_features, a.k, a.ids, a.values, a.indices, 0)};
     Prepared& prepared = job.prepared;

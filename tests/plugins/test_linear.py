@@ -46,6 +46,15 @@ def test_chosen_rows_of_a_residual(isa, rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows(isa, rng, dtype):
+    x, packed, none = normal(rng, 3, 111), pack(normal(rng, 70, 111), dtype), np.empty(0, np.int32)
+    for some in ({"x": x[:0]}, {"x": x, "rows": none}):
+        assert kernels.linear(**some, weight=packed, out_features=70, dtype=dtype).shape == (0, 70)
+        values, ids = kernels.linear_topk(**some, weight=packed, out_features=70, dtype=dtype, k=5)
+        assert values.shape == ids.shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_others(isa, rng, dtype):
     x, norm = normal(rng, 70, 111), normal(rng, 111)
     weight = normal(rng, 2 * 90, 111)
