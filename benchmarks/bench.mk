@@ -6,6 +6,7 @@ OWN       := benchmarks/prompts.jsonl
 COMPARED  := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
 TUNED     := $(COMPARED)-tuned
 WIDTHS    := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
+BUDGETS   := $(ENGINES)/$(NAME)-tree-budgets-$(PRECISION)$(SPLIT)
 CHECKED   := $(ENGINES)/$(NAME)-cross-check-$(PRECISION)$(SPLIT)
 NARROW    := $(ENGINES)/$(NAME)-w3l4-$(PRECISION)$(SPLIT)
 UNTRAINED := artifacts/drafters/$(NAME)-untrained
@@ -51,7 +52,9 @@ bench-spec-bench: $(COMPARED)/manifest.json ## methods on the six tasks of SPEC_
 	  --methods best redrafter_best_first lyanna rsd_s eagle sps_tree ngram_trie --streams --repeats 1 \
 	  --output $(REPORTS)/methods_spec_bench.json,methods by task)
 
-bench-trees: $(NARROW)/manifest.json $(BUNDLE)/manifest.json answers | $(TEACHER) ## tree shapes, n-grams and their retrieval
+bench-trees: $(NARROW)/manifest.json $(BUNDLE)/manifest.json $(BUDGETS)/manifest.json answers | $(TEACHER) ## tree shapes and sizes, n-grams and their retrieval
+	$(PY) -m benchmarks.single_stream --speculative $(BUDGETS) --methods --dataset $(PROMPTS) --temperature 0 \
+	  --streams --repeats 1 --output $(REPORTS)/tree_budgets.json
 	$(PY) -m benchmarks.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --output $(REPORTS)/grid.json
 	$(PY) -m benchmarks.ngram_chances --data $(TEACHER) --shards 8
@@ -99,6 +102,8 @@ answers: $(BUNDLE)/manifest.json
 
 $(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
+$(BUDGETS)/manifest.json: $(SOURCES) benchmarks/tree_budgets.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/tree_budgets.toml --output $(BUDGETS)
 $(CHECKED)/manifest.json: $(SOURCES) benchmarks/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/cross_check.toml --output $(CHECKED)
 $(TUNED)/budget.json: $(COMPARED)/manifest.json # a copy, since methods are also compared at trees of one size
