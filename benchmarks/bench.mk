@@ -79,7 +79,8 @@ bench-redrafter: $(DISTILLED) $(CHECKED)/manifest.json answers ## ReDrafter, fig
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(DISTILLED))) --num-prompts 20 \
 	  --lengths 5 --widths 1 4 16 64 --output $(REPORTS)/distillation.json
 
-RSD := $(PY) -m benchmarks.rsd_experiments --model $(MODEL) --drafter $(DRAFTER) --engines $(ENGINES) --precision $(PRECISION)
+RSD := $(PY) -m benchmarks.rsd_experiments --model $(MODEL) --drafter $(DRAFTER) --engines $(ENGINES) --precision $(PRECISION) \
+  --num-prompts 48
 bench-rsd: ## RSD, figure 1; both experiments and their token rates on SPEC_BENCH
 	$(PY) -m benchmarks.rsd_figure1 --output $(REPORTS)/rsd_figure1.png
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd,experiments 1 and 2)
