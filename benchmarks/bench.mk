@@ -7,6 +7,7 @@ COMPARED  := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
 TUNED     := $(COMPARED)-tuned
 WIDTHS    := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
 BUDGETS   := $(ENGINES)/$(NAME)-tree-budgets-$(PRECISION)$(SPLIT)
+WAYS      := $(ENGINES)/$(NAME)-constructions-$(PRECISION)$(SPLIT)
 CHECKED   := $(ENGINES)/$(NAME)-cross-check-$(PRECISION)$(SPLIT)
 NARROW    := $(ENGINES)/$(NAME)-w3l4-$(PRECISION)$(SPLIT)
 UNTRAINED := artifacts/drafters/$(NAME)-untrained
@@ -52,9 +53,11 @@ bench-spec-bench: $(COMPARED)/manifest.json ## methods on the six tasks of SPEC_
 	  --methods best redrafter_best_first lyanna rsd_s eagle sps_tree ngram_trie --streams --repeats 1 \
 	  --output $(REPORTS)/methods_spec_bench.json,methods by task)
 
-bench-trees: $(NARROW)/manifest.json $(BUNDLE)/manifest.json $(BUDGETS)/manifest.json answers | $(TEACHER) ## tree shapes and sizes, n-grams and their retrieval
+bench-trees: $(addsuffix /manifest.json,$(NARROW) $(BUNDLE) $(BUDGETS) $(WAYS)) answers | $(TEACHER) ## tree shapes and sizes, constructions, n-grams and their retrieval
 	$(PY) -m benchmarks.single_stream --speculative $(BUDGETS) --methods --dataset $(PROMPTS) --temperature 0 \
 	  --streams --repeats 1 --output $(REPORTS)/tree_budgets.json
+	$(PY) -m benchmarks.single_stream --speculative $(WAYS) --methods --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
+	  --temperature 0 0.3 1 --top-p 0.95 --streams --repeats 1 --output $(REPORTS)/constructions.json
 	$(PY) -m benchmarks.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --output $(REPORTS)/grid.json
 	$(PY) -m benchmarks.ngram_chances --data $(TEACHER) --shards 8
@@ -105,6 +108,8 @@ $(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(
 	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
 $(BUDGETS)/manifest.json: $(SOURCES) benchmarks/tree_budgets.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/tree_budgets.toml --output $(BUDGETS)
+$(WAYS)/manifest.json: $(SOURCES) benchmarks/constructions.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/constructions.toml --output $(WAYS)
 $(CHECKED)/manifest.json: $(SOURCES) benchmarks/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/cross_check.toml --output $(CHECKED)
 $(TUNED)/budget.json: $(COMPARED)/manifest.json # a copy, since methods are also compared at trees of one size
