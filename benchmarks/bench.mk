@@ -8,6 +8,7 @@ TUNED     := $(COMPARED)-tuned
 WIDTHS    := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
 BUDGETS   := $(ENGINES)/$(NAME)-tree-budgets-$(PRECISION)$(SPLIT)
 WAYS      := $(ENGINES)/$(NAME)-constructions-$(PRECISION)$(SPLIT)
+RESAMPLED := $(ENGINES)/$(NAME)-resampling-$(PRECISION)$(SPLIT)
 CHECKED   := $(ENGINES)/$(NAME)-cross-check-$(PRECISION)$(SPLIT)
 NARROW    := $(ENGINES)/$(NAME)-w3l4-$(PRECISION)$(SPLIT)
 UNTRAINED := artifacts/drafters/$(NAME)-untrained
@@ -50,8 +51,7 @@ bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.j
 
 bench-spec-bench: $(COMPARED)/manifest.json ## methods on the six tasks of SPEC_BENCH
 	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --num-prompts 30 --max-tokens 64 \
-	  --methods best redrafter_best_first lyanna rsd_s eagle sps_tree ngram_trie --streams --repeats 1 \
-	  --output $(REPORTS)/methods_spec_bench.json,methods by task)
+	  --methods --streams --repeats 1 --output $(REPORTS)/methods_spec_bench.json,methods by task)
 
 bench-trees: $(addsuffix /manifest.json,$(NARROW) $(BUNDLE) $(BUDGETS) $(WAYS)) answers | $(TEACHER) ## tree shapes and sizes, constructions, n-grams and their retrieval
 	$(PY) -m benchmarks.single_stream --speculative $(BUDGETS) --methods --dataset $(PROMPTS) --temperature 0 \
@@ -66,12 +66,12 @@ bench-trees: $(addsuffix /manifest.json,$(NARROW) $(BUNDLE) $(BUDGETS) $(WAYS)) 
 	$(PY) -m benchmarks.retrieval --answers $(ANSWERS) $(if $(filter-out $(OWN),$(PROMPTS)),--warm-up $(ANSWERS)-own) \
 	  --budgets 4 12 16 32 --output $(REPORTS)/retrieval.json
 
-bench-lyanna: $(COMPARED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(DENSE) answers ## Lyanna, tables 1 and 2, figures 12 and 13
+bench-lyanna: $(RESAMPLED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(DENSE) answers ## Lyanna, tables 1 and 2, figures 12 and 13
 	$(PY) -m benchmarks.ablation $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation.json
 	$(PY) -m benchmarks.training_table $(TABLED)/ablations/full $(TABLED)/ablations/dense \
 	  --output $(REPORTS)/token_info_table.json
-	$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --methods lyanna lyanna_alone lyanna_no_resampling \
-	  --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/resampling.json
+	$(PY) -m benchmarks.single_stream --speculative $(RESAMPLED) --methods --dataset $(PROMPTS) --num-prompts 20 \
+	  --max-tokens 64 --streams 2 --repeats 1 --output $(REPORTS)/resampling.json
 	$(PY) -m benchmarks.drafting_latency heads --output $(REPORTS)/drafting_heads.json
 	$(PY) -m benchmarks.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
 
@@ -108,6 +108,8 @@ $(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(
 	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
 $(BUDGETS)/manifest.json: $(SOURCES) benchmarks/tree_budgets.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/tree_budgets.toml --output $(BUDGETS)
+$(RESAMPLED)/manifest.json: $(SOURCES) benchmarks/resampling.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/resampling.toml --output $(RESAMPLED)
 $(WAYS)/manifest.json: $(SOURCES) benchmarks/constructions.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/constructions.toml --output $(WAYS)
 $(CHECKED)/manifest.json: $(SOURCES) benchmarks/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json

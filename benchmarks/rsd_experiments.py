@@ -226,7 +226,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     add("--concurrency", type=int, default=8, help="answers at a time; block efficiency does not depend on it")
     add("--threads", type=int)
     add("--timing", action="store_true", help="measure token rates, one stream; wants a quiet machine")
-    add("--timing-prompts", type=int, default=4, help="of those at each temperature")
+    add("--timing-prompts", type=int, default=12, help="of those at each temperature")
     add("--report-only", action="store_true", help="tables and plots of what is there")
     add("--write-methods", type=Path, metavar="FILE", help="write all methods for build_engines.py --methods, and end")
     add("--output", type=Path, default=Path("artifacts/reports/rsd"))

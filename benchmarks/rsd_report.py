@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from benchmarks.acceptance import conditional_acceptance
 from benchmarks.intervals import interval, ratio, statistic
 from benchmarks.plots import COLORS, new_figure, save
 from benchmarks.quality import Measure
 from benchmarks.rsd_shapes import ALGORITHMS, PUBLISHED, RSD_S, Experiment, Shape
 from benchmarks.rsd_store import Row, Store, sums
-from benchmarks.tables import Table, number
+from benchmarks.tables import Table
 from redraft.protocol import AUTO_REGRESSIVE
 
 QUALITY_RESAMPLES = 400
@@ -24,17 +25,26 @@ References = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Efficiency:
-    """Block efficiency (acceptance length) of a method at a setting, also in every re-sample of the prompts."""
+class Estimate:
+    """A figure of a method at a setting, also in every re-sample of the prompts."""
 
     value: float
     samples: np.ndarray
 
     @classmethod
-    def of(cls, rows: list[Row], prompts: list[str]) -> Efficiency:
-        """Tokens gained per step over all rows."""
-        accepted, steps = sums(rows, prompts, "accepted", "steps").T
-        return cls(1 + float(accepted.sum() / steps.sum()), 1 + ratio(accepted, steps))
+    def of_ratio(cls, tops: np.ndarray, bottoms: np.ndarray) -> Estimate:
+        """Sum of `tops` over sum of `bottoms`, float [prompts] each."""
+        return cls(float(tops.sum() / bottoms.sum()), ratio(tops, bottoms))
+
+    def __str__(self) -> str:
+        low, high = interval(self.samples)
+        return f"{self.value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def block_efficiency(rows: list[Row], prompts: list[str]) -> Estimate:
+    """Tokens gained per step over all rows."""
+    accepted, steps = sums(rows, prompts, "accepted", "steps").T
+    return Estimate.of_ratio(accepted + steps, steps)
 
 
 class Figures:
@@ -45,7 +55,7 @@ class Figures:
         self.prompts: list[str] = store.settings[setting]["prompts"]
         self.rows = store.rows.get(setting, {})
         shapes = {shape for cell in experiment.cells.values() for shape in cell if self.rows.get(shape.method)}
-        self.efficiency = {shape: Efficiency.of(self.rows[shape.method], self.prompts) for shape in shapes}
+        self.efficiency = {shape: block_efficiency(self.rows[shape.method], self.prompts) for shape in shapes}
 
     @property
     def title(self) -> str:
@@ -73,19 +83,19 @@ class Figures:
         ratio_of_sizes = self.store.setup["draft_parameters"] / self.store.setup["target_parameters"]
         return self.efficiency[shape].value / (1 + shape.length * ratio_of_sizes)
 
-    def rate(self, method: str) -> float | None:
+    def rate(self, method: str) -> Estimate | None:
         """Tokens per second of a single stream after its first token; None where it was not timed."""
         timed = self.store.timing.get(self.setting, {}).get(method)
-        return sum(tokens for tokens, _ in timed.values()) / sum(s for _, s in timed.values()) if timed else None
+        return Estimate.of_ratio(*np.array(list(timed.values())).T) if timed else None
 
-    def speedup(self, method: str) -> float | None:
+    def speedup(self, method: str) -> Estimate | None:
         """The token rate over auto-regressive decoding's, on the prompts that both were timed on."""
         timing = self.store.timing.get(self.setting, {})
         ours, base = timing.get(method, {}), timing.get(AUTO_REGRESSIVE, {})
-        if not (common := ours.keys() & base.keys()):
+        if not (common := sorted(ours.keys() & base.keys())):
             return None
-        per_token = [sum(part[key][1] for key in common) / sum(part[key][0] for key in common) for part in (ours, base)]
-        return per_token[1] / per_token[0]
+        fast, slow = (Estimate.of_ratio(*np.array([part[key] for key in common]).T) for part in (ours, base))
+        return Estimate(fast.value / slow.value, fast.samples / slow.samples)
 
 
 def write(
@@ -140,33 +150,28 @@ def lead(figures: Figures, best: dict[str, Shape | None]) -> list[str]:
 def details(figures: Figures) -> Table:
     """Every shape: block efficiency with its interval, conditional acceptance, MBSU, token rate and speed-up."""
     depths = [f"depth {depth}" for depth in range(1, DEPTHS + 1)]
-    columns = ["", "method", "tree", "nodes", "block efficiency", "95%", *depths, "MBSU", "tokens/s", "speed-up"]
+    columns = ["", "method", "tree", "nodes", "block efficiency", *depths, "MBSU", "tokens/s", "speed-up"]
     table = Table(f"{figures.title}: all shapes", columns)
     for cell, shape in figures.measured():
-        efficiency = figures.efficiency[shape]
-        low, high = interval(efficiency.samples)
-        speedup = figures.speedup(shape.method)
+        rate, speedup = figures.rate(shape.method), figures.speedup(shape.method)
         table.rows.append(
             [
-                str(cell), shape.algorithm, shape.spec, str(shape.nodes), f"{efficiency.value:.2f}",
-                f"{low:.2f} to {high:.2f}", *conditional_acceptance(figures.rows[shape.method]),
-                f"{figures.memory_bound(shape):.2f}", number(figures.rate(shape.method)),
-                f"{speedup:.2f}x" if speedup else "-",
+                str(cell), shape.algorithm, shape.spec, str(shape.nodes), str(figures.efficiency[shape]),
+                *_first_depths(figures.rows[shape.method]), f"{figures.memory_bound(shape):.2f}",
+                f"{rate.value:.1f}" if rate else "-", str(speedup or "-"),
             ]
         )  # fmt: skip
     return table
 
 
-def conditional_acceptance(rows: list[Row]) -> list[str]:
-    """Accepted over offered at the first depths."""
-    found = []
-    for depth in range(DEPTHS):
-        accepted, offered = (
-            sum(counts[depth] for row in rows if depth < len(counts := getattr(row, f"{kind}_by_depth")))
-            for kind in ("accepted", "offered")
-        )
-        found.append(f"{accepted / offered:.2f}" if offered else "-")
-    return found
+def _first_depths(rows: list[Row]) -> list[str]:
+    """Conditional acceptance rates at the first depths."""
+    accepted = [
+        sum(row.accepted_by_depth[depth] for row in rows if depth < len(row.accepted_by_depth))
+        for depth in range(DEPTHS)
+    ]
+    counts = conditional_acceptance(sum(row.steps for row in rows), accepted)
+    return [f"{ours / before:.2f}" if ours else "-" for ours, before in counts]
 
 
 def quality_table(store: Store, setting: str, references: References) -> Table | None:
@@ -261,14 +266,18 @@ def _panels(figures: Figures, references: References) -> Iterator[Panel]:
         return figures.memory_bound(shape), low, high
 
     def rate(cell: int, algorithm: str) -> tuple[float, float, float] | None:
-        shape = figures.best(cell, algorithm, lambda shape: figures.rate(shape.method) or 0.0)
-        value = figures.rate(shape.method) if shape else None
-        return (value, value, value) if value else None
+        timed = [
+            estimate
+            for shape in figures.experiment.cells[cell]
+            if shape.algorithm == algorithm and (estimate := figures.rate(shape.method))
+        ]
+        best = max(timed, key=lambda estimate: estimate.value, default=None)
+        return (best.value, *interval(best.samples)) if best else None
 
     yield Panel("block efficiency", efficiency)
     yield Panel("MBSU", bound)
     if (base := figures.rate(AUTO_REGRESSIVE)) is not None:
-        yield Panel("tokens/s, one stream", rate, base)
+        yield Panel("tokens/s, one stream", rate, base.value)
     scored = {row.category for rows in figures.rows.values() for row in rows if row.question_id in references}
     for category in sorted(scored):
         measure = Measure.for_category(category)

@@ -15,7 +15,6 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.acceptance import acceptance_figures, conditional_acceptance
 from benchmarks.inprocess import Answer, Clock, Session, load_session, request
 from benchmarks.intervals import interval, ratio
 from benchmarks.llama_cpp import LlamaCpp
@@ -31,7 +31,7 @@ from benchmarks.results import write_json
 from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer, kinds_of
 from redraft.prompts import Prompt, load_prompts, spread
-from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest, SequenceStats
+from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest
 
 console = Console()
 AR, LLAMA = "auto-regressive", "llama.cpp"
@@ -78,39 +78,6 @@ class Contender:
         """Output tokens per second after the first token of each answer; last repeat."""
         decode_s = sum(answer.stats.decode_ms for answer in self.answers) / 1e3
         return sum(max(len(answer.token_ids) - 1, 0) for answer in self.answers) / decode_s if decode_s else None
-
-
-def depth_counts(stats: list[SequenceStats]) -> list[tuple[int, int]]:
-    """Per depth, how often a token was accepted and how often one was offered below the depth before, over all steps.
-
-    Their quotient is the conditional acceptance rate (see `SequenceStats`).
-    """
-
-    def totals(lists: list[list[int]]) -> list[int]:
-        return [sum(counts) for counts in zip_longest(*lists, fillvalue=0)]
-
-    accepted, offered = ([getattr(item, f"{kind}_by_depth") for item in stats] for kind in ("accepted", "offered"))
-    return list(zip(totals(accepted), totals(offered), strict=True))
-
-
-def acceptance_figures(answers: list[Answer]) -> dict[str, Any]:
-    """Acceptance and rows over all steps of some answers; prefill rows are left out."""
-    stats = [answer.stats for answer in answers]
-    steps, drafted, accepted = (sum(getattr(item, key) for item in stats) for key in ("steps", "drafted", "accepted"))
-    prompt_rows = sum(item.prompt_tokens for item in stats)
-    counts = depth_counts(stats)
-    return {
-        "steps": steps,
-        "acceptance_length": 1 + accepted / steps if steps else None,
-        "acceptance_rate": accepted / drafted if drafted else None,
-        "drafted": drafted,
-        "wasted": drafted - accepted,
-        "reused": sum(item.reused for item in stats),
-        "depth_counts": counts,
-        "conditional_acceptance": [accepted / offered for accepted, offered in counts],
-        "rows_per_step": (sum(item.rows_executed for item in stats) - prompt_rows) / steps if steps else None,
-        "rows_per_step_unpacked": (sum(item.rows_unpacked for item in stats) - prompt_rows) / steps if steps else None,
-    }
 
 
 def race(entrants: dict[str, Entrant], requests: list[GenerateRequest], repeats: int, tick: Callable[[], None],
@@ -276,11 +243,21 @@ def tables(report: dict[str, Any]) -> list[Table]:
             counts = (entry["drafted"], entry["drafted"] - entry["wasted"], entry["wasted"], entry["reused"])
             found[-1].rows.append([name, *(f"{count:,}" for count in counts)])
         depths = max(len(entry["depth_counts"]) for entry in speculative.values())
-        title = f"Conditional acceptance by depth (accepted over offered), temperature {temperature}"
-        found.append(Table(title, ["", *(str(depth + 1) for depth in range(depths))]))
-        for name, entry in speculative.items():
-            shares = [f"{accepted / offered:.2f} ({accepted}/{offered})" for accepted, offered in entry["depth_counts"]]
-            found[-1].rows.append([name, *shares, *[""] * (depths - len(shares))])
+        columns_by_depth = ["", *(str(depth + 1) for depth in range(depths))]
+        given = {
+            "Conditional acceptance by depth (accepted at it over accepted at the one before)": {
+                name: conditional_acceptance(entry["steps"], (ours for ours, _ in entry["depth_counts"]))
+                for name, entry in speculative.items()
+            },
+            "The same where the tree has the depth (accepted over offered)": {
+                name: entry["depth_counts"] for name, entry in speculative.items()
+            },
+        }
+        for title, counts_of in given.items():
+            found.append(Table(f"{title}, temperature {temperature}", columns_by_depth))
+            for name, counts in counts_of.items():
+                shares = [f"{ours / base:.2f} ({ours}/{base})" if base else "" for ours, base in counts]
+                found[-1].rows.append([name, *shares, *[""] * (depths - len(shares))])
         kinds = list(next(iter(speculative.values()))["categories"])
         found.append(
             Table(f"Speed-up and acceptance length by kind of prompt, temperature {temperature}", ["", *kinds])

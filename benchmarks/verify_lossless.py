@@ -241,6 +241,8 @@ def verify_setting(
                 rate["beyond_margin"] += far
                 rate["tokens"] += total
         progress(len(chunk))
+        if not console.is_terminal:  # a log has no progress bar
+            console.print(f"{setting}: {start + len(chunk)} of {len(prompts)} prompts")
     for key, row in rows.items():
         ties = [item.margin < args.near_tie for item in divergences if (item.method, item.concurrency) == key]
         row |= {"near_ties": sum(ties), "failures": len(ties) - sum(ties)}

@@ -127,8 +127,8 @@ class StatusRequest(_Message):
 class SequenceStats:
     """What one request cost and gained. Depth d of `offered_by_depth` and `accepted_by_depth` is at index d - 1.
 
-    The conditional acceptance rate of depth d is accepted at d over accepted at d - 1, where the tree went on: the
-    quotient of the two counts.
+    A depth is offered where the tree goes on below the accepted path. The conditional acceptance rate of depth d is
+    accepted at d over accepted at d - 1, wherever that path's tree ends.
     """
 
     prompt_tokens: int = 0

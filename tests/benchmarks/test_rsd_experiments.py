@@ -151,20 +151,21 @@ def test_figures_by_hand(tmp_path):
     assert figures.best(2, RSD_C) is None
     assert figures.efficiency[Shape(RSD_S, (2, 2))].value == pytest.approx(2.5)
     assert figures.memory_bound(Shape(RSD_S, (2, 2))) == pytest.approx(2.5 / 1.2)
-    assert figures.rate("sd_2") == pytest.approx(10)
-    assert figures.speedup("sd_2") == pytest.approx(3)
+    assert figures.rate("sd_2").value == pytest.approx(10)
+    assert figures.speedup("sd_2").value == pytest.approx(3)
     assert figures.speedup("rsd_s_2x2") is None
     (line,) = summary(figures).rows
     assert line == ["2", "1.20 (2)", "2.00 (2x2)", "-", "2.50 (2x2)", "3.00 (2x2)", "+0.50", "+0.50 to +0.50"]
     details = rsd_report.details(figures)
     row = dict(zip(details.columns, details.rows[0], strict=True))
-    assert (row["method"], row["block efficiency"], row["depth 1"], row["MBSU"]) == (SD, "1.20", "0.50", "1.00")
+    assert (row["method"], row["block efficiency"]) == (SD, "1.20 (1.10 to 1.30)")
+    assert (row["depth 1"], row["MBSU"], row["speed-up"]) == ("0.50", "1.00", "3.00 (3.00 to 3.00)")
     assert not Figures(kept, "1", BUDGETS).efficiency
 
 
 def test_long_answers_count_for_their_steps():
     answers = [Row("0", "qa", "", 9, 100, 50), Row("1", "qa", "", 9, 250, 400), Row("1", "qa", "", 9, 50, 50)]
-    efficiency = rsd_report.Efficiency.of(answers, ["0", "1"])
+    efficiency = rsd_report.block_efficiency(answers, ["0", "1"])
     assert efficiency.value == pytest.approx(1 + 500 / 400)
     assert efficiency.samples.min() == pytest.approx(1.5)
     assert efficiency.samples.max() == pytest.approx(2.5)

@@ -1,10 +1,12 @@
-"""Every shipped drafter and every method that is compared, on the real target: speculation changes nothing."""
+"""Every method that is compared, and every shipped drafter with every construction, on the real target: speculation
+changes nothing."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.inprocess import Session, request
+from benchmarks.inprocess import Session
+from benchmarks.inprocess import request as generate
 from build_engines import build, check
 from methods import read_methods
 from model_defs.target import Target
@@ -16,13 +18,12 @@ from tests.engines.tiny import bundle_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = spread(load_prompts(ROOT / "benchmarks" / "prompts.jsonl"), 4)
-TOKENS = 24
 
 
-@pytest.fixture(scope="module")
-def session(smollm2, tmp_path_factory) -> Session:
+@pytest.fixture(scope="module", params=["methods", "lossless"])
+def session(smollm2, tmp_path_factory, request) -> Session:
     target, output = Target.from_folder(smollm2), tmp_path_factory.mktemp("methods") / "bundle"
-    chosen = read_methods(ROOT / "benchmarks" / "methods.toml")
+    chosen = read_methods(ROOT / "benchmarks" / f"{request.param}.toml")
     limits = LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128)
     config = bundle_config(target, {name: settings.info() for name, settings in chosen.items()}, limits, "bf16")
     check(config, target)
@@ -35,7 +36,7 @@ def session(smollm2, tmp_path_factory) -> Session:
 def test_every_method_gives_the_tokens_of_auto_regressive_decoding(session, smollm2, sampling):
     def answers(method: str, concurrency: int) -> list[list[int]]:
         texts = [render_chat(smollm2, prompt.turns[0]) for prompt in PROMPTS]
-        asked = [request(text, TOKENS, method=method, **sampling, seed=i) for i, text in enumerate(texts)]
+        asked = [generate(text, 20, method=method, **sampling, seed=i) for i, text in enumerate(texts)]
         found = session.run(asked, concurrency)
         steps, accepted = (sum(getattr(answer.stats, key) for answer in found) for key in ("steps", "accepted"))
         gained[method] = 1 + accepted / max(steps, 1)
