@@ -193,7 +193,6 @@ def report_of(network: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def built(smollm2, tmp_path_factory) -> Built:
     """With small limits and drafts."""
-    pytest.importorskip("tensorrt_rtx")
     folder, target = tmp_path_factory.mktemp("rtx"), Target.from_folder(smollm2)
     config = BundleConfig(
         name="rtx", backend="tensorrt_rtx", precision="fp16", target=SMOLLM2, limits=LIMITS, methods={}
@@ -279,7 +278,6 @@ def test_bf16_with_the_limits_that_ship(smollm2, tmp_path):
 def test_what_does_not_ship_is_built_from_a_verified_file(variant, tmp_path):
     """Chains that come out, no token info, heads of other sizes. ONNX Runtime's drafts from the file, over several
     calls, are the module's."""
-    pytest.importorskip("tensorrt_rtx")
     target = tiny_target()
     drafter = tiny_drafter_of(target, variant)
     plan = DRAFTING.model_copy(update={"drafter": drafter.name})
@@ -316,7 +314,6 @@ def test_what_does_not_ship_is_built_from_a_verified_file(variant, tmp_path):
 @pytest.mark.parametrize("form", [InfoForm.bf16, InfoForm.low_rank])
 def test_what_drafts_again_from_chains_is_built_from_a_verified_file(form, tmp_path):
     """The network of a method that asks for it; ONNX Runtime's drafts from the file are the module's."""
-    pytest.importorskip("tensorrt_rtx")
     target = tiny_target()
     drafter = tiny_drafter_of(target, "hidden_state")
     plan = DRAFTING.model_copy(update={"drafter": drafter.name, "resample_above": 0})
