@@ -100,7 +100,7 @@ def test_a_missing_nvcc_names_the_remedy(monkeypatch):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
 def test_declarations_fit_the_ptx(kernel: Kernel, head_size, architecture):
     kernel.check()
     kernel.check_ptx(compile.ptx(kernel.source, architecture), {"head_size": head_size})
