@@ -1,7 +1,7 @@
 """Registers declared kernels as TensorRT's quick deployable plugins, ahead of time: an engine holds their PTX.
 
-Not run: TensorRT's libraries have never been at hand. Its Python layer, `tensorrt.plugin`, has registered these plugins
-in tests, with integers for the builder's expressions.
+Not run: TensorRT's libraries have never been at hand. Its Python layer, `tensorrt.plugin` of 10.16 and of 11.4, has
+registered these plugins in tests, with integers for the builder's expressions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plugins.cuda.compile import ptx
-from plugins.cuda.declaration import Kernel, Sizes
+from plugins.cuda.declaration import NAMESPACE, Kernel, Sizes
 from plugins.library import BuildError
 
 
@@ -85,6 +85,19 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
     trtp.register(kernel.plugin_id)(_signed(describe, parameters, results))
     trtp.autotune(kernel.plugin_id)(_signed(autotune, [*parameters, outputs], list[trtp.AutoTuneCombination]))
     trtp.aot_impl(kernel.plugin_id)(_signed(implement, [*parameters, outputs, ("tactic", int)], kernel_returns))
+    _unpack_attributes(trt.get_plugin_registry().get_creator(kernel.name, "1", NAMESPACE))
+
+
+def _unpack_attributes(creator: Any) -> None:
+    """Let a plugin's creator take attributes as numbers: TensorRT gives it arrays of one, on which the Python layers of
+    10.16 and 11.0 call `int`, and NumPy since 2.4 refuses that."""
+    create = creator.create_plugin
+
+    def create_plugin(name: str, namespace: str, fields: Any, *request: Any) -> Any:
+        numbers = [types.SimpleNamespace(name=field.name, data=field.data.item()) for field in fields]
+        return create(name, namespace, numbers, *request)
+
+    creator.create_plugin = create_plugin
 
 
 def _signed(function: Callable[..., Any], parameters: list[tuple[str, Any]], returns: Any) -> Callable[..., Any]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from build_engines import PRECISIONS
+from methods import read_methods
+from redraft.engines.flavour import FLAVOURS
 from redraft.serving import ranks
 from redraft.serving.processes import ServingError
 from tests.conftest import ROOT
@@ -38,6 +40,20 @@ def test_one_rank_is_started_without_mpi(arguments):
     commands = dry_run("engines", "serve", *arguments)
     assert "-redrafter-bf16\n" in commands
     assert not any(word in commands for word in ("--tensor-parallel", "mpiexec", "-tp1"))
+
+
+@pytest.mark.parametrize("backend", FLAVOURS)
+def test_tensorrt_builds_the_default_target_with_every_shipped_drafter(backend):
+    drafters = [method.drafter for method in read_methods(ROOT / "build" / "drafters.toml").values()]
+    assert {ROOT / drafter for drafter in drafters} == {*(ROOT / "drafters").iterdir()}
+    built, baseline = [line for line in dry_run("engines", f"BACKEND={backend}").splitlines() if "--output" in line]
+    for line in (built, baseline):
+        assert f"--backend {backend} " in line
+        assert "--precision bf16 " in line
+    assert "--methods build/drafters.toml " in built
+    assert "--no-drafter " in baseline
+    other = dry_run("engines", f"BACKEND={backend}", "NAME=Nobody", f"DRAFTER={drafters[0]}")
+    assert "--methods" not in other
 
 
 def test_verify_compares_the_default_the_published_methods_and_every_pair():

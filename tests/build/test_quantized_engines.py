@@ -76,7 +76,6 @@ def test_what_cannot_be_calibrated_is_refused(model, calibration, tmp_path, opti
 
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_the_engine_is_built_from_the_file_that_onnx_runtime_verifies(model, calibration, tmp_path, precision):
-    pytest.importorskip("tensorrt_rtx")
     options = ["--model", model, "--backend", "tensorrt_rtx", "--no-drafter", "--precision", precision]
     if precision == "fp8":
         options += ["--calibration", calibration]

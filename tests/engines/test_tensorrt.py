@@ -47,17 +47,19 @@ the largest number."""
 def bundle_of(backend: str, monkeypatch, folder, **options) -> Bundle:
     stand_in_tensorrt.install(monkeypatch, backend)
     target, precision, _ = BACKENDS[backend]
-    return tiny_bundle(folder, target(), backend, **{"precision": precision, "limits": LIMITS} | options)
+    given = {"target": target(), "precision": precision, "limits": LIMITS} | options
+    return tiny_bundle(folder, backend=backend, **given)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_steps_are_those_of_the_module(backend, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("backend", "make_target", "precision", "tolerance"),
+    [*((backend, *case) for backend, case in BACKENDS.items()), ("tensorrt_rtx", tiny_lm, "bf16", 0.15)],
+)
+def test_steps_are_those_of_the_module(backend, make_target, precision, tolerance, monkeypatch, tmp_path):
     """Prompts beyond a tree's rows, trees with an absent neighbour between them, commits; steps of the same and of
     other extents."""
-    target, _, tolerance = BACKENDS[backend]
-    target = target()
-    drafter = tiny_drafter_of(target, "eagle")
-    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=drafter))
+    target = make_target()
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, target=make_target(), precision=precision))
     rng = np.random.default_rng(0)
     contexts = {slot: rng.integers(0, VOCAB, n).tolist() for slot, n in ((0, 11), (1, 16), (3, 5), (4, 1))}
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
+import build_engines
 from methods import drafting_loop, read_methods
 from model_defs.attention import causal_attend
+from model_defs.config import TargetConfig
 from model_defs.drafter import Drafter
 from model_defs.drafters import load_drafter
 from model_defs.export import cache_names
@@ -25,9 +28,10 @@ from model_defs.export_target import CacheShape, export_target_native
 from model_defs.target import Target
 from model_defs.token_info import InfoForm
 from networks import Loops, resampling_loop, save, write_tensorrt
-from redraft.bundle import BundleConfig, LimitsInfo, MethodInfo, TargetInfo
+from redraft.bundle import Bundle, BundleConfig, LimitsInfo, MethodInfo, TargetInfo
 from redraft.engines.interface import DraftCandidates
 from tensorrt_engines import EngineBuilder, network_sha256
+from tests.build.commands import invoke
 from tests.engines.test_context_drafters import check, following
 from tests.engines.tiny import (
     DRAFTING,
@@ -37,9 +41,11 @@ from tests.engines.tiny import (
     bundle_config,
     chain,
     expected,
+    random_model,
     random_tree,
     tiny_drafter_of,
     tiny_target,
+    write_model,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -111,49 +117,59 @@ def test_the_native_form_agrees_with_the_module(tmp_path):
     np.testing.assert_allclose(runner.run(step), expected(target, step)[0], atol=1e-4, rtol=1e-5)
 
 
-def cache_values(layers: int, suffix: str = "") -> list[Value]:
-    """Of the target or of a shipped drafter: all have its heads."""
-    return [(f"{kind}_cache.{layer}{suffix}", "float16", ["B", 3, 128, 64]) for kind in "kv" for layer in range(layers)]
+@dataclass(frozen=True)
+class Contract:
+    """The inputs and outputs that networks of the default target and of drafters of its heads should have."""
 
+    dtype: str = "FLOAT16"
+    cache_rows: int = 128
+    vocabulary: int = 49152
+    draft: tuple[int, int, int] = (3, 2, 4)
+    """Levels, width and candidates."""
 
-def target_values() -> tuple[list[Value], list[Value]]:
-    """The inputs and outputs that the default target should have."""
-    rows: list[Value] = [
-        ("input_ids", "int32", ["B", "N"]),
-        ("positions", "int64", ["B", "N"]),
-        ("write_indices", "int64", ["B"]),
-        ("mask", "float16", ["B", 1, "N", 128]),
-        ("logit_rows", "int32", ["R"]),
-    ]
-    results: list[Value] = [("logits", "float16", ["R", 49152]), ("hidden", "float16", ["N*B", 576])]
-    return [*rows, *cache_values(30)], [*results, *cache_values(30, ".updated")]
+    def caches(self, layers: int, suffix: str = "") -> list[Value]:
+        shape = ["B", 3, self.cache_rows, 64]
+        return [(f"{kind}_cache.{layer}{suffix}", self.dtype, shape) for kind in "kv" for layer in range(layers)]
 
-
-def drafter_values(context_layers: int) -> tuple[list[Value], list[Value]]:
-    """The same of a shipped drafter with SMALL drafts."""
-    pairs: list[Value] = [("hidden", "float16", ["B", 576]), ("tokens", "int32", ["B"])]
-    if context_layers:
-        pairs = [
-            ("hidden", "float16", ["B", "N", 576]),
-            ("tokens", "int32", ["B", "N"]),
-            ("pair_counts", "int64", ["B"]),
-            ("write_indices", "int64", ["B"]),
+    def target(self, layers: int = 30) -> tuple[list[Value], list[Value]]:
+        rows: list[Value] = [
+            ("input_ids", "INT32", ["B", "N"]),
+            ("positions", "INT64", ["B", "N"]),
+            ("write_indices", "INT64", ["B"]),
+            ("mask", self.dtype, ["B", 1, "N", self.cache_rows]),
+            ("logit_rows", "INT32", ["R"]),
         ]
-    drafts: list[Value] = [
-        ("candidates", "int32", ["B", 3, 2, 4]),
-        ("log_probs", "float", ["B", 3, 2, 4]),
-        ("parents", "int32", ["B", 3, 2]),
-    ]
-    return [*pairs, *cache_values(context_layers)], [*drafts, *cache_values(context_layers, ".updated")]
+        results: list[Value] = [("logits", self.dtype, ["R", self.vocabulary]), ("hidden", self.dtype, ["N*B", 576])]
+        return [*rows, *self.caches(layers)], [*results, *self.caches(layers, ".updated")]
+
+    def drafter(self, context_layers: int) -> tuple[list[Value], list[Value]]:
+        pairs: list[Value] = [("hidden", self.dtype, ["B", 576]), ("tokens", "INT32", ["B"])]
+        if context_layers:
+            pairs = [
+                ("hidden", self.dtype, ["B", "N", 576]),
+                ("tokens", "INT32", ["B", "N"]),
+                ("pair_counts", "INT64", ["B"]),
+                ("write_indices", "INT64", ["B"]),
+            ]
+        drafts: list[Value] = [
+            ("candidates", "INT32", ["B", *self.draft]),
+            ("log_probs", "FLOAT", ["B", *self.draft]),
+            ("parents", "INT32", ["B", *self.draft[:2]]),
+        ]
+        return [*pairs, *self.caches(context_layers)], [*drafts, *self.caches(context_layers, ".updated")]
 
 
-def values_of(session: onnxruntime.InferenceSession) -> tuple[list[Value], list[Value]]:
+def values_of(network: Path) -> tuple[list[Value], list[Value]]:
     """The inputs and outputs that a network has."""
-    inputs, outputs = (
-        [(value.name, value.type.removeprefix("tensor(").removesuffix(")"), value.shape) for value in values]
-        for values in (session.get_inputs(), session.get_outputs())
-    )
+    graph = onnx.load(network, load_external_data=False).graph
+    inputs, outputs = ([_value(value) for value in values] for values in (graph.input, graph.output))
     return inputs, outputs
+
+
+def _value(value: onnx.ValueInfoProto) -> Value:
+    tensor = value.type.tensor_type
+    shape = [dim.dim_param or dim.dim_value for dim in tensor.shape.dim]
+    return value.name, onnx.TensorProto.DataType.Name(tensor.elem_type), shape
 
 
 @dataclass(frozen=True)
@@ -164,19 +180,19 @@ class Built:
     target: Target
     drafters: dict[str, Drafter]
 
-    def report(self, network: str) -> dict[str, Any]:
-        """What the builder says of a network's engine: it was built from this very file."""
-        engine = self.folder / network.replace(".onnx", ".engine")
-        report = json.loads(engine.with_name(f"{engine.name}.json").read_text())
-        assert report["network_sha256"] == network_sha256(self.folder / network)
-        assert report["engine_bytes"] == engine.stat().st_size >= 0.9 * report["weight_bytes"]
-        return report
+
+def report_of(network: Path) -> dict[str, Any]:
+    """What the builder says of a network's engine: it was built from this very file."""
+    engine = network.with_suffix(".engine")
+    report = json.loads(engine.with_name(f"{engine.name}.json").read_text())
+    assert report["network_sha256"] == network_sha256(network)
+    assert report["engine_bytes"] == engine.stat().st_size >= 0.9 * report["weight_bytes"]
+    return report
 
 
 @pytest.fixture(scope="module")
 def built(smollm2, tmp_path_factory) -> Built:
     """With small limits and drafts."""
-    pytest.importorskip("tensorrt_rtx")
     folder, target = tmp_path_factory.mktemp("rtx"), Target.from_folder(smollm2)
     config = BundleConfig(
         name="rtx", backend="tensorrt_rtx", precision="fp16", target=SMOLLM2, limits=LIMITS, methods={}
@@ -191,10 +207,10 @@ def built(smollm2, tmp_path_factory) -> Built:
 
 
 def test_engines_are_built_from_the_file_that_onnx_runtime_verifies(built):
-    layers = built.report("target.onnx")["layers"]
+    layers = report_of(built.folder / "target.onnx")["layers"]
     assert (layers["ATTENTION_INPUT"], layers["KV_CACHE_UPDATE"]) == (30, 60)
     runner = NativeRunner(built.folder / "target.onnx", SMOLLM2, CacheShape(2, 96, 32), np.float16)
-    assert values_of(runner.session) == target_values()
+    assert values_of(built.folder / "target.onnx") == Contract().target()
     contexts = [[1, 4093, 198], [504, 3575, 282, 4649, 314]]
     runner.run([chain(slot, [], context) for slot, context in enumerate(contexts)])
     step = [Rows(0, contexts[0], [42, 7, 99], [-1, 0, 0]), chain(1, contexts[1], [260])]
@@ -207,10 +223,11 @@ def test_engines_are_built_from_the_file_that_onnx_runtime_verifies(built):
 @torch.no_grad()
 def test_every_shipped_drafter_is_built_from_a_verified_file(built, smollm2, name):
     """ONNX Runtime's drafts from the file, after texts and the target's hidden states, are the module's."""
-    network, layers, drafter = f"drafter.{name}.onnx", CONTEXT_LAYERS.get(name, 0), built.drafters[name]
-    assert built.report(network)["layers"].get("KV_CACHE_UPDATE", 0) == 2 * layers
-    session = onnxruntime.InferenceSession(built.folder / network, providers=["CPUExecutionProvider"])
-    assert values_of(session) == drafter_values(layers)
+    network = built.folder / f"drafter.{name}.onnx"
+    layers, drafter = CONTEXT_LAYERS.get(name, 0), built.drafters[name]
+    assert report_of(network)["layers"].get("KV_CACHE_UPDATE", 0) == 2 * layers
+    session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
+    assert values_of(network) == Contract().drafter(layers)
 
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     tokens = torch.tensor([tokenizer.encode(text).ids[:8] for text in TEXTS])
@@ -235,12 +252,32 @@ def test_every_shipped_drafter_is_built_from_a_verified_file(built, smollm2, nam
             check(drafter, DraftCandidates(*found[:3]), b, expect, atol=0.05)
 
 
+def test_bf16_with_the_limits_that_ship(smollm2, tmp_path):
+    """As `make engines` builds: a target of the default's sizes, with 2 layers and few tokens, and a drafter with a
+    context."""
+    target = random_model(replace(TargetConfig.load(smollm2), num_layers=2, vocab_size=VOCAB))
+    write_model(target, tmp_path / "model")
+    tiny_drafter_of(target, "eagle").save(tmp_path / "drafter")
+    options = ["--backend", "tensorrt_rtx", "--precision", "bf16", "--model", tmp_path / "model"]
+    options += ["--drafter", tmp_path / "drafter", "--beam-length", 2, "--method-name", METHOD]
+    done = invoke(build_engines.main, *options, "--output", tmp_path / "bundle")
+    assert done.exit_code == 0, done.output
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert bundle.config.limits == LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128)
+    contract = Contract("BFLOAT16", 2048 + 32, VOCAB, draft=(2, 4, 8))
+    networks = {"target": contract.target(layers=2), f"drafter.{METHOD}": contract.drafter(context_layers=1)}
+    for (name, values), layers in zip(networks.items(), (2, 1), strict=True):
+        assert values_of(bundle.path / f"{name}.onnx") == values
+        report = report_of(bundle.path / f"{name}.onnx")
+        assert (report["layers"]["ATTENTION_INPUT"], report["layers"]["KV_CACHE_UPDATE"]) == (layers, 2 * layers)
+        assert report["profiles"] == 2
+
+
 @pytest.mark.parametrize("variant", ["hidden_state", "hidden_state, plain", "draft_lm, model"])
 @torch.no_grad()
 def test_what_does_not_ship_is_built_from_a_verified_file(variant, tmp_path):
     """Chains that come out, no token info, heads of other sizes. ONNX Runtime's drafts from the file, over several
     calls, are the module's."""
-    pytest.importorskip("tensorrt_rtx")
     target = tiny_target()
     drafter = tiny_drafter_of(target, variant)
     plan = DRAFTING.model_copy(update={"drafter": drafter.name})
@@ -277,7 +314,6 @@ def test_what_does_not_ship_is_built_from_a_verified_file(variant, tmp_path):
 @pytest.mark.parametrize("form", [InfoForm.bf16, InfoForm.low_rank])
 def test_what_drafts_again_from_chains_is_built_from_a_verified_file(form, tmp_path):
     """The network of a method that asks for it; ONNX Runtime's drafts from the file are the module's."""
-    pytest.importorskip("tensorrt_rtx")
     target = tiny_target()
     drafter = tiny_drafter_of(target, "hidden_state")
     plan = DRAFTING.model_copy(update={"drafter": drafter.name, "resample_above": 0})

@@ -65,8 +65,15 @@ class DynamicPluginTensorDesc:
         self.desc = SimpleNamespace(dims=dims, type=dtype, format=layout, scale=1.0)
 
 
-def install(monkeypatch) -> ModuleType:
-    """Put a stand-in `tensorrt` and the bindings' `tensorrt.plugin` into sys.modules; return the first."""
+def installed_bindings() -> Path:
+    """The folder of the bindings that requirements.txt names."""
+    bindings = importlib.util.find_spec("tensorrt_bindings")
+    return Path(bindings.submodule_search_locations[0])
+
+
+def install(monkeypatch, bindings: Path | None = None) -> ModuleType:
+    """Put a stand-in `tensorrt` and the bindings' `tensorrt.plugin` into sys.modules; return the first. `bindings`
+    default to the installed ones."""
     trt = ModuleType("tensorrt")
     for name in (
         *("IPluginV3", "IPluginV3QuickCore", "IPluginV3QuickBuild", "IPluginV3QuickRuntime", "IPluginV3QuickAOTBuild"),
@@ -93,8 +100,7 @@ def install(monkeypatch) -> ModuleType:
     registry = Registry()
     trt.get_plugin_registry = lambda: registry
 
-    bindings = importlib.util.find_spec("tensorrt_bindings")
-    folder = Path(bindings.submodule_search_locations[0]) / "plugin"
+    folder = (bindings or installed_bindings()) / "plugin"
     for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorrt", trt)

@@ -3,6 +3,8 @@
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,8 @@ from plugins.cuda.declaration import POINTER, Argument, Entry, Kernel, entries
 from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE
 from plugins.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
+from redraft.engines.flavour import TENSORRT
+from tests.conftest import ARTIFACTS, one_process, run_script
 from tests.plugins import fake_tensorrt
 
 KERNELS = (*ATTENTION, *FP32_KERNELS, PACK_BEAMS)
@@ -37,6 +41,12 @@ SHAPES |= {f"{kernel.name}Fp32": SHAPES[kernel.name] for kernel in ATTENTION}
 SHAPES["TreeAttentionCombineFp32"] = [(3, 93, 9, 64), (3, 93, 9, 2), (6,)]
 Q = replace(SPLIT.inputs[0], in_place_of="q")
 ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64}
+OLDEST = "10.16.1.11"
+"""The oldest TensorRT that is taken, whose bindings are fetched."""
+
+
+def test_the_oldest_version_that_is_taken_is_checked():
+    assert OLDEST.startswith(f"{TENSORRT.oldest}.")
 
 
 @pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
@@ -90,7 +100,7 @@ def test_a_missing_nvcc_names_the_remedy(monkeypatch):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
-@pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
 def test_declarations_fit_the_ptx(kernel: Kernel, head_size, architecture):
     kernel.check()
     kernel.check_ptx(compile.ptx(kernel.source, architecture), {"head_size": head_size})
@@ -170,9 +180,23 @@ def test_declarations_that_break_a_rule_are_refused(change, message):
         replace(SPLIT, **change).check()
 
 
-@pytest.fixture
-def tensorrt(monkeypatch):
-    trt = fake_tensorrt.install(monkeypatch)
+def fetched_bindings(version: str) -> Path:
+    """The folder of this version's bindings, fetched when they are not there."""
+    folder = ARTIFACTS / f"tensorrt-bindings-{version}"
+    with one_process():
+        if not folder.exists():
+            with TemporaryDirectory(dir=ARTIFACTS) as partial:
+                package = f"tensorrt-cu13-bindings=={version}"
+                run_script("-m", "pip", "install", "-q", "--no-deps", "--target", f"{partial}/installed", package)
+                Path(partial, "installed").rename(folder)
+    return folder / "tensorrt_bindings"
+
+
+@pytest.fixture(params=["installed", OLDEST])
+def tensorrt(request, monkeypatch):
+    """With the Python layer of the version that requirements.txt names, and of the oldest that is taken."""
+    bindings = fake_tensorrt.installed_bindings() if request.param == "installed" else fetched_bindings(request.param)
+    trt = fake_tensorrt.install(monkeypatch, bindings)
     for kernel in KERNELS:
         quick_plugin.register(kernel)
     return trt

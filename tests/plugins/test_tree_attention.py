@@ -131,6 +131,8 @@ def test_instruction_sets_agree_bit_for_bit(rng):
         try:
             kernels.select_isa(name)
         except ValueError as error:
+            if "this machine lacks it" not in str(error):
+                raise
             pytest.skip(str(error))
         outs.append(make_case(np.random.default_rng(1), MIXED, dtype="bf16").run())
     kernels.select_isa(None)
