@@ -22,6 +22,7 @@ from tests.engines.scheduling import TABLE, generate
 from tests.engines.test_context_drafters import Drafting, arrays_of, draft
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
+    LIMITS,
     METHOD,
     VOCAB,
     chain,
@@ -262,6 +263,16 @@ def test_rejection_takes_the_same_tokens_from_logits_of_its_rows(construction, t
         engine = load_engine(tiny_bundle(tmp_path / backend, target, backend, verification=verification, **levels))
         found.append(generate(engine, plan)[0])
     assert found[0] == found[1]
+
+
+def test_programs_hold_weights_and_no_caches(tmp_path):
+    """Those that they were exported with are as large as the limits ask."""
+    few, many = (
+        tiny_bundle(tmp_path / str(slots), tiny_target(), "torch", limits=LIMITS.model_copy(update={"slots": slots}))
+        for slots in (2, 200)
+    )
+    for program in few.path.glob("*.pt2"):
+        assert (many.path / program.name).stat().st_size < program.stat().st_size + 10_000
 
 
 def test_what_a_gpu_cannot_run_is_refused(bundle, monkeypatch):
