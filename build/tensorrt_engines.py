@@ -144,7 +144,7 @@ class EngineBuilder:
         if not messages.out_of_memory:
             return f"{self.flavour.title} cannot build {network}: {messages.text}"
         if self._device is None:
-            needed = memory.what_builds(weight_bytes(network))
+            needed = memory.what_builds(weight_bytes(network), self.flavour.backend)
             return f"{self.flavour.title} ran out of this machine's memory building {network}: {needed}"
         free = gpu.free_bytes(self._device)
         fits = memory.what_fits(self._config, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)

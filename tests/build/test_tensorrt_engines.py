@@ -168,7 +168,7 @@ def test_too_little_memory_of_a_machine_without_gpu_says_what_would_fit(monkeypa
     monkeypatch.setattr("redraft.engines.memory.host_bytes", lambda: 60_000_000)
     trt.fails_with = "Requested size was 5 bytes: OutOfMemory"
     with pytest.raises(
-        BundleError, match=r"TensorRT for RTX ran out of this .*\(8 times .*0.06 GB are free; .* 0.01 GB would"
+        BundleError, match=r"TensorRT for RTX ran out of this .*\(3.5 times .*0.06 GB are free; .* 0.02 GB would"
     ):
         tiny_bundle(tmp_path, tiny_target(), "tensorrt_rtx", drafts=False, limits=LIMITS)
 
