@@ -45,7 +45,7 @@ help: ## this list
 	@echo
 	@echo "Variables: SOURCE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES RESULTS;"
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
-	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
+	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8 (neither tensorrt was run on a GPU); for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for distill and train DATA TEACHER"
 	@echo "TOKENS POSITIONS; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 

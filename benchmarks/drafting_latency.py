@@ -4,17 +4,20 @@
     python -m benchmarks.drafting_latency untrained --model MODEL --output artifacts/drafters/untrained
     build/build_engines.py --model MODEL --methods artifacts/drafters/untrained/methods.toml --output BUNDLE
     python -m benchmarks.drafting_latency drafters --bundle BUNDLE
+    python -m benchmarks.drafting_latency rejection
 
 `heads` times the CPU operators that turn hidden states into drafted tokens: the LM head, softmax and sampling. Token by
 token, each level's nodes go through the head; in one pass, the chain does so once, and each level adds what its nodes'
 tokens say. `drafters` times the whole drafting networks of a bundle's methods; weights do not matter, so `untrained`
-writes drafters and the methods that compare them.
+writes drafters and the methods that compare them. `rejection` times what the host does behind a draft that was drawn at
+random: recursive rejection, on a tree of `stochastic_beam`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,8 +36,14 @@ from model_defs.target import Target
 from plugins import kernels
 from plugins.linear.pack import DTYPES, pack
 from redraft.bundle import Bundle, BundleError
+from redraft.decoding.draws import Beam, log_softmax, stochastic_beam
+from redraft.decoding.random_trees import pack_draws
+from redraft.decoding.rejection import recursive_rejection, verify
+from redraft.decoding.sampling import Sampler
+from redraft.decoding.token_tree import TokenTree
 from redraft.engines import load_engine
-from redraft.engines.interface import DraftBatch
+from redraft.engines.interface import DraftBatch, DraftDraws
+from redraft.protocol import SamplingConfig
 
 LEVELS = 5
 HOT, INFO = 12288, 8192
@@ -215,6 +224,74 @@ def drafters(
         shown.rows.append([name, config.methods[name].drafter or "", f"{value:.2f}", f"{min(samples[name][2:]):.2f}"])
     shown.show(console)
     write_json(output, {"precision": config.precision, "context": context, "pairs": pairs, "milliseconds": times})
+    console.print(f"written to {output}")
+
+
+VISITED, RULE, DISTRIBUTION = "visited nodes a tree", "the rule", "the target's distribution"
+DEPTH, WIDTH = 4, 4
+
+
+def drawn_tree(logits: np.ndarray, support: int) -> TokenTree:
+    """A tree of DEPTH levels of WIDTH nodes, drawn from a drafter that nearly knows the target's `support` best tokens
+    after each node; logits float32 [nodes, V]."""
+    rng = np.random.default_rng(1)
+    expanded = 1 + (DEPTH - 1) * WIDTH
+    ids = np.argsort(-logits[:expanded], axis=1)[:, :support].astype(np.int32)
+    likely = np.take_along_axis(logits[:expanded], ids, axis=1) + rng.standard_normal(ids.shape)
+    log_probs = log_softmax(likely).astype(np.float32)[None]
+    beam, draws, first = Beam.of_roots(1), [], 0
+    for _ in range(DEPTH):
+        level = log_probs[:, first : first + beam.totals.shape[1]]
+        drawn, beam = stochastic_beam(level, rng.gumbel(size=level.shape).astype(np.float32), beam, WIDTH)
+        draws.append(drawn + first * support)
+        first += level.shape[1]
+    drafts = DraftDraws(ids[None], log_probs, np.concatenate(draws, axis=1))
+    return pack_draws(drafts, np.zeros(1, np.int32), np.ones((1, DEPTH * WIDTH), bool))
+
+
+def timed(function: Callable[..., Any], spent: dict[str, float], part: str, *arguments: Any) -> Any:
+    """What a call gives; its microseconds are added to a part's."""
+    started = time.perf_counter()
+    result = function(*arguments)
+    spent[part] += 1e6 * (time.perf_counter() - started)
+    return result
+
+
+@app.command()
+def rejection(
+    vocabulary: Annotated[int, typer.Option(help="Logits of a node.")] = 49152,
+    support: Annotated[int, typer.Option(help="Tokens that may be drawn below a node.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Of the requests.")] = 1.0,
+    repeats: Annotated[int, typer.Option(help="Verified trees.")] = 300,
+    output: Annotated[Path, typer.Option(help="JSON.")] = Path("docs/results/rejection.json"),
+) -> None:
+    """Time recursive rejection per visited node, on a tree of 4 levels of 4 nodes; the logits are random."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((1 + DEPTH * WIDTH, vocabulary), dtype=np.float32) * 4
+    tree, other = drawn_tree(logits, support), np.zeros(CACHE_BYTES // 8)
+    sampler = Sampler(SamplingConfig(temperature=temperature), [])
+    distribution, results = sampler.distribution, {}
+    for caches in ("warm", "cold"):
+        nodes, samples = list[int](), {part: list[float]() for part in (ALL, RULE, DISTRIBUTION)}
+        for _ in range(repeats):
+            if caches == "cold":
+                other += 1
+            spent = dict.fromkeys(samples, 0.0)
+            sampler.distribution = partial(timed, distribution, spent, DISTRIBUTION)  # type: ignore[method-assign]
+            rule = partial(timed, recursive_rejection, spent, RULE)
+            visited = len(timed(verify, spent, ALL, rule, tree, 0, logits, sampler, False).path)
+            nodes.append(visited)
+            for part, value in spent.items():
+                samples[part].append(value / visited)
+        results[caches] = {VISITED: float(np.mean(nodes))}
+        results[caches] |= {part: float(np.median(values)) for part, values in samples.items()}
+    columns = ["caches", VISITED, ALL, RULE, DISTRIBUTION]
+    shown = Table("Microseconds of recursive rejection per visited node", columns)
+    for caches, times in results.items():
+        shown.rows.append([caches, f"{times[VISITED]:.2f}", *(f"{times[part]:.0f}" for part in columns[2:])])
+    shown.show(console)
+    setting = {"vocabulary": vocabulary, "support": support, "temperature": temperature, "levels": [WIDTH] * DEPTH}
+    write_json(output, {**setting, "caches": results})
     console.print(f"written to {output}")
 
 

@@ -29,6 +29,7 @@ from methods import (
 from model_defs.calibration import Calibration
 from model_defs.config import UnsupportedModelError
 from model_defs.drafter import Drafter
+from model_defs.files import count_numbers
 from model_defs.fingerprint import target_fingerprint
 from model_defs.shards import plan_shards
 from model_defs.target import Target
@@ -38,7 +39,7 @@ from redraft.bundle import BundleConfig, BundleError, ContextInfo, LimitsInfo, S
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.flavour import FLAVOURS
-from redraft.engines.memory import WIDTH, is_out_of_memory, what_builds
+from redraft.engines.memory import WIDTH, host_bytes, is_out_of_memory, most_bytes, needed_to_build, what_builds
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
@@ -157,6 +158,7 @@ def main(
         chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
         if bigrams and not any(settings.info().ngram for settings in chosen.values()):
             raise BundleError(f"--bigrams {bigrams}: no method here has an n-gram branch that would read them")
+        require_memory(model, backend)
         with step("load the target"):
             target = Target.from_folder(model)
         config = BundleConfig(
@@ -182,12 +184,28 @@ def main(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-        out.print(f"[red]build_engines:[/red] out of memory ({escape(first_line(error))}): {what_builds(weights)}")
+        needs = what_builds(weight_bytes(model), backend)
+        out.print(f"[red]build_engines:[/red] out of memory ({escape(first_line(error))}): {needs}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         out.print("build_engines: interrupted, nothing was written")
         raise typer.Exit(130) from None
+
+
+def require_memory(model: Path, backend: Backend) -> None:
+    """Raises MemoryError where this machine has less memory than a build needs, since Linux ends such a process without
+    a word; where other programs hold too much of it, says so. Raises ValueError for a damaged file."""
+    weights = weight_bytes(model)
+    needed, most = needed_to_build(weights, backend), most_bytes()
+    if needed > most:
+        raise MemoryError(f"foreseen, with {most / 1e9:.2f} GB in all")
+    if needed > host_bytes():
+        out.print(f"build_engines: if it is killed, memory ran out: {what_builds(weights, backend)}")
+
+
+def weight_bytes(model: Path) -> int:
+    """Of a target's weights, at 16 bits a number. Raises ValueError for a damaged file."""
+    return 2 * sum(count_numbers(file) for file in model.glob("*.safetensors"))
 
 
 def method_of_flags(given: dict[str, Any], no_drafter: bool, name: str | None) -> dict[str, MethodSettings]:

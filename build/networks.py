@@ -91,12 +91,12 @@ def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path
                 rank=part.rank,
                 ranks=config.tensor_parallel,
             )
-            torch.export.save(program, part.folder / "target.pt2")
+            save_program(program, part.folder / "target.pt2")
     for name, loop in loops.items():
         with step(f"export {name}"):
-            torch.export.save(export_drafter_torch(loop.float(), dtype), folder / f"drafter.{name}.pt2")
+            save_program(export_drafter_torch(loop.float(), dtype), folder / f"drafter.{name}.pt2")
             if again := resampling_loop(config, name, loop):
-                torch.export.save(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
+                save_program(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
     return {}
 
 
@@ -184,6 +184,12 @@ def save_cpu_network(network: ir.Model, path: Path, constants: Constants | None 
     assert stored is not None
     ir.save(fused, path)
     return stored
+
+
+def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Write a program without the inputs that it was exported with: caches are as large as the limits ask."""
+    program.example_inputs = None
+    torch.export.save(program, path)
 
 
 def save(network: ir.Model, path: Path) -> None:

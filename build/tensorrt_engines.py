@@ -38,7 +38,7 @@ class BuildReport:
 
 class EngineBuilder:
     """The library of a bundle's backend and what it builds for. Raises BundleError where library, GPU, driver or nvcc
-    is missing."""
+    is missing, or the GPU too old."""
 
     def __init__(self, config: BundleConfig):
         self._config = config
@@ -46,6 +46,7 @@ class EngineBuilder:
         self._device = gpu.device() if self.flavour.has_plugins else None
         self._trt = self.flavour.module()
         if self._device:
+            gpu.require_capability(self._device)
             self._require_precision(gpu.capability(self._device))
             try:
                 nvcc()
@@ -144,7 +145,7 @@ class EngineBuilder:
         if not messages.out_of_memory:
             return f"{self.flavour.title} cannot build {network}: {messages.text}"
         if self._device is None:
-            needed = memory.what_builds(weight_bytes(network))
+            needed = memory.what_builds(weight_bytes(network), self.flavour.backend)
             return f"{self.flavour.title} ran out of this machine's memory building {network}: {needed}"
         free = gpu.free_bytes(self._device)
         fits = memory.what_fits(self._config, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)

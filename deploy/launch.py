@@ -19,6 +19,9 @@ from typing import Any
 IMAGE = "redraft:25.11"
 DRIVER = 580
 """The first driver release for CUDA 13."""
+CAPABILITY = (8, 0)
+"""The first compute capability that the CUDA kernels are for."""
+WITH_KERNELS = ("tensorrt", "torch")
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx", "torch")
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 """Inside the container, and by default outside."""
@@ -113,8 +116,15 @@ def problems(bundle: BundleFacts, image: str) -> list[str]:
                 f"{bundle.path} has {bundle.ranks} tensor-parallel ranks, this machine has {len(here)} GPUs: build it "
                 f"with --tensor-parallel {len(here)}"
             )
+        old = [gpu for gpu in here[: bundle.ranks] if tuple(map(int, gpu.compute_capability.split("."))) < CAPABILITY]
         wanted = bundle.compute_capability
-        if other := next((gpu for gpu in here[: bundle.ranks] if wanted not in (None, gpu.compute_capability)), None):
+        if old and bundle.backend in WITH_KERNELS:
+            found.append(
+                f"this machine's {old[0].name} has compute capability {old[0].compute_capability}: the CUDA kernels "
+                f"need {'.'.join(map(str, CAPABILITY))} or later; serve on a newer GPU, or an openvino bundle on the "
+                "CPU with `redraft serve`"
+            )
+        elif other := next((gpu for gpu in here[: bundle.ranks] if wanted not in (None, gpu.compute_capability)), None):
             found.append(
                 f"{bundle.path} was built for a GPU of compute capability {wanted}, this machine's {other.name} has "
                 f"{other.compute_capability}: rebuild it here with: {bundle.command}"

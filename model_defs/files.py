@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,20 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises FileNotFoundError, or ValueError for a truncated or corrupted one."""
+    with _opened(file) as tensors:
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+
+
+def count_numbers(file: Path) -> int:
+    """In a safetensors file, of which only the header is read. Raises as `read_tensors` does."""
+    with _opened(file) as tensors:
+        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt") as tensors:
-            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+            yield tensors
     except SafetensorError as error:
         raise ValueError(f"{file}: truncated or corrupted ({error})") from None

@@ -16,6 +16,8 @@ DEVICES = Path("/dev")
 """Where each GPU that a process may use is a file `nvidia<number>`."""
 OLDEST_DRIVER = 580
 """The first release for CUDA 13; `deploy/launch.py` has it too."""
+OLDEST_CAPABILITY = (8, 0)
+"""The first compute capability with what the CUDA kernels use: tensor cores for bf16. `deploy/launch.py` has it too."""
 WITHOUT_GPU = "without a GPU, --backend tensorrt_rtx builds engines for another machine, and openvino's run on the CPU"
 
 
@@ -51,6 +53,17 @@ def capability(gpu: torch.device) -> str:
     """The GPU's compute capability, such as 9.0."""
     major, minor = torch.cuda.get_device_capability(gpu)
     return f"{major}.{minor}"
+
+
+def require_capability(gpu: torch.device) -> None:
+    """Raises BundleError for a GPU that the CUDA kernels are not for. TensorRT for RTX does without them."""
+    found = capability(gpu)
+    if tuple(map(int, found.split("."))) < OLDEST_CAPABILITY:
+        raise BundleError(
+            f"{torch.cuda.get_device_name(gpu)} has compute capability {found}: the CUDA kernels need "
+            f"{'.'.join(map(str, OLDEST_CAPABILITY))} or later; take a newer GPU, or the CPU: --backend openvino, or "
+            "torch with an empty CUDA_VISIBLE_DEVICES"
+        )
 
 
 def free_bytes(gpu: torch.device) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 import psutil
 
@@ -12,9 +13,12 @@ WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2}
 """Bytes of a cached number."""
 COPIES_WHILE_BUILDING = 2
 """Of the weights: TensorRT holds the network and the engine."""
-COPIES_ON_THE_HOST = 8
-"""Of a target's weights in a 16-bit file, while a bundle is built: as loaded (in float32), exported and compiled. So
-many for `torch` with SmolLM2, 6 for `openvino`."""
+COPIES_ON_THE_HOST: dict[str, float] = {"openvino": 4, "torch": 2.5, "tensorrt": 2.5, "tensorrt_rtx": 3.5}
+"""Of a target's weights, at 16 bits a number, that a build holds at once at least: as loaded (2.5: fused, and in
+float32), exported and compiled. Measured with SmolLM2, less what a build without weights takes; `tensorrt`: loading."""
+CGROUPS = Path("/sys/fs/cgroup")
+"""Where limits of control groups are, in containers too."""
+OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def row_bytes(config: BundleConfig) -> int:
@@ -69,16 +73,47 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def host_bytes() -> int:
-    """What this process has of the machine's memory and could still get."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    """What this process has of the machine's memory and could still get, without swapping."""
     available = psutil.virtual_memory().available + psutil.Process().memory_info().rss
-    return available if limit == resource.RLIM_INFINITY else min(available, limit)
+    return min([available, *_cgroup_limits(), *_address_limit()])
 
 
-def what_builds(weight_bytes: int, copies: int = COPIES_ON_THE_HOST) -> str:
+def most_bytes() -> int:
+    """What it could get if no other program had anything, swap included. Without that much it is killed, or an
+    allocation fails."""
+    swap = psutil.swap_memory().total
+    return min([min([psutil.virtual_memory().total, *_cgroup_limits()]) + swap, *_address_limit()])
+
+
+def _address_limit() -> list[int]:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return [] if limit == resource.RLIM_INFINITY else [limit]
+
+
+def _cgroup_limits() -> list[int]:
+    """Of the control groups that this process is in, and of those around them: of version 2 and of version 1."""
+    limits = []
+    for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (CGROUPS, "memory.max")
+        own = root / group.strip("/")
+        files = [folder / name for folder in (own, *own.parents) if folder.is_relative_to(root)]
+        texts = [file.read_text().strip() for file in files if file.exists()]
+        limits += [int(text) for text in texts if text != "max"]
+    return limits
+
+
+def needed_to_build(weight_bytes: int, backend: str) -> int:
+    """Of the machine's memory."""
+    return int(COPIES_ON_THE_HOST[backend] * weight_bytes)
+
+
+def what_builds(weight_bytes: int, backend: str) -> str:
     """How much of this machine's memory a build needs, and which target would need less. Limits do not count: nobody
     allocates caches before a bundle is loaded."""
-    free = host_bytes()
+    free, copies = host_bytes(), COPIES_ON_THE_HOST[backend]
     return (
         f"about {_gb(copies * weight_bytes)} GB are needed ({copies} times the weights of {_gb(weight_bytes)} GB), "
         f"{_gb(free)} GB are free; a target with weights of {_gb(free // copies)} GB would fit: choose one, end other "
@@ -86,5 +121,5 @@ def what_builds(weight_bytes: int, copies: int = COPIES_ON_THE_HOST) -> str:
     )
 
 
-def _gb(count: int) -> str:
+def _gb(count: float) -> str:
     return f"{count / 1e9:.2f}"

@@ -52,7 +52,7 @@ class TorchEngine:
         if device.type != "cuda":
             self._load(bundle, rank, device)
             return
-        require_kernels(bundle)
+        require_kernels(bundle, device)
         free = gpu.free_bytes(device)
         try:
             self._load(bundle, rank, device)
@@ -178,8 +178,10 @@ def available_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def require_kernels(bundle: Bundle) -> None:
-    """Raises BundleError where the CUDA kernels cannot be compiled, or do not take the bundle's heads."""
+def require_kernels(bundle: Bundle, device: torch.device) -> None:
+    """Raises BundleError where the GPU is too old for the CUDA kernels, or they cannot be compiled, or do not take the
+    bundle's heads."""
+    gpu.require_capability(device)
     try:
         nvcc()
     except BuildError as error:

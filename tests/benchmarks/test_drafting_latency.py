@@ -11,11 +11,12 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import drafting_latency
-from benchmarks.drafting_latency import ALL, HEAD, SAMPLING, WAYS, Head, milliseconds
+from benchmarks.drafting_latency import ALL, DISTRIBUTION, HEAD, RULE, SAMPLING, VISITED, WAYS, Head, milliseconds
 from model_defs.config import RopeConfig, TargetConfig
 from model_defs.drafters import load_drafter
 from model_defs.target import Target
 from plugins import kernels
+from redraft.decoding.rejection import verify
 from redraft.engines.interface import DraftBatch
 
 
@@ -64,6 +65,34 @@ def test_table_of_heads(tmp_path, monkeypatch):
     drafts = json.loads(output.read_text())["drafts"]
     assert [(row["width"], row["way"]) for row in drafts] == [(width, way) for width in (1, 3) for way in WAYS]
     assert "figure 13a" in result.output
+
+
+def test_rejection_is_timed_on_a_whole_tree(tmp_path, monkeypatch):
+    """What is asked of the target's distributions and of the rule is counted, and lies within the whole."""
+    verified = []
+
+    def seen(rule, tree, *rest):
+        verified.append(tree)
+        return verify(rule, tree, *rest)
+
+    monkeypatch.setattr(drafting_latency, "verify", seen)
+    monkeypatch.setattr(drafting_latency, "CACHE_BYTES", 800)
+    output = tmp_path / "r.json"
+    arguments = ["rejection", "--vocabulary", "300", "--support", "16", "--repeats", "5", "--output", str(output)]
+    result = CliRunner().invoke(drafting_latency.app, arguments)
+    assert result.exit_code == 0, result.output
+    caches, (tree, *others) = json.loads(output.read_text())["caches"], verified
+    assert list(caches) == ["warm", "cold"]
+    assert len(others) == 9
+    assert tree.sizes.tolist() == [17]
+    (draws,) = tree.draws
+    assert all(len(below.ids) == 16 for below in draws.values())
+    assert sum(len(below.children) for below in draws.values()) == 16
+    for times in caches.values():
+        assert 1 <= times[VISITED] <= 5
+        assert times[RULE] > 0
+        assert times[DISTRIBUTION] > 0
+        assert times[RULE] + times[DISTRIBUTION] < times[ALL]
 
 
 def test_untrained_drafters_and_their_methods(tmp_path, monkeypatch):

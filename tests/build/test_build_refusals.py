@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ import pytest
 import build_engines
 from methods import READS, MethodSettings, check_method, read_methods
 from model_defs.calibration import calibrate
+from model_defs.files import read_tensors
 from redraft.bundle import BundleConfig
+from redraft.engines import memory
 from tests.build.commands import invoke
 from tests.engines.tiny import LIMITS, tiny_drafter, tiny_drafter_of, tiny_target
 
@@ -21,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 run = partial(invoke, build_engines.main)
 
 
+NEEDED = 4_000_000_000
+"""To build a target with weights of 1 GB for `openvino`."""
 RTX = ["--no-drafter", "--backend", "tensorrt_rtx"]
 RANDOM = ["--drafter", "DRAFTER", "--construction"]
 
@@ -245,8 +251,77 @@ def test_too_little_memory_says_what_would_fit(model, tmp_path, monkeypatch, pla
     assert done.exit_code == 1
     assert "build_engines: out of memory (" in done.output
     assert said in done.output
-    assert "0.16 GB are free; a target with weights of 0.02 GB would fit: choose one" in done.output
+    assert "0.16 GB are free; a target with weights of 0.06 GB would fit: choose one" in done.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Makes a machine's memory: bytes in all, available, of swap; files of control groups, and which this one is."""
+
+    def make(total, available=0, swap=0, groups="", address=resource.RLIM_INFINITY, **limits):
+        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=total, available=available))
+        monkeypatch.setattr("psutil.swap_memory", lambda: SimpleNamespace(total=swap))
+        monkeypatch.setattr("psutil.Process.memory_info", lambda _: SimpleNamespace(rss=0))
+        monkeypatch.setattr("resource.getrlimit", lambda _: (address, address))
+        monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+        monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+        (tmp_path / "own").write_text(groups)
+        for path, limit in limits.items():
+            file = tmp_path / "cgroup" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{limit}\n")
+
+    return make
+
+
+@pytest.mark.parametrize("limits", [{"total": NEEDED - 1}, {"total": NEEDED, "address": NEEDED - 1}])
+def test_a_target_too_large_for_the_machine_is_refused_before_it_is_loaded(
+    model, tmp_path, monkeypatch, machine, limits
+):
+    """Where Linux would end the build without a word."""
+    monkeypatch.setattr("build_engines.Target.from_folder", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr("build_engines.weight_bytes", lambda _: 1_000_000_000)
+    machine(**limits)
+    done = run("--model", model, "--output", tmp_path / "b", "--no-drafter", "--max-len", 64)
+    assert done.exit_code == 1
+    assert "out of memory (foreseen, with 4.00 GB in all): about 4.00 GB are needed (4 times the weights" in done.output
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(("available", "warned"), [(NEEDED, False), (NEEDED - 1, True)])
+def test_memory_that_other_programs_hold_is_a_warning(model, tmp_path, monkeypatch, machine, available, warned):
+    monkeypatch.setattr("build_engines.weight_bytes", lambda _: 1_000_000_000)
+    machine(NEEDED - 5, available, swap=5)
+    done = run("--model", model, "--output", tmp_path / "b", "--no-drafter", "--max-len", 64)
+    assert done.exit_code == 0, done.output
+    assert ("if it is killed, memory ran out: about 4.00 GB are needed" in done.output) == warned
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "most"),
+    [
+        ("0::/", {}, 100),
+        ("0::/", {"memory.max": 60}, 60),
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": 50, "memory.max": 60}, 50),
+        ("0::/a", {"b/memory.max": 50}, 100),
+        ("0::/../..", {"memory.max": 60}, 60),
+        ("5:cpu,cpuacct:/a\n4:memory:/a", {"memory/a/memory.limit_in_bytes": 50, "a/memory.max": 40}, 50),
+        ("4:memory:/outside", {"memory/memory.limit_in_bytes": 60}, 60),
+        ("4:memory:/a", {"memory/a/memory.limit_in_bytes": 2**63 - 4096}, 100),
+    ],
+)
+def test_a_containers_limit_counts(machine, groups, limits, most):
+    machine(100, 90, 7, groups, **limits)
+    assert memory.most_bytes() == most + 7
+    assert memory.host_bytes() == min(most, 90)
+
+
+def test_weights_count_by_their_number_not_their_width(model):
+    """A checkpoint in float32, as this one, takes no more memory than one in bfloat16."""
+    assert build_engines.weight_bytes(model) == 2 * sum(
+        w.numel() for w in read_tensors(model / "model.safetensors").values()
+    )
 
 
 def test_another_error_is_no_lack_of_memory(model, tmp_path, monkeypatch):

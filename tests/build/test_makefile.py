@@ -82,6 +82,7 @@ def test_help_names_every_backends_precisions():
     said = " ".join(done.stdout.split())
     for backend, precisions in PRECISIONS.items():
         assert f"{backend} {' '.join(precisions)}" in said
+    assert f"{' '.join(PRECISIONS['tensorrt_rtx'])} (neither tensorrt was run on a GPU)" in said
 
 
 def test_several_ranks_without_mpi_are_told_what_serving_says(tmp_path, monkeypatch):

@@ -152,6 +152,15 @@ def network(tmp_path):
     return tmp_path / "target.onnx"
 
 
+def test_a_gpu_that_the_kernels_are_not_for_is_refused(monkeypatch, cache):
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "Tesla T4")
+    stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="7.5")
+    with pytest.raises(BundleError, match=r"Tesla T4 has compute capability 7\.5: .* need 8\.0 or later; take a newer"):
+        builder()
+    stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="10.0")
+    assert builder().versions["compute_capability"] == "10.0"
+
+
 def test_too_little_memory_says_what_would_fit(monkeypatch, network, cache):
     trt = stand_in_tensorrt.install(monkeypatch, "tensorrt")
     trt.fails_with = "[defaultAllocator.cpp::allocate] Requested size was 5 bytes: OutOfMemory (no further information)"
@@ -168,7 +177,7 @@ def test_too_little_memory_of_a_machine_without_gpu_says_what_would_fit(monkeypa
     monkeypatch.setattr("redraft.engines.memory.host_bytes", lambda: 60_000_000)
     trt.fails_with = "Requested size was 5 bytes: OutOfMemory"
     with pytest.raises(
-        BundleError, match=r"TensorRT for RTX ran out of this .*\(8 times .*0.06 GB are free; .* 0.01 GB would"
+        BundleError, match=r"TensorRT for RTX ran out of this .*\(3.5 times .*0.06 GB are free; .* 0.02 GB would"
     ):
         tiny_bundle(tmp_path, tiny_target(), "tensorrt_rtx", drafts=False, limits=LIMITS)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import launch
-from redraft.engines.gpu import OLDEST_DRIVER
+from redraft.engines.gpu import OLDEST_CAPABILITY, OLDEST_DRIVER
 
 
 @pytest.fixture
@@ -101,6 +101,11 @@ def test_a_bundle_that_cannot_be_served_is_refused_even_in_a_dry_run(tmp_path, m
         ("nvidia-smi", None, "no NVIDIA GPU: nvidia-smi is missing or finds none. Install a driver of release 580"),
         ("nvidia-smi", "echo 'No devices were found'; exit 6", "no NVIDIA GPU"),
         ("nvidia-smi", "echo 'NVIDIA L4, 8.9, 580.1'", "of compute capability 9.0, this machine's NVIDIA L4 has 8.9: "),
+        (
+            "nvidia-smi",
+            "echo 'Tesla T4, 7.5, 580.1'",
+            "machine's Tesla T4 has compute capability 7.5: the CUDA kernels",
+        ),
         ("nvidia-smi", "echo 'NVIDIA H200, 9.0, 575.57.08'", "the driver is 575.57.08: CUDA 13 needs release 580"),
         ("docker", None, "docker is missing: install Docker and NVIDIA's container toolkit"),
         ("docker", 'test "$1" != info', "Docker's daemon does not answer: start it"),
@@ -128,10 +133,20 @@ def test_more_ranks_than_gpus(tmp_path, machine, capsys):
 
 
 def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
-    script(machine, "nvidia-smi", "echo 'NVIDIA L4, 8.9, 580.1'")
+    """Without our kernels, an older one will do."""
+    script(machine, "nvidia-smi", "echo 'Tesla T4, 7.5, 580.1'")
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_the_engines_ask_for_the_same_driver():
+@pytest.mark.parametrize(("capability", "status"), [("7.5", 1), ("8.0", 0), ("10.0", 0)])
+def test_gpus_that_the_kernels_are_for(tmp_path, machine, capability, status, capsys):
+    """Of the GPUs that the bundle's ranks would take."""
+    script(machine, "nvidia-smi", f"echo 'A, 9.0, 580.1'; echo 'B, {capability}, 580.1'; echo 'C, 6.1, 580.1'")
+    assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "torch", None, ranks=2))]) == status
+    assert ("this machine's B has compute capability 7.5" in capsys.readouterr().err) == bool(status)
+
+
+def test_the_engines_ask_for_the_same_driver_and_gpu():
     assert launch.DRIVER == OLDEST_DRIVER
+    assert launch.CAPABILITY == OLDEST_CAPABILITY

@@ -22,6 +22,7 @@ from tests.engines.scheduling import TABLE, generate
 from tests.engines.test_context_drafters import Drafting, arrays_of, draft
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
+    LIMITS,
     METHOD,
     VOCAB,
     chain,
@@ -264,8 +265,23 @@ def test_rejection_takes_the_same_tokens_from_logits_of_its_rows(construction, t
     assert found[0] == found[1]
 
 
+def test_programs_hold_weights_and_no_caches(tmp_path):
+    """Those that they were exported with are as large as the limits ask."""
+    few, many = (
+        tiny_bundle(tmp_path / str(slots), tiny_target(), "torch", limits=LIMITS.model_copy(update={"slots": slots}))
+        for slots in (2, 200)
+    )
+    for program in few.path.glob("*.pt2"):
+        assert (many.path / program.name).stat().st_size < program.stat().st_size + 10_000
+
+
 def test_what_a_gpu_cannot_run_is_refused(bundle, monkeypatch):
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "Tesla T4")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
+    with pytest.raises(BundleError, match=r"Tesla T4 has compute capability 7\.5: the CUDA kernels need 8\.0 or later"):
+        load_engine(bundle)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (10, 0))
     with pytest.raises(
         BundleError, match=r"heads of size 32, and the CUDA kernels take \(64, 128\); an empty CUDA_VIS"
     ):
@@ -282,7 +298,7 @@ def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr("redraft.engines.torch.require_kernels", lambda _: None)
+    monkeypatch.setattr("redraft.engines.torch.require_kernels", lambda *_: None)
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
     monkeypatch.setattr("redraft.engines.torch.load_program", full)
     size = sum(file.stat().st_size for file in bundle.path.glob("*.pt2"))
