@@ -31,7 +31,7 @@ RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 PY      := .venv/bin/python
 SETUP   := .venv/.setup
 BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
-LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -n $(TP))
+LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -genv PYTHONIOENCODING ascii:backslashreplace -n $(TP))
 CALIBRATED := $(if $(filter fp8,$(PRECISION)),$(CALIBRATION))
 COMPILE := $(BUILD) --precision $(PRECISION) $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tensor-parallel $(TP))
 SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh redraft/engines/extents.py)

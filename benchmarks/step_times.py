@@ -77,7 +77,7 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
     if drafter := next(iter(engine.drafters.values()), None):
         _, hidden = engine.execute(causal_batch(1, 1, 0, words))
         assert hidden is not None, "the engine has drafters"
-        for sequences in (1, *BATCHES):
+        for sequences in (count for count in (1, *BATCHES) if count <= limits.slots):
             roots = DraftBatch.of_roots(take(hidden, [0] * sequences), np.ones(sequences, np.int32))
             calls[sequences, 0, 0] = partial(drafter.draft, roots)
     samples: dict[tuple[int, int, int], list[float]] = {step: [] for step in calls}

@@ -176,14 +176,14 @@ class EngineForward:
 class Generator:
     """Continuous batching over a preallocated cache: one token of every slot per forward.
 
-    All documents share the rows of `prefix` (the chat template's opening), computed once.
+    All documents share the rows of `prefix` (the chat template's opening but its last token), computed once.
     """
 
     def __init__(self, forward: Forward, ends: set[int], prefix: list[int], seed: int):
         self.forward, self.ends, self.prefix = forward, ends, prefix
         slots = forward.slots
-        hidden, logits = forward([prefix] * slots, [0] * slots, [])
-        self.prefix_hidden = hidden[0]
+        hidden, logits = forward([prefix or [0]] * slots, [0] * slots, [])
+        self.prefix_hidden = hidden[0, : len(prefix)]
         self.random = torch.Generator(logits.device).manual_seed(seed)
         self.rng = random.Random(seed)
 
@@ -240,7 +240,13 @@ class Template:
         )
         before, after = text.split(mark)
         encode = lambda part: tokenizer.encode(part, add_special_tokens=False)  # noqa: E731
-        return cls(encode(before), encode(after))
+        found = cls(encode(before), encode(after))
+        if not (found.prefix and found.assistant):
+            raise typer.BadParameter(
+                f"the chat template has {before!r} before the user's text and {after!r} behind it, "
+                f"{len(found.prefix)} and {len(found.assistant)} tokens: expected one at least of each"
+            )
+        return found
 
 
 def documents(

@@ -21,6 +21,8 @@ from redraft.engines.rank_process import RANK_VARIABLE, end_with_parent
 from redraft.serving.processes import ServingError, is_alive
 
 INSTALL = "pip install mpi4py mpich, in the versions that requirements.txt names, into the environment of redraft"
+ASCII = "ascii:backslashreplace"
+"""What ranks write: at the first other byte `mpiexec.gforker` closes a rank's stdout or stderr for good."""
 
 _ENDS = re.compile(r"^\[\d+\](\d+):Return code = (\d+)(?:, signaled with (.+))?$", re.MULTILINE)
 _BAD_END = re.compile(r"^=\s+PID (\d+) RUNNING AT (\S+)\n=\s+EXIT CODE: (\d+)$", re.MULTILINE)
@@ -46,7 +48,8 @@ def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) 
     missing = "mpi4py" if importlib.util.find_spec("mpi4py") is None else "" if launcher.exists() else str(launcher)
     if missing:
         raise ServingError(f"the bundle is split over {ranks} ranks, for which MPI is missing ({missing}): {INSTALL}")
-    options = ["-exitinfo", "-genv", "UCX_TLS", os.environ.get("UCX_TLS", "posix,self")]
+    environment = {"UCX_TLS": os.environ.get("UCX_TLS", "posix,self"), "PYTHONIOENCODING": ASCII}
+    options = ["-exitinfo", *(word for pair in environment.items() for word in ("-genv", *pair))]
     if hostfile:
         if not hostfile.is_file():
             raise ServingError(f"--hostfile {hostfile} is not there: expected a file of lines HOST:RANKS")

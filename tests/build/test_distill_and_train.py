@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,20 +46,24 @@ def target() -> Target:
     return target
 
 
-def generate(target: Target, count: int, prompts: list[list[int]], slots: int = 3) -> list[distill.Document]:
-    prefix = [7, 8, 9]
+def generate(
+    target: Target, count: int, prompts: list[list[int]], slots: int = 3, prefix: tuple[int, ...] = (7, 8, 9)
+) -> list[distill.Document]:
     docs = (
-        distill.Document(distill.deque(prompts[i % len(prompts)]), 0.0, answer_start=3 + len(prompts[i % len(prompts)]))
-        for i in range(10_000)
+        distill.Document(distill.deque(prompt), 0.0, answer_start=len(prefix) + len(prompt))
+        for prompt in itertools.cycle(prompts)
     )
-    stream = distill.Generator(distill.TorchForward(target, slots, 64), {END}, prefix, seed=0).run(docs, 20, [END, 5])
+    stream = distill.Generator(distill.TorchForward(target, slots, 64), {END}, list(prefix), seed=0).run(
+        docs, 20, [END, 5]
+    )
     return [next(stream) for _ in range(count)]
 
 
 @torch.no_grad()
-def test_batched_generation_equals_the_target_alone(target):
+@pytest.mark.parametrize("prefix", [(7, 8, 9), ()])
+def test_batched_generation_equals_the_target_alone(target, prefix):
     """Slots that start and end at different times leave no trace in each other's cache."""
-    for doc in generate(target, 12, [[11, 12, 13, 14], [21], [31, 32]]):
+    for doc in generate(target, 12, [[11, 12, 13, 14], [21], [31, 32]], prefix=prefix):
         ids = torch.tensor([doc.tokens])
         hidden = target(ids, causal_attend(target.config, len(doc.tokens)))[0]
         greedy = target.lm_head(hidden).argmax(-1)
@@ -65,6 +71,17 @@ def test_batched_generation_equals_the_target_alone(target):
         stored = torch.stack(doc.hidden)[:-1].float()
         torch.testing.assert_close(stored, hidden[:-1], atol=0.05, rtol=0.02)
         assert len(doc.hidden) == len(doc.tokens)
+
+
+def test_a_chat_template_of_the_users_text_alone_is_refused():
+    tokenizer = SimpleNamespace(
+        apply_chat_template=lambda messages, **_: messages[0]["content"] + "!",
+        encode=lambda text, **_: [ord(character) for character in text],
+    )
+    with pytest.raises(
+        typer.BadParameter, match="has '' before the user's text and '!' behind it, 0 and 1 tokens: exp"
+    ):
+        distill.Template.of(tokenizer)
 
 
 def test_drawn_tokens_follow_the_softmax():

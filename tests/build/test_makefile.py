@@ -74,7 +74,7 @@ def test_bundles_for_two_ranks_have_names_of_their_own():
         assert f"-{kind}-bf16-tp2\n" in commands
         assert f"-{kind}-bf16\n" not in commands
     assert commands.count("--tensor-parallel 2") == 2
-    assert "mpiexec.gforker -n 2 .venv/bin/python build/tune.py" in commands
+    assert f"mpiexec.gforker -genv PYTHONIOENCODING {ranks.ASCII} -n 2 .venv/bin/python build/tune.py" in commands
 
 
 def test_help_names_every_backends_precisions():

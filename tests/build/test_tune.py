@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
+import subprocess
 import time
 
+import psutil
 import pytest
 
 import tune
-from redraft.budget import BudgetTable
+from redraft.budget import BudgetFile, BudgetTable
+from redraft.bundle import LimitsInfo
 from redraft.drafting import DraftingPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
+from tests.build.test_makefile import dry_run
+from tests.conftest import ROOT
+from tests.engines.tiny import METHOD, random_model, tiny_bundle, tiny_target
 from tests.toy_drafter import DrawingToyEngine
-from tests.toy_engine import TOY, ToyEngine, only, toy_codec
+from tests.toy_engine import TOY, ToyEngine, only, toy_codec, toy_tokenizer
 
 LIMITS = Limits(slots=4, max_len=256, max_tree=14, prefill_chunk=64)
 
@@ -111,3 +119,27 @@ def test_a_tree_that_is_not_the_default_stays(runtime, monkeypatch, construction
     runtime.plans[TOY] = DraftingPlan(construction, budget=BudgetTable.constant(4))
     table = tune.tune(runtime, TOY, ["hello"], 12, lambda text: None)
     assert (table.construction, table.ngram) == (construction, False)
+
+
+def test_two_ranks_are_tuned_as_make_starts_them(tmp_path):
+    """Rank 0 writes the table and shows it whole; both ranks end."""
+    config = dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201)
+    limits = LimitsInfo(slots=2, max_len=64, max_tree=6, prefill_chunk=16)
+    tokenizer = toy_tokenizer().to_str()
+    bundle = tiny_bundle(tmp_path, random_model(config), tensor_parallel=2, tokenizer=tokenizer, limits=limits).path
+    (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "world"}\n')
+    (line,) = (line for line in dry_run("tune", "TP=2").splitlines() if "build/tune.py" in line)
+    started = line.partition(" --bundle ")[0]
+    asked = f"--bundle {bundle} --prompts {tmp_path}/prompts.jsonl --num-prompts 2 --tokens 4"
+    command = ["env", f"PYTHONPATH={ROOT}", *shlex.split(f"{started} {asked}")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tables = BudgetFile.load(bundle).methods
+    assert list(tables) == [METHOD]
+    assert [entry.running for entry in tables[METHOD].entries] == [1, 2]
+    assert list(tables[METHOD].measured["step_ms"]["2"]) == ["0", "1", "2", "3", "4"]
+    shown = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("| ")]
+    assert shown == ["running", "1", "2"], done.stderr
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not any(str(bundle) in command for command in commands)

@@ -1,4 +1,4 @@
-"""The CUDA kernel's own source, run on the CPU, against redraft/decoding/packing.py."""
+"""The CUDA kernel's own source, run on the CPU, against the reference."""
 
 import re
 
@@ -8,35 +8,34 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugins.beam_packing.reference import pack_beams
 from plugins.beam_packing.tensorrt_plugin import MOST_DRAFTED, PACK_BEAMS
 from plugins.cuda.launch import run
-from redraft.decoding.packing import pack_beams
 
 
 def check(
     roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray, lengths: np.ndarray, *, descending: bool
 ) -> None:
-    expected = pack_beams(roots, beams, log_probs)
     inputs = [torch.from_numpy(array) for array in (roots, beams, log_probs, lengths)]
-    tokens, parents, positions, mask, scores, sizes = (
-        x.numpy() for x in run(PACK_BEAMS, inputs, {}, descending=descending)
+    found = run(PACK_BEAMS, inputs, {}, descending=descending)
+    for output, tensor, expected in zip(PACK_BEAMS.outputs, found, pack_beams(*inputs), strict=True):
+        assert torch.equal(tensor, expected), output.name
+
+
+def test_a_tree_in_full():
+    """Two beams of three with one token in common, then the one that is none; 4 rows are in the cache."""
+    beams = torch.tensor([[[5, 6, 7], [5, 8, 8], [0, 0, 0]]], dtype=torch.int32)
+    log_probs = torch.tensor([[[-1, -2, -3], [-1, -4, -5], [0, 0, -float("inf")]]])
+    tokens, parents, positions, masks, scores, sizes = pack_beams(
+        torch.tensor([9], dtype=torch.int32), beams, log_probs, torch.tensor([4], dtype=torch.int32)
     )
-    np.testing.assert_array_equal(sizes, expected.sizes)
-    for b, size in enumerate(sizes):
-        for found, array in ((tokens, expected.tokens), (parents, expected.parents), (scores, expected.scores)):
-            np.testing.assert_array_equal(found[b, :size], array[b, :size])
-        for node in range(size):
-            path = [node]
-            while parents[b, path[-1]] >= 0:
-                path.append(parents[b, path[-1]])
-            assert positions[b, node] == lengths[b] + len(path) - 1
-            bits = np.unpackbits(mask[b, node].view(np.uint8), bitorder="little")
-            assert sorted(path) == np.flatnonzero(bits).tolist()
-        assert (parents[b, size:] == -1).all()
-        assert (scores[b, size:] == -np.inf).all()
-        assert not tokens[b, size:].any()
-        assert not positions[b, size:].any()
-        assert not mask[b, size:].any()
+    none = -float("inf")
+    assert tokens.tolist() == [[9, 5, 6, 7, 8, 8, 0, 0, 0, 0]]
+    assert parents.tolist() == [[-1, 0, 1, 2, 1, 4, -1, -1, -1, -1]]
+    assert positions.tolist() == [[4, 5, 6, 7, 6, 7, 0, 0, 0, 0]]
+    assert masks.tolist() == [[[0b1], [0b11], [0b111], [0b1111], [0b10011], [0b110011], [0], [0], [0], [0]]]
+    assert scores.tolist() == [[0, -1, -2, -3, -4, -5, none, none, none, none]]
+    assert sizes.tolist() == [6]
 
 
 @settings(max_examples=40, deadline=None)

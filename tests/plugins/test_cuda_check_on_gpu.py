@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda import check_on_gpu
 from plugins.cuda.check_on_gpu import Heads, attended_bytes, check, check_packing, make_batch
 
@@ -31,16 +32,17 @@ def test_fp32_is_held_to_its_own_tolerance_and_to_bits(monkeypatch):
         check(batch, HEADS, "cpu")
 
 
-def test_packing_is_compared(monkeypatch):
+@pytest.mark.parametrize(("place", "name"), list(enumerate(output.name for output in PACK_BEAMS.outputs)))
+def test_packing_is_compared_in_every_output(place, name, monkeypatch):
     for sizes in ((1, 1, 1), (3, 6, 5)):
         check_packing(*sizes, "cpu")
     run = check_on_gpu.run
 
     def wrong(*arguments):
         outputs = run(*arguments)
-        outputs[1][2, 1] += 1
+        outputs[place][2] += 1
         return outputs
 
     monkeypatch.setattr(check_on_gpu, "run", wrong)
-    with pytest.raises(ArithmeticError, match="packing 3 x 6 x 5: sequence 2 has another tree"):
+    with pytest.raises(ArithmeticError, match=f"packing 3 x 6 x 5: {name} not the reference's"):
         check_packing(3, 6, 5, "cpu")

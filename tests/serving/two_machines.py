@@ -1,8 +1,9 @@
 """Two machines on one: a worker's ranks in two network namespaces, joined by a virtual cable. Needs root and `ip`.
 
 `PYTHONPATH=. python tests/serving/two_machines.py BUNDLE [PROMPT]` with a bundle for two ranks: starts them as
-`redraft serve --hostfile` does, asks for an answer, kills the remote rank, and says what was seen. In the place of ssh
-there is a script that enters the namespace; transports other than TCP are off, so that nothing goes by shared memory.
+`redraft serve --hostfile` does, asks for an answer, kills the remote rank, and says what was seen; then again with the
+other rank. In the place of ssh there is a script that enters the namespace; transports other than TCP are off, so that
+nothing goes by shared memory.
 """
 
 from __future__ import annotations
@@ -38,13 +39,23 @@ exec ip netns exec $space sh -c "$*"
 """
 
 
-def _ip(*arguments: str, check: bool = True) -> str:
-    return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True).stdout
+class NoNamespacesError(RuntimeError):
+    """Network namespaces cannot be made here; the text says what is missing."""
+
+
+def _ip(*arguments: str, check: bool = True) -> None:
+    try:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise NoNamespacesError("`ip` is missing (Debian: apt-get install iproute2)") from None
+    if check and done.returncode:
+        said = " ".join(done.stderr.split())
+        raise NoNamespacesError(f"`ip {' '.join(arguments)}` needs CAP_SYS_ADMIN and CAP_NET_ADMIN, and says: {said}")
 
 
 @contextlib.contextmanager
 def two_machines() -> Iterator[None]:
-    """The namespaces with their cable. Raises OSError or CalledProcessError where they cannot be made."""
+    """The namespaces with their cable. Raises NoNamespacesError where they cannot be made."""
     _clear()
     try:
         for space in HOSTS:
@@ -145,19 +156,21 @@ def seconds_to_end(remote: RemoteWorker, victim: int, timeout: float = 30) -> fl
 
 
 def main(bundle: str, prompt: str = "The capital of France is") -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        two_machines(),
-        worker_on(Path(bundle).resolve(), Path(folder)) as remote,
-    ):
-        pids = {rank: process.pid for rank, process in remote.ranks.items()}
-        print(f"ranks: {pids}")
-        before, began = bytes_through_the_cable(), time.monotonic()
-        text = remote.answer(prompt, 32)
-        took, sent = time.monotonic() - began, bytes_through_the_cable() - before
-        print(f"{prompt!r} -> {text!r}\n32 tokens in {took:.2f} s, {sent / 32e3:.0f} kB a token from rank 1 to rank 0")
-        print(f"rank 1 is killed: all ended after {seconds_to_end(remote, 1):.2f} s")
-        print(describe(death([], remote.log_file.read_text(), pids), pids))
+    for victim in (1, 0):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            two_machines(),
+            worker_on(Path(bundle).resolve(), Path(folder)) as remote,
+        ):
+            pids = {rank: process.pid for rank, process in remote.ranks.items()}
+            print(f"ranks: {pids}")
+            before, began = bytes_through_the_cable(), time.monotonic()
+            text = remote.answer(prompt, 32)
+            took, sent = time.monotonic() - began, bytes_through_the_cable() - before
+            print(f"{prompt!r} -> {text!r}")
+            print(f"32 tokens in {took:.2f} s, {sent / 32e3:.0f} kB a token from rank 1 to rank 0")
+            print(f"rank {victim} is killed: all ended after {seconds_to_end(remote, victim):.2f} s")
+            print(describe(death([], remote.log_file.read_text(), pids), pids))
 
 
 if __name__ == "__main__":

@@ -59,9 +59,13 @@ def test_complaints_and_a_missing_sanitizer_are_errors(options, tools, status, p
     assert kernels.main(["--no-times", "--output", str(tmp_path / "r.json"), *options]) == status
 
 
-def test_a_report_of_the_cpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "check_all", lambda device, small: {"attention": [device, small]})
+def test_the_whole_script_on_the_cpu(tmp_path):
+    """Every check of the kernels' own source, at the sizes of a CPU; neither times nor compute-sanitizer."""
     assert kernels.main(["--device", "cpu", "--output", str(tmp_path / "r.json")]) == 0
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["attention"] == ["cpu", True]
-    assert "timings" not in report
+    assert set(report) == {"machine", "attention", "packing"}
+    cases = [(case["shape"], case["precision"]) for case in report["attention"]]
+    assert len(cases) == 18
+    assert set(cases) == {(shape, precision) for shape in check_on_gpu.SHAPES for precision in ("bf16", "fp32")}
+    assert all(0 < case["rms_error"] <= case["max_error"] < 0.03 for case in report["attention"])
+    assert report["packing"] == "equal"

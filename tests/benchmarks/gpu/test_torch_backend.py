@@ -1,4 +1,4 @@
-"""The torch backend's sequence: commands that their scripts take, and what is kept of them."""
+"""The torch backend's sequence: once as it is, on the CPU; commands that their scripts take, what is kept of them."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ from benchmarks import method_batches, step_times, verify_lossless
 from benchmarks.gpu import torch_backend
 from benchmarks.gpu.torch_backend import ROOT
 from methods import read_methods
+from tests.engines.tiny import tiny_drafter
 
 
 def test_every_shipped_drafter_is_measured():
@@ -94,3 +95,26 @@ def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
 
 def raise_parsed() -> None:
     raise Parsed
+
+
+def test_the_whole_sequence_on_the_cpu(target, model, tmp_path):
+    """One method of a tiny target: bundles are built, answers compared, steps and batches timed."""
+    tiny_drafter(target).save(tmp_path / "drafter")
+    (tmp_path / "methods.toml").write_text(f'[tiny]\ndrafter = "{tmp_path}/drafter"\nngram = false\n')
+    prompts = [{"turns": [f"t{i} t{i + 3} t{2 * i}"]} for i in range(5, 8)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    folders = ("--model", str(model), "--methods", str(tmp_path / "methods.toml"))
+    sizes = ("--batches", "1", "2", "--max-len", "320", "--num-prompts", "2", "--max-tokens", "8", "--warm-up", "1")
+    given = arguments(tmp_path, *folders, *sizes, "--dataset", str(tmp_path / "prompts.jsonl"))
+    assert torch_backend.main(given) == 0
+    parts = json.loads((tmp_path / "r.json").read_text())["parts"]
+    assert [entry["exit_status"] for listed in parts.values() for entry in listed] == [0] * 5
+    (equality,), (steps,), (batches,) = (
+        [e["result"] for e in parts[name]] for name in ("equality", "steps", "batches")
+    )
+    compared = {(row["setting"], row["concurrency"]): row for row in equality["settings"]}
+    assert list(compared) == [(setting, many) for setting in ("greedy", "temperature 1") for many in (1, 8)]
+    assert all((row["tokens"], row["failures"]) == (16, 0) for row in compared.values())
+    assert {(row["sequences"], row["rows"]) for row in steps} >= {(1, 1), (1, 64), (2, 1), (1, 0), (2, 0)}
+    cells = [(cell["method"], cell["batch"]) for cell in batches["cells"]]
+    assert cells == [(method, batch) for batch in (1, 2) for method in ("auto_regressive", "tiny")]

@@ -1,8 +1,9 @@
-"""Distilling and training inside a time: commands that their scripts take, shares of the time, interruptions."""
+"""Distilling and training inside a time: once as it is, on the CPU; commands, shares of the time, interruptions."""
 
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -84,3 +85,44 @@ def test_the_scripts_take_these_flags(tmp_path, monkeypatch):
     assert parsed_by_typer(distill.main, distilling)["slots"] == 1024
     assert parsed_by_typer(train_drafter.main, recurrent)["batch"] == 128
     assert parsed_by_typer(train_drafter.main, eagle)["drafter"] == "eagle"
+
+
+def test_the_whole_sequence_on_the_cpu(model, tmp_path, monkeypatch):
+    """A tiny target teaches a drafter, whose training is interrupted and goes on where it was."""
+    out, prompts = tmp_path / "out", tmp_path / "prompts.jsonl"
+    log = out / "recurrent" / "log.jsonl"
+    prompts.write_text("".join(json.dumps({"source": "a", "prompt": f"t{i} t{i + 9}"}) + "\n" for i in range(5, 25)))
+
+    class Impatient(subprocess.Popen):
+        """The training's time is over when it has logged something."""
+
+        def wait(self, timeout=None):
+            if timeout and timeout > 60 and "build/train_drafter.py" in self.args:
+                while self.poll() is None and not log.exists():
+                    time.sleep(0.05)
+                timeout = 0 if impatient else timeout
+            return super().wait(timeout)
+
+    def run(positions: int) -> dict:
+        data = ("--tokens", "1500", "--shard-documents", "16", "--slots", "8", "--max-new-tokens", "16")
+        sizes = ("--window", "8", "--batch", "4", "--every", "5", "--held-out", "1", "--hot-vocabulary", "64")
+        given = ["--device", "cpu", "--model", str(model), "--prompts", str(prompts), "--output", str(out)]
+        assert train.main([*given, "--shares", "a=1", *data, *sizes, "--positions", str(positions)]) == 0
+        report = json.loads((out / "report.json").read_text())
+        assert report["distil"]["exit_status"] == 0
+        assert report["distil"]["shards"] == len(list((out / "data").iterdir())) >= 2
+        return report
+
+    monkeypatch.setattr(train.subprocess, "Popen", Impatient)
+    impatient = True
+    interrupted = run(10**9)
+    assert interrupted["drafters"]["recurrent"]["exit_status"] is None
+    impatient = False
+    reached = json.loads(log.read_text().splitlines()[-1])
+    ended = run(reached["positions"] + 100)
+    assert ended["distil"] == interrupted["distil"], "no more is made than was asked for"
+    assert ended["drafters"]["recurrent"]["exit_status"] == 0
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert steps == sorted(set(steps))
+    assert ended["drafters"]["recurrent"]["last"]["step"] == steps[-1] > reached["step"]
+    assert (out / "recurrent" / "drafter.safetensors").exists()
