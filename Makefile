@@ -136,10 +136,10 @@ verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp3
 	  --speculative $(ENGINES)/$(NAME)-redrafter-fp32 --dataset $(PROMPTS)
 	$(MAKE) $(ENGINES)/$(NAME)-methods-fp32/manifest.json PRECISION=fp32
 	$(PY) -m benchmarks.verify_lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --dataset $(PROMPTS) \
-	  --output artifacts/reports/lossless-methods.json
+	  --max-tokens 32 --concurrency 8 --output artifacts/reports/lossless-methods.json
 	$(MAKE) $(ENGINES)/$(NAME)-lossless-fp32/manifest.json PRECISION=fp32
 	$(PY) -m benchmarks.verify_lossless --speculative $(ENGINES)/$(NAME)-lossless-fp32 --dataset $(PROMPTS) \
-	  --settings greedy "temperature 1" --concurrency 8 --output artifacts/reports/lossless-pairs.json
+	  --settings greedy "temperature 1" --max-tokens 32 --concurrency 8 --output artifacts/reports/lossless-pairs.json
 
 lint: | $(SETUP) ## ruff, format check, mypy
 	.venv/bin/ruff check .

@@ -19,6 +19,7 @@ from tests.conftest import ROOT
 RESULTS = ROOT / "docs" / "results"
 NOT_OF_BENCH = {
     "lossless.json": "make verify",
+    "lossless-pairs.json": "make verify",
     "tensor_parallel.json": "takes mpiexec and several ranks",
     "tensor_parallel_lossless.json": "takes mpiexec and several ranks",
     "triton.json": "takes a service that runs",
