@@ -93,8 +93,7 @@ bench-rsd: ## RSD, figure 1; what rejection costs; both experiments and their to
 bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## drafters on held-out text, learning curves, token frequency
 	$(PY) -m benchmarks.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER)
 	$(PY) -m benchmarks.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.png
-	$(PY) -m benchmarks.learning_curve drafters/$(DEFAULT)/training.jsonl drafters/$(DEFAULT)-draft_lm/training.jsonl \
-	  --output $(REPORTS)/learning_curve.png
+	$(PY) -m benchmarks.learning_curve $(wildcard drafters/$(DEFAULT)*/training.jsonl) --output $(REPORTS)/learning_curve.png
 	$(PY) -m benchmarks.learning_curve $(patsubst %/,%,$(dir $(EQUAL))) --output $(REPORTS)/equal_budget.png
 	$(PY) -m benchmarks.learning_curve $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation_curves.png
 
