@@ -57,7 +57,11 @@ class Service:
         return state
 
     def ready(self) -> bool:
-        return httpx.get(f"{self.url}/v2/health/ready").status_code == 200
+        try:
+            return httpx.get(f"{self.url}/v2/health/ready").status_code == 200
+        except httpx.ConnectError as error:
+            error.add_note(self.run_dir.supervisor_log.read_text()[-3000:])
+            raise
 
     def metrics(self) -> dict[str, float]:
         text = httpx.get(f"http://127.0.0.1:{self.settings.metrics_port}/metrics").text
