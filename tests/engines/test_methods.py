@@ -17,8 +17,8 @@ from tests.engines.tiny import bundle_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = load_prompts(ROOT / "benchmarks" / "prompts.jsonl")
-ASKED = {"methods": (4, 24, (1, 4)), "lossless": (2, 16, (2,))}
-"""Of a file's methods: prompts, tokens, and how many at once."""
+ASKED = {"methods": (4, 24, (1, 4), 1.15), "lossless": (2, 16, (2,), 1.1)}
+"""Of a file's methods: prompts, tokens, how many at once, and what each drafter gains at least."""
 
 
 @pytest.fixture(scope="module", params=ASKED)
@@ -40,7 +40,7 @@ def session(asked, smollm2, tmp_path_factory) -> Session:
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.95}], ids=["greedy", "sampled"])
 def test_every_method_gives_the_tokens_of_auto_regressive_decoding(session, asked, smollm2, sampling):
-    prompts, tokens, at_once = ASKED[asked]
+    prompts, tokens, at_once, least = ASKED[asked]
     texts = [render_chat(smollm2, prompt.turns[0]) for prompt in spread(PROMPTS, prompts)]
 
     def answers(method: str, concurrency: int) -> list[list[int]]:
@@ -58,4 +58,4 @@ def test_every_method_gives_the_tokens_of_auto_regressive_decoding(session, aske
                 assert answers(name, concurrency) == expected, f"{name}, {concurrency} at once"
     assert gained.pop("auto_regressive") == 1
     without = {name for name, plan in session.runtime.plans.items() if name not in session.runtime.engine.drafters}
-    assert min(length for name, length in gained.items() if name not in without) > 1.1
+    assert min(length for name, length in gained.items() if name not in without) > least
