@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from redraft.bundle import Bundle, BundleError
+from redraft.bundle import Bundle, BundleError, MethodInfo
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.sampling import Sampler
 from redraft.engines import load_engine
 from redraft.engines.hidden import take
-from redraft.engines.interface import DraftBatch, Engine, TargetBatch
+from redraft.engines.interface import DraftBatch, DraftEngine, DraftSampling, DrawingEngine, Engine, TargetBatch
 from redraft.protocol import SamplingConfig
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -74,12 +75,12 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
     greedy = Sampler(SamplingConfig(), [])
     for step in steps:
         calls[step] = partial(engine.execute, causal_batch(*step, words), [greedy] * step[0])
-    if drafter := next(iter(engine.drafters.values()), None):
+    for name, drafter in list(engine.drafters.items())[:1]:
         _, hidden = engine.execute(causal_batch(1, 1, 0, words))
         assert hidden is not None, "the engine has drafters"
         for sequences in (count for count in (1, *BATCHES) if count <= limits.slots):
             roots = DraftBatch.of_roots(take(hidden, [0] * sequences), np.ones(sequences, np.int32))
-            calls[sequences, 0, 0] = partial(drafter.draft, roots)
+            calls[sequences, 0, 0] = drafting_call(drafter, bundle.config.methods[name], roots)
     samples: dict[tuple[int, int, int], list[float]] = {step: [] for step in calls}
     rounds = 10
     for _ in track(range(rounds), "measuring", console=Console(stderr=True), transient=True):
@@ -90,6 +91,18 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
                 call()
                 samples[step].append((time.perf_counter() - start) * 1e3)
     return [StepTime(*step, float(np.median(ms)), min(ms)) for step, ms in samples.items()]
+
+
+def drafting_call(drafter: DraftEngine, method: MethodInfo, roots: DraftBatch) -> Callable[[], object]:
+    """A call that drafts from these roots; at random, if the method does."""
+    if not method.levels:
+        return partial(drafter.draft, roots)
+    assert isinstance(drafter, DrawingEngine)
+    assert method.construction is not None
+    count, shape = len(roots.slots), RANDOM_CONSTRUCTIONS[method.construction].shape(method.levels)
+    noise = np.zeros((count, sum(shape.noise_rows), method.support), np.float32)
+    ones = np.ones(count, np.float32)
+    return partial(drafter.draw, roots, DraftSampling(noise, ones, np.zeros(count, np.int32), ones))
 
 
 def causal_batch(sequences: int, rows: int, context: int, words: int) -> TargetBatch:

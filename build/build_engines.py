@@ -39,7 +39,15 @@ from redraft.bundle import BundleConfig, BundleError, ContextInfo, LimitsInfo, S
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.flavour import FLAVOURS
-from redraft.engines.memory import WIDTH, host_bytes, is_out_of_memory, most_bytes, needed_to_build, what_builds
+from redraft.engines.memory import (
+    WIDTH,
+    host_bytes,
+    is_out_of_memory,
+    most_bytes,
+    needed_to_build,
+    of_rank,
+    what_builds,
+)
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
@@ -150,11 +158,6 @@ def main(
             others = ["--no-drafter"] * no_drafter + ["--method-name"] * bool(method_name)
             named = [*others, *(f"--{name.replace('_', '-')}" for name in given)]
             raise BundleError(f"--methods describes all methods: expected it without {', '.join(named)}")
-        if tensor_parallel > 1 and backend in FLAVOURS:
-            raise BundleError(
-                f"--tensor-parallel {tensor_parallel}: {backend} engines are for one GPU; choose --backend openvino or "
-                "torch, or leave the flag out"
-            )
         chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
         if bigrams and not any(settings.info().ngram for settings in chosen.values()):
             raise BundleError(f"--bigrams {bigrams}: no method here has an n-gram branch that would read them")
@@ -265,7 +268,8 @@ def check_caches(config: BundleConfig) -> None:
     if config.backend not in FLAVOURS:
         return
     limits, contexts = config.limits, [method.context for method in config.methods.values() if method.context]
-    caches: list[tuple[TargetInfo | ContextInfo, int]] = [(config.target, limits.max_tree)]
+    targets = [of_rank(config, rank).target for rank in range(config.tensor_parallel)]
+    caches: list[tuple[TargetInfo | ContextInfo, int]] = [(target, limits.max_tree) for target in targets]
     caches += [(context, context.draft_rows) for context in contexts]
     width = WIDTH.get(config.precision, 2)
 

@@ -28,10 +28,11 @@ from model_defs.hidden_state import Resampler
 from model_defs.quantization import FP8, QUANTIZED, quantize_network
 from model_defs.shards import plan_shards, shard_target
 from model_defs.target import Target
+from plugins.all_reduce import tensorrt_form as all_reduce
 from plugins.cpu.lowering import lower
 from plugins.library import operators_digest
 from plugins.program.fuse import Constants, detach_constants, fuse
-from plugins.tree_attention.tensorrt_form import tensorrt_form
+from plugins.tree_attention import tensorrt_form as tree_attention
 from redraft.bundle import BundleConfig, target_folder
 from redraft.engines.tensorrt import dtype_of
 from tensorrt_engines import EngineBuilder
@@ -104,18 +105,22 @@ def write_tensorrt(config: BundleConfig, target: Target, loops: Loops, folder: P
     """Networks, and the engines that a TensorRT builds from them: the target's in plugin form where it takes plugins,
     all others in native form."""
     builder = EngineBuilder(config)
-    dtype = dtype_of(builder.flavour, config.precision)
-    network = folder / "target.onnx"
-    with step("export the target"):
-        target, cache = target.to(dtype), cache_shape(config)
-        if builder.flavour.has_plugins:
-            form = export_target_plugin(target, cache, cache_dtype=dtype, aliased_outputs=True, hidden_output=hidden)
-            save(tensorrt_form(quantized(form, config.precision, folder)), network)
-        else:
-            native = export_target_native(target, cache, hidden_output=hidden)
-            save(quantized(native, config.precision, folder), network)
-    with step("build the target's engine"):
-        builder.build_target(network)
+    dtype, cache = dtype_of(builder.flavour, config.precision), cache_shape(config)
+    for part in target_parts(config, target.to(dtype), folder):
+        network, gives_hidden = part.folder / "target.onnx", hidden and part.rank == 0
+        ranks = {"rank": part.rank, "ranks": config.tensor_parallel}
+        with step(f"export {part.name}"):
+            if builder.flavour.has_plugins:
+                form = export_target_plugin(
+                    part.target, cache, cache_dtype=dtype, aliased_outputs=True, hidden_output=gives_hidden, **ranks
+                )
+                form = tree_attention.tensorrt_form(quantized(form, config.precision, folder))
+            else:
+                form = export_target_native(part.target, cache, hidden_output=gives_hidden, **ranks)
+                form = quantized(form, config.precision, folder)
+            save(all_reduce.tensorrt_form(form), network)
+        with step(f"build the engine of {part.name}"):
+            builder.build_target(network, part.rank)
     for name, loop in loops.items():
         network, context = folder / f"drafter.{name}.onnx", config.methods[name].context
         again = resampling_loop(config, name, loop.to(dtype))

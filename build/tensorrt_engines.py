@@ -44,7 +44,7 @@ class EngineBuilder:
         self._config = config
         self.flavour: Flavour = FLAVOURS[config.backend]
         self._device = gpu.device() if self.flavour.has_plugins else None
-        self._trt = self.flavour.module()
+        self._trt = self.flavour.module(config.tensor_parallel)
         if self._device:
             gpu.require_capability(self._device)
             self._require_precision(gpu.capability(self._device))
@@ -60,19 +60,19 @@ class EngineBuilder:
         found = {self.flavour.backend: str(self._trt.__version__)}
         return found if self._device is None else found | {CAPABILITY: gpu.capability(self._device)}
 
-    def build_target(self, network: Path) -> BuildReport:
-        """NAME.engine of a target's network. Raises BundleError."""
+    def build_target(self, network: Path, rank: int = 0) -> BuildReport:
+        """NAME.engine of the network of a rank's target. Raises BundleError."""
         limits = self._config.limits
         if self.flavour.has_plugins:
-            return self._build(network, extents.plugin_target(limits), extents.plugin_target_shapes(limits))
-        return self._build(network, extents.native_target(limits, fixed=False), extents.native_target_shapes)
+            return self._build(network, extents.plugin_target(limits), extents.plugin_target_shapes(limits), rank)
+        return self._build(network, extents.native_target(limits, fixed=False), extents.native_target_shapes, rank)
 
     def build_drafter(self, network: Path, reads_context: bool) -> BuildReport:
         """NAME.engine of a drafter's network, or of one that re-samples, without context. Raises BundleError."""
         made_for = extents.drafter(self._config.limits, reads_context, self.flavour.has_plugins)
         return self._build(network, made_for, extents.drafter_shapes(reads_context))
 
-    def _build(self, network: Path, made_for: Extents, shapes: Shapes) -> BuildReport:
+    def _build(self, network: Path, made_for: Extents, shapes: Shapes, rank: int = 0) -> BuildReport:
         trt, messages = self._trt, Messages(self._trt)
         flags = [trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED]
         if self.flavour.has_plugins:
@@ -101,7 +101,7 @@ class EngineBuilder:
                 layer.attention.decomposable = True  # else what has no kernel of its own, such as fp32, is refused
         serialized = builder.build_serialized_network(definition, options)
         if serialized is None:
-            raise BundleError(self._failure(network, messages))
+            raise BundleError(self._failure(network, messages, rank))
         if timings:
             timings.parent.mkdir(parents=True, exist_ok=True)
             partial = timings.with_name(f"{timings.name}.{os.getpid()}")
@@ -141,14 +141,15 @@ class EngineBuilder:
         options.set_timing_cache(options.create_timing_cache(known), False)
         return path
 
-    def _failure(self, network: Path, messages: Messages) -> str:
+    def _failure(self, network: Path, messages: Messages, rank: int) -> str:
         if not messages.out_of_memory:
             return f"{self.flavour.title} cannot build {network}: {messages.text}"
         if self._device is None:
             needed = memory.what_builds(weight_bytes(network), self.flavour.backend)
             return f"{self.flavour.title} ran out of this machine's memory building {network}: {needed}"
         free = gpu.free_bytes(self._device)
-        fits = memory.what_fits(self._config, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)
+        own = memory.of_rank(self._config, rank)
+        fits = memory.what_fits(own, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)
         return f"{self.flavour.title} ran out of memory building {network}: {fits}"
 
 

@@ -1,8 +1,9 @@
 """The target as an ONNX network.
 
 The *plugin form* takes ragged rows and holds a `redraft::TreeAttention` node for each layer. The *native form* takes
-padded rows [slots, rows] and holds standard operators of opset 24 only. Both keep the KV cache outside of the network:
-`k_cache.{layer}` and `v_cache.{layer}` are inputs.
+padded rows [slots, rows] and holds standard operators of opset 24 only. A network of several ranks holds a
+`redraft::AllReduce` for each of their sums. Both keep the KV cache outside of the network: `k_cache.{layer}` and
+`v_cache.{layer}` are inputs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from model_defs.attention import rope_table, split_qkv
 from model_defs.export import cache_names, export_network
 from model_defs.native_context import scatter_rows
 from model_defs.shards import rank_join
-from model_defs.target import Target
+from model_defs.target import Join, Target
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class _PluginTarget(nn.Module):
     ):
         super().__init__()
         self.target, self.aliased_outputs, self.hidden_output = target, aliased_outputs, hidden_output
-        self.join = rank_join(rank, partial(_all_reduce, ranks)) if ranks > 1 else torch.add
+        self.join = _join(rank, ranks)
         self.register_buffer("rope_table", rope_table(target.config, cache.rows))
 
     def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
@@ -90,9 +91,10 @@ class _NativeTarget(nn.Module):
     rope_cos: Tensor
     rope_sin: Tensor
 
-    def __init__(self, target: Target, cache: CacheShape, hidden_output: bool):
+    def __init__(self, target: Target, cache: CacheShape, hidden_output: bool, rank: int, ranks: int):
         super().__init__()
         self.target, self.hidden_output = target, hidden_output
+        self.join = _join(rank, ranks)
         cos, sin = rope_table(target.config, cache.rows).to(target.norm.weight.dtype).chunk(2, dim=-1)
         self.register_buffer("rope_cos", cos.contiguous())
         self.register_buffer("rope_sin", sin.contiguous())
@@ -121,8 +123,12 @@ class _NativeTarget(nn.Module):
             out = torch.onnx.ops.attention(query, k_out[-1], v_out[-1], mask, scale=config.head_size**-0.5)[0]
             return out.transpose(1, 2).flatten(0, 1).flatten(1)
 
-        hidden = self.target(input_ids.flatten(), attend)
+        hidden = self.target(input_ids.flatten(), attend, self.join)
         return [*_outputs(self.target, hidden, logit_rows, self.hidden_output), *k_out, *v_out]
+
+
+def _join(rank: int, ranks: int) -> Join:
+    return rank_join(rank, partial(_all_reduce, ranks)) if ranks > 1 else torch.add
 
 
 def _all_reduce(ranks: int, x: Tensor) -> Tensor:
@@ -183,8 +189,11 @@ def export_target_plugin(
     )
 
 
-def export_target_native(target: Target, cache: CacheShape, *, hidden_output: bool = True) -> ir.Model:
-    """The target's network in native form; activations, weights, mask and cache in the module's dtype.
+def export_target_native(
+    target: Target, cache: CacheShape, *, hidden_output: bool = True, rank: int = 0, ranks: int = 1
+) -> ir.Model:
+    """The target's network in native form; activations, weights, mask and cache in the module's dtype. With several
+    `ranks`, the target is that of one of them: see `model_defs.shards`.
 
     Inputs: input_ids int32 [B, N], positions int64 [B, N], write_indices int64 [B] (the cache row that takes
     a sequence's first row), mask [B, 1, N, rows] (added to the scores: 0 or a large negative number),
@@ -204,7 +213,7 @@ def export_target_native(target: Target, cache: CacheShape, *, hidden_output: bo
     )
     per_layer: list[dict[int, str]] = [{0: "B"}] * config.num_layers
     return export_network(
-        _NativeTarget(target, cache, hidden_output),
+        _NativeTarget(target, cache, hidden_output, rank, ranks),
         (*examples, *caches),
         ({0: "B", 1: "N"}, {0: "B", 1: "N"}, {0: "B"}, {0: "B", 2: "N"}, {0: "R"}, per_layer, per_layer),
         ["input_ids", "positions", "write_indices", "mask", "logit_rows", *cache_names(config.num_layers)],

@@ -1,9 +1,10 @@
-"""Connects the CUDA operator's ranks: torch.distributed over NCCL. Not run on a GPU yet."""
+"""Connects ranks on GPUs: torch.distributed over NCCL, whose communicator TensorRT takes. Not run on a GPU yet."""
 
 from __future__ import annotations
 
+import ctypes
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 
 BACKEND = "nccl"
+CAPSULE = b"ncclComm_t"
 
 
 def connect(comm: MPI.Intracomm) -> None:
@@ -40,6 +42,15 @@ def connect(comm: MPI.Intracomm) -> None:
             f"NCCL does not connect the {comm.size} ranks ({error}): NCCL_DEBUG=INFO says why, between machines "
             "NCCL_SOCKET_IFNAME chooses the interface; a bundle built with --tensor-parallel 1 needs no NCCL"
         ) from None
+
+
+def communicator() -> Any:
+    """The connected ranks' `ncclComm_t`, in a capsule as TensorRT's Python layer takes it; torch's to destroy."""
+    assert distributed.group.WORLD is not None, "connect() comes before"
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    backend: Any = distributed.group.WORLD._get_backend(torch.device("cuda"))
+    return new(backend._comm_ptr(), CAPSULE, None)
 
 
 def _failure(count: int) -> str | None:

@@ -35,4 +35,4 @@ def _load(bundle: Bundle, threads: int | None, rank: int) -> Engine:
         return TorchEngine(bundle, threads, rank)
     from redraft.engines.tensorrt import TensorRTEngine
 
-    return TensorRTEngine(bundle, threads)
+    return TensorRTEngine(bundle, threads, rank)

@@ -63,7 +63,7 @@ def plugin_target(limits: LimitsInfo) -> Extents:
 def native_target(limits: LimitsInfo, fixed: bool) -> Extents:
     """Padded rows of the first so many slots; prefill is of one sequence."""
     steps = [Extent(b, n, b * n) for b in _doubling(limits.slots) for n in _budgets(limits.max_tree)]
-    chunk = limits.prefill_chunk
+    chunk = _longest_chunk(limits)
     return Extents(steps, (Extent(1, 1, 1), Extent(1, chunk, 1), Extent(1, chunk, chunk)), fixed)
 
 
@@ -72,7 +72,8 @@ def drafter(limits: LimitsInfo, reads_context: bool, fixed: bool) -> Extents:
     if not reads_context:
         return Extents([Extent(b, 1) for b in _doubling(limits.slots)], None, fixed)
     steps = [Extent(b, n) for b in _doubling(limits.slots) for n in sorted({min(8, limits.max_tree), limits.max_tree})]
-    return Extents(steps, (Extent(1, 1), Extent(1, limits.prefill_chunk), Extent(1, limits.prefill_chunk)), fixed)
+    chunk = _longest_chunk(limits)
+    return Extents(steps, (Extent(1, 1), Extent(1, chunk), Extent(1, chunk)), fixed)
 
 
 Shapes = Callable[[Extent], dict[str, Leading]]
@@ -132,6 +133,11 @@ def profile_ranges(
             name: tuple(shape_of(name, own, sizes, extent) for sizes, extent in zip(leading, profile, strict=True))
             for name, own in inputs.items()
         }
+
+
+def _longest_chunk(limits: LimitsInfo) -> int:
+    """Prompt rows of a sequence in one step."""
+    return min(limits.prefill_chunk, limits.max_len)
 
 
 def _doubling(most: int) -> list[int]:

@@ -19,12 +19,14 @@ class Flavour:
     module_name: str
     package: str
     oldest: str
+    oldest_for_ranks: str
+    """The first release that sums over several GPUs."""
     has_plugins: bool
     """Whether the target is in plugin form, and kernels are chosen while an engine is built: on the GPU that is to run
     it, and for every step's own shapes. Otherwise they are chosen when it is loaded."""
 
-    def module(self) -> ModuleType:
-        """The library. Raises BundleError where it is missing or too old."""
+    def module(self, ranks: int = 1) -> ModuleType:
+        """The library, for so many ranks. Raises BundleError where it is missing or too old."""
         try:
             module = importlib.import_module(self.module_name)
         except (ImportError, OSError) as error:
@@ -32,16 +34,17 @@ class Flavour:
                 f"the backend {self.backend} needs {self.title}, which cannot be imported ({error}): "
                 f"pip install {self.package}, or choose another --backend"
             ) from None
-        if _numbers(module.__version__) < _numbers(self.oldest):
+        oldest, purpose = (self.oldest_for_ranks, f" for {ranks} ranks") if ranks > 1 else (self.oldest, "")
+        if _numbers(module.__version__) < _numbers(oldest):
             raise BundleError(
-                f"the backend {self.backend} needs {self.title} {self.oldest} or newer, this is {module.__version__}: "
-                f"pip install -U {self.package}"
+                f"the backend {self.backend} needs {self.title} {oldest} or newer{purpose}, this is "
+                f"{module.__version__}: pip install -U {self.package}"
             )
         return module
 
 
-TENSORRT = Flavour("tensorrt", "TensorRT", "tensorrt", "tensorrt-cu13", "10.16", True)
-TENSORRT_RTX = Flavour("tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.7", False)
+TENSORRT = Flavour("tensorrt", "TensorRT", "tensorrt", "tensorrt-cu13", "10.16", "11.0", True)
+TENSORRT_RTX = Flavour("tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.7", "1.7", False)
 FLAVOURS = {flavour.backend: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 CAPABILITY = "compute_capability"
 """The manifest's name for the GPU that an engine was built for."""

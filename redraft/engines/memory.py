@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from redraft.bundle import BundleConfig, ContextInfo, TargetInfo
+from redraft.bundle import Bundle, BundleConfig, ContextInfo, TargetInfo, target_folder
 
 WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2}
 """Bytes of a cached number."""
@@ -41,6 +41,20 @@ def cache_bytes(config: BundleConfig) -> int:
 def output_bytes(config: BundleConfig) -> int:
     """Of the largest step's logits."""
     return config.limits.slots * config.limits.max_tree * config.target.vocab_size * WIDTH.get(config.precision, 2)
+
+
+def of_rank(config: BundleConfig, rank: int) -> BundleConfig:
+    """As if its shard were the target."""
+    return config.model_copy(
+        update={"target": config.target.model_copy(update={"num_kv_heads": config.kv_heads(rank)})}
+    )
+
+
+def loaded_bytes(bundle: Bundle, rank: int, suffix: str) -> int:
+    """Of the files with this suffix that a rank loads: its part of the target, and on rank 0 the drafters."""
+    own = [target_folder(bundle.path, rank, bundle.config.tensor_parallel) / f"target{suffix}"]
+    drafters = [*bundle.path.glob(f"*.*{suffix}")] if rank == 0 else []
+    return sum(file.stat().st_size for file in own + drafters)
 
 
 def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 1) -> str:

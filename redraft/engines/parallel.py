@@ -21,6 +21,7 @@ import numpy as np
 
 from redraft.bundle import Bundle, BundleError
 from redraft.engines import rank_process
+from redraft.engines.flavour import FLAVOURS
 from redraft.engines.hidden import Hidden
 from redraft.engines.interface import DraftEngine, Engine, Samplers, TargetBatch
 from redraft.engines.rows import RowBuffers
@@ -143,7 +144,14 @@ class Ranks:
         return cls(comm, bundle)
 
     def connect_operators(self) -> None:
-        """Let the networks' sums reach the other ranks."""
+        """Let the networks' sums reach the other ranks. Raises BundleError or RuntimeError."""
+        if self.config.backend in FLAVOURS:
+            from plugins.all_reduce import nccl
+            from redraft.engines import gpu
+
+            gpu.device()
+            nccl.connect(self.comm)
+            return
         from plugins import kernels
         from plugins.all_reduce import mpi
 

@@ -128,8 +128,12 @@ class Session:
         shapes: Shapes,
         caches: Mapping[str, Tensor],
         stream: Stream,
+        communicator: Any = None,
     ):
-        """Raises torch.OutOfMemoryError, and BundleError where the library cannot load the engine for another reason or
+        """`communicator` joins the ranks of an engine that sums over several: see `plugins.all_reduce.nccl`. All make
+        their contexts in the same order, as each waits for the others'.
+
+        Raises torch.OutOfMemoryError, and BundleError where the library cannot load the engine for another reason or
         it has other profiles than `made_for`."""
         trt, self._flavour = flavour.module(), flavour
         self._messages = Messages(trt)
@@ -144,7 +148,7 @@ class Session:
                 f"{path} has {self._engine.num_optimization_profiles} profiles, expected {expected}: rebuild the bundle"
             )
         self._trt, self._made_for, self._shapes, self._stream = trt, made_for, shapes, stream
-        self._caches = dict(caches)
+        self._caches, self._communicator = dict(caches), communicator
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         is_input = trt.TensorIOMode.INPUT
         self.inputs = [name for name in names if self._engine.get_tensor_mode(name) == is_input]
@@ -194,6 +198,8 @@ class Session:
         context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
         if not context.set_optimization_profile_async(profile, self._stream.handle):
             raise RuntimeError(f"TensorRT cannot choose profile {profile}: {self._messages.text}")
+        if self._communicator is not None and not context.set_communicator(self._communicator):
+            raise RuntimeError(f"TensorRT cannot take NCCL's communicator: {self._messages.text}")
         return context
 
     def _compiling_at_once(self, strategy: Any) -> Any:

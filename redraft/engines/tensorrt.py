@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redraft.bundle import Bundle, BundleError, ContextInfo, LimitsInfo, TargetInfo
+from plugins.all_reduce import nccl
+from redraft.bundle import Bundle, BundleError, ContextInfo, LimitsInfo, TargetInfo, target_folder
 from redraft.engines import gpu, memory
 from redraft.engines.choice import choose
 from redraft.engines.flavour import FLAVOURS, Flavour, require_fit
@@ -30,9 +31,9 @@ def dtype_of(flavour: Flavour, precision: str) -> torch.dtype:
 
 
 class TensorRTEngine:
-    """A bundle's engines and caches on one GPU."""
+    """A bundle's engines and caches on one GPU. Of several ranks, one's: see `OpenVINOEngine`."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None):
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0):
         """`threads` are for torch on the host. Raises BundleError where library, driver or GPU are missing or not those
         that the bundle was built for, or memory does not suffice."""
         if threads is not None:
@@ -44,33 +45,36 @@ class TensorRTEngine:
         free = gpu.free_bytes(device)
         try:
             with self._stream.current():
-                self._load(bundle, flavour)
+                self._load(bundle, flavour, rank)
         except torch.OutOfMemoryError:
-            weights = sum(file.size for name, file in bundle.manifest.files.items() if name.endswith(".engine"))
-            fits = memory.what_fits(bundle.config, weights, free)
+            own, weights = memory.of_rank(bundle.config, rank), memory.loaded_bytes(bundle, rank, ".engine")
+            fits = memory.what_fits(own, weights, free)
             raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
 
-    def _load(self, bundle: Bundle, flavour: Flavour) -> None:
-        config, stream = bundle.config, self._stream
+    def _load(self, bundle: Bundle, flavour: Flavour, rank: int) -> None:
+        self._bundle, config, stream = bundle, bundle.config, self._stream
         dtype = dtype_of(flavour, config.precision)
-        limits, layers = config.limits, config.target.num_layers
-        self.caches = _allocate(limits, config.target, layers, limits.max_tree, dtype, stream)
+        limits, target = config.limits, memory.of_rank(config, rank).target
+        self.caches = _allocate(limits, target, target.num_layers, limits.max_tree, dtype, stream)
         kind = PluginTarget if flavour.has_plugins else NativeTarget
-        self._target: PluginTarget | NativeTarget = kind(bundle, flavour, self.caches, stream)
+        folder = target_folder(bundle.path, rank, config.tensor_parallel)
+        communicator = nccl.communicator() if config.tensor_parallel > 1 else None
+        self._target: PluginTarget | NativeTarget = kind(
+            folder / "target.engine", config, flavour, self.caches, stream, communicator
+        )
         self.drafters = {}
-        for name, method in config.methods.items():
-            if method.drafter:
-                context = method.context
-                caches = (
-                    _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
+        methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
+        for name, method in methods.items():
+            context = method.context
+            caches = _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
+            drafter = self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream)
+            if not drafter.updates_in_place():
+                raise BundleError(
+                    f"{bundle.path}: the engine of {name} does not update its caches in place; rebuild it with: "
+                    f"{bundle.manifest.command}"
                 )
-                drafter = self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream)
-                if not drafter.updates_in_place():
-                    raise BundleError(
-                        f"{bundle.path}: the engine of {name} does not update its caches in place; rebuild it with: "
-                        f"{bundle.manifest.command}"
-                    )
-        self._self_test(bundle)
+        if config.tensor_parallel == 1:
+            self.self_test()
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
@@ -86,10 +90,11 @@ class TensorRTEngine:
             vars(self).pop(name, None)
         self.drafters = {}
 
-    def _self_test(self, bundle: Bundle) -> None:
+    def self_test(self) -> None:
         """Executed in a step of one row and in one of more rows than a tree's (in native form: in prefill), the last
-        slot's first row must replace a sentinel in every layer."""
-        limits = bundle.config.limits
+        slot's first row must replace a sentinel in every layer. Of several ranks, all do it together, when all are
+        loaded. Raises BundleError."""
+        bundle, limits = self._bundle, self._bundle.config.limits
         slot, words = limits.slots - 1, -(-limits.max_tree // 32)
         for count in sorted({1, min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)}):
             self.caches[:, slot, :, 0] = SENTINEL

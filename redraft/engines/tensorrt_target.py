@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from redraft.bundle import Bundle
+from redraft.bundle import BundleConfig
 from redraft.engines import extents
 from redraft.engines.extents import Extent
 from redraft.engines.flavour import Flavour
@@ -25,12 +26,14 @@ HIDDEN_SCORE = -3e4
 class PluginTarget:
     """One execute for trees and prefill chunks together; the kernels commit."""
 
-    def __init__(self, bundle: Bundle, flavour: Flavour, caches: Tensor, stream: Stream):
-        limits = bundle.config.limits
-        self._rows = RowBuffers(limits, bundle.config.target.vocab_size)
+    def __init__(
+        self, path: Path, config: BundleConfig, flavour: Flavour, caches: Tensor, stream: Stream, communicator: Any
+    ):
+        """Of the engine at `path`. See `Session` for what is raised."""
+        limits = config.limits
+        self._rows = RowBuffers(limits, config.target.vocab_size)
         self._extents, shapes = extents.plugin_target(limits), extents.plugin_target_shapes(limits)
-        path = bundle.path / "target.engine"
-        self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream)
+        self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
         self._host = HostBuffers(stream)
 
     def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
@@ -54,12 +57,15 @@ class NativeTarget:
     behind max_len, where nothing stands for long. More rows than a tree's are a prefill chunk, executed alone.
     Accepted rows are moved before."""
 
-    def __init__(self, bundle: Bundle, flavour: Flavour, caches: Tensor, stream: Stream):
-        self._limits = bundle.config.limits
-        self._check = RowBuffers(self._limits, bundle.config.target.vocab_size).check
+    def __init__(
+        self, path: Path, config: BundleConfig, flavour: Flavour, caches: Tensor, stream: Stream, communicator: Any
+    ):
+        """Of the engine at `path`. See `Session` for what is raised."""
+        self._limits = config.limits
+        self._check = RowBuffers(self._limits, config.target.vocab_size).check
         self._extents, self._caches = extents.native_target(self._limits, flavour.has_plugins), caches
-        path, shapes = bundle.path / "target.engine", extents.native_target_shapes
-        self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream)
+        shapes = extents.native_target_shapes
+        self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
         self._host, self._device = HostBuffers(stream), stream.device
 
     def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:

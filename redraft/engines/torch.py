@@ -57,7 +57,8 @@ class TorchEngine:
         try:
             self._load(bundle, rank, device)
         except torch.OutOfMemoryError:
-            fits = memory.what_fits(of_rank(bundle.config, rank), program_bytes(bundle, rank), free)
+            own, weights = memory.of_rank(bundle.config, rank), memory.loaded_bytes(bundle, rank, ".pt2")
+            fits = memory.what_fits(own, weights, free)
             raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
 
     def _load(self, bundle: Bundle, rank: int, device: torch.device) -> None:
@@ -194,19 +195,6 @@ def require_kernels(bundle: Bundle, device: torch.device) -> None:
                 f"{bundle.path}: heads of size {size}, and the CUDA kernels take {HEAD_SIZES}; an empty "
                 "CUDA_VISIBLE_DEVICES runs the bundle on the CPU"
             )
-
-
-def of_rank(config: BundleConfig, rank: int) -> BundleConfig:
-    """As if its shard were the target."""
-    return config.model_copy(
-        update={"target": config.target.model_copy(update={"num_kv_heads": config.kv_heads(rank)})}
-    )
-
-
-def program_bytes(bundle: Bundle, rank: int) -> int:
-    """Of the programs that a rank loads."""
-    own = [target_folder(bundle.path, rank, bundle.config.tensor_parallel) / "target.pt2"]
-    return sum(file.stat().st_size for file in own + (list(bundle.path.glob("*.*.pt2")) if rank == 0 else []))
 
 
 def load_program(path: Path, device: torch.device) -> torch.nn.Module:

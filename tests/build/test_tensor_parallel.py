@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
+import onnx
 import pytest
 
 import build_engines
 import inspect_bundle
 from redraft.bundle import Bundle, BundleConfig, ShardInfo
 from tests.build.commands import invoke
+from tests.engines import stand_in_tensorrt
 from tests.engines.tiny import tiny_lm, write_model
 
 run = partial(invoke, build_engines.main)
@@ -41,14 +44,46 @@ def test_a_bundle_for_two_ranks(model, tmp_path, capsys):
         Bundle.load(tmp_path / "b")
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_engines_of_tensorrt_for_rtx_for_two_ranks(model, tmp_path, capsys, precision):
+    """Built by the library itself, with prefill chunks longer than a sequence: each rank has its heads and logits, and
+    rank 0 alone gives hidden states."""
+    flags = ["--model", model, "--no-drafter", "--hidden-states", "--max-len", 64, "--max-tree", 16]
+    flags += ["--backend", "tensorrt_rtx", "--precision", precision]
+    done = run(*flags, "--tensor-parallel", 2, "--output", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    bundle = Bundle.load(tmp_path / "b")
+    for rank, columns in enumerate((64, 47)):
+        folder = bundle.path / f"rank{rank}"
+        graph = onnx.load(folder / "target.onnx", load_external_data=False).graph
+        shapes = {
+            value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            for value in (*graph.input, *graph.output)
+        }
+        assert shapes["k_cache.2"] == shapes["k_cache.2.updated"] == ["B", 1, 64 + 16, 64]
+        assert shapes["logits"] == ["R", columns]
+        assert ("hidden" in shapes) == (rank == 0)
+        sums = [node for node in graph.node if node.op_type == "DistCollective"]
+        assert [onnx.helper.get_node_attr_value(node, "nb_rank") for node in sums] == [2] * 6
+        report = json.loads((folder / "target.engine.json").read_text())
+        assert report["layers"]["DIST_COLLECTIVE"] == 6
+    inspect_bundle.main(tmp_path / "b")
+    assert "6 DistCollective" in capsys.readouterr().out
+
+
+def test_a_tensorrt_without_sums_over_gpus_is_refused(monkeypatch, model, tmp_path):
+    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    trt.__version__ = "10.16.1.11"
+    flags = ["--model", model, "--no-drafter", "--max-len", 64, "--backend", "tensorrt", "--output", tmp_path / "b"]
+    done = run(*flags, "--tensor-parallel", 2)
+    assert done.exit_code == 1
+    assert "needs TensorRT 11.0 or newer for 2 ranks, this is 10.16.1.11" in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
         (["--tensor-parallel", 3], "3 tensor-parallel ranks: expected 1 to 2, the target's number of KV groups"),
-        (
-            ["--tensor-parallel", 2, "--backend", "tensorrt_rtx"],
-            "engines are for one GPU; choose --backend openvino or torch, or",
-        ),
     ],
 )
 def test_refused(model, tmp_path, flags, reason):

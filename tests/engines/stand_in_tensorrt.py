@@ -18,6 +18,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from plugins.all_reduce.tensorrt_form import COLLECTIVE, DOMAIN
 from plugins.cuda.launch import run
 from plugins.tree_attention.tensorrt_plugin import KERNELS
 from redraft.engines import gpu
@@ -53,7 +54,7 @@ class Parser:
     def parse_from_file(self, path: str) -> bool:
         model = onnx.load(path)
         for node in model.graph.node:
-            if node.domain and not self._known(node):
+            if node.domain and node.op_type != COLLECTIVE and not self._known(node):
                 self.errors.append(SimpleNamespace(desc=lambda op=node.op_type: f"no plugin {op}"))
         self.num_errors = len(self.errors)
         self.definition.read(model)
@@ -156,6 +157,18 @@ def plugin(kernel) -> type[OpRun]:
     return type(kernel.name, (OpRun,), {"op_domain": "redraft", "_run": compute})
 
 
+def collective(engine: Engine) -> type[OpRun]:
+    """An operator that gathers from the ranks of the engine's communicator."""
+
+    def compute(self, x, collective_operation=None, reduce_op=None, root=None, group_size=None, nb_rank=None):
+        assert (collective_operation, reduce_op, root, group_size) == ("all_gather", "none", -1, 0)
+        assert engine.communicator is not None, "set_communicator comes before"
+        assert engine.communicator.size == nb_rank
+        return (np.concatenate(engine.communicator.allgather(x)),)
+
+    return type(COLLECTIVE, (OpRun,), {"op_domain": DOMAIN, "_run": compute})
+
+
 class GatherElements(OpRun):
     """The evaluator's own takes at most 64 rows."""
 
@@ -181,7 +194,8 @@ class Engine:
         head, _, network = blob.partition(b"\n")
         self.head, self.model = json.loads(head), onnx.load_from_string(network)
         self.values = {value.name: value for value in (*self.model.graph.input, *self.model.graph.output)}
-        operators = [GatherElements, *(plugin(kernel) for kernel in KERNELS)]
+        self.communicator = None
+        operators = [GatherElements, collective(self), *(plugin(kernel) for kernel in KERNELS)]
         self.evaluator = ReferenceEvaluator(self.model, new_ops=operators)
         self.num_optimization_profiles, self.num_io_tensors = len(self.head["profiles"]), len(self.values)
 
@@ -229,6 +243,11 @@ class Context:
 
     def set_device_memory(self, address, size):
         assert size >= max(1000 + i for i in range(self.engine.num_optimization_profiles))
+
+    def set_communicator(self, communicator):
+        communicator.barrier()
+        self.engine.communicator = communicator
+        return True
 
     def set_optimization_profile_async(self, number, stream):
         self.profile = self.engine.head["profiles"][number]

@@ -21,12 +21,11 @@ from tests.engines.ranks import answers
 from tests.engines.tiny import (
     bundle_of_methods,
     chain,
+    grouped_target,
     make_batch,
-    random_model,
     random_tree,
     tiny_bundle,
     tiny_drafter_of,
-    tiny_target,
 )
 from tests.mpi import run_ranks
 
@@ -64,8 +63,7 @@ EVERY_PLAN: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def grouped():
-    """Three KV groups: 2 + 1."""
-    return random_model(dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201))
+    return grouped_target()
 
 
 @pytest.fixture(scope="module")

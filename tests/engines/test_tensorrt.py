@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from redraft.engines.interface import DraftCandidates
 from redraft.engines.session import Session
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
+from tests.engines.ranks import answers
 from tests.engines.scheduling import generate
+from tests.engines.tensorrt_ranks import steps
 from tests.engines.test_context_drafters import Drafting, check, draft, following
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
@@ -29,6 +32,7 @@ from tests.engines.tiny import (
     VOCAB,
     chain,
     expected,
+    grouped_target,
     make_batch,
     random_tree,
     tiny_bundle,
@@ -37,8 +41,10 @@ from tests.engines.tiny import (
     tiny_lm,
     tiny_target,
 )
+from tests.mpi import run_ranks
 
 LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)
+RANKS_SCRIPT = Path(__file__).with_name("tensorrt_ranks.py")
 BACKENDS = {"tensorrt": (tiny_lm, "bf16", 0.1), "tensorrt_rtx": (tiny_target, "fp32", 1e-5)}
 """The target, which full TensorRT's kernels must have the head size of; the precision; tolerated errors, as a share of
 the largest number."""
@@ -143,6 +149,30 @@ def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_pat
     assert scheduler.totals.drafted > scheduler.totals.accepted
     if backend == "tensorrt_rtx":
         assert tokens == generate(engine, None)[0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "make_target", "limits"),
+    [("tensorrt", tiny_lm, LIMITS), ("tensorrt_rtx", grouped_target, tiny.LIMITS)],
+)
+def test_two_ranks_give_what_one_gives(backend, make_target, limits, monkeypatch, tmp_path):
+    """Two KV groups as 1 + 1, three as 2 + 1. In float32 the tokens are the same too."""
+    target, tolerance = make_target(), BACKENDS[backend][2]
+    options = {"target": target, "trained": tiny_drafter_of(target, "medusa"), "limits": limits}
+    two = bundle_of(backend, monkeypatch, tmp_path / "2", tensor_parallel=2, **options)
+    assert not list((two.path / "rank1").glob("drafter.*"))
+    plans = {"best first": {"construction": "best_first"}} if backend == "tensorrt_rtx" else {}
+    output = tmp_path / "report.npz"
+    done = run_ranks(2, RANKS_SCRIPT, two.path, json.dumps(plans), output)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = np.load(output)
+    for number, step in enumerate(steps()):
+        for name, want in zip(("logits", "hidden"), expected(make_target(), step), strict=True):
+            error = np.abs(report[f"{name}{number}"] - want) / np.abs(want).max()
+            assert error.max() < tolerance, (name, number)
+    if plans:
+        one = load_engine(bundle_of(backend, monkeypatch, tmp_path / "1", **options))
+        assert json.loads(str(report["answers"])) == answers(one, plans)
 
 
 @pytest.fixture(scope="module")

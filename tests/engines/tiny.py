@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from dataclasses import dataclass, field
@@ -166,6 +167,11 @@ def tiny_drafter_of(target: Target, variant: str, hot: int | None = 50) -> Draft
     for weight in drafter.parameters():
         weight.requires_grad_(False).normal_(0, 0.2 if weight.ndim == 2 else 1).copy_(weight.bfloat16())
     return drafter.eval()
+
+
+def grouped_target() -> Target:
+    """As the tiny target, with three KV groups: 2 + 1 on two ranks."""
+    return random_model(dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201))
 
 
 def tiny_bundle(

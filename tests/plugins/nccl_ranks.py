@@ -11,15 +11,12 @@ from torch import distributed
 
 from plugins.all_reduce import nccl, torch_op
 from plugins.all_reduce.reference import all_reduce
+from tests.plugins import gloo
 
 
 def main() -> None:
     comm = MPI.COMM_WORLD
-    nccl.BACKEND = "gloo"
-    distributed.is_nccl_available = lambda: True
-    torch.cuda.device_count = lambda: comm.size
-    places: list[int] = []
-    torch.cuda.set_device = places.append
+    places = gloo.stand_in(comm.size)
     nccl.connect(comm)
     assert places == [comm.rank]
     rng = np.random.default_rng(5)

@@ -1,20 +1,25 @@
 """Sums over ranks: in their order, the same on each, whatever else is summed."""
 
 import contextlib
+import ctypes
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from model_defs.export_target import CacheShape, export_target_plugin
 from model_defs.shards import plan_shards, shard_target
 from plugins import kernels
 from plugins.all_reduce import nccl
 from plugins.all_reduce.reference import all_reduce
+from plugins.all_reduce.tensorrt_form import COLLECTIVE, DOMAIN, tensorrt_form
 from plugins.all_reduce.torch_op import _sum, _sum_of_group
 from plugins.all_reduce.torch_op import all_reduce as torch_all_reduce
 from plugins.cpu.lowering import lower
@@ -61,6 +66,48 @@ def test_the_cuda_operator_sums_in_float32_in_the_order_of_ranks(rng, dtype, wro
     expected = torch.from_numpy(all_reduce(parts.float().numpy())).to(dtype)
     torch.testing.assert_close(_sum(parts), expected, rtol=0, atol=0)
     assert not torch.equal(wrong(parts), expected), "it would be seen"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [
+        (ir.DataType.FLOAT, lambda parts: parts[2] + parts[1] + parts[0]),
+        (ir.DataType.BFLOAT16, lambda parts: parts[0] + parts[1] + parts[2]),
+        (ir.DataType.FLOAT16, lambda parts: parts[0] + parts[1] + parts[2]),
+    ],
+    ids=["another order", "bf16, rounded twice", "fp16, rounded twice"],
+)
+def test_tensorrt_is_given_the_sum_in_float32_in_the_order_of_ranks(rng, dtype, wrong):
+    parts = (rng.standard_normal((3, 7, 111)) * rng.choice([1e-4, 1, 1e4], (3, 7, 111))).astype(dtype.numpy())
+    expected = all_reduce(parts.astype(np.float32)).astype(dtype.numpy())
+    x = ir.Value(name="x", type=ir.TensorType(dtype), shape=ir.Shape(["T", 111]))
+    out = ir.Value(name="out", type=x.type, shape=x.shape)
+    node = ir.node("AllReduce", [x], {"ranks": 3}, domain="redraft", outputs=[out], name="sum")
+    graph = ir.Graph([x], [out], nodes=[node], opset_imports={"": 24, "redraft": 1}, name="graph")
+    network = tensorrt_form(ir.Model(graph, ir_version=10))
+    assert [value.name for value in network.graph.outputs] == ["out"]
+
+    class Gather(OpRun):
+        op_domain = DOMAIN
+
+        def _run(self, x, nb_rank=None, **_):
+            assert nb_rank == len(parts)
+            np.testing.assert_array_equal(x, parts[1])
+            return (np.concatenate(parts),)
+
+    Gather.__name__ = COLLECTIVE
+    (found,) = ReferenceEvaluator(ir.serde.serialize_model(network), new_ops=[Gather]).run(None, {"x": parts[1]})
+    np.testing.assert_array_equal(found, expected)
+    assert (wrong(parts) != expected).any(), "it would be seen"
+
+
+def test_tensorrt_is_given_nccls_communicator(monkeypatch):
+    backend = SimpleNamespace(_comm_ptr=lambda: 0xC0FFEE)
+    group = SimpleNamespace(WORLD=SimpleNamespace(_get_backend=lambda device: {"cuda": backend}[device.type]))
+    monkeypatch.setattr("torch.distributed.group", group)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    assert pointer(nccl.communicator(), b"ncclComm_t") == 0xC0FFEE
 
 
 class Alone:
