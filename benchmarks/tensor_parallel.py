@@ -124,6 +124,8 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Everything of one bundle, written to --output by rank 0."""
     bundle = Bundle.load(args.bundle)
     ranks = bundle.config.tensor_parallel
+    if ranks > 1 and bundle.config.backend != "openvino":
+        parser.error(f"{args.bundle} is for {bundle.config.backend}: expected openvino, whose sums can be timed")
     sums_ms = pure_sums(bundle, args.steps) if ranks > 1 and find_spec("mpi4py") else {}
     session = load_session(parser, args.bundle, args.threads)
     report = {

@@ -118,9 +118,10 @@ def problems(bundle: BundleFacts, image: str) -> list[str]:
             )
         old = [gpu for gpu in here[: bundle.ranks] if tuple(map(int, gpu.compute_capability.split("."))) < CAPABILITY]
         wanted = bundle.compute_capability
-        if old and bundle.backend in WITH_KERNELS:
+        if old and (bundle.backend in WITH_KERNELS or bundle.ranks > 1):
+            purpose = "the CUDA kernels" if bundle.backend in WITH_KERNELS else "sums over GPUs"
             found.append(
-                f"this machine's {old[0].name} has compute capability {old[0].compute_capability}: the CUDA kernels "
+                f"this machine's {old[0].name} has compute capability {old[0].compute_capability}: {purpose} "
                 f"need {'.'.join(map(str, CAPABILITY))} or later; serve on a newer GPU, or an openvino bundle on the "
                 "CPU with `redraft serve`"
             )

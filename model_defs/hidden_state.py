@@ -137,15 +137,11 @@ class HiddenStateDrafter(ContextDrafter):
 
     @torch.no_grad()
     def initialize_chain(self, windows: Windows, inputs: Tensor) -> None:
-        """The map to the layer's next input, and token info from what the chain's second step lacks, both by ridge
-        regression."""
+        """The map to the layer's next input, by ridge regression. Token info keeps its random factors: begun as what
+        the chain lacks, it would take from the layer what that learns by itself (docs/training.md)."""
+        if not self.config.chain_map:
+            return
         kept = windows.positions.shape[1]
         scored = windows.scored(kept, 1)
-        if self.config.chain_map:
-            (first,) = self.unroll(windows, [kept])
-            self.map.weight.copy_(ridge(first[scored.flatten()], windows.rows(inputs, kept, 2)[scored]))
-        if self.token_info is not None:
-            _, second = self.unroll(windows, [kept, kept])
-            lack = windows.rows(windows.hidden, kept, 2)[scored] - second[scored.flatten()]
-            tokens = windows.rows(windows.tokens, kept, 2)[scored]
-            self.token_info.factorize(ridge(self.embed(tokens).float(), lack), self.head_rows.float(), tokens)
+        (first,) = self.unroll(windows, [kept])
+        self.map.weight.copy_(ridge(first[scored.flatten()], windows.rows(inputs, kept, 2)[scored]))

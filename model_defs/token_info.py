@@ -64,17 +64,6 @@ class TokenInfo(nn.Module):
         return z * torch.rsqrt(mean_square + EPS), self.up.weight * self.norm.weight[:, None]
 
     @torch.no_grad()
-    def factorize(self, correction: Tensor, head_rows: Tensor, tokens: Tensor) -> None:
-        """Start from E'(t) = head(correction W_E[t]), as near as the rank allows: correction [H, H], head_rows
-        [>= K, H]; rows are scaled to their mean size over `tokens` int64 [N]."""
-        u, s, vt = torch.linalg.svd(head_rows[: self.kept] @ correction, full_matrices=False)
-        rank = self.down.out_features
-        self.up.weight.copy_(u[:, :rank] * s[:rank].sqrt())
-        self.down.weight.copy_(s[:rank, None].sqrt() * vt[:rank])
-        rows = self.up(self.down(F.embedding(tokens, self.embedding)))
-        self.norm.weight.fill_(rows.square().mean(-1).sqrt().mean())
-
-    @torch.no_grad()
     def collapse(self, dtype: torch.dtype = torch.bfloat16) -> TokenInfoTable:
         """The same as a table, in bfloat16, float32, or a dtype of LARGEST with a scale for each row."""
         tokens = self.row_of.argsort()[: self.kept]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-BACKEND = "nccl"
+BACKEND, DEVICE = "nccl", "cuda"
 CAPSULE = b"ncclComm_t"
 
 
@@ -36,7 +36,7 @@ def connect(comm: MPI.Intracomm) -> None:
         distributed.init_process_group(
             BACKEND, init_method=f"tcp://{address[0]}:{address[1]}", rank=comm.rank, world_size=comm.size
         )
-        distributed.barrier()  # NCCL connects in the first call
+        distributed.all_reduce(torch.zeros(1, device=DEVICE))  # NCCL connects in a device's first call
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(
             f"NCCL does not connect the {comm.size} ranks ({error}): NCCL_DEBUG=INFO says why, between machines "
@@ -45,12 +45,15 @@ def connect(comm: MPI.Intracomm) -> None:
 
 
 def communicator() -> Any:
-    """The connected ranks' `ncclComm_t`, in a capsule as TensorRT's Python layer takes it; torch's to destroy."""
+    """The connected ranks' `ncclComm_t`, in a capsule as TensorRT's Python layer takes it; torch's to destroy. Raises
+    RuntimeError where there is none for this rank's GPU."""
     assert distributed.group.WORLD is not None, "connect() comes before"
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     backend: Any = distributed.group.WORLD._get_backend(torch.device("cuda"))
-    return new(backend._comm_ptr(), CAPSULE, None)
+    if not (pointer := backend._comm_ptr()):
+        raise RuntimeError(f"NCCL is not connected on GPU {torch.cuda.current_device()}, which this rank executes on")
+    return new(pointer, CAPSULE, None)
 
 
 def _failure(count: int) -> str | None:

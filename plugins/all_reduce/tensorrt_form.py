@@ -46,10 +46,10 @@ def _rewrite(network: ir.Model, node: ir.Node) -> None:
     everyone: Attributes = {"collective_operation": "all_gather", "reduce_op": "none", "root": -1, "group_size": 0}
     gathered = add(COLLECTIVE, [x], x.dtype, {**everyone, "nb_rank": ranks})
     parts = add("Reshape", [gathered, constant([ranks, -1, *_known(x.shape[1:])])], x.dtype, {})
+    parts = add("Cast", [parts], ir.DataType.FLOAT, {"to": ir.DataType.FLOAT})
     total: ir.Value | None = None
     for rank in range(ranks):
-        part = add("Gather", [parts, constant(rank)], x.dtype, {"axis": 0})
-        part = add("Cast", [part], ir.DataType.FLOAT, {"to": ir.DataType.FLOAT})
+        part = add("Gather", [parts, constant(rank)], ir.DataType.FLOAT, {"axis": 0})
         total = part if total is None else add("Add", [total, part], ir.DataType.FLOAT, {})
     assert total is not None
     rounded = add("Cast", [total], x.dtype, {"to": x.dtype})

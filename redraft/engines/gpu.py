@@ -55,12 +55,13 @@ def capability(gpu: torch.device) -> str:
     return f"{major}.{minor}"
 
 
-def require_capability(gpu: torch.device) -> None:
-    """Raises BundleError for a GPU that the CUDA kernels are not for. TensorRT for RTX does without them."""
+def require_capability(gpu: torch.device, purpose: str = "the CUDA kernels") -> None:
+    """Raises BundleError for a GPU that is too old for the CUDA kernels, and for TensorRT's sums over several. TensorRT
+    for RTX does without both, on one GPU."""
     found = capability(gpu)
     if tuple(map(int, found.split("."))) < OLDEST_CAPABILITY:
         raise BundleError(
-            f"{torch.cuda.get_device_name(gpu)} has compute capability {found}: the CUDA kernels need "
+            f"{torch.cuda.get_device_name(gpu)} has compute capability {found}: {purpose} need "
             f"{'.'.join(map(str, OLDEST_CAPABILITY))} or later; take a newer GPU, or the CPU: --backend openvino, or "
             "torch with an empty CUDA_VISIBLE_DEVICES"
         )

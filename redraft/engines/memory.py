@@ -44,10 +44,11 @@ def output_bytes(config: BundleConfig) -> int:
 
 
 def of_rank(config: BundleConfig, rank: int) -> BundleConfig:
-    """As if its shard were the target."""
-    return config.model_copy(
-        update={"target": config.target.model_copy(update={"num_kv_heads": config.kv_heads(rank)})}
-    )
+    """As if its shard were the target; drafters are rank 0's."""
+    if not config.shards:
+        return config
+    target = config.target.model_copy(update=dict(config.shards[rank]))
+    return config.model_copy(update={"target": target, "methods": config.methods if rank == 0 else {}})
 
 
 def loaded_bytes(bundle: Bundle, rank: int, suffix: str) -> int:

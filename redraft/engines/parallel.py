@@ -89,7 +89,7 @@ def load_parallel(bundle: Bundle, threads: int | None, load: Callable[[int, int]
     ranks = Ranks.connect(bundle)
     ranks.agree(ranks.connect_operators)
     engine = ranks.agree(lambda: load(threads or ranks.cores(), ranks.rank))
-    ranks.agree(getattr(engine, "self_test", lambda: None))
+    test_together(engine, ranks)
     if ranks.rank == 0:
         return ParallelEngine(engine, ranks)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,6 +100,15 @@ def load_parallel(bundle: Bundle, threads: int | None, load: Callable[[int, int]
         traceback.print_exc()
         ranks.abort()
     raise SystemExit(0)
+
+
+def test_together(engine: Engine, ranks: Ranks) -> None:
+    """The engine's own test, if it has one. A rank that fails ends all of them, as others may wait for it in a step."""
+    try:
+        getattr(engine, "self_test", lambda: None)()
+    except Exception as error:
+        print(f"rank {ranks.rank}: {error}", file=sys.stderr, flush=True)
+        ranks.abort()
 
 
 class Ranks:
@@ -149,7 +158,7 @@ class Ranks:
             from plugins.all_reduce import nccl
             from redraft.engines import gpu
 
-            gpu.device()
+            self.agree(lambda: gpu.require_capability(gpu.device(), "sums over GPUs"))
             nccl.connect(self.comm)
             return
         from plugins import kernels

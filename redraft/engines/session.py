@@ -172,6 +172,12 @@ class Session:
                         f"{largest}: rebuild the bundle"
                     )
 
+    def make_contexts(self) -> None:
+        """All that executing takes, now rather than when it is first needed."""
+        for number in range(len(self._made_for.steps)):
+            self.step(number)
+        self._prefill = self._prefill or self._context(len(self._made_for.profiles) - 1)
+
     def step(self, number: int) -> Step:
         """The context and buffers of one of the engine's step profiles, made when first asked for."""
         if number not in self._steps:

@@ -6,6 +6,9 @@ there; the host waits once, for these.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,17 +45,25 @@ class TensorRTEngine:
         library, device = flavour.module(), gpu.device()
         require_fit(bundle, flavour, str(library.__version__), gpu.capability(device))
         self._stream, self._results = Stream(device), Results(device)
-        free = gpu.free_bytes(device)
+        self._bundle, self._rank, self._free = bundle, rank, gpu.free_bytes(device)
+        with self._stream.current(), self._within_memory():
+            self._load(bundle, flavour, rank)
+        if bundle.config.tensor_parallel == 1:
+            self.self_test()
+
+    @contextmanager
+    def _within_memory(self) -> Iterator[None]:
+        """Where memory runs out, say what would fit: raises BundleError."""
         try:
-            with self._stream.current():
-                self._load(bundle, flavour, rank)
+            yield
         except torch.OutOfMemoryError:
+            bundle, rank = self._bundle, self._rank
             own, weights = memory.of_rank(bundle.config, rank), memory.loaded_bytes(bundle, rank, ".engine")
-            fits = memory.what_fits(own, weights, free)
+            fits = memory.what_fits(own, weights, self._free)
             raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
 
     def _load(self, bundle: Bundle, flavour: Flavour, rank: int) -> None:
-        self._bundle, config, stream = bundle, bundle.config, self._stream
+        config, stream = bundle.config, self._stream
         dtype = dtype_of(flavour, config.precision)
         limits, target = config.limits, memory.of_rank(config, rank).target
         self.caches = _allocate(limits, target, target.num_layers, limits.max_tree, dtype, stream)
@@ -73,8 +84,6 @@ class TensorRTEngine:
                     f"{bundle.path}: the engine of {name} does not update its caches in place; rebuild it with: "
                     f"{bundle.manifest.command}"
                 )
-        if config.tensor_parallel == 1:
-            self.self_test()
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
@@ -93,7 +102,13 @@ class TensorRTEngine:
     def self_test(self) -> None:
         """Executed in a step of one row and in one of more rows than a tree's (in native form: in prefill), the last
         slot's first row must replace a sentinel in every layer. Of several ranks, all do it together, when all are
-        loaded. Raises BundleError."""
+        loaded, and make the contexts of all extents, each of which joins the ranks anew. Raises BundleError."""
+        with self._stream.current(), self._within_memory():
+            if self._bundle.config.tensor_parallel > 1:
+                self._target.session.make_contexts()
+            self._check_caches()
+
+    def _check_caches(self) -> None:
         bundle, limits = self._bundle, self._bundle.config.limits
         slot, words = limits.slots - 1, -(-limits.max_tree // 32)
         for count in sorted({1, min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)}):

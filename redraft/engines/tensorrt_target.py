@@ -33,7 +33,7 @@ class PluginTarget:
         limits = config.limits
         self._rows = RowBuffers(limits, config.target.vocab_size)
         self._extents, shapes = extents.plugin_target(limits), extents.plugin_target_shapes(limits)
-        self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
+        self.session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
         self._host = HostBuffers(stream)
 
     def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
@@ -42,9 +42,9 @@ class PluginTarget:
         rows, sequences, logits = len(batch.input_ids), len(batch.slots), len(batch.logit_rows)
         number = self._extents.fitting(sequences, rows)
         if number is None:
-            step = self._session.prefill(Extent(sequences, rows, max(logits, 1)))
+            step = self.session.prefill(Extent(sequences, rows, max(logits, 1)))
         else:
-            step = self._session.step(number)
+            step = self.session.step(number)
         for name, array in self._rows.fill(batch).items():
             self._host.send(array[: len(step.inputs[name])], step.inputs[name], name)
         step.execute(fixed=number is not None)
@@ -65,7 +65,7 @@ class NativeTarget:
         self._check = RowBuffers(self._limits, config.target.vocab_size).check
         self._extents, self._caches = extents.native_target(self._limits, flavour.has_plugins), caches
         shapes = extents.native_target_shapes
-        self._session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
+        self.session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
         self._host, self._device = HostBuffers(stream), stream.device
 
     def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
@@ -92,7 +92,7 @@ class NativeTarget:
         slots, longest = batch.slots[owners[rows]], int((rows - batch.row_offsets[owners[rows]]).max()) + 1
         number = self._extents.fitting(int(slots.max()) + 1, longest)
         assert number is not None, "the limits that check() enforces"
-        extent, step = self._extents.steps[number], self._session.step(number)
+        extent, step = self._extents.steps[number], self.session.step(number)
         starts = np.full(extent.sequences, self._limits.max_len, np.int64)
         starts[slots] = batch.cache_lengths[owners[rows]]
         places = slots * extent.rows + rows - batch.row_offsets[owners[rows]]
@@ -102,7 +102,7 @@ class NativeTarget:
         """All rows of a sequence."""
         logits = int(np.isin(batch.logit_rows, rows).sum())
         extent = Extent(1, len(rows), max(logits, 1))
-        step = self._session.prefill(extent, int(batch.slots[b]))
+        step = self.session.prefill(extent, int(batch.slots[b]))
         starts = batch.cache_lengths[b : b + 1].astype(np.int64)
         return self._execute(step, batch, extent, starts, rows, np.arange(len(rows)), name=f"chunk {b}", fixed=False)
 

@@ -137,6 +137,9 @@ def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
     script(machine, "nvidia-smi", "echo 'Tesla T4, 7.5, 580.1'")
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]) == 0
     assert capsys.readouterr().err == ""
+    script(machine, "nvidia-smi", "echo 'Tesla T4, 7.5, 580.1'; echo 'Tesla T4, 7.5, 580.1'")
+    assert launch.main(["--bundle", str(write_bundle(tmp_path / "two", "tensorrt_rtx", None, ranks=2))]) == 1
+    assert "machine's Tesla T4 has compute capability 7.5: sums over GPUs need 8.0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("capability", "status"), [("7.5", 1), ("8.0", 0), ("10.0", 0)])

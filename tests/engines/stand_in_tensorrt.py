@@ -158,13 +158,13 @@ def plugin(kernel) -> type[OpRun]:
 
 
 def collective(engine: Engine) -> type[OpRun]:
-    """An operator that gathers from the ranks of the engine's communicator."""
+    """An operator that gathers from the ranks of the executing context's communicator."""
 
     def compute(self, x, collective_operation=None, reduce_op=None, root=None, group_size=None, nb_rank=None):
         assert (collective_operation, reduce_op, root, group_size) == ("all_gather", "none", -1, 0)
-        assert engine.communicator is not None, "set_communicator comes before"
-        assert engine.communicator.size == nb_rank
-        return (np.concatenate(engine.communicator.allgather(x)),)
+        assert engine.executing is not None, "set_communicator comes before, in every context"
+        assert engine.executing.size == nb_rank
+        return (np.concatenate(engine.executing.allgather(x)),)
 
     return type(COLLECTIVE, (OpRun,), {"op_domain": DOMAIN, "_run": compute})
 
@@ -194,7 +194,7 @@ class Engine:
         head, _, network = blob.partition(b"\n")
         self.head, self.model = json.loads(head), onnx.load_from_string(network)
         self.values = {value.name: value for value in (*self.model.graph.input, *self.model.graph.output)}
-        self.communicator = None
+        self.executing = None
         operators = [GatherElements, collective(self), *(plugin(kernel) for kernel in KERNELS)]
         self.evaluator = ReferenceEvaluator(self.model, new_ops=operators)
         self.num_optimization_profiles, self.num_io_tensors = len(self.head["profiles"]), len(self.values)
@@ -239,14 +239,16 @@ class Context:
 
     def __init__(self, engine: Engine):
         self.engine, self.shapes, self.addresses = engine, {}, {}
-        self.profile = None
+        self.profile, self.communicator = None, None
 
     def set_device_memory(self, address, size):
         assert size >= max(1000 + i for i in range(self.engine.num_optimization_profiles))
 
     def set_communicator(self, communicator):
+        assert self.communicator is None
+        assert COLLECTIVE in [node.op_type for node in self.engine.model.graph.node]
         communicator.barrier()
-        self.engine.communicator = communicator
+        self.communicator = communicator
         return True
 
     def set_optimization_profile_async(self, number, stream):
@@ -278,6 +280,7 @@ class Context:
     def execute_async_v3(self, stream):
         inputs = {value.name: self._memory(value.name) for value in self.engine.model.graph.input}
         outputs = [value.name for value in self.engine.model.graph.output]
+        self.engine.executing = self.communicator
         for name, found in zip(outputs, self.engine.evaluator.run(outputs, inputs), strict=True):
             memory = self._memory(name)
             assert (found.shape, found.dtype) == (memory.shape, memory.dtype), name

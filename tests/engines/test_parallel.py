@@ -143,6 +143,56 @@ engines.load_engine(Bundle.load(Path({str(two_ranks.path)!r})))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_in_the_self_test_ends_all(two_ranks, rank):
+    """The other one waits for it in a sum."""
+    program = f"""
+import redraft.engines as engines
+from pathlib import Path
+from redraft.bundle import Bundle, BundleError
+load = engines._load
+def failing(bundle, threads, rank):
+    engine = load(bundle, threads, rank)
+    def self_test():
+        raise BundleError("no memory for a context")
+    if rank == {rank}:
+        engine.self_test = self_test
+    return engine
+engines._load = failing
+engines.load_engine(Bundle.load(Path({str(two_ranks.path)!r})))
+"""
+    done = run_ranks(2, "-c", program, timeout_s=60)
+    assert done.returncode
+    assert f"rank {rank}: no memory for a context" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("capability", "reason"), [(None, "no CUDA device"), ("7.5", "capability 7.5: sums over GPUs")]
+)
+def test_a_rank_without_a_gpu_that_sums_ends_all(two_ranks, capability, reason):
+    """The other one has such a GPU, and is told before it connects to anything."""
+    program = f"""
+import dataclasses
+from pathlib import Path
+import torch
+from mpi4py import MPI
+from redraft.bundle import Bundle, BundleError
+from redraft.engines import gpu, load_engine
+def device():
+    if MPI.COMM_WORLD.rank and {capability!r} is None:
+        raise BundleError("no CUDA device")
+    return torch.device("cuda", 0)
+gpu.device, torch.cuda.get_device_name = device, lambda _: "a GPU"
+gpu.capability = lambda _: {capability!r} if MPI.COMM_WORLD.rank else "9.0"
+bundle = Bundle.load(Path({str(two_ranks.path)!r}))
+config = bundle.config.model_copy(update={{"backend": "tensorrt_rtx"}})
+load_engine(dataclasses.replace(bundle, config=config))
+"""
+    done = run_ranks(2, "-c", program, timeout_s=60)
+    assert done.returncode
+    assert done.stderr.count(f"BundleError: rank 1: {reason if capability is None else 'a GPU has compute ' + reason}")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_fails_in_a_step_ends_all(two_ranks, rank):
     program = f"""
 import redraft.engines as engines

@@ -10,7 +10,7 @@ from plugins.all_reduce import nccl
 
 def stand_in(count: int) -> list[int]:
     """For `count` ranks. Returns the list of the GPUs that this rank will have chosen."""
-    nccl.BACKEND = "gloo"
+    nccl.BACKEND, nccl.DEVICE = "gloo", "cpu"
     distributed.is_nccl_available = lambda: True
     torch.cuda.device_count = lambda: count
     chosen: list[int] = []

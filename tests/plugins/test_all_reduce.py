@@ -108,6 +108,10 @@ def test_tensorrt_is_given_nccls_communicator(monkeypatch):
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     assert pointer(nccl.communicator(), b"ncclComm_t") == 0xC0FFEE
+    backend._comm_ptr = lambda: 0
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
+    with pytest.raises(RuntimeError, match="NCCL is not connected on GPU 3, which this rank executes on"):
+        nccl.communicator()
 
 
 class Alone:
