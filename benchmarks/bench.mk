@@ -141,7 +141,7 @@ $(call folders,ablations/no_token_info): CHANGED := --set token_info=false
 $(call folders,ablations/no_first_token): CHANGED := --set first_token=false
 $(call folders,ablations/dense): CHANGED := --set info_vocabulary=12288
 $(call folders,ablations/%): | $(TEACHER) $(MODEL)/source.json
-	$(TRAIN) --drafter hidden_state --positions 150000 --every 100
+	$(TRAIN) --drafter hidden_state --positions 150000 --every 25
 $(call folders,distillation/%): | $(TEACHER) $(TEACHER)-prefill $(MODEL)/source.json
 	$(TRAIN) --drafter recurrent --positions 150000
 $(call folders,equal/%): | $(TEACHER) $(MODEL)/source.json

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from model_defs.quantization import FP8
 from plugins.cuda.compile import nvcc
 from plugins.cuda.declaration import NAMESPACE
 from plugins.cuda.quick_plugin import register
@@ -20,9 +19,6 @@ from redraft.bundle import BundleConfig, BundleError, file_sha256
 from redraft.engines import extents, gpu, memory
 from redraft.engines.extents import Extents, Shapes
 from redraft.engines.flavour import CAPABILITY, FLAVOURS, Flavour, Messages
-
-FP8_SINCE = (8, 9)
-"""The first compute capability that multiplies in E4M3."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class EngineBuilder:
         self._trt = self.flavour.module(config.tensor_parallel)
         if self._device:
             gpu.require_capability(self._device)
-            self._require_precision(gpu.capability(self._device))
+            gpu.require_precision(self._device, config.precision)
             try:
                 nvcc()
                 self._register_plugins()
@@ -118,13 +114,6 @@ class EngineBuilder:
         )
         engine.with_name(f"{engine.name}.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
         return report
-
-    def _require_precision(self, capability: str) -> None:
-        if self._config.precision == FP8 and tuple(map(int, capability.split("."))) < FP8_SINCE:
-            raise BundleError(
-                f"--precision {FP8}: needs a GPU of compute capability 8.9 or later, this one has {capability}; "
-                "choose --precision int8 or bf16"
-            )
 
     def _register_plugins(self) -> None:
         registry, architecture = self._trt.get_plugin_registry(), f"sm_{self.versions[CAPABILITY].replace('.', '')}"

@@ -22,6 +22,8 @@ DRIVER = 580
 CAPABILITY = (8, 0)
 """The first compute capability that the CUDA kernels are for."""
 WITH_KERNELS = ("tensorrt", "torch")
+PRECISIONS = {"bf16": (8, 0), "fp8": (8, 9)}
+"""The first compute capability with tensor cores for a precision."""
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx", "torch")
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 """Inside the container, and by default outside."""
@@ -39,6 +41,7 @@ class BundleFacts:
 
     path: Path
     backend: str
+    precision: str
     ranks: int
     compute_capability: str | None
     command: str
@@ -50,6 +53,7 @@ class BundleFacts:
         facts = cls(
             path.resolve(),
             str(config.get("backend")),
+            str(config.get("precision")),
             int(config.get("tensor_parallel", 1)),
             manifest.get("versions", {}).get("compute_capability"),
             str(manifest.get("command", "build/build_engines.py")),
@@ -61,12 +65,23 @@ class BundleFacts:
             )
         return facts
 
+    @property
+    def needs(self) -> list[tuple[str, tuple[int, int]]]:
+        """What needs which compute capability."""
+        found = [("the CUDA kernels", CAPABILITY)] if self.backend in WITH_KERNELS else []
+        found += [("sums over GPUs", CAPABILITY)] if self.ranks > 1 else []
+        return found + [(f"{name} engines", oldest) for name, oldest in PRECISIONS.items() if name == self.precision]
+
 
 @dataclass(frozen=True)
 class Gpu:
     name: str
     compute_capability: str
     driver: str
+
+    @property
+    def capability(self) -> tuple[int, ...]:
+        return tuple(map(int, self.compute_capability.split(".")))
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
@@ -116,14 +131,19 @@ def problems(bundle: BundleFacts, image: str) -> list[str]:
                 f"{bundle.path} has {bundle.ranks} tensor-parallel ranks, this machine has {len(here)} GPUs: build it "
                 f"with --tensor-parallel {len(here)}"
             )
-        old = [gpu for gpu in here[: bundle.ranks] if tuple(map(int, gpu.compute_capability.split("."))) < CAPABILITY]
+        old = [
+            (gpu, what, oldest)
+            for gpu in here[: bundle.ranks]
+            for what, oldest in bundle.needs
+            if gpu.capability < oldest
+        ]
         wanted = bundle.compute_capability
-        if old and (bundle.backend in WITH_KERNELS or bundle.ranks > 1):
-            purpose = "the CUDA kernels" if bundle.backend in WITH_KERNELS else "sums over GPUs"
+        if old:
+            gpu, what, oldest = old[0]
             found.append(
-                f"this machine's {old[0].name} has compute capability {old[0].compute_capability}: {purpose} "
-                f"need {'.'.join(map(str, CAPABILITY))} or later; serve on a newer GPU, or an openvino bundle on the "
-                "CPU with `redraft serve`"
+                f"this machine's {gpu.name} has compute capability {gpu.compute_capability}: {what} need "
+                f"{'.'.join(map(str, oldest))} or later; serve on a newer GPU, or an openvino bundle on the CPU with "
+                "`redraft serve`"
             )
         elif other := next((gpu for gpu in here[: bundle.ranks] if wanted not in (None, gpu.compute_capability)), None):
             found.append(

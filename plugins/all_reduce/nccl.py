@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ CAPSULE = b"ncclComm_t"
 def connect(comm: MPI.Intracomm) -> None:
     """Give each rank of a machine a GPU of its own, and make these ranks torch.distributed's default group. Raises
     RuntimeError that names the remedy: on all ranks where torch lacks NCCL or a machine has fewer GPUs than ranks, on
-    those that notice where NCCL does not connect them."""
+    those that notice where NCCL does not connect them. Ranks of one machine listen on its loopback alone."""
     from mpi4py import MPI
 
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -30,12 +31,16 @@ def connect(comm: MPI.Intracomm) -> None:
         if failure:
             raise RuntimeError(failure)
     torch.cuda.set_device(place)
-    with socket.create_server(("", 0)) as server:
-        address = comm.bcast((socket.gethostname(), server.getsockname()[1]))
+    own = "127.0.0.1" if count == comm.size else ""
+    if own:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    server = socket.create_server((own, 0)) if comm.rank == 0 else None
+    host, port = comm.bcast((own or socket.gethostname(), server.getsockname()[1]) if server else None)
     try:
-        distributed.init_process_group(
-            BACKEND, init_method=f"tcp://{address[0]}:{address[1]}", rank=comm.rank, world_size=comm.size
+        store = distributed.TCPStore(
+            host, port, comm.size, server is not None, master_listen_fd=server.detach() if server else None
         )
+        distributed.init_process_group(BACKEND, store=store, rank=comm.rank, world_size=comm.size)
         distributed.all_reduce(torch.zeros(1, device=DEVICE))  # NCCL connects in a device's first call
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(

@@ -18,6 +18,9 @@ OLDEST_DRIVER = 580
 """The first release for CUDA 13; `deploy/launch.py` has it too."""
 OLDEST_CAPABILITY = (8, 0)
 """The first compute capability with what the CUDA kernels use: tensor cores for bf16. `deploy/launch.py` has it too."""
+OLDEST_FOR = {"bf16": (8, 0), "fp8": (8, 9)}
+"""The first compute capability with tensor cores for a precision; `deploy/launch.py` has it too."""
+ON_CPU = "the CPU: --backend openvino, or torch with an empty CUDA_VISIBLE_DEVICES"
 WITHOUT_GPU = "without a GPU, --backend tensorrt_rtx builds engines for another machine, and openvino's run on the CPU"
 
 
@@ -55,16 +58,25 @@ def capability(gpu: torch.device) -> str:
     return f"{major}.{minor}"
 
 
-def require_capability(gpu: torch.device, purpose: str = "the CUDA kernels") -> None:
-    """Raises BundleError for a GPU that is too old for the CUDA kernels, and for TensorRT's sums over several. TensorRT
-    for RTX does without both, on one GPU."""
+def require_capability(
+    gpu: torch.device,
+    purpose: str = "the CUDA kernels",
+    oldest: tuple[int, int] = OLDEST_CAPABILITY,
+    or_take: str = ON_CPU,
+) -> None:
+    """Raises BundleError for a GPU that is too old for what is named, and says what to take in its place."""
     found = capability(gpu)
-    if tuple(map(int, found.split("."))) < OLDEST_CAPABILITY:
+    if tuple(map(int, found.split("."))) < oldest:
         raise BundleError(
             f"{torch.cuda.get_device_name(gpu)} has compute capability {found}: {purpose} need "
-            f"{'.'.join(map(str, OLDEST_CAPABILITY))} or later; take a newer GPU, or the CPU: --backend openvino, or "
-            "torch with an empty CUDA_VISIBLE_DEVICES"
+            f"{'.'.join(map(str, oldest))} or later; take a newer GPU, or {or_take}"
         )
+
+
+def require_precision(gpu: torch.device, precision: str) -> None:
+    """Raises BundleError for a GPU without tensor cores for a bundle's precision."""
+    if oldest := OLDEST_FOR.get(precision):
+        require_capability(gpu, f"{precision} engines", oldest, "build with --precision int8")
 
 
 def free_bytes(gpu: torch.device) -> int:

@@ -158,7 +158,8 @@ class Ranks:
             from plugins.all_reduce import nccl
             from redraft.engines import gpu
 
-            self.agree(lambda: gpu.require_capability(gpu.device(), "sums over GPUs"))
+            one = "a bundle built with --tensor-parallel 1"
+            self.agree(lambda: gpu.require_capability(gpu.device(), "sums over GPUs", or_take=one))
             nccl.connect(self.comm)
             return
         from plugins import kernels

@@ -17,6 +17,10 @@ from redraft.engines.flavour import Flavour, Messages
 
 UPDATED = ".updated"
 """Behind a cache's name: the output that is the same memory."""
+ABOUT_NCCL = (
+    "; its ranks sum over NCCL, by the libnccl.so.2 that torch has loaded, if this TensorRT finds it and takes its "
+    "version: name its folder in LD_LIBRARY_PATH, or build the bundle with --tensor-parallel 1"
+)
 SENTINEL = 3.0
 """Planted in caches to see that an engine writes there."""
 DTYPES = {
@@ -141,7 +145,10 @@ class Session:
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
             self._require_memory()
-            raise BundleError(f"{flavour.title} cannot load {path}: {self._messages.text}; rebuild the bundle here")
+            about = "" if communicator is None else ABOUT_NCCL
+            raise BundleError(
+                f"{flavour.title} cannot load {path}: {self._messages.text}; rebuild the bundle here{about}"
+            )
         expected = len(made_for.profiles)
         if self._engine.num_optimization_profiles != expected:
             raise BundleError(
@@ -205,7 +212,7 @@ class Session:
         if not context.set_optimization_profile_async(profile, self._stream.handle):
             raise RuntimeError(f"TensorRT cannot choose profile {profile}: {self._messages.text}")
         if self._communicator is not None and not context.set_communicator(self._communicator):
-            raise RuntimeError(f"TensorRT cannot take NCCL's communicator: {self._messages.text}")
+            raise BundleError(f"TensorRT cannot take NCCL's communicator: {self._messages.text}{ABOUT_NCCL}")
         return context
 
     def _compiling_at_once(self, strategy: Any) -> Any:

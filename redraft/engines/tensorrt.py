@@ -44,6 +44,7 @@ class TensorRTEngine:
         flavour = FLAVOURS[bundle.config.backend]
         library, device = flavour.module(), gpu.device()
         require_fit(bundle, flavour, str(library.__version__), gpu.capability(device))
+        gpu.require_precision(device, bundle.config.precision)
         self._stream, self._results = Stream(device), Results(device)
         self._bundle, self._rank, self._free = bundle, rank, gpu.free_bytes(device)
         with self._stream.current(), self._within_memory():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import launch
-from redraft.engines.gpu import OLDEST_CAPABILITY, OLDEST_DRIVER
+from redraft.engines.gpu import OLDEST_CAPABILITY, OLDEST_DRIVER, OLDEST_FOR
 
 
 @pytest.fixture
@@ -132,6 +132,15 @@ def test_more_ranks_than_gpus(tmp_path, machine, capsys):
     )
 
 
+def test_a_precision_that_the_gpu_has_no_tensor_cores_for(tmp_path, machine, capsys):
+    bundle = write_bundle(tmp_path / "b", "tensorrt_rtx", None)
+    config = json.loads((bundle / "config.json").read_text())
+    (bundle / "config.json").write_text(json.dumps(config | {"precision": "fp8"}))
+    script(machine, "nvidia-smi", "echo 'NVIDIA A100, 8.0, 580.1'")
+    assert launch.main(["--bundle", str(bundle)]) == 1
+    assert "machine's NVIDIA A100 has compute capability 8.0: fp8 engines need 8.9 or later" in capsys.readouterr().err
+
+
 def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
     """Without our kernels, an older one will do."""
     script(machine, "nvidia-smi", "echo 'Tesla T4, 7.5, 580.1'")
@@ -153,3 +162,4 @@ def test_gpus_that_the_kernels_are_for(tmp_path, machine, capability, status, ca
 def test_the_engines_ask_for_the_same_driver_and_gpu():
     assert launch.DRIVER == OLDEST_DRIVER
     assert launch.CAPABILITY == OLDEST_CAPABILITY
+    assert launch.PRECISIONS == OLDEST_FOR

@@ -311,6 +311,7 @@ def install(monkeypatch, name: str, capability: str = "9.0") -> ModuleType:
     monkeypatch.setattr(gpu, "device", lambda: torch.device("cpu"))
     monkeypatch.setattr(gpu, "capability", lambda _: capability)
     monkeypatch.setattr(gpu, "free_bytes", lambda _: FREE)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "the GPU")
     return install_library(monkeypatch, name)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from model_defs.token_info import InfoForm
+from plugins.all_reduce import nccl
 from redraft.budget import BudgetTable
 from redraft.bundle import Bundle, BundleError, LimitsInfo
 from redraft.drafting import DraftingPlan
@@ -20,6 +21,7 @@ from redraft.engines.flavour import Messages
 from redraft.engines.hidden import on_host
 from redraft.engines.interface import DraftCandidates
 from redraft.engines.session import Session
+from redraft.engines.tensorrt import TensorRTEngine
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
 from tests.engines.ranks import answers
@@ -173,6 +175,31 @@ def test_two_ranks_give_what_one_gives(backend, make_target, limits, monkeypatch
     if plans:
         one = load_engine(bundle_of(backend, monkeypatch, tmp_path / "1", **options))
         assert json.loads(str(report["answers"])) == answers(one, plans)
+
+
+def test_nccl_that_tensorrt_does_not_take(monkeypatch, tmp_path):
+    options = {"target": grouped_target(), "drafts": False, "tensor_parallel": 2}
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, **options)
+    monkeypatch.setattr(nccl, "communicator", object)
+    monkeypatch.setattr(stand_in_tensorrt.Context, "set_communicator", lambda *_: False, raising=False)
+    engine = TensorRTEngine(bundle, rank=1)
+    with pytest.raises(BundleError, match=r"cannot take NCCL's communicator: .*; .* in LD_LIBRARY_PATH, or build .* 1"):
+        engine.self_test()
+    (bundle.path / "rank1" / "target.engine").write_bytes(b"plan")
+    with pytest.raises(
+        BundleError, match=r"cannot load .*; rebuild the bundle here; its ranks sum over NCCL, .*-parallel 1"
+    ):
+        TensorRTEngine(bundle, rank=1)
+
+
+def test_a_precision_that_the_gpu_has_no_tensor_cores_for(monkeypatch, tmp_path):
+    """Engines of TensorRT for RTX are built for any GPU."""
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, target=tiny_lm(), precision="bf16", drafts=False)
+    stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx", capability="7.5")
+    with pytest.raises(
+        BundleError, match=r"compute capability 7.5: bf16 engines need 8.0 or later; .* --precision int8"
+    ):
+        load_engine(bundle)
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,8 @@ def test_ranks_that_nccl_cannot_connect_are_told_what_to_do(has_nccl, gpus, mess
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: has_nccl)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
-    monkeypatch.setattr("torch.distributed.init_process_group", fail)
+    monkeypatch.setattr("torch.distributed.TCPStore", fail)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     with pytest.raises(RuntimeError, match=message):
         nccl.connect(Alone(2))
 
