@@ -18,9 +18,12 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -34,6 +37,7 @@ from benchmarks.workload import ChatTokenizer
 from plugins import kernels
 from redraft.bundle import Bundle
 from redraft.decoding.token_tree import MASK_BITS
+from redraft.engines.interface import Engine
 from redraft.engines.parallel import ParallelEngine
 from redraft.prompts import load_prompts, spread
 from redraft.protocol import AUTO_REGRESSIVE
@@ -68,40 +72,49 @@ def time_steps(session: Session, repeats: int, sums_ms: dict[int, float]) -> lis
     """Median milliseconds of a step and of its parts, by rows."""
     engine, limits = session.runtime.engine, session.runtime.limits
     batches = {rows: causal_batch(1, rows, CONTEXT, -(-limits.max_tree // MASK_BITS)) for rows in ROWS}
-    networks: list[float] = []
-    if isinstance(engine, ParallelEngine):
-        execute = engine.own.execute
-
-        def timed(*given: Any) -> Any:
-            started = time.perf_counter()
-            result = execute(*given)
-            networks.append((time.perf_counter() - started) * 1e3)
-            return result
-
-        engine.own.execute = timed  # type: ignore[method-assign, assignment]
     found = []
     for rows, batch in batches.items():
-        steps, sums = [], []
         engine.execute(batch)
-        networks.clear()
+        steps, sums, others = [], [], []
         for _ in range(repeats):
             kernels.take_exchange_seconds()
-            started = time.perf_counter()
-            engine.execute(batch)
-            steps.append((time.perf_counter() - started) * 1e3)
+            with between_ranks(engine) as took:
+                started = time.perf_counter()
+                engine.execute(batch)
+                steps.append((time.perf_counter() - started) * 1e3)
             sums.append(kernels.take_exchange_seconds() * 1e3)
-        inside = networks or steps
+            others.append(sum(took))
         parts = {
             "step_ms": steps,
-            "compute_ms": [network - summed for network, summed in zip(inside, sums, strict=True)],
+            "compute_ms": [step - summed - other for step, summed, other in zip(steps, sums, others, strict=True)],
             "sums_ms": sums,
-            "send_and_gather_ms": [step - network for step, network in zip(steps, inside, strict=True)],
+            "send_and_gather_ms": others,
         }
         medians = {name: statistics.median(values) for name, values in parts.items()}
         found.append({"rows": rows, **medians, "pure_sums_ms": sums_ms.get(rows, 0.0)})
-    if isinstance(engine, ParallelEngine):
-        engine.own.execute = execute  # type: ignore[method-assign]
     return found
+
+
+@contextmanager
+def between_ranks(engine: Engine) -> Iterator[list[float]]:
+    """Fills a list with the milliseconds of each time that the engine sends a batch or gathers logits."""
+    took: list[float] = []
+    if not isinstance(engine, ParallelEngine):
+        yield took
+        return
+
+    def timed(act: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def timed_act(given: Any) -> Any:
+            started = time.perf_counter()
+            result = act(given)
+            took.append((time.perf_counter() - started) * 1e3)
+            return result
+
+        return timed_act
+
+    own: Any = engine.own
+    with patch.object(engine.ranks, "send", timed(engine.ranks.send)), patch.object(own, "gather", timed(own.gather)):
+        yield took
 
 
 def decode(session: Session, args: argparse.Namespace) -> dict[str, Any]:

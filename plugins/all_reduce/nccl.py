@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -59,6 +60,19 @@ def communicator() -> Any:
     if not (pointer := backend._comm_ptr()):
         raise RuntimeError(f"NCCL is not connected on GPU {torch.cuda.current_device()}, which this rank executes on")
     return new(pointer, CAPSULE, None)
+
+
+def gather(part: Tensor, widths: Sequence[int]) -> Tensor:
+    """Each rank's [R, columns], `widths` of them by rank, side by side on rank 0; the others get no rows. Enqueued."""
+    if distributed.get_rank():
+        parts = [part[:0]]
+        transfers = [distributed.P2POp(distributed.isend, part.contiguous(), 0)]
+    else:
+        parts = [part, *(part.new_empty(len(part), width) for width in widths[1:])]
+        transfers = [distributed.P2POp(distributed.irecv, parts[rank], rank) for rank in range(1, len(parts))]
+    for transfer in distributed.batch_isend_irecv(transfers):
+        transfer.wait()
+    return torch.cat(parts, 1)
 
 
 def _failure(count: int) -> str | None:

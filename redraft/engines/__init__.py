@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from redraft.engines.interface import Gather, alone
+
 if TYPE_CHECKING:
     from redraft.bundle import Bundle
     from redraft.engines.interface import Engine
@@ -20,19 +22,19 @@ def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:
     if bundle.config.tensor_parallel > 1:
         from redraft.engines.parallel import load_parallel
 
-        return load_parallel(bundle, threads, lambda threads, rank: _load(bundle, threads, rank))
-    return _load(bundle, threads, 0)
+        return load_parallel(bundle, threads, lambda *own: _load(bundle, *own))
+    return _load(bundle, threads)
 
 
-def _load(bundle: Bundle, threads: int | None, rank: int) -> Engine:
+def _load(bundle: Bundle, threads: int | None, rank: int = 0, gather: Gather = alone) -> Engine:
     if bundle.config.backend == "openvino":
         from redraft.engines.openvino import OpenVINOEngine
 
-        return OpenVINOEngine(bundle, threads, rank)
+        return OpenVINOEngine(bundle, threads, rank, gather)
     if bundle.config.backend == "torch":
         from redraft.engines.torch import TorchEngine
 
-        return TorchEngine(bundle, threads, rank)
+        return TorchEngine(bundle, threads, rank, gather)
     from redraft.engines.tensorrt import TensorRTEngine
 
-    return TensorRTEngine(bundle, threads, rank)
+    return TensorRTEngine(bundle, threads, rank, gather)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 Samplers: TypeAlias = "Sequence[Sampler | None] | None"
 """Of the sequences of a batch, in order; None: of none."""
+Gather: TypeAlias = Callable[[Any], Any]
+"""Brings the logits [R, columns of its shard] of every rank, an array or a tensor, to rank 0 as [R, V]; others are left
+with no rows. Where R is 0 nothing is sent."""
+
+
+def alone(logits: Any) -> Any:
+    """The `Gather` of one rank."""
+    return logits
 
 
 @dataclass

@@ -44,10 +44,13 @@ def output_bytes(config: BundleConfig) -> int:
 
 
 def of_rank(config: BundleConfig, rank: int) -> BundleConfig:
-    """As if its shard were the target; drafters are rank 0's."""
+    """As if its shard were the target; drafters and the logits of all shards are rank 0's."""
     if not config.shards:
         return config
-    target = config.target.model_copy(update=dict(config.shards[rank]))
+    shard = dict(config.shards[rank])
+    if rank == 0:
+        shard["vocab_size"] = config.target.vocab_size
+    target = config.target.model_copy(update=shard)
     return config.model_copy(update={"target": target, "methods": config.methods if rank == 0 else {}})
 
 

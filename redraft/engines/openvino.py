@@ -11,7 +11,16 @@ from plugins import kernels
 from plugins.library import extension_path, operators_digest
 from plugins.program import ALIGNMENT, CONSTANTS
 from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
-from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, Samplers, TargetBatch
+from redraft.engines.interface import (
+    DraftBatch,
+    DraftCandidates,
+    DraftDraws,
+    DraftSampling,
+    Gather,
+    Samplers,
+    TargetBatch,
+    alone,
+)
 from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 
 COMPILE_OPTIONS = {
@@ -26,10 +35,10 @@ SENTINEL = 3.0
 
 class OpenVINOEngine:
     """A bundle's networks, compiled at load; no call allocates anything that lasts. Of several ranks, one's networks:
-    drafters are on rank 0, and each has logits of its own columns."""
+    drafters are on rank 0, and each computes logits of its own columns, which `gather` brings to rank 0."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0):
-        self._bundle, config = bundle, bundle.config
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
+        self._bundle, config, self.gather = bundle, bundle.config, gather
         if (built_for := bundle.manifest.versions.get("operators")) != (present := operators_digest()):
             raise BundleError(
                 f"{bundle.path} was built for other CPU operators ({built_for}) than these ({present}); "
@@ -59,7 +68,7 @@ class OpenVINOEngine:
         if failure := self._target.infer(self._rows.fill(batch)):
             self._rows.check(batch)
             raise RuntimeError(f"the target's network failed: {failure}")
-        logits = self._target.output("logits")[: len(batch.logit_rows)]
+        logits = self.gather(self._target.output("logits")[: len(batch.logit_rows)])
         return logits, self._target.output("hidden") if self._has_hidden else None
 
     def close(self) -> None:

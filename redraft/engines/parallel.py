@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from redraft.bundle import Bundle, BundleError
 from redraft.engines import rank_process
 from redraft.engines.flavour import FLAVOURS
 from redraft.engines.hidden import Hidden
-from redraft.engines.interface import DraftEngine, Engine, Samplers, TargetBatch
+from redraft.engines.interface import DraftEngine, Engine, Gather, LogitRows, Samplers, TargetBatch
 from redraft.engines.rows import RowBuffers
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ Result = TypeVar("Result")
 
 
 class ParallelEngine:
-    """Rank 0's engine: as any other, but that its target is executed by all ranks. `own` is the engine of its shard."""
+    """Rank 0's engine: as any other, but that its target is executed by all ranks. `own` is the engine of its shard,
+    which gathers the logits of all."""
 
     def __init__(self, engine: Engine, ranks: Ranks):
-        self.own, self._ranks = engine, ranks
+        self.own, self.ranks = engine, ranks
         self._rows = RowBuffers(ranks.config.limits, ranks.config.target.vocab_size)
         self._open, self._in_step = True, False
         atexit.register(self.close)
@@ -49,16 +50,14 @@ class ParallelEngine:
         """See `Engine.drafters`: rank 0 has them all."""
         return self.own.drafters
 
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[np.ndarray, Hidden | None]:
-        """See `Engine.execute`: logits of all rows, as no rank has whole ones. Raises ValueError for a batch outside of
-        the bundle's limits, before others see it."""
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Hidden | None]:
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see it."""
         self._rows.check(batch)
         self._in_step = True
-        self._ranks.send(batch)
-        own, hidden = self.own.execute(batch)
-        logits = self._ranks.gather(np.asarray(own))
+        self.ranks.send(batch)
+        outputs = self.own.execute(batch, samplers)
         self._in_step = False
-        return logits, hidden
+        return outputs
 
     def close(self) -> None:
         """See `Engine.close`; the other ranks stop too. After a step that failed, in which they may wait for ever,
@@ -67,28 +66,28 @@ class ParallelEngine:
             return
         self._open = False
         if self._in_step:
-            self._ranks.abort()
-        self._ranks.send(None)
+            self.ranks.abort()
+        self.ranks.send(None)
         self.own.close()
 
 
 def follow(engine: Engine, ranks: Ranks) -> None:
     """Execute rank 0's batches until it stops."""
     while (batch := ranks.receive()) is not None:
-        ranks.gather(np.asarray(engine.execute(batch)[0]))
+        engine.execute(batch)
     engine.close()
 
 
-def load_parallel(bundle: Bundle, threads: int | None, load: Callable[[int, int], Engine]) -> Engine:
-    """Rank 0's engine of a bundle for several ranks, from `load(threads, rank)`; `threads` None is this rank's share
-    of the cores that its machine's ranks may use.
+def load_parallel(bundle: Bundle, threads: int | None, load: Callable[[int, int, Gather], Engine]) -> Engine:
+    """Rank 0's engine of a bundle for several ranks, from `load(threads, rank, gather)`; `threads` None is this rank's
+    share of the cores that its machine's ranks may use.
 
     On any other rank it returns only by SystemExit, when rank 0 has closed its engine. Raises BundleError on all ranks
     where one of them cannot load its shard.
     """
     ranks = Ranks.connect(bundle)
     ranks.agree(ranks.connect_operators)
-    engine = ranks.agree(lambda: load(threads or ranks.cores(), ranks.rank))
+    engine = ranks.agree(lambda: load(threads or ranks.cores(), ranks.rank, ranks.gather))
     test_together(engine, ranks)
     if ranks.rank == 0:
         return ParallelEngine(engine, ranks)
@@ -119,6 +118,7 @@ class Ranks:
     def __init__(self, comm: MPI.Intracomm, bundle: Bundle):
         self.comm, self.config = comm, bundle.config
         self.rank: int = comm.rank
+        self._gather: Gather = self._gather_arrays
         self._logits = np.empty((0, self.config.target.vocab_size), np.float32)
 
     @classmethod
@@ -155,25 +155,27 @@ class Ranks:
     def connect_operators(self) -> None:
         """Let the networks' sums reach the other ranks. Raises BundleError or RuntimeError."""
         if self.config.backend in FLAVOURS:
-            from plugins.all_reduce import nccl
             from redraft.engines import gpu
 
             one = "a bundle built with --tensor-parallel 1"
             self.agree(lambda: gpu.require_capability(gpu.device(), "sums over GPUs", or_take=one))
-            nccl.connect(self.comm)
-            return
-        from plugins import kernels
-        from plugins.all_reduce import mpi
+        else:
+            from plugins import kernels
+            from plugins.all_reduce import mpi
 
-        mpi.connect(self.comm)
-        kernels.set_threads(1)
-        if self.config.backend == "torch":
+            mpi.connect(self.comm)
+            kernels.set_threads(1)
+            if self.config.backend == "openvino":
+                return
             import torch
 
-            from plugins.all_reduce import nccl
+            if not any(self.comm.allgather(torch.cuda.is_available())):
+                self._gather = lambda logits: torch.from_numpy(self._gather_arrays(logits.numpy()))
+                return
+        from plugins.all_reduce import nccl
 
-            if any(self.comm.allgather(torch.cuda.is_available())):
-                nccl.connect(self.comm)
+        nccl.connect(self.comm)
+        self._gather = lambda logits: nccl.gather(logits, [shard.vocab_size for shard in self.config.shards])
 
     def cores(self) -> int:
         """This rank's share of the cores that the ranks on its machine may use, at least 1."""
@@ -217,16 +219,17 @@ class Ranks:
         self.comm.Recv(message, 0)
         return unpack(message) if len(message) else None
 
-    def gather(self, logits: np.ndarray) -> np.ndarray:
-        """float32 [R, the shard's columns] on every rank to [R, V] on rank 0, valid until the next call."""
+    def gather(self, logits: Any) -> Any:
+        """See `Gather`: from GPU to GPU, else from host to host, valid until the next call."""
+        return self._gather(logits) if len(logits) else logits
+
+    def _gather_arrays(self, logits: np.ndarray) -> np.ndarray:
         from mpi4py import MPI
 
         rows, vocab = len(logits), self.config.target.vocab_size
-        if not rows:
-            return self._logits[:0]
         if self.rank:
             self.comm.Send(logits, 0)
-            return logits
+            return logits[:0]
         if rows > len(self._logits):
             self._logits = np.empty((rows, vocab), np.float32)
         out, first = self._logits[:rows], 0

@@ -18,7 +18,7 @@ from redraft.bundle import Bundle, BundleError, ContextInfo, LimitsInfo, TargetI
 from redraft.engines import gpu, memory
 from redraft.engines.choice import choose
 from redraft.engines.flavour import FLAVOURS, Flavour, require_fit
-from redraft.engines.interface import LogitRows, Samplers, TargetBatch
+from redraft.engines.interface import Gather, LogitRows, Samplers, TargetBatch, alone
 from redraft.engines.session import SENTINEL, Stream
 from redraft.engines.tensorrt_drafter import TensorRTDrafter
 from redraft.engines.tensorrt_target import NativeTarget, PluginTarget
@@ -36,7 +36,7 @@ def dtype_of(flavour: Flavour, precision: str) -> torch.dtype:
 class TensorRTEngine:
     """A bundle's engines and caches on one GPU. Of several ranks, one's: see `OpenVINOEngine`."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0):
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
         """`threads` are for torch on the host. Raises BundleError where library, driver or GPU are missing or not those
         that the bundle was built for, or memory does not suffice."""
         if threads is not None:
@@ -46,7 +46,7 @@ class TensorRTEngine:
         require_fit(bundle, flavour, str(library.__version__), gpu.capability(device))
         gpu.require_precision(device, bundle.config.precision)
         self._stream, self._results = Stream(device), Results(device)
-        self._bundle, self._rank, self._free = bundle, rank, gpu.free_bytes(device)
+        self._bundle, self._rank, self._free, self.gather = bundle, rank, gpu.free_bytes(device), gather
         with self._stream.current(), self._within_memory():
             self._load(bundle, flavour, rank)
         if bundle.config.tensor_parallel == 1:
@@ -91,7 +91,7 @@ class TensorRTEngine:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
         with self._stream.current():
             logits, hidden = self._target.execute(batch)
-            return choose(logits, batch, samplers, self._results), hidden
+            return choose(self.gather(logits), batch, samplers, self._results), hidden
 
     def close(self) -> None:
         """Free the engines and the caches, as far as they are there."""

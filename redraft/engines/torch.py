@@ -27,9 +27,11 @@ from redraft.engines.interface import (
     DraftCandidates,
     DraftDraws,
     DraftSampling,
+    Gather,
     LogitRows,
     Samplers,
     TargetBatch,
+    alone,
 )
 from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 from redraft.engines.transfer import Results
@@ -44,10 +46,11 @@ Program = Callable[..., Sequence[Tensor]]
 class TorchEngine:
     """A bundle's programs, and caches in the bundle's precision. Of several ranks, one's: see `OpenVINOEngine`."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0):
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
         """Raises BundleError where the GPU's kernels do not fit the bundle, or its memory does not suffice."""
         if threads is not None:
             torch.set_num_threads(threads)
+        self.gather = gather
         device = available_device()
         if device.type != "cuda":
             self._load(bundle, rank, device)
@@ -90,7 +93,8 @@ class TorchEngine:
         padded = dict.fromkeys(("input_ids", "positions", "tree_mask"), rows)
         outputs = self.steps(inputs, padded | {"logit_rows": logit_rows})
         hidden = outputs[1][: len(batch.input_ids)] if len(outputs) > 1 else None
-        return choose(outputs[0][: len(batch.logit_rows)], batch, samplers, self._results), hidden
+        logits = self.gather(outputs[0][: len(batch.logit_rows)])
+        return choose(logits, batch, samplers, self._results), hidden
 
     def close(self) -> None:
         """Free the programs and the caches."""

@@ -1,7 +1,8 @@
 """What every rank of a test of TensorRT's ranks runs: `mpiexec -n N python tests/engines/tensorrt_ranks.py BUNDLE PLANS
-OUTPUT`. The library is the stand-in, and MPI is in NCCL's place.
+OUTPUT`. The library is the stand-in, MPI and gloo are in NCCL's place.
 
-Rank 0 writes what came of `steps`, and of generating by each plan as in ranks.py.
+Rank 0 writes what came of `steps`, which tokens it chooses in the first one, and what came of generating by each plan
+as in ranks.py.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from mpi4py import MPI
 
 from plugins.all_reduce import nccl
 from redraft.bundle import Bundle
+from redraft.decoding.sampling import Sampler
 from redraft.engines import load_engine
 from redraft.engines.hidden import on_host
+from redraft.protocol import SamplingConfig
 from tests.engines import stand_in_tensorrt
 from tests.engines.ranks import answers
 from tests.engines.tiny import VOCAB, Rows, chain, make_batch, random_tree
@@ -52,6 +55,9 @@ def main() -> None:
         for number, step in enumerate(steps()):
             logits, hidden = engine.execute(make_batch(step, words))
             found |= {f"logits{number}": np.array(logits), f"hidden{number}": on_host(hidden)}
+        prompts = steps()[0]
+        chosen, _ = engine.execute(make_batch(prompts, words), [Sampler(SamplingConfig(), [1])] * len(prompts))
+        found["chosen"] = chosen[0 : len(found["logits0"])]
         np.savez(output, answers=json.dumps(answers(engine, json.loads(plans))), **found)
 
 

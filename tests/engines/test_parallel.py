@@ -130,10 +130,10 @@ import redraft.engines as engines
 from pathlib import Path
 from redraft.bundle import Bundle
 load = engines._load
-def failing(bundle, threads, rank):
+def failing(bundle, threads, rank, gather):
     if rank == {rank}:
         raise MemoryError("no memory for the cache")
-    return load(bundle, threads, rank)
+    return load(bundle, threads, rank, gather)
 engines._load = failing
 engines.load_engine(Bundle.load(Path({str(two_ranks.path)!r})))
 """
@@ -151,8 +151,8 @@ from redraft.bundle import Bundle, BundleError
 from tests.engines.ranks import answers
 {fault}
 load = engines._load
-def failing(bundle, threads, rank):
-    engine = load(bundle, threads, rank)
+def failing(bundle, threads, rank, gather):
+    engine = load(bundle, threads, rank, gather)
     if rank == {rank}:
         fault(engine)
     return engine

@@ -1,4 +1,5 @@
-"""What every rank of the CUDA operator's test runs: its connection and its sum, over gloo and on the CPU."""
+"""What every rank of the CUDA operator's test runs over gloo and on the CPU: its connection, its sum, and the logits'
+way to rank 0."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ def main() -> None:
         parts = rng.standard_normal((comm.size, *shape)) * rng.choice([1e-4, 1, 1e4], (comm.size, *shape))
         parts = parts.astype(np.float32)
         found = torch_op._sum_of_group(torch.from_numpy(parts[comm.rank]), comm.size)
-        np.testing.assert_array_equal(found.numpy(), all_reduce(parts))
+        assert torch.equal(found, all_reduce(torch.from_numpy(parts)))
+    widths = [7, 4, 111]
+    for dtype in (torch.float32, torch.bfloat16):
+        whole = torch.randn(5, sum(widths), generator=torch.Generator().manual_seed(0)).to(dtype)
+        gathered = nccl.gather(whole.split(widths, 1)[comm.rank], widths)
+        torch.testing.assert_close(gathered, whole[:0, : widths[comm.rank]] if comm.rank else whole, rtol=0, atol=0)
     print(f"rank {comm.rank} of {comm.size} is right")
     sys.stdout.flush()
     distributed.destroy_process_group()
