@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from torch import Tensor
 
 
-def all_reduce(parts: np.ndarray) -> np.ndarray:
-    """float32 [ranks, ...] to their sum, added in the order of ranks: what every rank gets."""
-    total = parts[0].copy()
+def all_reduce(parts: Tensor) -> Tensor:
+    """[ranks, ...] to what every rank gets: their sum in the order of ranks, in float32, then rounded to the parts'
+    dtype."""
+    total = parts[0].float()
     for part in parts[1:]:
-        total += part
-    return total
+        total = total + part
+    return total.to(parts.dtype)

@@ -1,15 +1,13 @@
-"""What `PackBeams` computes, in torch: the trees of `redraft/decoding/packing.py`, which packs on the CPU, and what
-engines derive from them."""
+"""What `PackBeams` computes: a trie of each sequence's beams, grown beam by beam."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from redraft.decoding import packing
-from redraft.decoding.token_tree import MASK_BITS, mask_words
+from redraft.decoding.token_tree import MASK_BITS
 
 
 def pack_beams(roots: Tensor, beams: Tensor, log_probs: Tensor, cache_lengths: Tensor) -> tuple[Tensor, ...]:
@@ -17,15 +15,22 @@ def pack_beams(roots: Tensor, beams: Tensor, log_probs: Tensor, cache_lengths: T
     positions, tree_mask, scores and sizes: see README.md."""
     batch, width, length = beams.shape
     nodes = 1 + width * length
-    words = -(-nodes // MASK_BITS)
-    tree = packing.pack_beams(roots.numpy(), beams.numpy(), log_probs.numpy())
-    tokens, parents, scores = (
-        F.pad(torch.from_numpy(array), (0, nodes - array.shape[1]), value=past_end)
-        for array, past_end in ((tree.tokens, 0), (tree.parents, -1), (tree.scores, float("-inf")))
-    )
-    positions = torch.zeros(batch, nodes, dtype=torch.int32)
-    masks = np.zeros((batch, nodes, words), np.uint32)
-    for b, paths in enumerate(tree.ancestors):
-        positions[b, : len(paths)] = cache_lengths[b] + torch.tensor([path.bit_count() - 1 for path in paths])
-        masks[b, : len(paths)] = np.reshape(mask_words(paths, words), (-1, words))
-    return tokens, parents, positions, torch.from_numpy(masks.view(np.int32)), scores, torch.from_numpy(tree.sizes)
+    tokens, positions = torch.zeros(2, batch, nodes, dtype=torch.int32)
+    parents, sizes = torch.full((batch, nodes), -1, dtype=torch.int32), torch.empty(batch, dtype=torch.int32)
+    scores = torch.full((batch, nodes), -math.inf)
+    sees = torch.zeros(batch, nodes, -(-nodes // MASK_BITS) * MASK_BITS, dtype=torch.bool)
+    for b in range(batch):
+        tokens[b, 0], positions[b, 0], scores[b, 0], sees[b, 0, 0] = roots[b], cache_lengths[b], 0, True
+        node_of: dict[tuple[int, ...], int] = {(): 0}
+        for beam, log_prob in zip(beams[b].tolist(), log_probs[b].tolist(), strict=True):
+            for depth in range(1, length + 1 if log_prob[-1] > -math.inf else 0):
+                *before, token = prefix = tuple(beam[:depth])
+                if prefix not in node_of:
+                    parent, node = node_of[tuple(before)], node_of.setdefault(prefix, len(node_of))
+                    tokens[b, node], parents[b, node], scores[b, node] = token, parent, log_prob[depth - 1]
+                    positions[b, node] = positions[b, parent] + 1
+                    sees[b, node] = sees[b, parent]
+                    sees[b, node, node] = True
+        sizes[b] = len(node_of)
+    bits = sees.unflatten(2, (-1, MASK_BITS)).int() << torch.arange(MASK_BITS, dtype=torch.int32)
+    return tokens, parents, positions, bits.sum(3, dtype=torch.int32), scores, sizes

@@ -41,7 +41,7 @@ def run_ranks(target: Target, ranks: int, ids: torch.Tensor) -> tuple[list[torch
         def reduce(part: torch.Tensor) -> torch.Tensor:
             parts[rank] = part
             barrier.wait()
-            total = torch.from_numpy(all_reduce(torch.stack(parts).numpy()))
+            total = all_reduce(torch.stack(parts))
             barrier.wait()
             return total
 

@@ -1,4 +1,4 @@
-"""The CUDA kernel's own source, run on the CPU, against the reference."""
+"""The CUDA kernel's own source, run on the CPU, and what the host packs, against the reference."""
 
 import re
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plugins.beam_packing.reference import pack_beams
 from plugins.beam_packing.tensorrt_plugin import MOST_DRAFTED, PACK_BEAMS
 from plugins.cuda.launch import run
+from redraft.decoding import packing
 
 
 def check(
@@ -18,8 +19,14 @@ def check(
 ) -> None:
     inputs = [torch.from_numpy(array) for array in (roots, beams, log_probs, lengths)]
     found = run(PACK_BEAMS, inputs, {}, descending=descending)
-    for output, tensor, expected in zip(PACK_BEAMS.outputs, found, pack_beams(*inputs), strict=True):
-        assert torch.equal(tensor, expected), output.name
+    expected = pack_beams(*inputs)
+    for output, tensor, wanted in zip(PACK_BEAMS.outputs, found, expected, strict=True):
+        assert torch.equal(tensor, wanted), output.name
+    tokens, parents, _, _, scores, sizes = (tensor.numpy() for tensor in expected)
+    tree, nodes = packing.pack_beams(roots, beams, log_probs), sizes.max()
+    for packed, wanted in ((tree.tokens, tokens), (tree.parents, parents), (tree.scores, scores)):
+        np.testing.assert_array_equal(packed, wanted[:, :nodes])
+    np.testing.assert_array_equal(tree.sizes, sizes)
 
 
 def test_a_tree_in_full():
