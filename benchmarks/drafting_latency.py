@@ -4,30 +4,32 @@
     python -m benchmarks.drafting_latency untrained --model MODEL --output artifacts/drafters/untrained
     build/build_engines.py --model MODEL --methods artifacts/drafters/untrained/methods.toml --output BUNDLE
     python -m benchmarks.drafting_latency drafters --bundle BUNDLE
-    python -m benchmarks.drafting_latency rejection
+    python -m benchmarks.drafting_latency rejection --bundle BUNDLE --dataset PROMPTS
 
 `heads` times the CPU operators that turn hidden states into drafted tokens: the LM head, softmax and sampling. Token by
 token, each level's nodes go through the head; in one pass, the chain does so once, and each level adds what its nodes'
 tokens say. `drafters` times the whole drafting networks of a bundle's methods; weights do not matter, so `untrained`
-writes drafters and the methods that compare them. `rejection` times what the host does behind a draft that was drawn at
-random: recursive rejection, on a tree of `stochastic_beam`.
+writes drafters and the methods that compare them. `rejection` times the host's verification of drafts that were drawn
+at random, with several sequences at once.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import typer
 from rich.console import Console
 
+from benchmarks.inprocess import Session, request
 from benchmarks.results import write_json
 from benchmarks.tables import Table
+from benchmarks.workload import ChatTokenizer
 from model_defs.drafters import DRAFTERS
 from model_defs.eagle import EagleDrafter
 from model_defs.fingerprint import target_fingerprint
@@ -36,14 +38,11 @@ from model_defs.target import Target
 from plugins import kernels
 from plugins.linear.pack import DTYPES, pack
 from redraft.bundle import Bundle, BundleError
-from redraft.decoding.draws import Beam, log_softmax, stochastic_beam
-from redraft.decoding.random_trees import pack_draws
-from redraft.decoding.rejection import recursive_rejection, verify
-from redraft.decoding.sampling import Sampler
-from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.verification import Verdict
 from redraft.engines import load_engine
-from redraft.engines.interface import DraftBatch, DraftDraws
-from redraft.protocol import SamplingConfig
+from redraft.engines.interface import DraftBatch
+from redraft.prompts import load_prompts, spread
+from redraft.protocol import GenerateRequest
 
 LEVELS = 5
 HOT, INFO = 12288, 8192
@@ -227,71 +226,58 @@ def drafters(
     console.print(f"written to {output}")
 
 
-VISITED, RULE, DISTRIBUTION = "visited nodes a tree", "the rule", "the target's distribution"
-DEPTH, WIDTH = 4, 4
+def verification(session: Session, requests: Sequence[GenerateRequest], concurrency: int) -> dict[str, float]:
+    """With so many requests in flight: milliseconds of a step and of its verification on the host, the share, and
+    microseconds for each visited node."""
+    scheduler, spent, visited = session.runtime.scheduler, 0.0, 0
+    verify = scheduler._verify
 
+    def timed(*given: Any) -> list[Verdict]:
+        nonlocal spent, visited
+        started = time.perf_counter()
+        verdicts = verify(*given)
+        spent += time.perf_counter() - started
+        visited += sum(len(verdict.path) for verdict in verdicts)
+        return verdicts
 
-def drawn_tree(logits: np.ndarray, support: int) -> TokenTree:
-    """A tree of DEPTH levels of WIDTH nodes, drawn from a drafter that nearly knows the target's `support` best tokens
-    after each node; logits float32 [nodes, V]."""
-    rng = np.random.default_rng(1)
-    expanded = 1 + (DEPTH - 1) * WIDTH
-    ids = np.argsort(-logits[:expanded], axis=1)[:, :support].astype(np.int32)
-    likely = np.take_along_axis(logits[:expanded], ids, axis=1) + rng.standard_normal(ids.shape)
-    log_probs = log_softmax(likely).astype(np.float32)[None]
-    beam, draws, first = Beam.of_roots(1), [], 0
-    for _ in range(DEPTH):
-        level = log_probs[:, first : first + beam.totals.shape[1]]
-        drawn, beam = stochastic_beam(level, rng.gumbel(size=level.shape).astype(np.float32), beam, WIDTH)
-        draws.append(drawn + first * support)
-        first += level.shape[1]
-    drafts = DraftDraws(ids[None], log_probs, np.concatenate(draws, axis=1))
-    return pack_draws(drafts, np.zeros(1, np.int32), np.ones((1, DEPTH * WIDTH), bool))
-
-
-def timed(function: Callable[..., Any], spent: dict[str, float], part: str, *arguments: Any) -> Any:
-    """What a call gives; its microseconds are added to a part's."""
-    started = time.perf_counter()
-    result = function(*arguments)
-    spent[part] += 1e6 * (time.perf_counter() - started)
-    return result
+    session.run(requests[:concurrency], concurrency)
+    before = session.clock()
+    with patch.object(scheduler, "_verify", timed):
+        session.run(requests, concurrency)
+    clock = session.clock().since(before)
+    return {
+        "step_ms": 1e3 * clock.step_s / clock.steps,
+        "verification_ms": 1e3 * spent / clock.steps,
+        "share": spent / clock.step_s,
+        "node_us": 1e6 * spent / visited,
+    }
 
 
 @app.command()
 def rejection(
-    vocabulary: Annotated[int, typer.Option(help="Logits of a node.")] = 49152,
-    support: Annotated[int, typer.Option(help="Tokens that may be drawn below a node.")] = 64,
+    bundle: Annotated[Path, typer.Option(help="With the method.")],
+    dataset: Annotated[Path, typer.Option(help="Prompts, as the load test takes them.")],
+    method: Annotated[str, typer.Option(help="That verifies by rejection.")] = "rsd_s",
     temperature: Annotated[float, typer.Option(help="Of the requests.")] = 1.0,
-    repeats: Annotated[int, typer.Option(help="Verified trees.")] = 300,
-    output: Annotated[Path, typer.Option(help="JSON.")] = Path("docs/results/rejection.json"),
+    sequences: Annotated[list[int], typer.Option(help="At once.")] = [1, 4, 16],  # noqa: B006
+    num_prompts: Annotated[int, typer.Option(help="Requests for each number of sequences.")] = 32,
+    max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 64,
+    output: Annotated[Path, typer.Option(help="JSON.")] = Path("artifacts/reports/rejection.json"),
 ) -> None:
-    """Time recursive rejection per visited node, on a tree of 4 levels of 4 nodes; the logits are random."""
-    rng = np.random.default_rng(0)
-    logits = rng.standard_normal((1 + DEPTH * WIDTH, vocabulary), dtype=np.float32) * 4
-    tree, other = drawn_tree(logits, support), np.zeros(CACHE_BYTES // 8)
-    sampler = Sampler(SamplingConfig(temperature=temperature), [])
-    distribution, results = sampler.distribution, {}
-    for caches in ("warm", "cold"):
-        nodes, samples = list[int](), {part: list[float]() for part in (ALL, RULE, DISTRIBUTION)}
-        for _ in range(repeats):
-            if caches == "cold":
-                other += 1
-            spent = dict.fromkeys(samples, 0.0)
-            sampler.distribution = partial(timed, distribution, spent, DISTRIBUTION)  # type: ignore[method-assign]
-            rule = partial(timed, recursive_rejection, spent, RULE)
-            visited = len(timed(verify, spent, ALL, rule, tree, 0, logits, sampler, False).path)
-            nodes.append(visited)
-            for part, value in spent.items():
-                samples[part].append(value / visited)
-        results[caches] = {VISITED: float(np.mean(nodes))}
-        results[caches] |= {part: float(np.median(values)) for part, values in samples.items()}
-    columns = ["caches", VISITED, ALL, RULE, DISTRIBUTION]
-    shown = Table("Microseconds of recursive rejection per visited node", columns)
-    for caches, times in results.items():
-        shown.rows.append([caches, f"{times[VISITED]:.2f}", *(f"{times[part]:.0f}" for part in columns[2:])])
+    """Time the host's verification of a method's drafts, beside the steps that it is part of."""
+    session, tokenizer = Session.load(bundle), ChatTokenizer(bundle)
+    texts = [tokenizer.chat(prompt.turns[0]) for prompt in spread(load_prompts(dataset), num_prompts)]
+    requests = [
+        request(text, max_tokens, method=method, temperature=temperature, seed=seed) for seed, text in enumerate(texts)
+    ]
+    times = {count: verification(session, requests, count) for count in sequences}
+    shown = Table(f"Verification of {method}", ["sequences", "a step, ms", "verification, ms", "share", "a node, us"])
+    for count, row in times.items():
+        steps = f"{row['step_ms']:.1f}", f"{row['verification_ms']:.2f}", f"{row['share']:.1%}"
+        shown.rows.append([str(count), *steps, f"{row['node_us']:.0f}"])
     shown.show(console)
-    setting = {"vocabulary": vocabulary, "support": support, "temperature": temperature, "levels": [WIDTH] * DEPTH}
-    write_json(output, {**setting, "caches": results})
+    setting = {"method": method, "temperature": temperature, "num_prompts": num_prompts, "max_tokens": max_tokens}
+    write_json(output, {**setting, "sequences": times})
     console.print(f"written to {output}")
 
 

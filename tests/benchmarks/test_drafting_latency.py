@@ -11,13 +11,19 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import drafting_latency
-from benchmarks.drafting_latency import ALL, DISTRIBUTION, HEAD, RULE, SAMPLING, VISITED, WAYS, Head, milliseconds
+from benchmarks.drafting_latency import ALL, HEAD, SAMPLING, WAYS, Head, milliseconds
+from benchmarks.inprocess import Session, request
 from model_defs.config import RopeConfig, TargetConfig
 from model_defs.drafters import load_drafter
 from model_defs.target import Target
 from plugins import kernels
-from redraft.decoding.rejection import verify
+from redraft.budget import BudgetTable
+from redraft.drafting import DraftingPlan
 from redraft.engines.interface import DraftBatch
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.toy_drafter import DrawingToyEngine
+from tests.toy_engine import only, toy_codec
 
 
 @pytest.mark.parametrize(
@@ -67,32 +73,20 @@ def test_table_of_heads(tmp_path, monkeypatch):
     assert "figure 13a" in result.output
 
 
-def test_rejection_is_timed_on_a_whole_tree(tmp_path, monkeypatch):
-    """What is asked of the target's distributions and of the rule is counted, and lies within the whole."""
-    verified = []
-
-    def seen(rule, tree, *rest):
-        verified.append(tree)
-        return verify(rule, tree, *rest)
-
-    monkeypatch.setattr(drafting_latency, "verify", seen)
-    monkeypatch.setattr(drafting_latency, "CACHE_BYTES", 800)
-    output = tmp_path / "r.json"
-    arguments = ["rejection", "--vocabulary", "300", "--support", "16", "--repeats", "5", "--output", str(output)]
-    result = CliRunner().invoke(drafting_latency.app, arguments)
-    assert result.exit_code == 0, result.output
-    caches, (tree, *others) = json.loads(output.read_text())["caches"], verified
-    assert list(caches) == ["warm", "cold"]
-    assert len(others) == 9
-    assert tree.sizes.tolist() == [17]
-    (draws,) = tree.draws
-    assert all(len(below.ids) == 16 for below in draws.values())
-    assert sum(len(below.children) for below in draws.values()) == 16
-    for times in caches.values():
-        assert 1 <= times[VISITED] <= 5
-        assert times[RULE] > 0
-        assert times[DISTRIBUTION] > 0
-        assert times[RULE] + times[DISTRIBUTION] < times[ALL]
+def test_verification_is_part_of_a_step():
+    limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
+    plan = DraftingPlan(
+        "stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5
+    )
+    toy = DrawingToyEngine("stochastic_beam", (2, 2), 5)
+    session = Session(Runtime(toy, toy_codec(), limits, toy.vocab_size, frozenset([0]), only(plan)))
+    requests = [request(f"prompt {i}", 9, temperature=1.0) for i in range(6)]
+    steps = session.runtime.scheduler.totals.steps
+    found = drafting_latency.verification(session, requests, 3)
+    assert 0 < found["verification_ms"] < found["step_ms"]
+    assert found["share"] == pytest.approx(found["verification_ms"] / found["step_ms"])
+    assert session.runtime.scheduler.totals.steps > steps
+    assert 0 < found["node_us"] < 1e3 * found["step_ms"]
 
 
 def test_untrained_drafters_and_their_methods(tmp_path, monkeypatch):
