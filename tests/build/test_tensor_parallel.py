@@ -10,6 +10,9 @@ import pytest
 
 import build_engines
 import inspect_bundle
+from model_defs.calibration import calibrate
+from model_defs.fingerprint import target_fingerprint
+from model_defs.target import Target
 from redraft.bundle import Bundle, BundleConfig, ShardInfo
 from tests.build.commands import invoke
 from tests.engines import stand_in_tensorrt
@@ -44,12 +47,16 @@ def test_a_bundle_for_two_ranks(model, tmp_path, capsys):
         Bundle.load(tmp_path / "b")
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "fp8"])
 def test_engines_of_tensorrt_for_rtx_for_two_ranks(model, tmp_path, capsys, precision):
     """Built by the library itself, with prefill chunks longer than a sequence: each rank has its heads and logits, and
     rank 0 alone gives hidden states."""
     flags = ["--model", model, "--no-drafter", "--hidden-states", "--max-len", 64, "--max-tree", 16]
     flags += ["--backend", "tensorrt_rtx", "--precision", precision]
+    if precision == "fp8":
+        target = Target.from_folder(model)
+        calibrate(target, target_fingerprint(target), [list(range(20, 45))]).save(tmp_path / "c.json")
+        flags += ["--calibration", tmp_path / "c.json"]
     done = run(*flags, "--tensor-parallel", 2, "--output", tmp_path / "b")
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "b")
@@ -67,6 +74,7 @@ def test_engines_of_tensorrt_for_rtx_for_two_ranks(model, tmp_path, capsys, prec
         assert [onnx.helper.get_node_attr_value(node, "nb_rank") for node in sums] == [2] * 6
         report = json.loads((folder / "target.engine.json").read_text())
         assert report["layers"]["DIST_COLLECTIVE"] == 6
+        assert ("QUANTIZE" in report["layers"]) == (precision == "fp8")
     inspect_bundle.main(tmp_path / "b")
     assert "6 DistCollective" in capsys.readouterr().out
 

@@ -48,16 +48,20 @@ def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("backend", "make_target", "limits"),
-    [("tensorrt", tiny_lm, LIMITS), ("tensorrt_rtx", grouped_target, tiny.LIMITS)],
+    ("backend", "make_target", "limits", "precision", "tolerance"),
+    [
+        ("tensorrt", tiny_lm, LIMITS, "bf16", 0.1),
+        ("tensorrt_rtx", grouped_target, tiny.LIMITS, "fp32", 1e-5),
+        ("tensorrt_rtx", grouped_target, tiny.LIMITS, "int8", 0.1),
+    ],
 )
-def test_two_ranks_give_what_one_gives(backend, make_target, limits, monkeypatch, tmp_path):
+def test_two_ranks_give_what_one_gives(backend, make_target, limits, precision, tolerance, monkeypatch, tmp_path):
     """Two KV groups as 1 + 1, three as 2 + 1. In float32 the tokens are the same too."""
-    target, tolerance = make_target(), BACKENDS[backend][2]
-    options = {"target": target, "trained": tiny_drafter_of(target, "medusa"), "limits": limits}
+    target = make_target()
+    options = {"target": target, "trained": tiny_drafter_of(target, "medusa"), "limits": limits, "precision": precision}
     two = bundle_of(backend, monkeypatch, tmp_path / "2", tensor_parallel=2, **options)
     assert not list((two.path / "rank1").glob("drafter.*"))
-    plans = {"best first": {"construction": "best_first"}} if backend == "tensorrt_rtx" else {}
+    plans = {"best first": {"construction": "best_first"}} if precision == "fp32" else {}
     output = tmp_path / "report.npz"
     done = run_ranks(2, RANKS_SCRIPT, two.path, json.dumps(plans), output)
     assert done.returncode == 0, done.stdout + done.stderr

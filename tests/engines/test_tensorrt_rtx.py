@@ -32,6 +32,7 @@ from redraft.bundle import Bundle, BundleConfig, LimitsInfo, MethodInfo, TargetI
 from redraft.engines.interface import DraftCandidates
 from tensorrt_engines import EngineBuilder, network_sha256
 from tests.build.commands import invoke
+from tests.engines.bf16 import in_float32
 from tests.engines.test_context_drafters import check, following
 from tests.engines.tiny import (
     DRAFTING,
@@ -62,6 +63,7 @@ SMOLLM2 = TargetInfo(
 SHIPPED = read_methods(ROOT / "build" / "drafters.toml")
 CONTEXT_LAYERS = {"hidden_state": 1, "eagle": 1, "draft_lm": 2}
 """Of the shipped drafters that have a context."""
+BF16_ATOL = 0.2
 LIMITS = LimitsInfo(slots=2, max_len=96, max_tree=32, prefill_chunk=16)
 OTHER_LIMITS = LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16)
 SMALL = {"beam_width": 2, "beam_length": 3, "candidates": 4}
@@ -220,36 +222,56 @@ def test_engines_are_built_from_the_file_that_onnx_runtime_verifies(built):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-@torch.no_grad()
 def test_every_shipped_drafter_is_built_from_a_verified_file(built, smollm2, name):
-    """ONNX Runtime's drafts from the file, after texts and the target's hidden states, are the module's."""
-    network = built.folder / f"drafter.{name}.onnx"
-    layers, drafter = CONTEXT_LAYERS.get(name, 0), built.drafters[name]
+    network, layers = built.folder / f"drafter.{name}.onnx", CONTEXT_LAYERS.get(name, 0)
     assert report_of(network)["layers"].get("KV_CACHE_UPDATE", 0) == 2 * layers
-    session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
     assert values_of(network) == Contract().drafter(layers)
+    check_drafts(network, built.drafters[name], built.target, smollm2, torch.float16, atol=0.05)
 
-    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_drafters_file_in_bf16(built, smollm2, name, tmp_path):
+    """Its operators and weights, every result rounded to bf16."""
+    drafter = load_drafter(ROOT / SHIPPED[name].drafter, built.target)
+    config = BundleConfig(
+        name="rtx", backend="tensorrt_rtx", precision="bf16", target=SMOLLM2, limits=LIMITS, methods={}
+    )
+    method, loop = drafting_loop(drafter, SHIPPED[name].model_copy(update=SMALL).info(), config)
+    rows = LIMITS.max_len + method.context.draft_rows if method.context else 0
+    network = export_drafter_native(loop.to(torch.bfloat16), rows)
+    save(in_float32(network), tmp_path / "drafter.onnx")
+    check_drafts(tmp_path / "drafter.onnx", drafter.float(), built.target, smollm2, torch.bfloat16, atol=BF16_ATOL)
+
+
+@torch.no_grad()
+def check_drafts(
+    network: Path, drafter: Drafter, target: Target, folder: Path, dtype: torch.dtype, atol: float
+) -> None:
+    """ONNX Runtime's drafts from the file, after texts and the target's hidden states, are the module's."""
+    session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
+    layers = drafter.context_layers
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = torch.tensor([tokenizer.encode(text).ids[:8] for text in TEXTS])
-    hidden = built.target(tokens, causal_attend(built.target.config, 8)).half()
+    hidden = target(tokens, causal_attend(target.config, 8)).to(dtype)
     if drafter.reads_text:
         hidden = F.pad(hidden, (0, 0, 1, -1))
     else:
         hidden, tokens = hidden[:, :-1], tokens[:, 1:]
-    sequences, done = torch.arange(2), torch.zeros(2, dtype=torch.int64)
-    cached = {name: np.zeros((2, 3, 128, 64), np.float16) for name in cache_names(layers)}
-    for counts in torch.tensor([[3, 1], [1, 4]]):
+    given = hidden.half().numpy() if dtype == torch.float16 else hidden.float().numpy()
+    sequences, done = np.arange(2), np.zeros(2, np.int64)
+    cached = {name: np.zeros((2, 3, 128, 64), given.dtype) for name in cache_names(layers)}
+    for counts in np.array([[3, 1], [1, 4]]):
         inputs, chosen = dict(cached), (sequences, done + counts - 1)
         if layers:
-            inputs |= {"pair_counts": counts.numpy(), "write_indices": done.numpy()}
-            chosen = (sequences[:, None], done[:, None] + torch.arange(4))
+            inputs |= {"pair_counts": counts, "write_indices": done}
+            chosen = (sequences[:, None], done[:, None] + np.arange(4))
         done = done + counts
-        inputs |= {"hidden": hidden[chosen].numpy(), "tokens": tokens[chosen].int().numpy()}
+        inputs |= {"hidden": given[chosen], "tokens": tokens.int().numpy()[chosen]}
         found = session.run(None, inputs)
         cached = dict(zip(cached, found[3:], strict=True))
         for b, end in enumerate(done):
             expect = partial(following, drafter, hidden[b, :end].float(), tokens[b, :end], form=InfoForm.low_rank)
-            check(drafter, DraftCandidates(*found[:3]), b, expect, atol=0.05)
+            check(drafter, DraftCandidates(*found[:3]), b, expect, atol=atol)
 
 
 def test_bf16_with_the_limits_that_ship(smollm2, tmp_path):
