@@ -227,29 +227,39 @@ def drafters(
 
 
 def verification(session: Session, requests: Sequence[GenerateRequest], concurrency: int) -> dict[str, float]:
-    """With so many requests in flight: milliseconds of a step and of its verification on the host, the share, and
-    microseconds for each visited node."""
-    scheduler, spent, visited = session.runtime.scheduler, 0.0, 0
-    verify = scheduler._verify
+    """Of the steps in which so many requests decode and no prompt is read: how many there were, their milliseconds and
+    those of the verification on the host, its share, nodes visited for each request, and microseconds for each node."""
+    scheduler = session.runtime.scheduler
+    step, verify = scheduler.step, scheduler._verify
+    steps, spent, visited = list[float](), list[float](), list[int]()
 
-    def timed(*given: Any) -> list[Verdict]:
-        nonlocal spent, visited
+    def timed_step() -> list[Any]:
+        before, prompt_tokens, started = len(spent), scheduler.totals.prompt_tokens, time.perf_counter()
+        outputs = step()
+        if len(spent) > before:
+            steps.append(time.perf_counter() - started)
+            if scheduler.totals.prompt_tokens > prompt_tokens:
+                del steps[before:], spent[before:], visited[before:]
+        return outputs
+
+    def timed_verify(sequences: list[Any], *given: Any) -> list[Verdict]:
         started = time.perf_counter()
-        verdicts = verify(*given)
-        spent += time.perf_counter() - started
-        visited += sum(len(verdict.path) for verdict in verdicts)
+        verdicts = verify(sequences, *given)
+        if len(sequences) == concurrency:
+            spent.append(time.perf_counter() - started)
+            visited.append(sum(len(verdict.path) for verdict in verdicts))
         return verdicts
 
     session.run(requests[:concurrency], concurrency)
-    before = session.clock()
-    with patch.object(scheduler, "_verify", timed):
+    with patch.object(scheduler, "_verify", timed_verify), patch.object(scheduler, "step", timed_step):
         session.run(requests, concurrency)
-    clock = session.clock().since(before)
     return {
-        "step_ms": 1e3 * clock.step_s / clock.steps,
-        "verification_ms": 1e3 * spent / clock.steps,
-        "share": spent / clock.step_s,
-        "node_us": 1e6 * spent / visited,
+        "steps": len(steps),
+        "step_ms": 1e3 * sum(steps) / len(steps),
+        "verification_ms": 1e3 * sum(spent) / len(steps),
+        "share": sum(spent) / sum(steps),
+        "nodes": sum(visited) / len(steps) / concurrency,
+        "node_us": 1e6 * sum(spent) / sum(visited),
     }
 
 
@@ -260,23 +270,29 @@ def rejection(
     method: Annotated[str, typer.Option(help="That verifies by rejection.")] = "rsd_s",
     temperature: Annotated[float, typer.Option(help="Of the requests.")] = 1.0,
     sequences: Annotated[list[int], typer.Option(help="At once.")] = [1, 4, 16],  # noqa: B006
-    num_prompts: Annotated[int, typer.Option(help="Requests for each number of sequences.")] = 32,
+    num_prompts: Annotated[int, typer.Option(help="Requests for each number of sequences.")] = 48,
     max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 64,
-    output: Annotated[Path, typer.Option(help="JSON.")] = Path("artifacts/reports/rejection.json"),
+    output: Annotated[Path, typer.Option(help="JSON.")] = Path("docs/results/rejection.json"),
 ) -> None:
     """Time the host's verification of a method's drafts, beside the steps that it is part of."""
-    session, tokenizer = Session.load(bundle), ChatTokenizer(bundle)
+    try:
+        session, precision = Session.load(bundle), Bundle.load(bundle).config.precision
+    except BundleError as error:
+        raise typer.BadParameter(str(error)) from None
+    tokenizer = ChatTokenizer(bundle)
     texts = [tokenizer.chat(prompt.turns[0]) for prompt in spread(load_prompts(dataset), num_prompts)]
     requests = [
         request(text, max_tokens, method=method, temperature=temperature, seed=seed) for seed, text in enumerate(texts)
     ]
     times = {count: verification(session, requests, count) for count in sequences}
-    shown = Table(f"Verification of {method}", ["sequences", "a step, ms", "verification, ms", "share", "a node, us"])
+    columns = ["sequences", "steps", "a step, ms", "verification, ms", "share", "nodes of each", "a node, us"]
+    shown = Table(f"Verification of {method}", columns)
     for count, row in times.items():
-        steps = f"{row['step_ms']:.1f}", f"{row['verification_ms']:.2f}", f"{row['share']:.1%}"
-        shown.rows.append([str(count), *steps, f"{row['node_us']:.0f}"])
+        took = f"{row['step_ms']:.1f}", f"{row['verification_ms']:.2f}", f"{row['share']:.1%}"
+        shown.rows.append([str(count), str(row["steps"]), *took, f"{row['nodes']:.2f}", f"{row['node_us']:.0f}"])
     shown.show(console)
-    setting = {"method": method, "temperature": temperature, "num_prompts": num_prompts, "max_tokens": max_tokens}
+    setting = {"precision": precision, "method": method, "temperature": temperature, "dataset": dataset.name}
+    setting |= {"num_prompts": num_prompts, "max_tokens": max_tokens}
     write_json(output, {**setting, "sequences": times})
     console.print(f"written to {output}")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from redraft.engines.interface import Gather, alone
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from redraft.bundle import Bundle
@@ -22,19 +20,20 @@ def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:
     if bundle.config.tensor_parallel > 1:
         from redraft.engines.parallel import load_parallel
 
-        return load_parallel(bundle, threads, lambda *own: _load(bundle, *own))
+        return load_parallel(bundle, threads, lambda *shard: _load(bundle, *shard))
     return _load(bundle, threads)
 
 
-def _load(bundle: Bundle, threads: int | None, rank: int = 0, gather: Gather = alone) -> Engine:
+def _load(bundle: Bundle, threads: int | None, *shard: Any) -> Engine:
+    """`shard`: of several ranks, whose engine it is and how logits are gathered."""
     if bundle.config.backend == "openvino":
         from redraft.engines.openvino import OpenVINOEngine
 
-        return OpenVINOEngine(bundle, threads, rank, gather)
+        return OpenVINOEngine(bundle, threads, *shard)
     if bundle.config.backend == "torch":
         from redraft.engines.torch import TorchEngine
 
-        return TorchEngine(bundle, threads, rank, gather)
+        return TorchEngine(bundle, threads, *shard)
     from redraft.engines.tensorrt import TensorRTEngine
 
-    return TensorRTEngine(bundle, threads, rank, gather)
+    return TensorRTEngine(bundle, threads, *shard)

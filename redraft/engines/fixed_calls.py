@@ -34,7 +34,7 @@ class FixedCalls:
     A call only enqueues: before the next one the host must have waited for the device. `padding` is what inputs are
     padded with, 0 where it names none. A new shape's first call has padding alone and the inputs of `idle`, so that it
     changes nothing that another would read. Where memory does not suffice for it, the shapes that are kept are given
-    up, to be made again when they are needed.
+    up, to be made again when they are needed: not without `tries_again`, as of ranks, whose calls are each other's.
     """
 
     def __init__(
@@ -44,9 +44,10 @@ class FixedCalls:
         graph_pool: GraphPool | None = None,
         padding: Mapping[str, float] | None = None,
         idle: Mapping[str, np.ndarray] | None = None,
+        tries_again: bool = True,
     ):
         self._function, self._device, self._pool = function, device, graph_pool
-        self._padding, self._idle = dict(padding or {}), dict(idle or {})
+        self._padding, self._idle, self._tries_again = dict(padding or {}), dict(idle or {}), tries_again
         self._calls: dict[tuple[tuple[int, ...], ...], _FixedCall] = {}
 
     def __call__(self, inputs: Inputs, rows: Mapping[str, int]) -> Sequence[Tensor]:
@@ -68,6 +69,8 @@ class FixedCalls:
         try:
             return self._made(inputs, shapes)
         except torch.OutOfMemoryError:
+            if not self._tries_again:
+                raise
             kept = len(self._calls)
             self._calls.clear()
         if self._device.type == "cuda":

@@ -17,7 +17,7 @@ Samplers: TypeAlias = "Sequence[Sampler | None] | None"
 """Of the sequences of a batch, in order; None: of none."""
 Gather: TypeAlias = Callable[[Any], Any]
 """Brings the logits [R, columns of its shard] of every rank, an array or a tensor, to rank 0 as [R, V]; others are left
-with no rows. Where R is 0 nothing is sent."""
+with no rows. Where R is 0 nothing is sent or changed."""
 
 
 def alone(logits: Any) -> Any:

@@ -163,7 +163,7 @@ class Ranks:
             from plugins import kernels
             from plugins.all_reduce import mpi
 
-            mpi.connect(self.comm)
+            self.agree(lambda: mpi.connect(self.comm))
             kernels.set_threads(1)
             if self.config.backend == "openvino":
                 return

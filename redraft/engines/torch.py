@@ -73,7 +73,9 @@ class TorchEngine:
         self._rows = RowBuffers(limits, target.vocab_size)
         heads, rows = (config.kv_heads(rank), target.head_size), (limits.slots, limits.max_tree)
         self.caches = [_allocate(config, *heads, target.num_layers, *rows, device) for _ in "kv"]
-        self.steps = FixedCalls(lambda inputs: self._forward(program, inputs), device, pool)
+        self.steps = FixedCalls(
+            lambda inputs: self._forward(program, inputs), device, pool, tries_again=config.tensor_parallel == 1
+        )
         self._results = Results(device)
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
         self.drafters = {name: TorchDrafter(bundle, name, method, device, pool) for name, method in methods.items()}

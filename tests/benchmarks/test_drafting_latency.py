@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 
 from benchmarks import drafting_latency
 from benchmarks.drafting_latency import ALL, HEAD, SAMPLING, WAYS, Head, milliseconds
-from benchmarks.inprocess import Session, request
+from benchmarks.inprocess import Session
 from model_defs.config import RopeConfig, TargetConfig
 from model_defs.drafters import load_drafter
 from model_defs.target import Target
 from plugins import kernels
 from redraft.budget import BudgetTable
+from redraft.bundle import Bundle
 from redraft.drafting import DraftingPlan
 from redraft.engines.interface import DraftBatch
 from redraft.runtime import Runtime
@@ -73,20 +74,30 @@ def test_table_of_heads(tmp_path, monkeypatch):
     assert "figure 13a" in result.output
 
 
-def test_verification_is_part_of_a_step():
+def test_verification_is_timed_in_full_steps(tmp_path, monkeypatch):
+    """Of 6 requests the last one decodes alone; the trees have 4 nodes in 2 levels."""
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
     plan = DraftingPlan(
         "stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5
     )
     toy = DrawingToyEngine("stochastic_beam", (2, 2), 5)
     session = Session(Runtime(toy, toy_codec(), limits, toy.vocab_size, frozenset([0]), only(plan)))
-    requests = [request(f"prompt {i}", 9, temperature=1.0) for i in range(6)]
-    steps = session.runtime.scheduler.totals.steps
-    found = drafting_latency.verification(session, requests, 3)
-    assert 0 < found["verification_ms"] < found["step_ms"]
-    assert found["share"] == pytest.approx(found["verification_ms"] / found["step_ms"])
-    assert session.runtime.scheduler.totals.steps > steps
-    assert 0 < found["node_us"] < 1e3 * found["step_ms"]
+    monkeypatch.setattr(Session, "load", lambda _: session)
+    monkeypatch.setattr(drafting_latency, "ChatTokenizer", lambda _: SimpleNamespace(chat=str))
+    monkeypatch.setattr(Bundle, "load", lambda _: SimpleNamespace(config=SimpleNamespace(precision="fp32")))
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "r.json"
+    prompts.write_text("".join(json.dumps({"turns": [f"prompt {i}"]}) + "\n" for i in range(6)))
+    options = ["--bundle", tmp_path, "--dataset", prompts, "--method", next(iter(session.runtime.plans))]
+    options += ["--sequences", 1, "--sequences", 3, "--num-prompts", 6, "--max-tokens", 9, "--output", output]
+    result = CliRunner().invoke(drafting_latency.app, ["rejection", *map(str, options)])
+    assert result.exit_code == 0, result.output
+    report = json.loads(output.read_text())
+    assert (report["precision"], report["dataset"]) == ("fp32", "prompts.jsonl")
+    alone, together = report["sequences"].values()
+    assert alone["steps"] > together["steps"] > 0
+    for found in (alone, together):
+        assert 0 < found["verification_ms"] < found["step_ms"]
+        assert 1 < found["nodes"] < 3
 
 
 def test_untrained_drafters_and_their_methods(tmp_path, monkeypatch):

@@ -181,3 +181,19 @@ def test_where_memory_does_not_suffice_other_shapes_are_given_up(monkeypatch, mo
         np.testing.assert_array_equal(fixed(given, {})[0], 2 * given["x"])
         kept.append(len(fixed))
     assert kept == [1, 2, 1, 2]
+
+
+def test_a_rank_does_not_try_again(monkeypatch):
+    """Others would wait for it in another sum."""
+    fixed, tries = calls([], tries_again=False), []
+
+    def capture(*_) -> None:
+        tries.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    fixed(inputs(3), {})
+    monkeypatch.setattr(fixed_calls._FixedCall, "capture", capture)
+    with pytest.raises(torch.OutOfMemoryError):
+        fixed(inputs(2), {})
+    assert len(tries) == 1
+    assert len(fixed) == 1

@@ -63,7 +63,7 @@ SMOLLM2 = TargetInfo(
 SHIPPED = read_methods(ROOT / "build" / "drafters.toml")
 CONTEXT_LAYERS = {"hidden_state": 1, "eagle": 1, "draft_lm": 2}
 """Of the shipped drafters that have a context."""
-BF16_ATOL = 0.2
+BF16_ATOL, TARGET_BF16_ATOL = 0.2, 1.0
 LIMITS = LimitsInfo(slots=2, max_len=96, max_tree=32, prefill_chunk=16)
 OTHER_LIMITS = LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16)
 SMALL = {"beam_width": 2, "beam_length": 3, "candidates": 4}
@@ -101,11 +101,13 @@ class NativeRunner:
             f"{kind}_cache.{layer}": np.zeros(shape, dtype) for kind in "kv" for layer in range(info.num_layers)
         }
 
-    def run(self, sequences: list[Rows]) -> np.ndarray:
-        outputs = self.session.run(None, native_inputs(sequences, self.cache, self.dtype))
+    def run(self, sequences: list[Rows]) -> tuple[np.ndarray, np.ndarray]:
+        """Logits and hidden states of the sequences' rows, float32."""
+        inputs = native_inputs(sequences, self.cache, self.dtype)
+        outputs = self.session.run(None, inputs)
         named = dict(zip([output.name for output in self.session.get_outputs()], outputs, strict=True))
         self.cache = {name: named[f"{name}.updated"] for name in self.cache}
-        return named["logits"]
+        return named["logits"].astype(np.float32), named["hidden"][inputs["logit_rows"]].astype(np.float32)
 
 
 def test_the_native_form_agrees_with_the_module(tmp_path):
@@ -116,7 +118,8 @@ def test_the_native_form_agrees_with_the_module(tmp_path):
     contexts = [rng.integers(0, VOCAB, n).tolist() for n in (9, 1, 17)]
     runner.run([chain(slot, [], context) for slot, context in enumerate(contexts)])
     step = [random_tree(rng, 0, contexts[0], 12), chain(1, contexts[1], [5, 6]), random_tree(rng, 2, contexts[2], 7)]
-    np.testing.assert_allclose(runner.run(step), expected(target, step)[0], atol=1e-4, rtol=1e-5)
+    for found, want in zip(runner.run(step), expected(target, step), strict=True):
+        np.testing.assert_allclose(found, want, atol=1e-4, rtol=1e-5)
 
 
 @dataclass(frozen=True)
@@ -211,14 +214,27 @@ def built(smollm2, tmp_path_factory) -> Built:
 def test_engines_are_built_from_the_file_that_onnx_runtime_verifies(built):
     layers = report_of(built.folder / "target.onnx")["layers"]
     assert (layers["ATTENTION_INPUT"], layers["KV_CACHE_UPDATE"]) == (30, 60)
-    runner = NativeRunner(built.folder / "target.onnx", SMOLLM2, CacheShape(2, 96, 32), np.float16)
     assert values_of(built.folder / "target.onnx") == Contract().target()
+    check_target(built.folder / "target.onnx", built.target, np.float16, atol=0.15)
+
+
+def test_the_default_targets_file_in_bf16(built, smollm2, tmp_path):
+    """Its operators and weights, every result rounded to bf16."""
+    network = export_target_native(Target.from_folder(smollm2).bfloat16(), CacheShape(2, 96, 32))
+    save(in_float32(network), tmp_path / "target.onnx")
+    check_target(tmp_path / "target.onnx", built.target, np.float32, atol=TARGET_BF16_ATOL)
+
+
+def check_target(network: Path, target: Target, dtype: type, atol: float) -> None:
+    """ONNX Runtime's logits and hidden states from the file, of trees behind prompts, are the module's."""
+    runner = NativeRunner(network, SMOLLM2, CacheShape(2, 96, 32), dtype)
     contexts = [[1, 4093, 198], [504, 3575, 282, 4649, 314]]
     runner.run([chain(slot, [], context) for slot, context in enumerate(contexts)])
     step = [Rows(0, contexts[0], [42, 7, 99], [-1, 0, 0]), chain(1, contexts[1], [260])]
-    logits, (want, _) = runner.run(step).astype(np.float32), expected(built.target, step)
-    np.testing.assert_allclose(logits, want, atol=0.15)
+    (logits, hidden), (want, want_hidden) = runner.run(step), expected(target, step)
+    np.testing.assert_allclose(logits, want, atol=atol)
     np.testing.assert_array_equal(logits.argmax(-1), want.argmax(-1))
+    np.testing.assert_allclose(hidden, want_hidden, atol=atol)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
