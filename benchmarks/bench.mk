@@ -42,15 +42,15 @@ bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.j
 	  --streams --repeats 1 --output $(REPORTS)/single_stream.json
 	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \
 	  --num-prompts 16 --max-tokens 96 --temperature 0 --streams 2 4 8 16 --output $(REPORTS)/streams.json
-	$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --methods --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --methods --dataset $(PROMPTS) \
 	  --num-prompts 20 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/methods.json
 	$(PY) -m benchmarks.method_batches --bundle $(TUNED) --methods $(BATCHED) --batches 2 4 8 16 --dataset $(PROMPTS) \
 	  --num-prompts 24 --output $(REPORTS)/method_batches.json
 	$(PY) -m benchmarks.method_batches --bundle $(WIDTHS) --best-of tuned --dataset $(PROMPTS) \
 	  --output $(REPORTS)/beam_widths.json
 
-bench-spec-bench: $(COMPARED)/manifest.json ## methods on the six tasks of SPEC_BENCH
-	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --speculative $(COMPARED) --num-prompts 30 --max-tokens 64 \
+bench-spec-bench: $(addsuffix /manifest.json,$(COMPARED) $(BASELINE)) ## methods on the six tasks of SPEC_BENCH
+	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --num-prompts 30 --max-tokens 64 \
 	  --methods --streams --repeats 1 --output $(REPORTS)/methods_spec_bench.json,methods by task)
 
 bench-trees: $(addsuffix /manifest.json,$(NARROW) $(BUNDLE) $(BUDGETS) $(WAYS)) answers | $(TEACHER) ## tree shapes and sizes, constructions, n-grams and their retrieval

@@ -5,15 +5,17 @@
 
 Bundles race by their first method, or one bundle's methods, some or all; without a bundle of its own, auto-regressive
 decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so that a busy
-machine slows all alike; seconds are medians over the repeats. With --llama-cpp a llama.cpp process takes its turn too
-(see docs/load-testing.md). Writes JSON and, beside it, the same tables as Markdown; intervals are 95%, over prompts.
+machine slows all alike; seconds are medians over the repeats. Before each race another prompt of the file is answered,
+and by a method that drafts from what was served --warm-up of them: it has served those alone. With --llama-cpp a
+llama.cpp process takes its turn too (see docs/load-testing.md). Writes JSON and, beside it, the same tables as
+Markdown; intervals are 95%, over prompts.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -35,6 +37,8 @@ from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest
 
 console = Console()
 AR, LLAMA = "auto-regressive", "llama.cpp"
+WARM_UP = "Hello"
+"""A prompt for files of which all are measured."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,12 @@ class Entrant:
 
     session: Session
     method: str | None = None
+
+    def warm_up(self, requests: list[GenerateRequest]) -> None:
+        """Answer one of these, or all where the method drafts from what was served."""
+        plans = self.session.runtime.plans
+        plan = plans.get(self.method or next(iter(plans), ""))
+        self.run(requests if plan and plan.retrieves else requests[:1])
 
     def run(self, requests: list[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:
         """Answers, and what they took."""
@@ -80,13 +90,22 @@ class Contender:
         return sum(max(len(answer.token_ids) - 1, 0) for answer in self.answers) / decode_s if decode_s else None
 
 
-def race(entrants: dict[str, Entrant], requests: list[GenerateRequest], repeats: int, tick: Callable[[], None],
-         llama: LlamaCpp | None = None) -> dict[str, Contender]:  # fmt: skip
+def prepare(entrants: Iterable[Entrant], warm_up: list[GenerateRequest]) -> None:
+    """Forget all that was served, then warm up."""
+    for session in {id(entrant.session): entrant.session for entrant in entrants}.values():
+        session.use_plans(session.runtime.plans)
+    for entrant in entrants:
+        entrant.warm_up(warm_up)
+
+
+def race(entrants: dict[str, Entrant], requests: list[GenerateRequest], warm_up: list[GenerateRequest], repeats: int,
+         tick: Callable[[], None], llama: LlamaCpp | None = None) -> dict[str, Contender]:  # fmt: skip
     """Let every entrant answer every request, taking turns in alternating order; llama.cpp joins where given."""
     contenders = {name: Contender(name, clock=Clock()) for name in entrants}
     if llama:
         contenders[LLAMA] = Contender(LLAMA)
     for repeat in range(repeats):
+        prepare(entrants.values(), warm_up)
         for contender in contenders.values():
             contender.seconds.append([])
             contender.answers = []
@@ -152,13 +171,14 @@ def _part_speed(contender: Contender, places: list[int]) -> float:
     return sum(len(contender.answers[i].token_ids) for i in places) / sum(seconds[i] for i in places)
 
 
-def race_concurrent(entrants: dict[str, Entrant], requests: list[GenerateRequest], level: int, repeats: int,
-                    tick: Callable[[], None]) -> dict[str, Any]:  # fmt: skip
+def race_concurrent(entrants: dict[str, Entrant], requests: list[GenerateRequest], warm_up: list[GenerateRequest],
+                    level: int, repeats: int, tick: Callable[[], None]) -> dict[str, Any]:  # fmt: skip
     """Throughput with `level` streams at once, each entrant in turn: median of the repeats."""
     speeds: dict[str, list[float]] = {name: [] for name in entrants}
     answers: dict[str, list[Answer]] = {}
     for repeat in range(repeats):
         for name in list(entrants) if repeat % 2 == 0 else reversed(list(entrants)):
+            prepare([entrants[name]], warm_up)
             answers[name], took = entrants[name].run(requests, level)
             speeds[name].append(sum(len(answer.token_ids) for answer in answers[name]) / took.wall_s)
             tick()
@@ -178,17 +198,21 @@ def race_concurrent(entrants: dict[str, Entrant], requests: list[GenerateRequest
 def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: ChatTokenizer,
             llama: LlamaCpp | None = None) -> dict[str, Any]:  # fmt: skip
     """Everything the command line asks for; what was measured before Ctrl-C."""
-    prompts = spread(load_prompts(args.dataset), args.num_prompts)
+    everything = load_prompts(args.dataset)
+    prompts = spread(everything, args.num_prompts)
     texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
+    others = spread([prompt for prompt in everything if prompt not in prompts], args.warm_up)
+    warm_up_texts = [tokenizer.chat(prompt.turns[0]) for prompt in others] or [tokenizer.chat(WARM_UP)]
     report: dict[str, Any] = {
         "max_tokens": args.max_tokens,
         "top_p": args.top_p,
         "repeats": args.repeats,
+        "warm_up": len(others),
         "single": {},
         "concurrent": {},
     }
 
-    def requests(temperature: float, count: int) -> list[GenerateRequest]:
+    def requests(texts: list[str], temperature: float, count: int) -> list[GenerateRequest]:
         pick = [(texts * (count // len(texts) + 1))[i] for i in range(count)]
         filters = {"top_p": args.top_p} if args.top_p and temperature else {}
         return [
@@ -198,20 +222,19 @@ def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: C
     with Progress(console=console) as progress:
         try:
             for temperature in args.temperature:
-                for entrant in entrants.values():
-                    entrant.run(requests(temperature, 1))
+                warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
                 rounds = (len(entrants) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
                 task = progress.add_task(f"one stream, temperature {temperature:g}", total=rounds)
                 turn = lambda task=task: progress.advance(task)  # noqa: E731
-                players = race(entrants, requests(temperature, len(texts)), args.repeats, turn,
-                               llama if temperature == 0 else None)  # fmt: skip
+                asked = requests(texts, temperature, len(texts))
+                players = race(entrants, asked, warm_up, args.repeats, turn, llama if temperature == 0 else None)
                 report["single"][f"{temperature:g}"] = report_single(players, prompts)
                 levels = report["concurrent"].setdefault(f"{temperature:g}", [])
                 task = progress.add_task("several streams", total=len(entrants) * len(args.streams) * args.repeats)
                 turn = lambda task=task: progress.advance(task)  # noqa: E731
                 for level in args.streams:
-                    many = requests(temperature, max(2 * level, 8))
-                    levels.append(race_concurrent(entrants, many, level, args.repeats, turn))
+                    many = requests(texts, temperature, max(2 * level, 8))
+                    levels.append(race_concurrent(entrants, many, warm_up, level, args.repeats, turn))
         except KeyboardInterrupt:
             console.print("[yellow]interrupted: what was measured is written")
     return report
@@ -328,6 +351,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     add("--top-p", type=float, help="of requests above temperature 0")
     add("--streams", type=int, nargs="*", default=[2, 4, 8, 16], help="numbers of streams at once")
+    add("--warm-up", type=int, default=32, help="other prompts of the file to warm up with")
     add("--repeats", type=int, default=3)
     add("--threads", type=int)
     add("--llama-cpp", type=Path, metavar="PYTHON", help="interpreter that has llama-cpp-python")

@@ -30,7 +30,7 @@ from rich.console import Console
 
 from benchmarks.inprocess import Session, load_session, request
 from benchmarks.results import write_json
-from benchmarks.single_stream import AR, Entrant, race, report_single
+from benchmarks.single_stream import AR, WARM_UP, Entrant, race, report_single
 from benchmarks.step_times import CONTEXT, causal_batch
 from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer
@@ -127,9 +127,9 @@ def decode(session: Session, args: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for temperature in args.temperature:
         asked = [request(text, args.max_tokens, temperature=temperature, seed=i) for i, text in enumerate(texts)]
-        for entrant in entrants.values():
-            entrant.run(asked[:1])
-        found[f"{temperature:g}"] = report_single(race(entrants, asked, args.repeats, lambda: None), prompts)
+        warm_up = [request(tokenizer.chat(WARM_UP), args.max_tokens, temperature=temperature)]
+        players = race(entrants, asked, warm_up, args.repeats, lambda: None)
+        found[f"{temperature:g}"] = report_single(players, prompts)
     return found
 
 

@@ -9,12 +9,14 @@ import pytest
 
 from benchmarks import compare_triton, single_stream
 from benchmarks.client import Generation
-from benchmarks.inprocess import Session
+from benchmarks.inprocess import Session, request
 from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.metrics import Timeline
 from benchmarks.workload import ChatTokenizer
 from redraft.budget import BudgetTable
+from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.drafting import DraftingPlan
+from redraft.protocol import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.toy_engine import TOY, ToyEngine, toy_codec
@@ -51,8 +53,9 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     rows = [{"category": kind, "turns": [text]} for kind, text in (("a", "hello"), ("a", "abab"), ("b", "to be"))]
     dataset.write_text("\n".join(map(json.dumps, rows)))
     args = argparse.Namespace(
-        dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], top_p=0.9, streams=[2], repeats=2
-    )
+        dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], top_p=0.9, streams=[2], repeats=2,
+        warm_up=1,
+    )  # fmt: skip
     plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
     both = session({TOY: plan, "ngram": NGRAM_ALONE})
     methods = {single_stream.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
@@ -84,6 +87,20 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     printed = capsys.readouterr().out
     assert f"{accepted}/{spec['steps']})" in printed
     assert f"{accepted}/{offered})" in printed
+
+
+def test_a_race_starts_from_what_the_warm_up_served():
+    """Not from the same prompts' answers, of a repeat or of another temperature."""
+    trie = session({"trie": DraftingPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})
+    entrants = {single_stream.AR: single_stream.Entrant(trie, AUTO_REGRESSIVE), "trie": single_stream.Entrant(trie)}
+    asked, others = ([request(f"{kind} {i}", 30, temperature=0.0) for i in range(4)] for kind in ("to be", "not"))
+
+    def steps(warm_up: list, repeats: int) -> int:
+        contenders = single_stream.race(entrants, asked, warm_up, repeats, lambda: None)
+        return sum(answer.stats.steps for answer in contenders["trie"].answers)
+
+    assert steps(others, 1) == steps(others, 3) == steps(others, 1)
+    assert steps(asked, 1) < steps(others, 1), "all of the warm-up is served"
 
 
 def test_llama_cpp_that_does_not_start(tmp_path):
