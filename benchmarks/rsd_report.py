@@ -37,8 +37,11 @@ class Estimate:
         return cls(float(tops.sum() / bottoms.sum()), ratio(tops, bottoms))
 
     def __str__(self) -> str:
+        return format(self, ".2f")
+
+    def __format__(self, spec: str) -> str:
         low, high = interval(self.samples)
-        return f"{self.value:.2f} ({low:.2f} to {high:.2f})"
+        return f"{self.value:{spec}} ({low:{spec}} to {high:{spec}})"
 
 
 def block_efficiency(rows: list[Row], prompts: list[str]) -> Estimate:
@@ -77,11 +80,12 @@ class Figures:
         shapes = [s for s in self.experiment.cells[cell] if s.algorithm == algorithm and s in self.efficiency]
         return max(shapes, key=by or (lambda shape: self.efficiency[shape].value), default=None)
 
-    def memory_bound(self, shape: Shape) -> float:
+    def memory_bound(self, shape: Shape) -> Estimate:
         """MBSU (appendix D.2, which prints its ratio's inverse): the speed-up where a network's time is the reading of
         its weights, with one pass of the drafter for each level."""
         ratio_of_sizes = self.store.setup["draft_parameters"] / self.store.setup["target_parameters"]
-        return self.efficiency[shape].value / (1 + shape.length * ratio_of_sizes)
+        scale, efficiency = 1 / (1 + shape.length * ratio_of_sizes), self.efficiency[shape]
+        return Estimate(scale * efficiency.value, scale * efficiency.samples)
 
     def rate(self, method: str) -> Estimate | None:
         """Tokens per second of a single stream after its first token; None where it was not timed."""
@@ -157,8 +161,8 @@ def details(figures: Figures) -> Table:
         table.rows.append(
             [
                 str(cell), shape.algorithm, shape.spec, str(shape.nodes), str(figures.efficiency[shape]),
-                *_first_depths(figures.rows[shape.method]), f"{figures.memory_bound(shape):.2f}",
-                f"{rate.value:.1f}" if rate else "-", str(speedup or "-"),
+                *_first_depths(figures.rows[shape.method]), str(figures.memory_bound(shape)),
+                format(rate, ".0f") if rate else "-", str(speedup or "-"),
             ]
         )  # fmt: skip
     return table
@@ -258,12 +262,11 @@ def _panels(figures: Figures, references: References) -> Iterator[Panel]:
         return (figures.efficiency[shape].value, *interval(figures.efficiency[shape].samples)) if shape else None
 
     def bound(cell: int, algorithm: str) -> tuple[float, float, float] | None:
-        shape = figures.best(cell, algorithm, figures.memory_bound)
+        shape = figures.best(cell, algorithm, lambda shape: figures.memory_bound(shape).value)
         if shape is None:
             return None
-        scale = figures.memory_bound(shape) / figures.efficiency[shape].value
-        low, high = interval(scale * figures.efficiency[shape].samples)
-        return figures.memory_bound(shape), low, high
+        bound = figures.memory_bound(shape)
+        return bound.value, *interval(bound.samples)
 
     def rate(cell: int, algorithm: str) -> tuple[float, float, float] | None:
         timed = [
