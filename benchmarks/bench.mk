@@ -67,7 +67,8 @@ bench-trees: $(addsuffix /manifest.json,$(NARROW) $(BUNDLE) $(BUDGETS) $(WAYS)) 
 	  --budgets 4 12 16 32 --output $(REPORTS)/retrieval.json
 
 bench-lyanna: $(RESAMPLED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(DENSE) answers ## Lyanna, tables 1 and 2, figures 12 and 13
-	$(PY) -m benchmarks.ablation $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation.json
+	$(PY) -m benchmarks.ablation $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(ABLATIONS))) \
+	  drafters/$(DEFAULT)-hidden_state --output $(REPORTS)/ablation.json
 	$(PY) -m benchmarks.training_table $(TABLED)/ablations/full $(TABLED)/ablations/dense \
 	  --output $(REPORTS)/token_info_table.json
 	$(PY) -m benchmarks.single_stream --speculative $(RESAMPLED) --methods --dataset $(PROMPTS) --num-prompts 20 \
