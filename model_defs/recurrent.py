@@ -145,8 +145,9 @@ class RecurrentDrafter(Drafter):
 
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:
-        """Input and output layers map [embedding, h] to the next hidden state, by ridge regression."""
-        size, kept = self.config.hidden_size, windows.positions.shape[1]
+        """Input and output layers map [embedding, h] to the next hidden state, by ridge regression: the largest parts
+        of the map, where the layer between is narrower than these."""
+        size, kept = min(self.config.hidden_size, self.config.exit_dim), windows.positions.shape[1]
         scored = windows.scored(kept, 0)
         here, there, tokens = (
             windows.rows(x, kept, ahead)[scored]
@@ -154,10 +155,10 @@ class RecurrentDrafter(Drafter):
         )
         weight = ridge(torch.cat([self.embed(tokens).float(), here.float()], dim=-1), there.float())
         u, s, vt = torch.linalg.svd(weight, full_matrices=False)
-        self.input.weight[:size] = s.sqrt()[:, None] * vt
+        self.input.weight[:size] = s[:size, None].sqrt() * vt[:size]
         self.input.bias.zero_()
         self.output.weight.zero_()
-        self.output.weight[:, :size] = u * s.sqrt()
+        self.output.weight[:, :size] = u[:, :size] * s[:size].sqrt()
 
     @classmethod
     def load(cls, folder: Path, target: Target) -> Self:

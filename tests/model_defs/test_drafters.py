@@ -275,6 +275,23 @@ def test_initialization_keeps_the_targets_last_layer(target):
     assert torch.equal(drafter.norm.weight, target.norm.weight)
 
 
+@torch.no_grad()
+def test_narrower_blocks_start_from_the_largest_parts_of_the_map(target):
+    """Blocks as wide as the hidden states hold all of it; the fewer parts fit, the further off new features are."""
+    windows, size = windows_of([[20]] * 60), target.config.hidden_size
+
+    def features(exit_dim: int) -> torch.Tensor:
+        kind = DRAFTERS["recurrent"]
+        drafter = kind(kind.configure(target, settings={"exit_dim": str(exit_dim)}), target)
+        drafter.initialize(target, windows)
+        return next(iter(drafter.unroll(windows, [15])))
+
+    whole = features(size)
+    torch.testing.assert_close(features(2 * size), whole, atol=1e-4, rtol=1e-3)
+    off = [(features(some) - whole).square().mean().item() for some in (size - 1, size // 2, 1)]
+    assert 0 < off[0] < off[1] < off[2] < whole.square().mean()
+
+
 @pytest.mark.parametrize("variant", ["hidden_state", "recurrent"])
 @torch.no_grad()
 def test_acceptance_is_judged_where_the_text_is_greedy(target, variant):
