@@ -2,16 +2,20 @@
 of drafters as they are.
 
     python -m benchmarks.held_out drafters/* --model MODEL --data TEACHER
+
+On a GPU where there is one.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
+from benchmarks.results import write_json
 from benchmarks.tables import Table, rates
 from model_defs.drafters import load_drafter
 from model_defs.target import Target
@@ -19,15 +23,20 @@ from model_defs.training import Labels, Trainer
 from model_defs.windows import TeacherData
 
 
-def judged(drafter: Path, target: Target, data: list[Path], held_out: int, unroll: int) -> list[str]:
-    """A row of the table: greedy acceptance of a chain on the first shards of the first folder."""
-    module = load_drafter(drafter, target)
-    teacher = TeacherData(data, held_out, module.reads_context)
-    trainer = Trainer(target, module, Labels.soft, unroll, module.recipe.hidden_weight)
-    found = trainer.evaluate(teacher.held_out(module.recipe.window, unroll))
-    by_depth = rates(found["conditional_acceptance"])
-    weights = sum(weight.numel() for weight in module.parameters())
-    return [module.name, f"{weights / 1e6:.1f}M", f"{found['chain_acceptance_length']:.2f}", by_depth]
+def judge(folder: Path, target: Target, data: list[Path], held_out: int, unroll: int) -> dict[str, Any]:
+    """Greedy acceptance of a drafter's chain on the first shards of the first folder, on the target's device."""
+    drafter = load_drafter(folder, target).to(target.embedding.weight.device)
+    teacher = TeacherData(data, held_out, drafter.reads_context)
+    trainer = Trainer(target, drafter, Labels.soft, unroll, drafter.recipe.hidden_weight)
+    weights = sum(weight.numel() for weight in drafter.parameters())
+    found = trainer.evaluate(teacher.held_out(drafter.recipe.window, unroll))
+    return {"folder": str(folder), "drafter": drafter.name, "parameters": weights, **found}
+
+
+def row(found: dict[str, Any]) -> list[str]:
+    """One drafter's row of the table."""
+    length, by_depth = found["chain_acceptance_length"], rates(found["conditional_acceptance"])
+    return [found["drafter"], f"{found['parameters'] / 1e6:.1f}M", f"{length:.2f}", by_depth, found["folder"]]
 
 
 def main(
@@ -36,16 +45,20 @@ def main(
     data: Annotated[list[Path], typer.Option(help="Teacher data written by distill.py.")],
     held_out: Annotated[int, typer.Option(help="Shards that were kept from training.")] = 2,
     unroll: Annotated[int, typer.Option(help="Tokens that a chain drafts.")] = 5,
+    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
 ) -> None:
     """Judge drafters on held-out conversations."""
-    target = Target.from_folder(model)
-    title = f"Chains of {unroll} on held-out conversations"
-    table = Table(title, ["drafter", "parameters", "tokens per step", f"conditional acceptance, depths 1-{unroll}"])
+    target = Target.from_folder(model).to("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        table.rows += [judged(drafter, target, data, held_out, unroll) for drafter in drafters]
+        found = [judge(drafter, target, data, held_out, unroll) for drafter in drafters]
     except (ValueError, OSError, KeyError) as error:
         raise typer.BadParameter(str(error)) from None
+    title, by_depth = f"Chains of {unroll} on held-out conversations", f"conditional acceptance, depths 1-{unroll}"
+    table = Table(title, ["drafter", "parameters", "tokens per step", by_depth, "folder"])
+    table.rows += map(row, found)
     table.show(Console())
+    if output:
+        write_json(output, found)
 
 
 if __name__ == "__main__":

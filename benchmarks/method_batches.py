@@ -3,10 +3,11 @@
     python -m benchmarks.method_batches --bundle BUNDLE --batches 1 2 4 8 16
     python -m benchmarks.method_batches --bundle BUNDLE --methods width_1 width_4 tuned --best-of tuned
 
-Each method answers the same prompts, so many at a time, beside auto-regressive decoding in the same engine. Methods
-take turns, and each cell is its best round. Before every round the method answers other prompts of the file: engines
-warm up, and a method that drafts from what was served has served those alone. A bundle with one method per beam width
-gives table 5; with --best-of, the table ends with how far that method is behind the best of each batch size.
+Each method answers the same prompts, so many at a time, beside auto-regressive decoding in the same engine or, with
+--auto-regressive, in that of a bundle of its own, which has no hidden states to output. Methods take turns, and each
+cell is its best round. Before every round the method answers other prompts of the file: engines warm up, and a method
+that drafts from what was served has served those alone. A bundle with one method per beam width gives table 5; with
+--best-of, the table ends with how far that method is behind the best of each batch size.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--bundle", type=Path, required=True, help="bundle with the methods")
     add("--methods", nargs="+", help="some of them; default: all")
+    add("--auto-regressive", type=Path, help="bundle without drafter, of the same precision (default: the same engine)")
     add("--best-of", metavar="METHOD", help="compare this method with the best at each batch size")
     add("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="requests at a time")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
@@ -89,12 +91,13 @@ def main(argv: list[str] | None = None) -> None:
     add("--output", type=Path, default=Path("docs/results/method_batches.json"))
     args = parser.parse_args(argv)
     session, tokenizer = load_session(parser, args.bundle), ChatTokenizer(args.bundle)
+    plain = load_session(parser, args.auto_regressive) if args.auto_regressive else session
     known = [AUTO_REGRESSIVE, *session.runtime.plans]
     methods = list(dict.fromkeys([AUTO_REGRESSIVE, *(args.methods or known)]))
     if unknown := {*methods, args.best_of or AUTO_REGRESSIVE} - set(known):
         parser.error(f"the bundle has no method {', '.join(sorted(unknown))}; it has {', '.join(known)}")
-    if max(args.batches) > session.runtime.limits.slots:
-        parser.error(f"--batches {max(args.batches)}: the bundle has {session.runtime.limits.slots} slots")
+    if max(args.batches) > (slots := min(one.runtime.limits.slots for one in (session, plain))):
+        parser.error(f"--batches {max(args.batches)}: the bundle has {slots} slots")
     chats = [tokenizer.chat(prompt.turns[0]) for prompt in load_prompts(args.dataset)]
     prompts = spread(chats, args.num_prompts)
     warm_up = spread([chat for chat in chats if chat not in prompts], args.warm_up)
@@ -104,11 +107,13 @@ def main(argv: list[str] | None = None) -> None:
     best: dict[tuple[str, int], dict[str, Any]] = {}
     turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
     for batch, method in track(turns, "answering", console=console):
-        row = {"method": method, "batch": batch, **throughput(session, method, prompts, warm_up, batch, options)}
+        engine = plain if method == AUTO_REGRESSIVE else session
+        row = {"method": method, "batch": batch, **throughput(engine, method, prompts, warm_up, batch, options)}
         known_best = best.setdefault((method, batch), row)
         if row["tokens_per_s"] > known_best["tokens_per_s"]:
             best[method, batch] = row
-    session.runtime.engine.close()
+    for one in {session, plain}:
+        one.runtime.engine.close()
     results = list(best.values())
     table(results, args.best_of).show(console)
     write_json(

@@ -1,5 +1,5 @@
 """Measure how long a bundle's networks take: one step over a number of rows, contexts and sequences, of greedy requests
-(a GPU chooses their tokens too), and drafting."""
+(a GPU chooses their tokens too), and drafting by each method."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ out = Console(highlight=False)
 @dataclass(frozen=True)
 class StepTime:
     """Milliseconds of one kind of step: `rows` of each of `sequences` over `context` cached tokens; rows 0 is one
-    call of the drafter."""
+    call of the drafter of `method`."""
 
     sequences: int
     rows: int
     context: int
     median_ms: float
     best_ms: float
+    method: str | None = None
 
 
 def main(
@@ -69,28 +70,29 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
     limits = bundle.config.limits
     steps = [(1, rows, CONTEXT) for rows in ROWS] + [(1, 1, context) for context in CONTEXTS]
     steps += [(sequences, 1, CONTEXT) for sequences in BATCHES]
-    steps = [s for s in steps if s[0] <= limits.slots and s[2] + s[1] <= limits.max_len + limits.max_tree]
+    most, longest = max(limits.max_tree, limits.prefill_chunk), limits.max_len + limits.max_tree
+    steps = [s for s in steps if s[0] <= limits.slots and s[1] <= most and s[2] + s[1] <= longest]
     words = -(-limits.max_tree // 32)
-    calls: dict[tuple[int, int, int], Callable[[], object]] = {}
+    calls: dict[tuple[int, int, int, str | None], Callable[[], object]] = {}
     greedy = Sampler(SamplingConfig(), [])
     for step in steps:
-        calls[step] = partial(engine.execute, causal_batch(*step, words), [greedy] * step[0])
-    for name, drafter in list(engine.drafters.items())[:1]:
+        calls[*step, None] = partial(engine.execute, causal_batch(*step, words), [greedy] * step[0])
+    for name, drafter in engine.drafters.items():
         _, hidden = engine.execute(causal_batch(1, 1, 0, words))
         assert hidden is not None, "the engine has drafters"
         for sequences in (count for count in (1, *BATCHES) if count <= limits.slots):
             roots = DraftBatch.of_roots(take(hidden, [0] * sequences), np.ones(sequences, np.int32))
-            calls[sequences, 0, 0] = drafting_call(drafter, bundle.config.methods[name], roots)
-    samples: dict[tuple[int, int, int], list[float]] = {step: [] for step in calls}
+            calls[sequences, 0, 0, name] = drafting_call(drafter, bundle.config.methods[name], roots)
+    samples: dict[tuple[int, int, int, str | None], list[float]] = {kind: [] for kind in calls}
     rounds = 10
     for _ in track(range(rounds), "measuring", console=Console(stderr=True), transient=True):
-        for step, call in calls.items():
+        for kind, call in calls.items():
             call()
             for _ in range(-(-repeats // rounds)):
                 start = time.perf_counter()
                 call()
-                samples[step].append((time.perf_counter() - start) * 1e3)
-    return [StepTime(*step, float(np.median(ms)), min(ms)) for step, ms in samples.items()]
+                samples[kind].append((time.perf_counter() - start) * 1e3)
+    return [StepTime(*kind[:3], float(np.median(ms)), min(ms), kind[3]) for kind, ms in samples.items()]
 
 
 def drafting_call(drafter: DraftEngine, method: MethodInfo, roots: DraftBatch) -> Callable[[], object]:
@@ -131,7 +133,7 @@ def report(times: list[StepTime], bundle: Bundle) -> Table:
         what = (
             f"{entry.sequences} x {entry.rows} rows, context {entry.context}"
             if entry.rows
-            else f"draft for {entry.sequences}"
+            else f"{entry.method}: draft for {entry.sequences}"
         )
         table.add_row(what, f"{entry.median_ms:.2f}", f"{entry.best_ms:.2f}", f"{entry.median_ms / base:.2f}")
     return table

@@ -3,8 +3,9 @@
     make engines BACKEND=tensorrt_rtx PRECISION=fp16       # on any machine
     python -m benchmarks.gpu.engines BUNDLE [BUNDLE ...]
 
-For each bundle: whether it loads, else why not; step times of 1 to 64 rows and of several sequences, and of drafting,
-as `benchmarks/step_times.py` takes them. The question is asked of TensorRT for RTX; any backend's bundles do.
+For each bundle: whether it loads, else why not; step times of 1 to 64 rows and of several sequences, and of drafting
+by each method, as `benchmarks/step_times.py` takes them. The question is asked of TensorRT for RTX; any backend's
+bundles do.
 """
 
 from __future__ import annotations

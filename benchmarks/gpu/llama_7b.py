@@ -3,10 +3,11 @@
     python -m benchmarks.gpu.llama_7b
 
 Step time against rows and batch (the greedy choice made on the device), drafting time of a ReDrafter for such a target
-(beam width 6, length 5) and of Lyanna's drafter (3 steps, 4 wide), packing time by the CUDA kernel and by numpy. From
-these the speed-up that an acceptance length would give, for the acceptance lengths measured with our own drafters (of
-another target, SmolLM2), and the acceptance length that the paper's speed-ups would need here. Nothing is generated:
-these are bounds from step times, not speed-ups.
+(beam width 6, length 5) and of Lyanna's drafter (4 steps, 4 wide, trees of 16 drafted nodes), the time to pack beams by
+the CUDA kernel and by numpy, and that which the host takes for Lyanna's trees. From these the speed-up that an
+acceptance length would give, for the acceptance lengths measured with our own drafters (of another target, SmolLM2;
+Lyanna's without re-sampling, whose time is not taken here), and the acceptance length that the paper's speed-ups would
+need here. Nothing is generated: these are bounds from step times, not speed-ups.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
 from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda.launch import run
+from redraft.decoding.construction import best_first
 from redraft.decoding.packing import pack_beams
+from redraft.decoding.token_tree import MASK_BITS, mask_words, prune_tree, shared_budgets
 from redraft.engines.fixed_calls import FixedCalls, Inputs
+from redraft.engines.interface import DraftCandidates
 from redraft.engines.transfer import Results
 
 LLAMA_2_7B = TargetConfig(
@@ -62,8 +66,13 @@ TINY = replace(
     head_size=64,
 )  # fmt: skip
 SHAPES = {"llama-2-7b": LLAMA_2_7B, "tiny": TINY}
-REDRAFTER, LYANNA = (6, 5), (4, 3)
-"""Beam width and length."""
+REDRAFTER, LYANNA = (6, 5, 6), (4, 4, 8)
+"""Beam width and length, and children of an expanded node."""
+BUDGET, MAX_TREE = 16, 32
+"""Drafted nodes of Lyanna's trees, on average over a batch, and rows of a tree at most: as where its acceptance length
+was measured, by an untuned bundle of the usual limits."""
+CONTENDERS = {"redrafter": "redrafter", "lyanna": "lyanna_no_resampling"}
+"""Whose measured acceptance lengths each system has."""
 PAIRS = 3
 """What a drafter with a context ingests before a draft: the tokens of a step."""
 PAPER = {"TensorRT-LLM, low load": (2.09, 2.56), "TensorRT-LLM, TP 1": (2.19, 2.51)}
@@ -129,11 +138,10 @@ def time_target(
 
 
 def time_drafting(
-    drafter: Drafter, shape: tuple[int, int], context: int, batches: list[int], repeats: int
-) -> list[dict[str, Any]]:
-    """Milliseconds of a draft of every batch."""
-    width, length = shape
-    loop, device = BeamSearch(drafter, width, length, width), drafter.embedding.device
+    drafter: Drafter, shape: tuple[int, int, int], context: int, batches: list[int], repeats: int
+) -> tuple[list[dict[str, Any]], list[DraftCandidates]]:
+    """Milliseconds of a draft of every batch, and what was drafted."""
+    loop, device = BeamSearch(drafter, *shape), drafter.embedding.device
     caches: list[Tensor] = []
     if drafter.reads_context:
         tables = cast(CacheTables, drafter.tables)
@@ -145,7 +153,7 @@ def time_drafting(
         candidates, log_probs, parents = loop([hidden.to(torch.bfloat16), *others, *caches])[:3]
         return [candidates, log_probs.float(), parents]
 
-    found = []
+    found, drafts = [], []
     for batch in batches:
         pairs = batch * (PAIRS if drafter.reads_context else 1)
         inputs: dict[str, np.ndarray | Tensor] = {
@@ -161,6 +169,31 @@ def time_drafting(
         calls = graphs(draft, device, padding={"slots": max(batches)}, idle={"row_offsets": np.array([0, 1], np.int32)})
         taken = milliseconds(partial(calls, inputs), repeats)
         found.append({"batch": batch, "milliseconds": taken})
+        drafts.append(DraftCandidates(*(array[:batch].copy() for array in calls(inputs))))
+    return found, drafts
+
+
+def target_rows(drafts: DraftCandidates, roots: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+    """What the host does between Lyanna's drafts and the target, by the scheduler's functions: the likeliest nodes of
+    each draft, the batch's budget shared out between the trees, tokens, depths and mask words of all rows."""
+    batch, length, *_ = drafts.candidates.shape
+    most, deepest = MAX_TREE - 1, [length] * batch
+    tree, budgets = best_first(drafts, roots, min(batch * BUDGET, most)), [BUDGET] * batch
+    if batch > 1:
+        tree = prune_tree(tree, [most] * batch, deepest)
+        budgets = shared_budgets(tree, batch * BUDGET)
+    tree = prune_tree(tree, budgets, deepest)
+    paths = [path for paths in tree.ancestors for path in paths]
+    tokens = [token for nodes in tree.nodes for token, _, _ in nodes]
+    return tokens, [path.bit_count() - 1 for path in paths], mask_words(paths, -(-MAX_TREE // MASK_BITS))
+
+
+def time_trees(drafts: list[DraftCandidates], repeats: int) -> dict[int, float]:
+    """Milliseconds to make the target's rows of each batch of drafts, by batch."""
+    found = {}
+    for drafted in drafts:
+        roots = np.zeros(len(drafted.candidates), np.int32)
+        found[len(roots)] = milliseconds(partial(target_rows, drafted, roots), repeats)
     return found
 
 
@@ -187,16 +220,16 @@ def time_packing(
 
 
 def allowed(
-    steps: list[dict[str, Any]], drafting: list[dict[str, Any]], packing: dict[int, float], rows: int,
+    steps: list[dict[str, Any]], drafting: list[dict[str, Any]], trees: dict[int, float], rows: int,
     lengths: dict[str, float],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Per batch, what drafting costs in steps of one row, the speed-ups that acceptance lengths would give, and the
-    lengths that the paper's speed-ups would need: acceptance length x t(1) / (t(rows) + drafting + packing)."""
+    lengths that the paper's speed-ups would need: acceptance length x t(1) / (t(rows) + drafting + trees)."""
     times = {(step["batch"], step["rows"]): step["milliseconds"] for step in steps}
     found = []
     for entry in drafting:
         batch = entry["batch"]
-        cost = (times[batch, rows] + entry["milliseconds"] + packing.get(batch, 0.0)) / times[batch, 1]
+        cost = (times[batch, rows] + entry["milliseconds"] + trees[batch]) / times[batch, 1]
         found.append(
             {
                 "batch": batch,
@@ -211,11 +244,11 @@ def allowed(
     return found
 
 
-def measured_lengths(method: str) -> dict[str, float]:
+def measured_lengths(system: str) -> dict[str, float]:
     """Acceptance lengths that our drafters of SmolLM2 reached on MT-bench, by temperature."""
     report = json.loads(MEASURED.read_bytes())["single"]
     return {
-        f"SmolLM2, temperature {temperature}": entry["contenders"][method]["acceptance_length"]
+        f"SmolLM2, temperature {temperature}": entry["contenders"][CONTENDERS[system]]["acceptance_length"]
         for temperature, entry in report.items()
     }
 
@@ -230,6 +263,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
     second = Table("Projection: speed-up that the step times allow, by batch (not measured)", ["", *map(str, batches)])
     for name, system in report["systems"].items():
         second.rows.append([f"{name}: drafting, ms", *(f"{x['milliseconds']:.2f}" for x in system["drafting"])])
+        second.rows.append([f"{name}: trees, ms", *(f"{x['milliseconds']:.2f}" for x in system["trees"])])
         for length in system["acceptance_lengths"]:
             cells = [entry["speedup_allowed"][length] for entry in system["allowed"]]
             second.rows.append([f"{name}, {length}", *(f"{cell:.2f}x" for cell in cells)])
@@ -242,32 +276,36 @@ def tables(report: dict[str, Any]) -> list[Table]:
 
 @torch.inference_mode()
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Everything; the systems' trees have all their nodes, packed ReDrafter beams about `--packed-rows`."""
+    """Everything; Lyanna's trees have all of `BUDGET`, packed ReDrafter beams about `--packed-rows`."""
     torch.manual_seed(0)
     config, context = SHAPES[args.shape], args.context
     target = random_target(config, device)
-    nodes = {"redrafter": args.packed_rows, "lyanna": 1 + LYANNA[0] * LYANNA[1]}
+    nodes = {"redrafter": args.packed_rows, "lyanna": 1 + BUDGET}
     rows = sorted({1, *args.rows, *nodes.values()})
     report: dict[str, Any] = {"machine": describe(device), "shape": args.shape, "context": context, "paper": PAPER}
     report["steps"] = time_target(target, context, args.batches, rows, args.repeats)
     hidden, vocabulary = config.hidden_size, config.vocab_size
     recurrent = RecurrentConfig(hidden, vocabulary, exit_dim=2 * hidden, num_blocks=2, head="own")
-    drafters: dict[str, tuple[Drafter, tuple[int, int]]] = {
+    drafters: dict[str, tuple[Drafter, tuple[int, int, int]]] = {
         "redrafter": (RecurrentDrafter(recurrent, target), REDRAFTER),
         "lyanna": (HiddenStateDrafter(HiddenStateDrafter.configure(target), target), LYANNA),
     }
-    report["packing"] = time_packing(REDRAFTER, device, args.batches, args.repeats)
-    packing = {entry["batch"]: entry["milliseconds"]["kernel"] for entry in report["packing"]}
+    report["packing"] = time_packing(REDRAFTER[:2], device, args.batches, args.repeats)
     report["systems"] = {}
-    for name, (drafter, (width, length)) in drafters.items():
-        ready = random_drafter(drafter, device, context + PAIRS + width * length, length)
-        drafting = time_drafting(ready, (width, length), context, args.batches, args.repeats)
+    for name, (drafter, shape) in drafters.items():
+        ready = random_drafter(drafter, device, context + PAIRS + shape[0] * shape[1], shape[1])
+        drafting, drafts = time_drafting(ready, shape, context, args.batches, args.repeats)
+        if name == "redrafter":
+            trees = {entry["batch"]: entry["milliseconds"]["kernel"] for entry in report["packing"]}
+        else:
+            trees = time_trees(drafts, args.repeats)
         lengths = measured_lengths(name)
         report["systems"][name] = {
             "parameters": sum(weight.numel() for weight in drafter.parameters()),
             "drafting": drafting,
+            "trees": [{"batch": batch, "milliseconds": taken} for batch, taken in trees.items()],
             "acceptance_lengths": lengths,
-            "allowed": allowed(report["steps"], drafting, packing if name == "redrafter" else {}, nodes[name], lengths),
+            "allowed": allowed(report["steps"], drafting, trees, nodes[name], lengths),
         }
     return report
 

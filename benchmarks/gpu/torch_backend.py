@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.torch_backend --model artifacts/models/SmolLM2-135M-Instruct
 
-Builds bundles of all methods of `benchmarks/gpu/methods.toml` in fp32 and bf16, then asks: does every method give
-auto-regressive decoding's tokens in fp32 (`benchmarks/verify_lossless.py`), how fast is it at 1 to 64 requests at once
+Builds bundles of all methods of `benchmarks/gpu/methods.toml` and, for auto-regressive decoding, bundles without
+drafter and hidden states, in fp32 and bf16. Then asks: does every method give auto-regressive decoding's tokens in
+fp32 (`benchmarks/verify_lossless.py`), how fast is it beside that at 1 to 64 requests at once
 (`benchmarks/method_batches.py`), and how fast are single steps (`benchmarks/step_times.py`)? Bundles and results that
 are there already are kept, and the exit status of a command that failed but wrote its result (`RESULT.exit_status`):
 after an interruption or with more `--parts` the same command goes on. With `--minutes` no part begins after so many.
@@ -32,8 +33,9 @@ def commands(args: argparse.Namespace) -> dict[str, list[list[str]]]:
     """What each part runs, in order. The last argument of a command is what it writes."""
     work: Path = args.work
     bundles = {precision: str(work / f"methods-{precision}") for precision in PRECISIONS}
+    plain = {precision: str(work / f"ar-{precision}") for precision in PRECISIONS}
     limits = ["--slots", str(max(args.batches)), "--max-len", str(args.max_len), "--max-tree", "32"]
-    methods = ["--model", str(args.model), "--methods", str(args.methods)]
+    methods = ["--methods", str(args.methods)]
     asked = ["--num-prompts", str(args.num_prompts), "--max-tokens", str(args.max_tokens)]
     if args.dataset:
         asked += ["--dataset", str(args.dataset)]
@@ -43,14 +45,25 @@ def commands(args: argparse.Namespace) -> dict[str, list[list[str]]]:
     def module(name: str, *arguments: str, output: str) -> list[str]:
         return [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--output", str(work / output)]
 
-    build = [sys.executable, "build/build_engines.py", "--backend", "torch", *methods, *limits]
+    build = [sys.executable, "build/build_engines.py", "--backend", "torch", "--model", str(args.model), *limits]
+    pair = {precision: ["--auto-regressive", plain[precision]] for precision in PRECISIONS}
+    compare = ["--speculative", bundles["fp32"], *pair["fp32"], *asked, *settings]
     return {
-        "build": [[*build, "--precision", precision, "--output", bundle] for precision, bundle in bundles.items()],
-        "equality": [
-            module("verify_lossless", "--speculative", bundles["fp32"], *asked, *settings, output="equality.json")
+        "build": [
+            [*build, *flags, "--precision", precision, "--output", built[precision]]
+            for built, flags in ((bundles, methods), (plain, ["--no-drafter"]))
+            for precision in PRECISIONS
         ],
-        "steps": [module("step_times", bundles["bf16"], output="steps.json")],
-        "batches": [module("method_batches", "--bundle", bundles["bf16"], *asked, *batches, output="batches.json")],
+        "equality": [module("verify_lossless", *compare, output="equality.json")],
+        "steps": [
+            module("step_times", bundles["bf16"], output="steps.json"),
+            module("step_times", plain["bf16"], output="steps-ar.json"),
+        ],
+        "batches": [
+            module(
+                "method_batches", "--bundle", bundles["bf16"], *pair["bf16"], *asked, *batches, output="batches.json"
+            )
+        ],
     }
 
 

@@ -1,13 +1,14 @@
-"""Distil and train drafters on a GPU with 10 to 100 times the tokens of a CPU. Not run on a GPU yet.
+"""Distil and train drafters on a GPU with 10 times the tokens and positions of those that ship. Not run on a GPU yet.
 
-    python -m benchmarks.gpu.train --model MODEL --prompts PROMPTS --output FOLDER --minutes 25
+    python -m benchmarks.gpu.train --model MODEL --prompts PROMPTS --output FOLDER
 
-The target answers prompts, many at a time, into FOLDER/data until there are `--tokens`, or `--distil-share` of the time
-is over; then the drafters are trained one after the other, each with an equal share of the time that is left, on
-`--positions`. Learning rates decay over `--positions`: choose as many as the time allows (log.jsonl has the rate). What
-is there is kept: the same command goes on, after the last shard and the last checkpoint. Worth keeping are FOLDER/KIND/
-drafter.safetensors, config.json and log.jsonl, and the report, which on a GPU lies beside this script too; teacher data
-is large and quickly made again.
+In pieces of `--minutes`: the same command goes on after the last shard and the last checkpoint, until it says that all
+is done. First the target answers prompts, many at a time, into FOLDER/data until there are `--tokens`; then the
+drafters of `--kinds` (all that ship) are trained one after the other, each on `--positions`; last, each is judged
+beside the one that ships, on conversations in FOLDER/held-out whose prompts the target has written itself: among so
+many tokens the prompts of a file come up several times, those of its held-out shards too. Worth keeping are
+FOLDER/KIND/drafter.safetensors, config.json and log.jsonl, and the report, which on a GPU lies beside this script too;
+to go on elsewhere, the whole of FOLDER.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,17 @@ from rich.console import Console
 
 from benchmarks.gpu.machine import describe, device_of
 from benchmarks.results import write_json
-from model_defs.drafters import DRAFTERS
 
 ROOT = Path(__file__).parents[2]
 BATCHES = {"recurrent": 128, "medusa": 128}
 """Windows of a training step on a GPU, where a step should be much longer than its launches; others: 16."""
 LEAST_SECONDS = 20
 """Less is not worth beginning."""
+HELD_OUT_SEED = 1_000_000
+"""Of conversations to judge by: far from the seeds of the teacher's, which are the numbers of its shards."""
+HELD_OUT_DOCUMENTS = 24
+"""Per shard: as many as a drafter is judged on."""
+SHARDS = "shard-*.safetensors"
 console = Console()
 
 
@@ -52,12 +58,12 @@ def run_until(command: list[str], seconds: float) -> int | None:
         return None
 
 
-def distil_command(args: argparse.Namespace) -> list[str]:
+def distil_command(args: argparse.Namespace, folder: Path, tokens: int, *more: str) -> list[str]:
     return [
         *(sys.executable, "build/distill.py", "--model", str(args.model), "--prompts", str(args.prompts)),
-        *("--output", str(args.output_folder / "data"), "--tokens", str(args.tokens), "--slots", str(args.slots)),
-        *("--shard-documents", str(args.shard_documents), "--max-new-tokens", str(args.max_new_tokens)),
+        *("--output", str(folder), "--tokens", str(tokens), "--max-new-tokens", str(args.max_new_tokens)),
         *(("--shares", args.shares) if args.shares else ()),
+        *more,
     ]
 
 
@@ -71,26 +77,57 @@ def train_command(args: argparse.Namespace, kind: str) -> list[str]:
     ]
 
 
+def judge_command(args: argparse.Namespace, output: Path) -> list[str]:
+    """The drafters that ship and the new ones, in turn, on the conversations that are held out."""
+    held_out, data = args.output_folder / "held-out", args.output_folder / "data"
+    return [
+        *(sys.executable, "-m", "benchmarks.held_out"),
+        *(str(folder) for kind in args.kinds for folder in (args.shipped[kind], args.output_folder / kind)),
+        *("--model", str(args.model), "--data", str(held_out), "--data", str(data)),
+        *("--held-out", str(len(list(held_out.glob(SHARDS)))), "--output", str(output)),
+    ]
+
+
+def last_line(log: Path) -> dict[str, Any]:
+    """What a training logged last: nothing, where it has logged nothing."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return json.loads(lines[-1]) if lines else {}
+
+
 def run_all(args: argparse.Namespace) -> dict[str, Any]:
-    """The sequence inside its time; what each command came to."""
+    """The sequence as far as its time reaches, what is done left out; what each command came to. `done`: all of it."""
     deadline = time.monotonic() + 60 * args.minutes
-    status = run_until(distil_command(args), args.distil_share * 60 * args.minutes)
-    shards = sorted((args.output_folder / "data").glob("shard-*.safetensors"))
-    report: dict[str, Any] = {
-        "distil": {"exit_status": status, "shards": len(shards), "bytes": sum(file.stat().st_size for file in shards)},
-        "drafters": {},
-    }
-    if status or not shards:
-        return report
-    for place, kind in enumerate(args.kinds):
-        seconds = (deadline - time.monotonic()) / (len(args.kinds) - place)
-        if seconds < LEAST_SECONDS:
-            console.print(f"{kind}: not begun, the time is over")
-            break
-        log = args.output_folder / kind / "log.jsonl"
-        status = run_until(train_command(args, kind), seconds)
-        lines = log.read_text().splitlines() if log.exists() else []
-        report["drafters"][kind] = {"exit_status": status, "last": json.loads(lines[-1]) if lines else None}
+    report: dict[str, Any] = {"done": False, "distil": {}, "drafters": {}, "judged": None}
+
+    def run(what: str, command: list[str]) -> int | None:
+        """Its exit status; None where the time was over before its end."""
+        left = deadline - time.monotonic()
+        if left < LEAST_SECONDS:
+            console.print(f"{what}: not begun, the time is over")
+            return None
+        return run_until(command, left)
+
+    judging = ("--self-written", "1", "--seed", str(HELD_OUT_SEED), "--shard-documents", str(HELD_OUT_DOCUMENTS))
+    teaching = ("--slots", str(args.slots), "--shard-documents", str(args.shard_documents))
+    for name, tokens, more in (("held-out", args.held_out_tokens, judging), ("data", args.tokens, teaching)):
+        folder = args.output_folder / name
+        status = run(name, distil_command(args, folder, tokens, *more))
+        shards = sorted(folder.glob(SHARDS))
+        size = sum(file.stat().st_size for file in shards)
+        report["distil"][name] = {"exit_status": status, "shards": len(shards), "bytes": size}
+        if status != 0:
+            return report
+    for kind in args.kinds:
+        log, status = args.output_folder / kind / "log.jsonl", 0
+        if last_line(log).get("positions", 0) < args.positions:
+            status = run(kind, train_command(args, kind))
+        report["drafters"][kind] = {"exit_status": status, "last": last_line(log) or None}
+        if status != 0:
+            return report
+    output = args.output_folder / "judged.json"
+    status = run("judging", judge_command(args, output))
+    report["judged"] = {"exit_status": status, "drafters": json.loads(output.read_bytes()) if status == 0 else None}
+    report["done"] = status == 0
     return report
 
 
@@ -101,11 +138,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, help="a folder made by build/fetch_model.py")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines, see build/distill.py")
     parser.add_argument("--output", dest="output_folder", type=Path, required=True, help="folder; its report.json too")
-    parser.add_argument("--minutes", type=float, default=25.0, help="for everything")
-    parser.add_argument("--distil-share", type=float, default=0.4, help="of the time")
-    parser.add_argument("--kinds", nargs="+", choices=DRAFTERS, default=["recurrent"])
-    parser.add_argument("--tokens", type=int, default=20_000_000)
-    parser.add_argument("--positions", type=int, default=40_000_000)
+    parser.add_argument("--minutes", type=float, default=8.0, help="of this piece; a command may end a minute later")
+    parser.add_argument("--drafters", type=Path, default=ROOT / "build/drafters.toml", help="those that ship, by kind")
+    parser.add_argument("--kinds", nargs="+", help="some of them; default: all, one after the other")
+    parser.add_argument("--tokens", type=int, default=90_000_000, help="of teacher data; 1.16 kB each on disk")
+    parser.add_argument("--positions", type=int, default=220_000_000, help="that each drafter is trained on")
+    parser.add_argument("--held-out-tokens", type=int, default=100_000, help="of conversations that judge")
     parser.add_argument("--slots", type=int, default=1024, help="conversations side by side")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--shard-documents", type=int, default=1024)
@@ -113,9 +151,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, help="windows of a training step")
     parser.add_argument("--window", type=int, help="positions of a window")
     parser.add_argument("--every", type=int, default=500, help="steps between checkpoints")
-    parser.add_argument("--held-out", type=int, default=4, help="shards kept for evaluation")
+    parser.add_argument("--held-out", type=int, default=4, help="shards kept for the log's acceptance")
     parser.add_argument("--hot-vocabulary", type=int, default=12288)
     args = parser.parse_args(argv)
+    shipped = tomllib.loads(args.drafters.read_text())
+    args.shipped = {kind: ROOT / method["drafter"] for kind, method in shipped.items()}
+    args.kinds = args.kinds or list(args.shipped)
+    if unknown := set(args.kinds) - set(args.shipped):
+        parser.error(f"--kinds {' '.join(sorted(unknown))}: expected some of {', '.join(args.shipped)}")
     args.output_folder = args.output_folder.resolve()
     args.output = args.output_folder / "report.json"
     device = device_of(parser, args)
@@ -124,8 +167,9 @@ def main(argv: list[str] | None = None) -> int:
     for path in (args.output, *beside):
         write_json(path, report)
         console.print(f"written to {path}")
-    failed = [report["distil"]["exit_status"], *(entry["exit_status"] for entry in report["drafters"].values())]
-    return int(any(failed))
+    console.print("all is done" if report["done"] else "not all is done: the same command goes on")
+    entries = [*report["distil"].values(), *report["drafters"].values(), report["judged"] or {}]
+    return int(any(entry.get("exit_status") for entry in entries))
 
 
 if __name__ == "__main__":

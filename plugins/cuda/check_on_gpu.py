@@ -47,6 +47,8 @@ SHAPES = {
 }
 
 
+PADDING, EARLIER = 5, 3
+"""Rows behind the last sequence's, and not committed rows before a later level's."""
 PACKED = ((1, 1, 1), (3, 6, 5), (7, 45, 5))
 """Sequences, beam width and length."""
 
@@ -65,9 +67,11 @@ class Batch(NamedTuple):
     rope_table: Tensor
     k_cache: Tensor
     v_cache: Tensor
+    starts: Tensor | None = None
 
     def to(self, device: str) -> Batch:
-        return Batch(*(tensor.to(device, copy=True) for tensor in self))
+        given = {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+        return self._replace(**{name: tensor.to(device, copy=True) for name, tensor in given.items()})
 
 
 def make_batch(
@@ -116,6 +120,32 @@ def make_batch(
     )
 
 
+def padded(batch: Batch) -> Batch:
+    """With rows behind the last sequence's, which must come out as zeros."""
+    rows = {name: getattr(batch, name) for name in ("qkv", "positions", "tree_mask")}
+    return batch._replace(**{name: torch.cat([own, torch.zeros_like(own[:PADDING])]) for name, own in rows.items()})
+
+
+def later_level(batch: Batch) -> Batch:
+    """The rows of a drafter's later level, which committed nothing: before them stand `EARLIER` rows that are not
+    committed, of which each sees the first and the last. For trees of one mask word, less those."""
+    return without_commits(batch)._replace(
+        starts=batch.cache_lengths,
+        cache_lengths=batch.cache_lengths - EARLIER,
+        tree_mask=batch.tree_mask << EARLIER | 1 << EARLIER - 1 | 1,
+    )
+
+
+def without_commits(batch: Batch) -> Batch:
+    """With neither rows nor offsets of commits."""
+    return batch._replace(commit_src=_ints([]), commit_offsets=_ints([]))
+
+
+def causal(batch: Batch) -> Batch:
+    """Chains, as a drafter ingests them: no mask word, no commits."""
+    return without_commits(batch)._replace(tree_mask=batch.tree_mask[:, :0].contiguous())
+
+
 def attend(batch: Batch, heads: Heads) -> Tensor:
     return cuda.tree_attention(*batch, num_heads=heads.heads, num_kv_heads=heads.kv_heads, head_size=heads.head_size)
 
@@ -131,6 +161,8 @@ def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
         head_size=heads.head_size,
     )
     out, dtype = attend(found_batch, heads), batch.qkv.dtype
+    if out[int(batch.row_offsets[-1]) :].any():
+        raise ArithmeticError("padding rows have an output that is not zero")
     error = (out.cpu().float() - expected).abs()
     result = {"max_error": error.max().item(), "rms_error": error.square().mean().sqrt().item()}
     most, most_rms = TOLERANCES[dtype]
@@ -149,7 +181,11 @@ def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
 
 def alone(batch: Batch, b: int) -> Batch:
     """Sequence b of a batch."""
-    rows, commits = (slice(int(bounds[b]), int(bounds[b + 1])) for bounds in (batch.row_offsets, batch.commit_offsets))
+    rows = slice(int(batch.row_offsets[b]), int(batch.row_offsets[b + 1]))
+    if len(batch.commit_offsets):
+        commits = slice(int(batch.commit_offsets[b]), int(batch.commit_offsets[b + 1]))
+        chosen = batch.commit_src[commits]
+        batch = batch._replace(commit_src=chosen, commit_offsets=_ints([0, len(chosen)]))
     return batch._replace(
         qkv=batch.qkv[rows],
         positions=batch.positions[rows],
@@ -157,8 +193,7 @@ def alone(batch: Batch, b: int) -> Batch:
         slots=batch.slots[b : b + 1],
         cache_lengths=batch.cache_lengths[b : b + 1],
         tree_mask=batch.tree_mask[rows],
-        commit_src=batch.commit_src[commits],
-        commit_offsets=_ints([0, commits.stop - commits.start]),
+        starts=None if batch.starts is None else batch.starts[b : b + 1],
     )
 
 
@@ -202,6 +237,16 @@ def measure(heads: Heads, sequences: int, length: int, rows: int, dtype: torch.d
     return {"microseconds": each * 1e6, "gigabytes_per_second": size / each / 1e9}
 
 
+CASES: dict[str, tuple[list[int], list[int], int, Callable[[Batch], Batch]]] = {
+    "trees and a prompt's chunk, padded": ([1000, 17, 4000], [20, 1, 33], 300, padded),
+    "a large tree behind one row": ([1], [64], 0, Batch._replace),
+    "trees alike": ([129] * 9, [16] * 9, 0, Batch._replace),
+    "a later level": ([700, 40], [20, 5], 0, later_level),
+    "chains without mask": ([700, 40], [20, 5], 0, causal),
+}
+"""Cached rows, tree nodes, rows of a causal chunk, and what is different of the batch."""
+
+
 def _ints(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
@@ -212,6 +257,8 @@ def check_packing(batch: int, width: int, length: int, device: str) -> None:
     roots, lengths = (rng.integers(0, 100, batch, dtype=np.int32) for _ in range(2))
     beams = rng.integers(0, 3, (batch, width, length), dtype=np.int32)
     log_probs = -np.sort(rng.random((batch, width, length), dtype=np.float32), axis=-1)
+    for b in range(batch):  # the first sequence has all its beams, the second lacks one, ...
+        log_probs[b, width - b % width :, -1] = -np.inf
     inputs = [torch.from_numpy(array) for array in (roots, beams, log_probs, lengths)]
     outputs = run(PACK_BEAMS, [tensor.to(device) for tensor in inputs], {})
     for output, found, expected in zip(PACK_BEAMS.outputs, outputs, pack_beams(*inputs), strict=True):
@@ -234,17 +281,13 @@ def check_attention(device: str, small: bool) -> list[dict[str, Any]]:
     for name, heads in SHAPES.items():
         if small:
             heads = Heads(heads.heads // heads.kv_heads * 2, 2, heads.head_size)
-        for full_lengths, full_rows, full_chunk in (
-            ([1000, 17, 4000], [20, 1, 33], 300),
-            ([1], [64], 0),
-            ([129] * 9, [16] * 9, 0),
-        ):
+        for kind, (full_lengths, full_rows, full_chunk, change) in CASES.items():
             lengths, trees = [-(-n // scale) for n in full_lengths], [-(-n // scale) for n in full_rows]
             chunk = full_chunk // scale
             for precision, dtype in (("bf16", BF16), ("fp32", FP32)):
-                found = check(make_batch(heads, lengths, trees, chunk, dtype=dtype), heads, device)
-                case = {"shape": name, "precision": precision, "lengths": lengths, "rows": trees, "chunk": chunk}
-                checks.append({**case, **found})
+                found = check(change(make_batch(heads, lengths, trees, chunk, dtype=dtype)), heads, device)
+                case = {"shape": name, "precision": precision, "batch": kind, "lengths": lengths, "rows": trees}
+                checks.append({**case, "chunk": chunk, **found})
                 print(f"{case}: ok, {found}", flush=True)
     return checks
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import typer
@@ -30,11 +32,15 @@ def test_the_row_is_what_training_would_log(tmp_path, kind, capsys):
     write_model(target, tmp_path / "model")
     drafter = DRAFTERS[kind](DRAFTERS[kind].configure(target, VOCAB), target, torch.arange(VOCAB))
     drafter.save(tmp_path / "drafter", {})
-    held_out.main([tmp_path / "drafter"], tmp_path / "model", [data], held_out=1, unroll=3)
+    output = tmp_path / "judged.json"
+    held_out.main([tmp_path / "drafter"], tmp_path / "model", [data], held_out=1, unroll=3, output=output)
     printed = capsys.readouterr().out
     teacher = TeacherData([data], 1, drafter.reads_context)
     found = Trainer(target, drafter.eval(), Labels.soft, 3, 0.0).evaluate(teacher.held_out(drafter.recipe.window, 3))
     assert f"{found['chain_acceptance_length']:.2f}" in printed
     assert kind in printed
+    (row,) = json.loads(output.read_text())
+    assert (row["drafter"], row["folder"]) == (kind, str(tmp_path / "drafter"))
+    assert {name: row[name] for name in found} == found
     with pytest.raises(typer.BadParameter, match="holds only the 2 held-out shards"):
         held_out.main([tmp_path / "drafter"], tmp_path / "model", [data], held_out=2)

@@ -23,9 +23,14 @@ OPTIONS = {"max_tokens": 30, "temperature": 0.0}
 
 @pytest.fixture
 def session():
+    return made()
+
+
+def made(drafts: bool = True) -> Session:
     engine, budget = ToyEngine(width=4, length=3), BudgetTable.constant(8)
     plans = {TOY: DraftingPlan("best_first", budget=budget), "served": DraftingPlan("ngram_trie", budget=budget)}
-    return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), plans))
+    given = plans if drafts else {}
+    return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), given))
 
 
 def test_a_round_remembers_the_warm_up_alone(session):
@@ -46,17 +51,32 @@ def test_a_round_measures_its_own_method(session):
     assert drafted["tokens_per_s"] > 0
 
 
-def test_every_method_at_every_batch_size(session, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(method_batches, "load_session", lambda parser, bundle: session)
+@pytest.mark.parametrize("own", [False, True], ids=["one engine", "auto-regressive decoding has its own"])
+def test_every_method_at_every_batch_size(own, session, tmp_path, monkeypatch, capsys):
+    plain, closed = made(drafts=False) if own else session, []
+    for one in {session, plain}:
+        monkeypatch.setattr(one.runtime.engine, "close", lambda one=one: closed.append(one))
+    asked = {one: [] for one in (session, plain)}
+    for one, rounds in asked.items():
+        run = one.run
+        monkeypatch.setattr(
+            one, "run", lambda given, n, run=run, to=rounds: to.append(given[0].method) or run(given, n)
+        )
+    bundles = {"b": session, "ar": plain}
+    monkeypatch.setattr(method_batches, "load_session", lambda parser, bundle: bundles[str(bundle)])
     monkeypatch.setattr(method_batches, "load_prompts", lambda path: [Prompt("1", "all", (text,)) for text in PROMPTS])
     monkeypatch.setattr(method_batches, "ChatTokenizer", lambda bundle: type("T", (), {"chat": staticmethod(str)}))
     output = tmp_path / "r.json"
     arguments = ["--bundle", "b", "--num-prompts", "4", "--max-tokens", "20", "--batches", "1", "3", "--rounds", "1"]
+    arguments += ["--auto-regressive", "ar"] if own else []
     method_batches.main([*arguments, "--best-of", TOY, "--output", str(output)])
     written = json.loads(output.read_text())
     cells = {(row["method"], row["batch"]): row for row in written["cells"]}
     assert set(cells) == {(method, batch) for method in (AUTO_REGRESSIVE, TOY, "served") for batch in (1, 3)}
     assert (written["prompts"], written["warm_up"]) == (4, 2)
+    if own:
+        assert (set(asked[plain]), set(asked[session])) == ({AUTO_REGRESSIVE}, {TOY, "served"})
+    assert sorted(map(id, closed)) == sorted(map(id, {session, plain}))
     printed = capsys.readouterr().out
     behind = cells[TOY, 3]["tokens_per_s"] / max(row["tokens_per_s"] for key, row in cells.items() if key[1] == 3) - 1
     assert f"{TOY} against the best" in printed

@@ -5,7 +5,18 @@ import torch
 
 from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda import check_on_gpu
-from plugins.cuda.check_on_gpu import Heads, attended_bytes, check, check_packing, make_batch
+from plugins.cuda.check_on_gpu import (
+    CASES,
+    Heads,
+    attended_bytes,
+    causal,
+    check,
+    check_attention,
+    check_packing,
+    later_level,
+    make_batch,
+    padded,
+)
 
 HEADS = Heads(3, 1, 64)
 
@@ -30,6 +41,69 @@ def test_fp32_is_held_to_its_own_tolerance_and_to_bits(monkeypatch):
     monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: attend(found, heads) + 1e-6 * len(found.slots))
     with pytest.raises(ArithmeticError, match="sequence 0 alone has other bits than in the batch"):
         check(batch, HEADS, "cpu")
+
+
+def noisy_padding(batch, out):
+    out[int(batch.row_offsets[-1]) :] += 1e-4
+    return out
+
+
+BLIND = {
+    "starts": (later_level, lambda batch: batch._replace(starts=None)),
+    "starts of what is cached": (later_level, lambda batch: batch._replace(cache_lengths=batch.starts)),
+    "an absent mask": (causal, lambda batch: batch._replace(tree_mask=torch.ones_like(batch.positions)[:, None])),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", BLIND)
+def test_what_a_kernel_must_not_overlook(kind, dtype, monkeypatch):
+    change, overlook = BLIND[kind]
+    batch = change(make_batch(HEADS, [9, 40], [5, 20], dtype=dtype))
+    assert check(batch, HEADS, "cpu")["max_error"] < 0.03
+    attend = check_on_gpu.attend
+    monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: attend(overlook(found), heads))
+    with pytest.raises(ArithmeticError, match="differs"):
+        check(batch, HEADS, "cpu")
+
+
+def test_rows_of_padding_come_out_as_zeros(monkeypatch):
+    batch = padded(make_batch(HEADS, [9, 40], [5, 20]))
+    check(batch, HEADS, "cpu")
+    attend = check_on_gpu.attend
+    monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: noisy_padding(found, attend(found, heads)))
+    with pytest.raises(ArithmeticError, match="padding rows"):
+        check(batch, HEADS, "cpu")
+
+
+def test_all_that_engines_pass_is_among_the_cases(monkeypatch):
+    batches = []
+    monkeypatch.setattr(check_on_gpu, "check", lambda batch, heads, device: batches.append(batch) or {})
+    for small in (True, False):
+        batches.clear()
+        check_attention("cpu", small)
+        assert len(batches) == 2 * len(CASES) * len(check_on_gpu.SHAPES)
+        for dtype in (torch.bfloat16, torch.float32):
+            given = [batch for batch in batches if batch.qkv.dtype == dtype]
+            assert any(batch.starts is not None and (batch.starts > batch.cache_lengths).all() for batch in given)
+            assert any(len(batch.qkv) > batch.row_offsets[-1] for batch in given)
+            assert any(batch.tree_mask.shape[1] == 0 for batch in given)
+            assert any(len(batch.commit_offsets) == 0 for batch in given)
+            assert any(len(batch.commit_src) > 0 for batch in given)
+            assert all((batch.cache_lengths >= 0).all() for batch in given)
+
+
+def test_beams_that_are_none_are_packed_too(monkeypatch):
+    """A kernel to which every beam is one."""
+    run = check_on_gpu.run
+
+    def all_beams(kernel, inputs, attributes):
+        roots, beams, log_probs, lengths = inputs
+        return run(kernel, [roots, beams, log_probs.nan_to_num(neginf=-9.0), lengths], attributes)
+
+    monkeypatch.setattr(check_on_gpu, "run", all_beams)
+    with pytest.raises(ArithmeticError, match="packing 3 x 6 x 5"):
+        check_packing(3, 6, 5, "cpu")
 
 
 @pytest.mark.parametrize(("place", "name"), list(enumerate(output.name for output in PACK_BEAMS.outputs)))

@@ -7,14 +7,19 @@ import pytest
 import torch
 
 from benchmarks.gpu import engines
-from tests.engines.tiny import tiny_bundle, tiny_target
+from tests.engines import stand_in_tensorrt
+from tests.engines.tiny import LIMITS, METHOD, tiny_bundle, tiny_target
 
 
-@pytest.mark.parametrize("backend", ["openvino", "torch"])
+@pytest.mark.parametrize("backend", ["openvino", "torch", "tensorrt_rtx"])
 def test_times_and_reasons(backend, tmp_path, monkeypatch):
+    """The library of TensorRT for RTX is a stand-in, which computes on the CPU."""
     monkeypatch.setattr("benchmarks.step_times.CONTEXT", 32)
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cpu"))
-    bundle = tiny_bundle(tmp_path, tiny_target(), backend)
+    if backend == "tensorrt_rtx":
+        stand_in_tensorrt.install(monkeypatch, backend)
+    limits = LIMITS.model_copy(update={"prefill_chunk": 64})
+    bundle = tiny_bundle(tmp_path, tiny_target(), backend, limits=limits)
     output = tmp_path / "r.json"
     arguments = [str(bundle.path), str(tmp_path / "nowhere"), "--repeats", "1"]
     engines.main([*arguments, "--device", "cpu", "--output", str(output)])
@@ -23,6 +28,7 @@ def test_times_and_reasons(backend, tmp_path, monkeypatch):
     assert (runs["backend"], runs["loads"], runs["runs"]) == (backend, True, True)
     rows = {(entry["sequences"], entry["rows"]) for entry in runs["times"]}
     assert {(1, count) for count in (1, 2, 4, 8, 16, 32, 64)} <= rows
+    assert {entry["sequences"] for entry in runs["times"] if entry["method"] == METHOD} == {1, 2, 4, 8}
     assert not missing["loads"]
     assert "nowhere does not exist" in missing["error"]
 

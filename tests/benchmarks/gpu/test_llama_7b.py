@@ -1,11 +1,19 @@
 """The shaped target's script at a tiny size, and what it concludes from times."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from benchmarks.gpu import llama_7b
 from benchmarks.gpu.llama_7b import allowed
+from redraft.budget import BudgetTable
+from redraft.drafting import DraftingPlan, DraftSource
+from redraft.engines.interface import DraftCandidates
+from redraft.protocol import GenerateRequest
+from redraft.sequence import Sequence
+from tests.toy_engine import toy_codec
 
 
 def test_every_part_runs_and_is_written(tmp_path):
@@ -14,14 +22,44 @@ def test_every_part_runs_and_is_written(tmp_path):
     llama_7b.main(["--device", "cpu", "--shape", "tiny", *sizes, "--output", str(output)])
     report = json.loads(output.read_text())
     assert [(step["batch"], step["rows"]) for step in report["steps"]] == [
-        (batch, rows) for batch in (1, 3) for rows in (1, 4, 5, 13)
+        (batch, rows) for batch in (1, 3) for rows in (1, 4, 5, 17)
     ]
     assert [entry["batch"] for entry in report["packing"]] == [1, 3]
-    for name, rows in (("redrafter", 5), ("lyanna", 13)):
+    for name, rows in (("redrafter", 5), ("lyanna", 17)):
         system = report["systems"][name]
         assert [entry["rows"] for entry in system["allowed"]] == [rows, rows]
         assert set(system["acceptance_lengths"]) == {"SmolLM2, temperature 0", "SmolLM2, temperature 1"}
         assert all(entry["milliseconds"] > 0 for entry in system["drafting"])
+        assert [entry["batch"] for entry in system["trees"]] == [1, 3]
+        times = {(step["batch"], step["rows"]): step["milliseconds"] for step in report["steps"]}
+        for found, draft, trees in zip(system["allowed"], system["drafting"], system["trees"], strict=True):
+            spent = times[found["batch"], rows] + draft["milliseconds"] + trees["milliseconds"]
+            assert found["cost_in_steps"] == pytest.approx(spent / times[found["batch"], 1])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_trees_of_lyanna_are_those_of_the_scheduler(batch):
+    """The same drafts, through the plan of the method whose acceptance length is projected."""
+    rng, shape = np.random.default_rng(0), (batch, 4, 4, 8)
+    log_probs = -rng.random(shape, dtype=np.float32)
+    log_probs[:, 0, 1:] = -np.inf
+    for level in range(1, 4):
+        log_probs[:, level] += log_probs[:, level - 1, 0, :4, None]
+    parents = np.tile(np.arange(4, dtype=np.int32), (batch, 4, 1))
+    drafts = DraftCandidates(rng.integers(111, size=shape, dtype=np.int32), log_probs, parents)
+    request = GenerateRequest(id="r", text="t", max_tokens=64)
+    sequences = [Sequence(b, request, [5, 6], toy_codec(), frozenset()) for b in range(batch)]
+    for b, sequence in enumerate(sequences):
+        sequence.root, sequence.hidden = b, np.zeros((1, 8), np.float32)
+    drafter = SimpleNamespace(draft=lambda _: drafts, reads_context=False)
+    plan = DraftingPlan("best_first", budget=BudgetTable.constant(llama_7b.BUDGET))
+    tree = DraftSource(plan, drafter, llama_7b.MAX_TREE).draft(sequences, batch)
+    tokens, depths, masks = llama_7b.target_rows(drafts, np.arange(batch, dtype=np.int32))
+    paths = [path for paths in tree.ancestors for path in paths]
+    assert tokens == [token for nodes in tree.nodes for token, _, _ in nodes]
+    assert masks == paths
+    assert depths == [path.bit_count() - 1 for path in paths]
+    assert len(tokens) == batch * (1 + llama_7b.BUDGET)
 
 
 def test_speed_up_is_tokens_over_the_cost_of_a_step():
@@ -37,8 +75,9 @@ def test_both_of_the_papers_comparisons_stand_beside_the_projection():
     drafting = [{"batch": 2, "milliseconds": 5.0}]
     system = {
         "drafting": drafting,
+        "trees": [{"batch": 2, "milliseconds": 0.0}],
         "acceptance_lengths": {"ours": 3.0},
-        "allowed": allowed(steps, drafting, {}, 19, {"ours": 3.0}),
+        "allowed": allowed(steps, drafting, {2: 0.0}, 19, {"ours": 3.0}),
     }
     _, projection = llama_7b.tables({"shape": "tiny", "steps": steps, "systems": {"redrafter": system}})
     assert projection.title.startswith("Projection: ")

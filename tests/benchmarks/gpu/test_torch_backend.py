@@ -12,7 +12,10 @@ import build_engines
 from benchmarks import method_batches, step_times, verify_lossless
 from benchmarks.gpu import torch_backend
 from benchmarks.gpu.torch_backend import ROOT
+from benchmarks.step_times import causal_batch
 from methods import read_methods
+from redraft.bundle import Bundle
+from redraft.engines import load_engine
 from tests.engines.tiny import tiny_drafter
 
 
@@ -61,9 +64,11 @@ def arguments(tmp_path, *more: str) -> list[str]:
 
 def test_parts_run_in_order_and_what_is_there_is_kept(tmp_path, ran):
     assert torch_backend.main(arguments(tmp_path, "--parts", "build", "steps")) == 0
-    assert [Path(command[-1]).name for command in ran] == ["methods-fp32", "methods-bf16", "steps.json"]
+    built = ["methods-fp32", "methods-bf16", "ar-fp32", "ar-bf16"]
+    assert [Path(command[-1]).name for command in ran] == [*built, "steps.json", "steps-ar.json"]
+    count = len(ran)
     assert torch_backend.main(arguments(tmp_path, "--batches", "1", "8")) == 0
-    assert [Path(command[-1]).name for command in ran[3:]] == ["equality.json", "batches.json"]
+    assert [Path(command[-1]).name for command in ran[count:]] == ["equality.json", "batches.json"]
     parts = json.loads((tmp_path / "r.json").read_text())["parts"]
     assert list(parts) == ["build", "equality", "steps", "batches"]
     assert parts["steps"][0]["result"] == {"of": "steps"}
@@ -84,8 +89,9 @@ def test_a_failure_is_the_commands_own(tmp_path, ran):
 
 def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
     torch_backend.main(arguments(tmp_path, "--dataset", "d.jsonl", "--batches", "1", "64"))
-    build, _, equality, steps, batches = ran
+    build, _, plain, _, equality, steps, _, batches = ran
     assert parsed_by_typer(build_engines.main, build[2:])["slots"] == 64
+    assert parsed_by_typer(build_engines.main, plain[2:])["no_drafter"]
     assert parsed_by_typer(step_times.main, steps[3:])["bundle"] == tmp_path / "work" / "methods-bf16"
     for script, command in ((verify_lossless, equality), (method_batches, batches)):
         monkeypatch.setattr(script, "load_session", lambda parser, bundle: raise_parsed())
@@ -108,13 +114,19 @@ def test_the_whole_sequence_on_the_cpu(target, model, tmp_path):
     given = arguments(tmp_path, *folders, *sizes, "--dataset", str(tmp_path / "prompts.jsonl"))
     assert torch_backend.main(given) == 0
     parts = json.loads((tmp_path / "r.json").read_text())["parts"]
-    assert [entry["exit_status"] for listed in parts.values() for entry in listed] == [0] * 5
-    (equality,), (steps,), (batches,) = (
+    assert [entry["exit_status"] for listed in parts.values() for entry in listed] == [0] * 8
+    (equality,), (steps, plain), (batches,) = (
         [e["result"] for e in parts[name]] for name in ("equality", "steps", "batches")
     )
     compared = {(row["setting"], row["concurrency"]): row for row in equality["settings"]}
     assert list(compared) == [(setting, many) for setting in ("greedy", "temperature 1") for many in (1, 8)]
     assert all((row["tokens"], row["failures"]) == (16, 0) for row in compared.values())
     assert {(row["sequences"], row["rows"]) for row in steps} >= {(1, 1), (1, 64), (2, 1), (1, 0), (2, 0)}
+    assert plain[0]["rows"] == 1
+    assert all(row["rows"] for row in plain), "it drafts nothing"
+    for precision in ("fp32", "bf16"):
+        _, hidden = load_engine(Bundle.load(tmp_path / "work" / f"ar-{precision}")).execute(causal_batch(1, 1, 0, 1))
+        assert hidden is None
+    assert equality["inputs"]["auto_regressive"] == str(tmp_path / "work" / "ar-fp32")
     cells = [(cell["method"], cell["batch"]) for cell in batches["cells"]]
     assert cells == [(method, batch) for batch in (1, 2) for method in ("auto_regressive", "tiny")]

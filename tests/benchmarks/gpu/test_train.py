@@ -1,4 +1,4 @@
-"""Distilling and training inside a time: once as it is, on the CPU; commands, shares of the time, interruptions."""
+"""Distilling and training in pieces: once as it is, on the CPU; commands, their order and time, interruptions."""
 
 import json
 import os
@@ -6,13 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
+from pathlib import Path
 
+import pytest
 import torch
 
 import distill
 import train_drafter
+from benchmarks import held_out
 from benchmarks.gpu import train
+from model_defs.drafters import DRAFTERS
 from tests.benchmarks.gpu.test_torch_backend import parsed_by_typer
+from tests.engines.tiny import tiny_drafter
 
 
 def test_a_command_is_interrupted_when_its_time_is_over(tmp_path):
@@ -31,67 +37,120 @@ def test_a_command_is_interrupted_when_its_time_is_over(tmp_path):
     assert train.run_until([sys.executable, "-c", "raise SystemExit(3)"], 30) == 3
 
 
-def run(tmp_path, monkeypatch, taken: float, *more: str) -> tuple[int, list[tuple[list[str], float]], dict]:
-    """The script with commands that take so many seconds each; they write a shard and a log."""
-    ran, clock = [], [0.0]
+class Commands:
+    """Commands that take so many seconds each, by their folder's name, and 1 where they have ended before; they write
+    shards, a log and what is judged."""
 
-    def run_until(command, seconds):
+    def __init__(self, tmp_path, monkeypatch, **taken: float):
+        self.folder, self.taken, self.clock = tmp_path / "out", taken, 0.0
+        self.ran: list[tuple[list[str], float]] = []
+        monkeypatch.setattr(train, "run_until", self.run_until)
+        monkeypatch.setattr(train.time, "monotonic", lambda: self.clock)
+
+    def run_until(self, command: list[str], seconds: float) -> int | None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "", "the CPU was asked for"
-        ran.append((command, seconds))
-        clock[0] += min(taken, seconds)
-        name = command[command.index("--output") + 1]
-        folder = tmp_path / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "shard-00000.safetensors").write_bytes(b"x" * 10)
-        (folder / "log.jsonl").write_text('{"positions": 1}\n{"positions": 2}\n')
-        return 0 if taken <= seconds else None
+        self.ran.append((command, seconds))
+        output = Path(command[command.index("--output") + 1])
+        left = self.taken.get(output.stem, 1.0)
+        ended = left <= seconds
+        self.clock += min(left, seconds)
+        self.taken[output.stem] = 1.0 if ended else left - seconds
+        if output.suffix:
+            output.write_text('["judged"]')
+            return 0 if ended else None
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "shard-00000.safetensors").write_bytes(b"x" * 10)
+        asked = int(command[command.index("--positions") + 1]) if "--positions" in command else 0
+        (output / "log.jsonl").write_text(f'{{"positions": 1}}\n{{"positions": {asked if ended else 2}}}\n')
+        return 0 if ended else None
 
-    monkeypatch.setattr(train, "run_until", run_until)
-    monkeypatch.setattr(train.time, "monotonic", lambda: clock[0])
-    given = ["--device", "cpu", "--model", "m", "--prompts", "p", "--output", str(tmp_path / "out"), "--minutes", "10"]
-    status = train.main([*given, "--kinds", "recurrent", "eagle", *more])
-    return status, ran, json.loads((tmp_path / "out" / "report.json").read_text())
+    def names(self) -> list[str]:
+        """Of the folders, and clears what ran."""
+        found = [Path(command[command.index("--output") + 1]).stem for command, _ in self.ran]
+        self.ran.clear()
+        return found
+
+    def piece(self, *more: str) -> dict:
+        folders = ["--model", "m", "--prompts", "p", "--output", str(self.folder)]
+        assert train.main(["--device", "cpu", *folders, "--minutes", "10", *more]) == 0
+        return json.loads((self.folder / "report.json").read_text())
 
 
-def test_the_time_is_shared_out(tmp_path, monkeypatch):
-    status, ran, report = run(tmp_path, monkeypatch, 1000.0)
-    assert [seconds for _, seconds in ran] == [240.0, 180.0, 180.0]
-    assert status == 0
-    assert report["distil"] == {"exit_status": None, "shards": 1, "bytes": 10}
-    assert {kind: entry["last"] for kind, entry in report["drafters"].items()} == {
-        "recurrent": {"positions": 2},
-        "eagle": {"positions": 2},
-    }
+def test_pieces_do_one_thing_after_the_other(tmp_path, monkeypatch):
+    """Teacher data first, all; then each drafter once, with all the time that is left; then they are judged."""
+    commands = Commands(tmp_path, monkeypatch, data=800.0, recurrent=700.0, eagle=50.0)
+    kinds = ("--kinds", "recurrent", "eagle")
+    first = commands.piece(*kinds)
+    assert [seconds for _, seconds in commands.ran] == [600.0, 599.0]
+    assert commands.names() == ["held-out", "data"]
+    assert first["distil"]["data"] == {"exit_status": None, "shards": 1, "bytes": 10}
+    assert (first["drafters"], first["judged"], first["done"]) == ({}, None, False)
+    second = commands.piece(*kinds)
+    assert commands.names() == ["held-out", "data", "recurrent"]
+    assert second["drafters"] == {"recurrent": {"exit_status": None, "last": {"positions": 2}}}
+    last = commands.piece(*kinds)
+    assert commands.names() == ["held-out", "data", "recurrent", "eagle", "judged"]
+    assert [entry["exit_status"] for entry in last["drafters"].values()] == [0, 0]
+    assert (last["judged"], last["done"]) == ({"exit_status": 0, "drafters": ["judged"]}, True)
+    assert commands.piece(*kinds) == last
+    assert commands.names() == ["held-out", "data", "judged"], "what is trained is not trained again"
+
+
+def test_all_that_ship_are_trained_with_ten_times_the_scale(tmp_path, monkeypatch):
+    commands = Commands(tmp_path, monkeypatch)
+    report = commands.piece()
+    shipped = tomllib.loads((train.ROOT / "build/drafters.toml").read_text())
+    assert list(report["drafters"]) == list(shipped)
+    assert set(shipped) == set(DRAFTERS)
+    _, (distilling, _), *trainings, (judging, _) = commands.ran
+    assert int(distilling[distilling.index("--tokens") + 1]) >= 10 * 8_540_000, "eagle's, which had the most"
+    for kind, (command, _) in zip(shipped, trainings, strict=True):
+        folder = train.ROOT / shipped[kind]["drafter"]
+        assert json.loads((folder / "config.json").read_text())["drafter"] == kind
+        assert command[command.index("--drafter") + 1] == kind
+        seen = json.loads((folder / "training.jsonl").read_text().splitlines()[-1])["positions"]
+        assert int(command[command.index("--positions") + 1]) >= 10 * seen
+        assert judging.index(str(folder)) + 1 == judging.index(str(tmp_path / "out" / kind))
+
+
+def test_kinds_are_those_that_ship(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--device", "cpu", "--model", "m", "--prompts", "p", "--output", str(tmp_path), "--kinds", "eagel"])
+    assert "--kinds eagel: expected some of recurrent, hidden_state" in capsys.readouterr().err
 
 
 def test_a_gpus_report_lies_beside_the_script_too(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "__file__", str(tmp_path / "train.py"))
-    run(tmp_path, monkeypatch, 1.0)
+    Commands(tmp_path, monkeypatch).piece()
     assert not (tmp_path / "train.json").exists(), "the results beside the script are a GPU's"
     monkeypatch.setattr(train, "device_of", lambda *_: torch.device("cuda"))
     monkeypatch.setattr(train, "describe", lambda device: {"device": device.type})
-    _, _, report = run(tmp_path, monkeypatch, 1.0)
+    report = Commands(tmp_path, monkeypatch).piece()
     assert json.loads((tmp_path / "train.json").read_text()) == report
 
 
-def test_time_that_is_left_goes_to_the_next(tmp_path, monkeypatch):
-    _, ran, _ = run(tmp_path, monkeypatch, 100.0)
-    assert [seconds for _, seconds in ran] == [240.0, 250.0, 400.0]
-
-
 def test_the_scripts_take_these_flags(tmp_path, monkeypatch):
-    _, ran, _ = run(tmp_path, monkeypatch, 1.0, "--shares", "a=1", "--window", "8")
-    distilling, recurrent, eagle = (command[2:] for command, _ in ran)
-    assert parsed_by_typer(distill.main, distilling)["slots"] == 1024
-    assert parsed_by_typer(train_drafter.main, recurrent)["batch"] == 128
-    assert parsed_by_typer(train_drafter.main, eagle)["drafter"] == "eagle"
+    commands = Commands(tmp_path, monkeypatch)
+    commands.piece("--shares", "a=1", "--window", "8", "--kinds", "recurrent", "eagle")
+    given = [command[2:] for command, _ in commands.ran]
+    kept, teaching = (parsed_by_typer(distill.main, arguments) for arguments in given[:2])
+    assert (kept["self_written"], teaching["slots"]) == (1.0, 1024)
+    assert kept["seed"] > teaching["seed"] + 10_000, "shard k has the seed + k"
+    recurrent, eagle = (parsed_by_typer(train_drafter.main, arguments) for arguments in given[2:4])
+    assert (recurrent["batch"], eagle["drafter"]) == (128, "eagle")
+    judging = parsed_by_typer(held_out.main, given[4][1:])
+    assert [folder.name for folder in judging["data"]] == ["held-out", "data"]
+    assert (judging["held_out"], len(judging["drafters"])) == (1, 4)
 
 
-def test_the_whole_sequence_on_the_cpu(model, tmp_path, monkeypatch):
-    """A tiny target teaches a drafter, whose training is interrupted and goes on where it was."""
+def test_the_whole_sequence_on_the_cpu(target, model, tmp_path, monkeypatch):
+    """A tiny target teaches a drafter, whose training is interrupted and goes on where it was; then it is judged beside
+    another."""
     out, prompts = tmp_path / "out", tmp_path / "prompts.jsonl"
     log = out / "recurrent" / "log.jsonl"
     prompts.write_text("".join(json.dumps({"source": "a", "prompt": f"t{i} t{i + 9}"}) + "\n" for i in range(5, 25)))
+    tiny_drafter(target).save(tmp_path / "ours")
+    (tmp_path / "drafters.toml").write_text(f'[recurrent]\ndrafter = "{tmp_path}/ours"\n')
 
     class Impatient(subprocess.Popen):
         """The training's time is over when it has logged something."""
@@ -107,16 +166,18 @@ def test_the_whole_sequence_on_the_cpu(model, tmp_path, monkeypatch):
         data = ("--tokens", "1500", "--shard-documents", "16", "--slots", "8", "--max-new-tokens", "16")
         sizes = ("--window", "8", "--batch", "4", "--every", "5", "--held-out", "1", "--hot-vocabulary", "64")
         given = ["--device", "cpu", "--model", str(model), "--prompts", str(prompts), "--output", str(out)]
-        assert train.main([*given, "--shares", "a=1", *data, *sizes, "--positions", str(positions)]) == 0
+        given += ["--drafters", str(tmp_path / "drafters.toml"), "--held-out-tokens", "1000", "--shares", "a=1"]
+        assert train.main([*given, *data, *sizes, "--positions", str(positions)]) == 0
         report = json.loads((out / "report.json").read_text())
-        assert report["distil"]["exit_status"] == 0
-        assert report["distil"]["shards"] == len(list((out / "data").iterdir())) >= 2
+        assert [entry["exit_status"] for entry in report["distil"].values()] == [0, 0]
+        assert report["distil"]["data"]["shards"] == len(list((out / "data").iterdir())) >= 2
         return report
 
     monkeypatch.setattr(train.subprocess, "Popen", Impatient)
     impatient = True
     interrupted = run(10**9)
     assert interrupted["drafters"]["recurrent"]["exit_status"] is None
+    assert not interrupted["done"]
     impatient = False
     reached = json.loads(log.read_text().splitlines()[-1])
     ended = run(reached["positions"] + 100)
@@ -126,3 +187,7 @@ def test_the_whole_sequence_on_the_cpu(model, tmp_path, monkeypatch):
     assert steps == sorted(set(steps))
     assert ended["drafters"]["recurrent"]["last"]["step"] == steps[-1] > reached["step"]
     assert (out / "recurrent" / "drafter.safetensors").exists()
+    shipped, trained = ended["judged"]["drafters"]
+    assert (shipped["folder"], trained["folder"]) == (str(tmp_path / "ours"), str(out / "recurrent"))
+    assert min(shipped["chain_acceptance_length"], trained["chain_acceptance_length"]) >= 1
+    assert ended["done"]
