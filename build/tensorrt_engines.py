@@ -23,11 +23,14 @@ from redraft.engines.flavour import CAPABILITY, FLAVOURS, Flavour, Messages
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What was built from which file; written beside the engine as `NAME.engine.json`."""
+    """What was built from which file; written beside the engine as `NAME.engine.json`. Inputs and outputs are those of
+    the network that TensorRT read: type and shape by name, such as `HALF [-1, 3, 128, 64]`, where -1 is open."""
 
     network_sha256: str
     weight_bytes: int
     engine_bytes: int
+    inputs: dict[str, str]
+    outputs: dict[str, str]
     layers: dict[str, int]
     profiles: int
 
@@ -80,7 +83,10 @@ class EngineBuilder:
             errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
             raise BundleError(f"{self.flavour.title} cannot read {network}: {errors}")
         options = builder.create_builder_config()
-        for ranges in extents.profile_ranges(_inputs(definition), made_for, shapes):
+        inputs = [definition.get_input(i) for i in range(definition.num_inputs)]
+        outputs = [definition.get_output(i) for i in range(definition.num_outputs)]
+        own = {tensor.name: tuple(tensor.shape) for tensor in inputs}
+        for ranges in extents.profile_ranges(own, made_for, shapes):
             profile = builder.create_optimization_profile()
             for name, sizes in ranges.items():
                 profile.set_shape(name, *sizes)
@@ -109,6 +115,8 @@ class EngineBuilder:
             network_sha256=network_sha256(network),
             weight_bytes=weight_bytes(network),
             engine_bytes=engine.stat().st_size,
+            inputs=_described(inputs),
+            outputs=_described(outputs),
             layers=dict(Counter(str(layer.type).split(".")[-1] for layer in layers)),
             profiles=options.num_optimization_profiles,
         )
@@ -156,6 +164,5 @@ def _data(network: Path) -> Path:
     return network.with_name(f"{network.name}.data")
 
 
-def _inputs(definition: Any) -> dict[str, tuple[int, ...]]:
-    inputs = (definition.get_input(i) for i in range(definition.num_inputs))
-    return {value.name: tuple(value.shape) for value in inputs}
+def _described(tensors: list[Any]) -> dict[str, str]:
+    return {tensor.name: f"{tensor.dtype.name} {list(tensor.shape)}" for tensor in tensors}

@@ -77,12 +77,19 @@ class Definition:
 
     def read(self, model: onnx.ModelProto) -> None:
         self.model = model
-        self.num_inputs, self.num_layers = len(model.graph.input), len(model.graph.node)
+        graph = model.graph
+        self.num_inputs, self.num_outputs, self.num_layers = len(graph.input), len(graph.output), len(graph.node)
 
     def get_input(self, i: int):
-        value = self.model.graph.input[i]
-        sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in value.type.tensor_type.shape.dim]
-        return SimpleNamespace(name=value.name, shape=sizes)
+        return self._tensor(self.model.graph.input[i])
+
+    def get_output(self, i: int):
+        return self._tensor(self.model.graph.output[i])
+
+    def _tensor(self, value: onnx.ValueInfoProto):
+        tensor = value.type.tensor_type
+        sizes = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
+        return SimpleNamespace(name=value.name, shape=sizes, dtype=SimpleNamespace(name=DTYPES[tensor.elem_type][0]))
 
     def get_layer(self, i: int):
         return SimpleNamespace(type=f"LayerType.{self.model.graph.node[i].op_type}")

@@ -233,3 +233,5 @@ def test_the_report_says_what_was_built(monkeypatch, tmp_path):
     names = ("TreeAttentionWrite", "TreeAttentionSplit", "TreeAttentionCombine")
     assert [report["layers"][name] for name in names] == [layers] * 3
     assert "TreeAttention" not in report["layers"]
+    assert report["inputs"]["k_cache.2"] == report["outputs"]["k_cache.2.updated"] == "BF16 [-1, 2, 88, 64]"
+    assert (report["inputs"]["input_ids"], report["outputs"]["logits"]) == ("INT32 [-1]", f"BF16 [-1, {tiny.VOCAB}]")

@@ -177,6 +177,13 @@ def _value(value: onnx.ValueInfoProto) -> Value:
     return value.name, onnx.TensorProto.DataType.Name(tensor.elem_type), shape
 
 
+def as_read(values: list[Value]) -> list[tuple[str, str]]:
+    """What a report says of inputs or outputs."""
+    types = {"FLOAT16": "HALF", "BFLOAT16": "BF16"}
+    sizes = [[-1 if isinstance(size, str) else size for size in shape] for _, _, shape in values]
+    return [(name, f"{types.get(dtype, dtype)} {size}") for (name, dtype, _), size in zip(values, sizes, strict=True)]
+
+
 @dataclass(frozen=True)
 class Built:
     """fp16 networks and engines of the default target and of every shipped drafter, and the modules in float32."""
@@ -187,11 +194,13 @@ class Built:
 
 
 def report_of(network: Path) -> dict[str, Any]:
-    """What the builder says of a network's engine: it was built from this very file."""
+    """What the builder says of a network's engine: it was built from this very file, and what TensorRT read has the
+    file's inputs and outputs."""
     engine = network.with_suffix(".engine")
     report = json.loads(engine.with_name(f"{engine.name}.json").read_text())
     assert report["network_sha256"] == network_sha256(network)
     assert report["engine_bytes"] == engine.stat().st_size >= 0.9 * report["weight_bytes"]
+    assert [list(report[kind].items()) for kind in ("inputs", "outputs")] == [*map(as_read, values_of(network))]
     return report
 
 
