@@ -284,6 +284,9 @@ class Context:
         self.addresses[name] = address
         return True
 
+    def is_stream_capturable(self, stream):
+        return "require user allocation" in self.engine.head["builder_flags"]
+
     def execute_async_v3(self, stream):
         inputs = {value.name: self._memory(value.name) for value in self.engine.model.graph.input}
         outputs = [value.name for value in self.engine.model.graph.output]
