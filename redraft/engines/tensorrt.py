@@ -79,7 +79,7 @@ class TensorRTEngine:
         for name, method in methods.items():
             context = method.context
             caches = _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
-            drafter = self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream)
+            drafter = self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream, self._within_memory)
             if not drafter.updates_in_place():
                 raise BundleError(
                     f"{bundle.path}: the engine of {name} does not update its caches in place; rebuild it with: "
@@ -88,8 +88,9 @@ class TensorRTEngine:
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
-        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
-        with self._stream.current():
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where memory
+        does not suffice for a step of a new extent."""
+        with self._stream.current(), self._within_memory():
             logits, hidden = self._target.execute(batch)
             return choose(self.gather(logits), batch, samplers, self._results), hidden
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,8 +28,17 @@ class TensorRTDrafter:
     """The drafter of one method. With a context, sequences stand at their slots: a draft executes the first so many
     slots, those that are not in the batch write behind max_len, and long prompts are ingested one by one before."""
 
-    def __init__(self, bundle: Bundle, flavour: Flavour, name: str, caches: Tensor | None, stream: Stream):
-        """caches [2 * layers, slots, kv_heads, rows, head_size], of a drafter with a context."""
+    def __init__(
+        self,
+        bundle: Bundle,
+        flavour: Flavour,
+        name: str,
+        caches: Tensor | None,
+        stream: Stream,
+        within_memory: Callable[[], AbstractContextManager[None]],
+    ):
+        """caches [2 * layers, slots, kv_heads, rows, head_size], of a drafter with a context. `within_memory` says what
+        would fit where a call runs out of memory."""
         config, method = bundle.config, bundle.config.methods[name]
         self.reads_context = caches is not None
         self.reads_text = method.context is not None and method.context.from_text
@@ -43,6 +55,7 @@ class TensorRTDrafter:
             stream,
         )
         self._host, self._stream, self._caches = HostBuffers(stream), stream, caches
+        self._within_memory = within_memory
         self._results = Results(stream.device)
         self._hidden_size = config.target.hidden_size
         self._resampler = _Resampler(bundle, flavour, name, stream) if method.chain_levels else None
@@ -73,7 +86,8 @@ class TensorRTDrafter:
         chains that do not fit it."""
         if self._resampler is None:
             raise RuntimeError("this drafter leaves no chain to draft again from")
-        return self._resampler.draft(chains, roots)
+        with self._within_memory():
+            return self._resampler.draft(chains, roots)
 
     @torch.inference_mode()
     def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
@@ -85,7 +99,7 @@ class TensorRTDrafter:
 
     def _execute(self, batch: DraftBatch, filters: dict[str, np.ndarray], names: tuple[str, ...]) -> list[np.ndarray]:
         self._pairs.check(batch)
-        with self._stream.current():
+        with self._stream.current(), self._within_memory():
             step, places = self._ingest(batch) if self.reads_context else self._roots(batch)
             for name, array in filters.items():
                 placed = np.zeros((len(step.inputs[name]), *array.shape[1:]), array.dtype)

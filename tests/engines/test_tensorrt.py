@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from model_defs.token_info import InfoForm
 from plugins.all_reduce import nccl
 from redraft.budget import BudgetTable
 from redraft.bundle import BundleError
@@ -18,14 +19,17 @@ from redraft.engines import gpu, load_engine, tensorrt_drafter, tensorrt_target
 from redraft.engines.flavour import Messages
 from redraft.engines.tensorrt import TensorRTEngine
 from tests.engines import stand_in_tensorrt, tiny
+from tests.engines.draws import draft_batch
 from tests.engines.ranks import answers
 from tests.engines.scheduling import generate
 from tests.engines.tensorrt_bundles import BACKENDS, LIMITS, bundle_of
 from tests.engines.tensorrt_ranks import steps
 from tests.engines.tiny import (
     METHOD,
+    chain,
     expected,
     grouped_target,
+    make_batch,
     tiny_drafter_of,
     tiny_lm,
     tiny_target,
@@ -179,6 +183,23 @@ def test_too_little_memory_inside_the_library_says_so_too(call, monkeypatch, tmp
     monkeypatch.setattr(f"tests.engines.stand_in_tensorrt.{call}", lambda *_: None)
     with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
         load_engine(bundle)
+
+
+def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
+    """Contexts of other extents than the self-test's are made when these come: the target's and both of a drafter's."""
+    options = {"trained": tiny_drafter_of(tiny_target(), "hidden_state"), "resample_above": 0}
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, token_info=InfoForm.bf16, **options))
+    drafter, batch = engine.drafters[METHOD], draft_batch(3)
+    calls = {
+        "target": lambda: engine.execute(make_batch([chain(0, [], [1] * 8)], words=1)),
+        "drafter": lambda: drafter.draft(batch),
+        "resampler": lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)),
+    }
+    monkeypatch.setattr(Messages, "text", "Requested size was 5 bytes: OutOfMemory")
+    monkeypatch.setattr(stand_in_tensorrt.Engine, "create_execution_context", lambda *_: None)
+    for call in calls.values():
+        with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
+            call()
 
 
 def test_an_address_that_is_not_taken_is_named(monkeypatch, tmp_path):
