@@ -22,6 +22,8 @@ DRIVER = 580
 CAPABILITY = (8, 0)
 """The first compute capability that the CUDA kernels are for."""
 WITH_KERNELS = ("tensorrt", "torch")
+RTX_CAPABILITY = (7, 5)
+"""The first compute capability that TensorRT for RTX is for."""
 PRECISIONS = {"bf16": (8, 0), "fp8": (8, 9)}
 """The first compute capability with tensor cores for a precision."""
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx", "torch")
@@ -69,6 +71,7 @@ class BundleFacts:
     def needs(self) -> list[tuple[str, tuple[int, int]]]:
         """What needs which compute capability."""
         found = [("the CUDA kernels", CAPABILITY)] if self.backend in WITH_KERNELS else []
+        found += [("engines of TensorRT for RTX", RTX_CAPABILITY)] if self.backend == "tensorrt_rtx" else []
         found += [("sums over GPUs", CAPABILITY)] if self.ranks > 1 else []
         return found + [(f"{name} engines", oldest) for name, oldest in PRECISIONS.items() if name == self.precision]
 

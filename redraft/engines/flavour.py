@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from redraft.bundle import Bundle, BundleError
+from redraft.engines.gpu import OLDEST_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Flavour:
     oldest: str
     oldest_for_ranks: str
     """The first release that sums over several GPUs."""
+    oldest_gpu: tuple[int, int]
+    """The first compute capability that its engines run on."""
     has_plugins: bool
     """Whether the target is in plugin form, and kernels are chosen while an engine is built: on the GPU that is to run
     it, and for every step's own shapes. Otherwise they are chosen when it is loaded."""
@@ -43,8 +46,10 @@ class Flavour:
         return module
 
 
-TENSORRT = Flavour("tensorrt", "TensorRT", "tensorrt", "tensorrt-cu13", "10.16", "11.0", True)
-TENSORRT_RTX = Flavour("tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.7", "1.7", False)
+TENSORRT = Flavour("tensorrt", "TensorRT", "tensorrt", "tensorrt-cu13", "10.16", "11.0", OLDEST_CAPABILITY, True)
+TENSORRT_RTX = Flavour(
+    "tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.7", "1.7", (7, 5), False
+)
 FLAVOURS = {flavour.backend: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 CAPABILITY = "compute_capability"
 """The manifest's name for the GPU that an engine was built for."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import launch
+from redraft.engines.flavour import TENSORRT_RTX
 from redraft.engines.gpu import OLDEST_CAPABILITY, OLDEST_DRIVER, OLDEST_FOR
 
 
@@ -146,6 +147,9 @@ def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
     script(machine, "nvidia-smi", "echo 'Tesla T4, 7.5, 580.1'")
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]) == 0
     assert capsys.readouterr().err == ""
+    script(machine, "nvidia-smi", "echo 'Tesla V100, 7.0, 580.1'")
+    assert launch.main(["--bundle", str(write_bundle(tmp_path / "old", "tensorrt_rtx", None))]) == 1
+    assert "compute capability 7.0: engines of TensorRT for RTX need 7.5 or later" in capsys.readouterr().err
     script(machine, "nvidia-smi", "echo 'Tesla T4, 7.5, 580.1'; echo 'Tesla T4, 7.5, 580.1'")
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "two", "tensorrt_rtx", None, ranks=2))]) == 1
     assert "machine's Tesla T4 has compute capability 7.5: sums over GPUs need 8.0" in capsys.readouterr().err
@@ -162,4 +166,5 @@ def test_gpus_that_the_kernels_are_for(tmp_path, machine, capability, status, ca
 def test_the_engines_ask_for_the_same_driver_and_gpu():
     assert launch.DRIVER == OLDEST_DRIVER
     assert launch.CAPABILITY == OLDEST_CAPABILITY
+    assert TENSORRT_RTX.oldest_gpu == launch.RTX_CAPABILITY
     assert launch.PRECISIONS == OLDEST_FOR

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,22 @@ def test_a_precision_that_the_gpu_has_no_tensor_cores_for(monkeypatch, tmp_path)
     with pytest.raises(
         BundleError, match=r"compute capability 7.5: bf16 engines need 8.0 or later; .* --precision int8"
     ):
+        load_engine(bundle)
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "message"),
+    [
+        ("tensorrt", "7.5", r"the GPU has compute capability 7\.5: engines of TensorRT need 8\.0 or later; take a"),
+        ("tensorrt_rtx", "7.0", r"compute capability 7\.0: engines of TensorRT for RTX need 7\.5 or later; .* the CPU"),
+        ("tensorrt_rtx", "7.5", None),
+    ],
+)
+def test_a_gpu_that_is_too_old_for_any_engine(backend, capability, message, monkeypatch, tmp_path):
+    """Where a build would not help."""
+    bundle = bundle_of(backend, monkeypatch, tmp_path, drafts=False)
+    stand_in_tensorrt.install(monkeypatch, backend, capability=capability)
+    with pytest.raises(BundleError, match=message) if message else nullcontext():
         load_engine(bundle)
 
 
