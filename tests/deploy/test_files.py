@@ -56,6 +56,15 @@ def test_what_the_dockerfile_copies_is_there_and_is_all_that_runs():
     assert set(re.findall(r'"(\w+)"', packages)) <= set(copied)
 
 
+def test_only_what_is_copied_is_sent_to_docker():
+    """Not artifacts, environments and history, which are gigabytes."""
+    copied = [path for rest in instruction("COPY") for path in rest.split()[:-1] if path != "./"]
+    first, *others = (ROOT / ".dockerignore").read_text().splitlines()
+    assert first == "*"
+    assert [name[1:] for name in others if name.startswith("!")] == copied
+    assert "**/__pycache__" in others
+
+
 def test_both_environments_have_the_images_python_and_the_repositorys_requirements():
     (install,) = [rest for rest in instruction("RUN") if "requirements-gpu.txt" in rest]
     assert "python3.12 -m venv .venv " in install
