@@ -87,7 +87,8 @@ RSD := $(PY) -m benchmarks.rsd_experiments --model $(MODEL) --drafter $(DRAFTER)
   --num-prompts 48
 bench-rsd: $(COMPARED)/manifest.json ## RSD, figure 1; what rejection costs; both experiments and their token rates on SPEC_BENCH
 	$(PY) -m benchmarks.rsd_figure1 --output $(REPORTS)/rsd_figure1.png
-	$(PY) -m benchmarks.drafting_latency rejection --bundle $(COMPARED) --dataset $(PROMPTS) --output $(REPORTS)/rejection.json
+	$(PY) -m benchmarks.drafting_latency rejection --bundle $(COMPARED) --dataset $(PROMPTS) --num-prompts 64 \
+	  --output $(REPORTS)/rejection.json
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd,experiments 1 and 2)
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd --timing,their token rates)
 
