@@ -183,27 +183,27 @@ class Session:
         """All that executing takes, now rather than when it is first needed."""
         for number in range(len(self._made_for.steps)):
             self.step(number)
-        self._prefill = self._prefill or self._context(len(self._made_for.profiles) - 1)
+        self._prefill = self._prefill or self._context(len(self._made_for.profiles) - 1, fixed=False)
 
     def step(self, number: int) -> Step:
         """The context and buffers of one of the engine's step profiles, made when first asked for."""
         if number not in self._steps:
             extent, profile = self._made_for.steps[number], self._made_for.profile_of(number)
-            self._steps[number] = self._bind(self._context(profile), extent, self._caches)
+            self._steps[number] = self._bind(self._context(profile, fixed=True), extent, self._caches)
         return self._steps[number]
 
     def prefill(self, extent: Extent, slot: int | None = None) -> Step:
         """Fresh buffers for the prefill profile. With `slot` it sees that slot of the caches alone."""
         caches = self._caches if slot is None else {name: x[slot : slot + 1] for name, x in self._caches.items()}
         if self._prefill is None:
-            self._prefill = self._context(len(self._made_for.profiles) - 1)
+            self._prefill = self._context(len(self._made_for.profiles) - 1, fixed=False)
         return self._bind(self._prefill, extent, caches)
 
-    def _context(self, profile: int) -> Any:
-        """A new context of a profile."""
+    def _context(self, profile: int, fixed: bool) -> Any:
+        """A new context of a profile, of one shape or of many."""
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(
-            strategy if self._flavour.has_plugins else self._compiling_at_once(strategy)
+            strategy if self._flavour.has_plugins else self._compiling(strategy, fixed)
         )
         if context is None:
             self._require_memory()
@@ -215,12 +215,12 @@ class Session:
             raise BundleError(f"TensorRT cannot take NCCL's communicator: {self._messages.text}{ABOUT_NCCL}")
         return context
 
-    def _compiling_at_once(self, strategy: Any) -> Any:
-        """The configuration of TensorRT for RTX that compiles kernels for a context's shapes before they execute, so
-        that no fallback kernels are captured."""
-        config = self._engine.create_runtime_config()
+    def _compiling(self, strategy: Any, fixed: bool) -> Any:
+        """A configuration of TensorRT for RTX. It compiles kernels for a fixed shape before they execute, so that no
+        fallback kernels are captured; for others beside that, so that a prompt of a new length does not wait."""
+        config, kinds = self._engine.create_runtime_config(), self._trt.DynamicShapesKernelSpecializationStrategy
         config.set_execution_context_allocation_strategy(strategy)
-        config.dynamic_shapes_kernel_specialization_strategy = self._trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER if fixed else kinds.LAZY
         return config
 
     def _require_memory(self) -> None:

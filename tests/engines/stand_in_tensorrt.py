@@ -201,7 +201,7 @@ class Engine:
         head, _, network = blob.partition(b"\n")
         self.head, self.model = json.loads(head), onnx.load_from_string(network)
         self.values = {value.name: value for value in (*self.model.graph.input, *self.model.graph.output)}
-        self.executing = None
+        self.executing, self.compiles = None, list[str]()
         operators = [GatherElements, collective(self), *(plugin(kernel) for kernel in KERNELS)]
         self.evaluator = ReferenceEvaluator(self.model, new_ops=operators)
         self.num_optimization_profiles, self.num_io_tensors = len(self.head["profiles"]), len(self.values)
@@ -230,7 +230,7 @@ class Engine:
 
     def create_execution_context(self, chosen):
         if "require user allocation" in self.head["builder_flags"]:
-            assert chosen.dynamic_shapes_kernel_specialization_strategy == "eager"
+            self.compiles.append(chosen.dynamic_shapes_kernel_specialization_strategy)
             chosen = chosen.strategy
         assert chosen == "user managed"
         return Context(self)
@@ -336,7 +336,7 @@ def install_library(monkeypatch, name: str) -> ModuleType:
     trt.NetworkDefinitionCreationFlag = NetworkDefinitionCreationFlag
     trt.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliased plugin I/O")
     trt.BuilderFlag = SimpleNamespace(REQUIRE_USER_ALLOCATION="require user allocation")
-    trt.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")
+    trt.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager", LAZY="lazy")
     trt.TensorIOMode = SimpleNamespace(INPUT=True)
     trt.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user managed")
     monkeypatch.setitem(sys.modules, name, trt)

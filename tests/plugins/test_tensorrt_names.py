@@ -14,11 +14,11 @@ TENSORRTS_OWN = {
     "build/tensorrt_engines.py": "trt self._trt builder definition parser options profile layer tensor registry",
     "plugins/cuda/quick_plugin.py": "trt",
     "redraft/engines/flavour.py": "module",
-    "redraft/engines/session.py": "trt self._trt self._runtime self._engine context self._context config",
+    "redraft/engines/session.py": "trt self._trt self._runtime self._engine context self._context config kinds",
 }
 """What the library and its objects are called in each file."""
 ONLY_RTX = {
-    *("DynamicShapesKernelSpecializationStrategy", "EAGER", "dynamic_shapes_kernel_specialization_strategy"),
+    *("DynamicShapesKernelSpecializationStrategy", "EAGER", "LAZY", "dynamic_shapes_kernel_specialization_strategy"),
     *("REQUIRE_USER_ALLOCATION", "is_stream_capturable"),
 }
 ONLY_FULL = {"PREFER_AOT_PYTHON_PLUGINS"}
