@@ -44,11 +44,11 @@ def service(run_folder, bundle) -> Service:
 
 
 def ready(service: Service) -> bool:
-    """Triton is told first, the state file is written last. Where one of Triton's model processes crashes (seen once),
-    the supervisor starts Triton again."""
+    """Triton is told first, the state file is written last. Where one of Triton's model processes crashes (seen twice),
+    Triton closes its connections, and the supervisor starts it again."""
     try:
         return service.ready() and service.state.phase == "ready"
-    except httpx.ConnectError:
+    except (httpx.NetworkError, httpx.RemoteProtocolError):
         return False
 
 
