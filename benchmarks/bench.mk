@@ -7,6 +7,7 @@ COMPARED  := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
 TUNED     := $(COMPARED)-tuned
 WIDTHS    := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
 BUDGETS   := $(ENGINES)/$(NAME)-tree-budgets-$(PRECISION)$(SPLIT)
+SHAPES    := $(ENGINES)/$(NAME)-tree-shapes-$(PRECISION)$(SPLIT)
 WAYS      := $(ENGINES)/$(NAME)-constructions-$(PRECISION)$(SPLIT)
 RESAMPLED := $(ENGINES)/$(NAME)-resampling-$(PRECISION)$(SPLIT)
 CHECKED   := $(ENGINES)/$(NAME)-cross-check-$(PRECISION)$(SPLIT)
@@ -53,9 +54,11 @@ bench-spec-bench: $(addsuffix /manifest.json,$(COMPARED) $(BASELINE)) ## methods
 	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --num-prompts 30 --max-tokens 64 \
 	  --methods --streams --repeats 1 --output $(REPORTS)/methods_spec_bench.json,methods by task)
 
-bench-trees: $(addsuffix /manifest.json,$(NARROW) $(BUNDLE) $(BUDGETS) $(WAYS)) answers | $(TEACHER) ## tree shapes and sizes, constructions, n-grams and their retrieval
+bench-trees: $(addsuffix /manifest.json,$(NARROW) $(BUNDLE) $(BUDGETS) $(SHAPES) $(WAYS)) answers | $(TEACHER) ## tree shapes and sizes, constructions, n-grams and their retrieval
 	$(PY) -m benchmarks.single_stream --speculative $(BUDGETS) --methods --dataset $(PROMPTS) --temperature 0 \
 	  --streams --repeats 1 --output $(REPORTS)/tree_budgets.json
+	$(PY) -m benchmarks.single_stream --speculative $(SHAPES) --methods --dataset $(PROMPTS) --temperature 0 \
+	  --max-tokens 96 --streams --repeats 1 --output $(REPORTS)/tree_shapes.json
 	$(PY) -m benchmarks.single_stream --speculative $(WAYS) --methods --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --temperature 0 0.3 1 --top-p 0.95 --streams --repeats 1 --output $(REPORTS)/constructions.json
 	$(PY) -m benchmarks.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
@@ -110,6 +113,8 @@ $(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(
 	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
 $(BUDGETS)/manifest.json: $(SOURCES) benchmarks/tree_budgets.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/tree_budgets.toml --output $(BUDGETS)
+$(SHAPES)/manifest.json: $(SOURCES) benchmarks/tree_shapes.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/tree_shapes.toml --output $(SHAPES)
 $(RESAMPLED)/manifest.json: $(SOURCES) benchmarks/resampling.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/resampling.toml --output $(RESAMPLED)
 $(WAYS)/manifest.json: $(SOURCES) benchmarks/constructions.toml $(CALIBRATED) | $(MODEL)/source.json
