@@ -15,6 +15,7 @@ from plugins.cpu.structures import (
     EmbeddingArgs,
     LinearArgs,
     LinearTopKArgs,
+    PackBeamsArgs,
     Projection,
     RMSNormArgs,
     SumRanksArgs,
@@ -59,6 +60,7 @@ def library() -> ctypes.CDLL:
         "embedding": EmbeddingArgs,
         "rms_norm": RMSNormArgs,
         "beam_step": BeamStepArgs,
+        "pack_beams": PackBeamsArgs,
         "draw_step": DrawStepArgs,
         "tree_attention": TreeAttentionArgs,
         "sum_ranks": SumRanksArgs,
@@ -236,6 +238,22 @@ def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarra
     sizes = (rows, k, batch, levels, width)
     args = BeamStepArgs(_address(values), _address(ids), *sizes, *inputs, *map(_address, results))
     _run(library().redraft_beam_step, byref(args))
+    return results
+
+
+def pack_beams(
+    roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray, cache_lengths: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """roots int32 [B], beams int32 and log_probs float32 [B, W, L], cache_lengths int32 [B] to tokens, parents,
+    positions, tree_mask, scores and sizes; see beam_packing/README.md."""
+    batch, width, length = beams.shape
+    nodes = 1 + width * length
+    tokens, parents, positions = (np.empty((batch, nodes), np.int32) for _ in range(3))
+    tree_mask = np.empty((batch, nodes, -(-nodes // 32)), np.int32)
+    results = tokens, parents, positions, tree_mask, np.empty((batch, nodes), np.float32), np.empty(batch, np.int32)
+    inputs = map(_address, (roots, beams, log_probs, cache_lengths))
+    args = PackBeamsArgs(*inputs, batch, width, length, *map(_address, results))
+    _run(library().redraft_pack_beams, byref(args))
     return results
 
 

@@ -10,6 +10,7 @@ void check(const TokenInfoTopKArgs& args);
 void check(const LinearTopKArgs& args);
 void check(const EmbeddingArgs& args);
 void check(const BeamStepArgs& args);
+void check(const PackBeamsArgs& args);
 void check(const DrawStepArgs& args);
 void check(const TreeAttentionArgs& args);
 

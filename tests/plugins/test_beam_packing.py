@@ -1,4 +1,4 @@
-"""The CUDA kernel's own source, run on the CPU, and what the host packs, against the reference."""
+"""The CPU kernel, the CUDA kernel's own source run on the CPU, and what the host packs, against the reference."""
 
 import re
 
@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugins import kernels
 from plugins.beam_packing.reference import pack_beams
 from plugins.beam_packing.tensorrt_plugin import MOST_DRAFTED, PACK_BEAMS
 from plugins.cuda.launch import run
@@ -20,8 +21,10 @@ def check(
     inputs = [torch.from_numpy(array) for array in (roots, beams, log_probs, lengths)]
     found = run(PACK_BEAMS, inputs, {}, descending=descending)
     expected = pack_beams(*inputs)
-    for output, tensor, wanted in zip(PACK_BEAMS.outputs, found, expected, strict=True):
+    on_cpu = kernels.pack_beams(roots, beams, log_probs, lengths)
+    for output, tensor, array, wanted in zip(PACK_BEAMS.outputs, found, on_cpu, expected, strict=True):
         assert torch.equal(tensor, wanted), output.name
+        np.testing.assert_array_equal(array, wanted.numpy(), output.name, strict=True)
     tokens, parents, _, _, scores, sizes = (tensor.numpy() for tensor in expected)
     tree, nodes = packing.pack_beams(roots, beams, log_probs), sizes.max()
     for packed, wanted in ((tree.tokens, tokens), (tree.parents, parents), (tree.scores, scores)):
@@ -67,11 +70,13 @@ def test_more_nodes_than_threads(rng, width, length):
 
 
 @pytest.mark.parametrize(("width", "length"), [(64, 32), (1025, 1), (4, 0)])
-def test_beams_that_shared_memory_does_not_hold_are_refused(width, length):
+def test_beams_of_too_many_tokens_and_of_none_are_refused(width, length):
     beams = torch.zeros(2, width, length, dtype=torch.int32)
     inputs = [torch.zeros(2, dtype=torch.int32), beams, beams.float(), torch.zeros(2, dtype=torch.int32)]
     with pytest.raises(ValueError, match=rf"width {width} x length {length} is {width * length} tokens: .* 1 to 1024"):
         run(PACK_BEAMS, inputs, {})
+    with pytest.raises(ValueError, match=rf"beam width x length {width * length}: expected 1 to 1024"):
+        kernels.pack_beams(*(tensor.numpy() for tensor in inputs))
 
 
 def test_the_limit_is_the_kernels():
