@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
@@ -11,17 +13,21 @@ from onnx.reference import ReferenceEvaluator
 
 from model_defs.calibration import calibrate
 from model_defs.export_target import CacheShape, export_target_plugin
-from model_defs.quantization import quantize_network
+from model_defs.quantization import quantize_network, quantize_weight
+from model_defs.shards import plan_shards, shard_target
 from model_defs.target import Target
+from plugins.all_reduce import tensorrt_form as all_reduce
+from plugins.all_reduce.tensorrt_form import COLLECTIVE
 from plugins.cuda.declaration import NAMESPACE
 from plugins.tree_attention.tensorrt_form import tensorrt_form
 from plugins.tree_attention.tensorrt_plugin import COMBINE, KERNELS, SPLIT, WRITE
 from tests.engines.stand_in_tensorrt import plugin
-from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_tree, tiny_lm, tiny_target
+from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_model, random_tree, tiny_lm, tiny_target
 from tests.model_defs.test_quantization import fake_quantized
 
 CACHE = CacheShape(4, 40, 8)
-
+RANKED = random_model(dataclasses.replace(tiny_lm().config, num_heads=6, num_kv_heads=3, intermediate_size=201))
+"""Three KV groups: 2 + 1 on two ranks."""
 
 TEXTS = [[5, 9, 2, 77, 31], [1, 110, 3], list(range(20, 45))]
 TOLERANCES = {"bf16": (0.06, 0.01), "int8": (0.1, 0.02), "fp8": (0.5, 0.1)}
@@ -43,23 +49,66 @@ def tensorrt() -> ir.Model:
     return tensorrt_form(typed(tiny_lm()))
 
 
-def numbered(network: ir.Model) -> tuple[dict[ir.Value, object], list[list[ir.Node]]]:
-    """What every value is, without its dtype or the exporter's name for it, and the nodes in order; plugins that follow
-    each other up to `TreeAttentionCombine` are one."""
+def described(network: ir.Model, weights: ir.Model | None = None) -> tuple[list, list, list]:
+    """A network's inputs, nodes and outputs without dtypes and without the exporter's names for values. Nodes stand in
+    order, each with its attributes and with what its inputs are; plugins that compute a `TreeAttention` count as one,
+    as do the nodes that compute an `AllReduce`. Quantized and dequantized values are what they were, rows of 8-bit
+    weights those of `weights`, the network before quantization."""
     graph = network.graph
-    known: dict[ir.Value, object] = {value: value.name for value in graph.inputs}
-    for value in graph.initializers.values():
-        array = value.const_value.numpy()
-        kept = array.astype(ml_dtypes.bfloat16).astype(np.float32) if array.dtype.kind not in "iub" else array
-        known[value] = (array.shape, kept.tobytes())
-    operators, pending = [], []
+    known: dict[ir.Value | None, object] = {value: value.name for value in graph.inputs}
+    known |= {value: constant(value) for value in graph.initializers.values()}
+    nodes: list[tuple] = []
+    pending: list[ir.Node] = []
     for node in graph:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            stored = graph.initializers.get(node.inputs[0].name)
+            known[node.outputs[0]] = known[node.inputs[0]] if stored is None else constant(original(stored, weights))
+            continue
         pending.append(node)
-        if node.op_type not in (WRITE.name, SPLIT.name):
-            known.update({value: (len(operators), i) for i, value in enumerate(node.outputs)})
-            operators.append(pending)
-            pending = []
-    return known, operators
+        sums = pending[0].op_type == COLLECTIVE and [node.op_type for node in pending].count("Cast") < 2
+        if sums or node.op_type in (WRITE.name, SPLIT.name):
+            continue
+        known |= {value: (len(nodes), i) for i, value in enumerate(node.outputs)}
+        if node.op_type in ("TreeAttention", COMBINE.name):
+            nodes.append(attention_of(pending, known))
+        elif pending[0].op_type == COLLECTIVE:
+            nodes.append(sum_of(pending, known))
+        else:  # a Cast's or a constant's dtype is a dtype
+            attributes = {name: a.value for name, a in node.attributes.items() if name not in ("to", "stash_type")}
+            nodes.append((node.domain, node.op_type, attributes, [known.get(value) for value in node.inputs]))
+        pending = []
+    inputs = [(value.name, str(value.shape)) for value in graph.inputs]
+    outputs = [(value.name, str(value.shape), known[value]) for value in graph.outputs if value in known]
+    return inputs, nodes, [output for output in outputs if ".updated" not in output[0]]
+
+
+def constant(value: ir.Value) -> tuple:
+    """Its shape and its numbers, rounded to bf16."""
+    array = value.const_value.numpy()
+    kept = array.astype(ml_dtypes.bfloat16).astype(np.float32) if array.dtype.kind not in "iub" else array
+    return array.shape, kept.tobytes()
+
+
+def original(stored: ir.Value, network: ir.Model) -> ir.Value:
+    """The weight of `network` that 8-bit values are of: they are what it becomes."""
+    layer, precision = stored.name.removesuffix(".int8").removesuffix(".fp8"), stored.name.rpartition(".")[2]
+    weight = network.graph.initializers.get(layer) or network.graph.initializers[f"target.{layer}"]
+    array = weight.const_value.numpy()
+    assert np.array_equal(stored.const_value.numpy(), quantize_weight(array, precision, array.dtype).values)
+    return weight
+
+
+def sum_of(nodes: list[ir.Node], known: dict) -> tuple:
+    """An `AllReduce` node's words, of the nodes that gather and add in the order of ranks."""
+    ranks = nodes[0].attributes["nb_rank"].as_int()
+    assert [node.op_type for node in nodes] == [
+        *(COLLECTIVE, "Constant", "Reshape", "Cast", "Constant", "Gather"),
+        *(["Constant", "Gather", "Add"] * (ranks - 1)),
+        "Cast",
+    ]
+    parts = [node for node in nodes if node.op_type == "Gather"]
+    assert [int(part.inputs[1].producer().attributes["value"].value.numpy()) for part in parts] == list(range(ranks))
+    return NAMESPACE, "AllReduce", {"ranks": ranks}, [known[nodes[0].inputs[0]]]
 
 
 def attention_of(nodes: list[ir.Node], known: dict[ir.Value, object]) -> tuple:
@@ -87,24 +136,8 @@ def test_it_differs_from_the_cpus_file_in_dtypes_and_in_the_caches_aliasing_alon
     """The same inputs by name, order and shape; the same constants up to bf16's rounding; the same nodes in the same
     order with the same attributes on the same values, where the three plugins count as the one operator that they
     compute; the same outputs. Beyond that the second file has the updated caches as outputs."""
-    described = []
-    for network in (cpu, tensorrt):
-        known, operators = numbered(network)
-        nodes = []
-        for group in operators:
-            if group[-1].op_type in ("TreeAttention", COMBINE.name):
-                nodes.append(attention_of(group, known))
-                continue
-            (node,) = group
-            # a Cast's or a constant's dtype is a dtype
-            attributes = {name: a.value for name, a in node.attributes.items() if name not in ("to", "stash_type")}
-            nodes.append((node.domain, node.op_type, attributes, [known.get(value) for value in node.inputs]))
-        inputs = [(value.name, str(value.shape)) for value in network.graph.inputs]
-        outputs = [(value.name, str(value.shape), known[value]) for value in network.graph.outputs if value in known]
-        described.append((inputs, nodes, [output for output in outputs if ".updated" not in output[0]]))
-    assert described[0][0] == described[1][0]
-    assert described[0][1] == described[1][1]
-    assert described[0][2] == described[1][2]
+    for of_cpu, of_tensorrt in zip(described(cpu), described(tensorrt), strict=True):
+        assert of_cpu == of_tensorrt
 
     layers = tiny_lm().config.num_layers
     aliased = tensorrt.graph.outputs[2:]
@@ -117,6 +150,36 @@ def test_it_differs_from_the_cpus_file_in_dtypes_and_in_the_caches_aliasing_alon
         assert (node.op_type, f"{source.name}.updated") == (WRITE.name, value.name)
     assert {value.dtype for value in cpu.graph.inputs} == {ir.DataType.INT32, ir.DataType.FLOAT}
     assert {value.dtype for value in tensorrt.graph.inputs} == {ir.DataType.INT32, ir.DataType.BFLOAT16}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_so_does_a_ranks_file(rank):
+    """Of uneven shards; the gathered and added parts count as the one sum that they are."""
+    shard = plan_shards(RANKED.config, 2)[rank]
+    files = [
+        export_target_plugin(shard_target(RANKED, shard), CACHE, rank=rank, ranks=2),
+        export_target_plugin(
+            shard_target(RANKED, shard).bfloat16(),
+            CACHE,
+            cache_dtype=torch.bfloat16,
+            aliased_outputs=True,
+            rank=rank,
+            ranks=2,
+        ),
+    ]
+    files[1] = all_reduce.tensorrt_form(tensorrt_form(files[1]))
+    of_cpu, of_tensorrt = map(described, files)
+    assert of_cpu == of_tensorrt
+    sums = [node for node in of_cpu[1] if node[1] == "AllReduce"]
+    assert len(sums) == 2 * RANKED.config.num_layers
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_so_does_a_file_in_8_bits(cpu, precision):
+    """Where a value that was quantized and dequantized counts as what it was."""
+    before = typed(tiny_lm())
+    largest = calibrate(tiny_lm(), "", TEXTS).largest_inputs
+    assert described(cpu) == described(tensorrt_form(quantize_network(before, precision, largest)), before)
 
 
 def test_keys_are_read_from_what_the_write_returns(tensorrt):
