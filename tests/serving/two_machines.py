@@ -2,8 +2,8 @@
 
 `PYTHONPATH=. python tests/serving/two_machines.py BUNDLE [PROMPT]` with a bundle for two ranks: starts them as
 `redraft serve --hostfile` does, asks for an answer, kills the remote rank, and says what was seen; then again with the
-other rank. In the place of ssh there is a script that enters the namespace; transports other than TCP are off, so that
-nothing goes by shared memory.
+other rank; then a whole service, whose remote rank is killed and whose cable is cut during a request. In the place of
+ssh there is a script that enters the namespace; transports other than TCP are off, so that nothing goes by shared memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from redraft.serving.ranks import death, describe, launch_command
 
 HOSTS = {"redraft-a": "10.203.77.1", "redraft-b": "10.203.77.2"}
 CABLE = ("redraft0", "redraft1")
+INSIDE = ["ip", "netns", "exec", next(iter(HOSTS))]
+"""Runs a command on the first machine."""
 START_S = 180
 SSH = """#!/bin/sh
 # In the place of ssh: [-x] HOST COMMAND...
@@ -102,16 +104,21 @@ class RemoteWorker:
             return client.complete(request, timeout=60).text
 
 
-@contextlib.contextmanager
-def worker_on(bundle: Path, folder: Path) -> Iterator[RemoteWorker]:
-    """Rank 0 in the first namespace, rank 1 in the second."""
-    hostfile, ssh, socket = folder / "hosts", folder / "ssh", folder / "worker.sock"
+def joined(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A hostfile of both machines, and the environment in which MPI reaches them over the cable alone."""
+    hostfile, ssh = folder / "hosts", folder / "ssh"
     hostfile.write_text("".join(f"{address}:1\n" for address in HOSTS.values()))
     ssh.write_text(SSH.format(cases=" ".join(f"{address}) space={space} ;;" for space, address in HOSTS.items())))
     ssh.chmod(0o755)
+    return hostfile, {"HYDRA_LAUNCHER_EXEC": str(ssh), "HYDRA_IFACE": CABLE[0], "UCX_TLS": "tcp,self"}
+
+
+@contextlib.contextmanager
+def worker_on(bundle: Path, folder: Path) -> Iterator[RemoteWorker]:
+    """Rank 0 in the first namespace, rank 1 in the second."""
+    socket, (hostfile, network) = folder / "worker.sock", joined(folder)
     worker = [sys.executable, "-m", "redraft.worker", "--bundle", str(bundle), "--socket", str(socket)]
-    command = ["ip", "netns", "exec", next(iter(HOSTS)), *launch_command(worker, 2, hostfile)]
-    network = {"HYDRA_LAUNCHER_EXEC": str(ssh), "HYDRA_IFACE": CABLE[0], "UCX_TLS": "tcp,self"}
+    command = [*INSIDE, *launch_command(worker, 2, hostfile)]
     log_file = folder / "worker.log"
     with log_file.open("wb") as log:
         launcher = subprocess.Popen(
@@ -139,9 +146,7 @@ def worker_on(bundle: Path, folder: Path) -> Iterator[RemoteWorker]:
 
 def bytes_through_the_cable() -> int:
     """Received at its first end since it was laid."""
-    space = next(iter(HOSTS))
-    counter = f"/sys/class/net/{CABLE[0]}/statistics/rx_bytes"
-    return int(subprocess.check_output(["ip", "netns", "exec", space, "cat", counter]))
+    return int(subprocess.check_output([*INSIDE, "cat", f"/sys/class/net/{CABLE[0]}/statistics/rx_bytes"]))
 
 
 def seconds_to_end(remote: RemoteWorker, victim: int, timeout: float = 30) -> float:
@@ -153,6 +158,56 @@ def seconds_to_end(remote: RemoteWorker, victim: int, timeout: float = 30) -> fl
         assert time.monotonic() < began + timeout, f"not ended {timeout} s after rank {victim}'s death"
         time.sleep(0.02)
     return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def service_on(bundle: Path, folder: Path) -> Iterator[Callable[..., str]]:
+    """`redraft serve --hostfile` on the first machine; gives what runs a command of `redraft` there."""
+    hostfile, network = joined(folder)
+
+    def redraft(command: str, *arguments: str, check: bool = True) -> str:
+        own = [sys.executable, "-m", "redraft.cli", command, "--run-dir", str(folder / "run"), *arguments]
+        done = subprocess.run([*INSIDE, *own], env=os.environ | network, capture_output=True, text=True)
+        assert not check or not done.returncode, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    try:
+        redraft("serve", "--bundle", str(bundle), "--hostfile", str(hostfile))
+        yield redraft
+    finally:
+        redraft("stop", check=False)
+
+
+def seconds_to(reach: Callable[[], bool], timeout: float = 240) -> float:
+    began = time.monotonic()
+    while not reach():
+        assert time.monotonic() < began + timeout, f"not within {timeout} s"
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+def serve(bundle: Path, prompt: str, folder: Path) -> None:
+    """A service whose ranks are on both machines: it answers, and again after a rank's death and a cut cable."""
+    with service_on(bundle, folder) as redraft:
+
+        def ready() -> bool:
+            return redraft("status", check=False).startswith("ready")
+
+        print(redraft("status"))
+        print(redraft("generate", prompt, "--max-tokens", "16"))
+        victims = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(RANK_VARIABLE) == "1"]
+        victims[-1].kill()
+        print(f"rank 1 is killed: seen after {seconds_to(lambda: not ready()):.1f} s")
+        print(f"ready again after {seconds_to(ready):.1f} s")
+        print(redraft("status"))
+        _ip("-n", list(HOSTS)[1], "link", "set", CABLE[1], "down")
+        began = time.monotonic()
+        print(redraft("generate", prompt, "--max-tokens", "16", check=False))
+        print(f"the cable is cut: the request ended after {time.monotonic() - began:.1f} s")
+        print(redraft("status", check=False))
+        _ip("-n", list(HOSTS)[1], "link", "set", CABLE[1], "up")
+        print(f"the cable is whole: ready after {seconds_to(ready):.1f} s")
+        print(redraft("generate", prompt, "--max-tokens", "16"))
 
 
 def main(bundle: str, prompt: str = "The capital of France is") -> None:
@@ -171,6 +226,8 @@ def main(bundle: str, prompt: str = "The capital of France is") -> None:
             print(f"32 tokens in {took:.2f} s, {sent / 32e3:.0f} kB a token from rank 1 to rank 0")
             print(f"rank {victim} is killed: all ended after {seconds_to_end(remote, victim):.2f} s")
             print(describe(death([], remote.log_file.read_text(), pids), pids))
+    with tempfile.TemporaryDirectory() as folder, two_machines():
+        serve(Path(bundle).resolve(), prompt, Path(folder))
 
 
 if __name__ == "__main__":
