@@ -5,6 +5,7 @@ ANSWERS   := artifacts/answers
 OWN       := benchmarks/prompts.jsonl
 COMPARED  := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
 TUNED     := $(COMPARED)-tuned
+LEVEL     := $(ENGINES)/$(NAME)-methods-equal-$(PRECISION)$(SPLIT)
 WIDTHS    := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
 BUDGETS   := $(ENGINES)/$(NAME)-tree-budgets-$(PRECISION)$(SPLIT)
 SHAPES    := $(ENGINES)/$(NAME)-tree-shapes-$(PRECISION)$(SPLIT)
@@ -18,7 +19,7 @@ TABLED    := artifacts/drafters/$(NAME)-tables
 COUNTS    := artifacts/counts/$(NAME)
 REPLAYED  := --model $(MODEL) --answers $(ANSWERS)
 BATCHED   := best redrafter_best_first lyanna eagle sps sps_tree ngram_trie
-PARTS     := steps methods spec-bench trees lyanna redrafter rsd training precision
+PARTS     := steps methods equal spec-bench trees lyanna redrafter rsd training precision
 
 folders    = $(addsuffix /config.json,$(addprefix $(TABLED)/,$(1)))
 ABLATIONS := $(call folders,ablations/full ablations/no_token_info ablations/no_first_token)
@@ -49,6 +50,12 @@ bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.j
 	  --num-prompts 24 --output $(REPORTS)/method_batches.json
 	$(PY) -m benchmarks.method_batches --bundle $(WIDTHS) --best-of tuned --dataset $(PROMPTS) \
 	  --output $(REPORTS)/beam_widths.json
+
+bench-equal: $(BASELINE)/manifest.json $(LEVEL)/manifest.json $(LEVEL)-tuned/budget.json ## methods by drafters of equal data and budgets
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(LEVEL) --methods --dataset $(PROMPTS) \
+	  --num-prompts 20 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/methods_equal.json
+	$(PY) -m benchmarks.method_batches --bundle $(LEVEL)-tuned --methods $(BATCHED) --batches 2 4 8 16 --dataset $(PROMPTS) \
+	  --num-prompts 24 --output $(REPORTS)/method_batches_equal.json
 
 bench-spec-bench: $(addsuffix /manifest.json,$(COMPARED) $(BASELINE)) ## methods on the six tasks of SPEC_BENCH
 	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --num-prompts 30 --max-tokens 64 \
@@ -121,9 +128,13 @@ $(WAYS)/manifest.json: $(SOURCES) benchmarks/constructions.toml $(CALIBRATED) | 
 	$(COMPILE) --methods benchmarks/constructions.toml --output $(WAYS)
 $(CHECKED)/manifest.json: $(SOURCES) benchmarks/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/cross_check.toml --output $(CHECKED)
-$(TUNED)/budget.json: $(COMPARED)/manifest.json # a copy, since methods are also compared at trees of one size
-	rm -rf $(TUNED) && cp -r $(COMPARED) $(TUNED)
-	$(PY) build/tune.py --bundle $(TUNED) $(BATCHED:%=--method %) --num-prompts 8 --prompts $(OWN)
+$(LEVEL)/manifest.json: $(SOURCES) benchmarks/methods.toml $(EQUAL) $(CALIBRATED) | $(MODEL)/source.json
+	sed -e 's|"drafters/$(DEFAULT)-|"$(TABLED)/equal/|; s|"drafters/$(DEFAULT)"|"$(TABLED)/equal/recurrent"|' \
+	  benchmarks/methods.toml > $(TABLED)/equal/methods.toml
+	$(COMPILE) --methods $(TABLED)/equal/methods.toml --output $(LEVEL)
+%-tuned/budget.json: %/manifest.json # a copy, since methods are also compared at trees of one size
+	rm -rf $(@D) && cp -r $* $(@D)
+	$(PY) build/tune.py --bundle $(@D) $(BATCHED:%=--method %) --num-prompts 8 --prompts $(OWN)
 $(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
 	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts $(OWN)

@@ -17,8 +17,8 @@ from tests.engines.tiny import bundle_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = load_prompts(ROOT / "benchmarks" / "prompts.jsonl")
-ASKED = {"methods": (4, 24, (1, 4), 1.15), "lossless": (2, 16, (2,), 1.1)}
-"""Of a file's methods: prompts, tokens, how many at once, and what each drafter gains at least."""
+ASKED = {"methods": ("bf16", 4, 24, (1, 4), 1.15), "lossless": ("fp32", 2, 16, (2,), 1.1)}
+"""Of a file's methods: precision, prompts, tokens, how many at once, and what each drafter gains at least."""
 
 
 @pytest.fixture(scope="module", params=ASKED)
@@ -31,7 +31,7 @@ def session(asked, smollm2, tmp_path_factory) -> Session:
     target, output = Target.from_folder(smollm2), tmp_path_factory.mktemp("methods") / "bundle"
     chosen = read_methods(ROOT / "benchmarks" / f"{asked}.toml")
     limits = LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128)
-    config = bundle_config(target, {name: settings.info() for name, settings in chosen.items()}, limits, "bf16")
+    config = bundle_config(target, {name: settings.info() for name, settings in chosen.items()}, limits, ASKED[asked][0])
     check(config, target)
     build(config, target, smollm2, chosen, output, hidden=True)
     assert Bundle.load(output).config.methods.keys() == chosen.keys()
@@ -40,7 +40,7 @@ def session(asked, smollm2, tmp_path_factory) -> Session:
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.95}], ids=["greedy", "sampled"])
 def test_every_method_gives_the_tokens_of_auto_regressive_decoding(session, asked, smollm2, sampling):
-    prompts, tokens, at_once, least = ASKED[asked]
+    _, prompts, tokens, at_once, least = ASKED[asked]
     texts = [render_chat(smollm2, prompt.turns[0]) for prompt in spread(PROMPTS, prompts)]
 
     def answers(method: str, concurrency: int) -> list[list[int]]:
