@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import sys
 import time
 from collections import deque
@@ -314,6 +315,16 @@ def parse_shares(text: str) -> dict[str, float]:
         raise typer.BadParameter(f"{text!r} is not of the form source=share,source=share") from None
 
 
+def require_space(output: Path, tokens: int, written: int, token_bytes: int) -> None:
+    """Raises typer.BadParameter where the tokens that are still to be written do not fit the disk."""
+    free = shutil.disk_usage(output).free
+    if (tokens - written) * token_bytes > free:
+        raise typer.BadParameter(
+            f"--tokens {tokens} take {tokens * token_bytes / 1e9:.1f} GB, of which {written * token_bytes / 1e9:.1f} GB "
+            f"are there, and {output} has {free / 1e9:.1f} GB free: at most --tokens {written + free // token_bytes} fit"
+        )
+
+
 @interruptible("distill", "the shards written so far are kept: the same command goes on")
 def main(
     model: Annotated[Path, typer.Option(help="Model folder written by fetch_model.py.")],
@@ -349,7 +360,9 @@ def main(
     template = Template.of(tokenizer)
     output.mkdir(parents=True, exist_ok=True)
     done = sorted(output.glob("shard-*.safetensors"))
-    written = sum(file.stat().st_size for file in done) // (target.config.hidden_size * 2 + 4)
+    token_bytes = target.config.hidden_size * 2 + 4
+    written = sum(file.stat().st_size for file in done) // token_bytes
+    require_space(output, tokens, written, token_bytes)
     seed += len(done)
     rows = read_prompts(prompts, parse_shares(shares), seed)
     rng = random.Random(seed)

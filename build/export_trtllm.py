@@ -209,7 +209,7 @@ def import_checkpoint(checkpoint: Path, model: Path, output: Path) -> None:
         )
     config = TargetConfig.load(model)
     expected = target_entries(config)
-    if wrong := [name for name in SHAPE if raw[name] != expected[name]]:
+    if wrong := [name for name in SHAPE if raw.get(name) not in (None, expected[name])]:
         raise TrtllmError(
             f"{checkpoint} holds another target than {model}/config.json: {wrong[0]} is {raw[wrong[0]]}, "
             f"expected {expected[wrong[0]]}"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from plugins.cuda.compile import nvcc
+from plugins.cuda.compile import ptx
 from plugins.cuda.declaration import NAMESPACE
 from plugins.cuda.quick_plugin import register
 from plugins.library import CACHE, BuildError
@@ -48,7 +48,6 @@ class EngineBuilder:
             gpu.require_capability(self._device)
             gpu.require_precision(self._device, config.precision)
             try:
-                nvcc()
                 self._register_plugins()
             except BuildError as error:
                 raise BundleError(str(error)) from None
@@ -60,14 +59,15 @@ class EngineBuilder:
         return found if self._device is None else found | {CAPABILITY: gpu.capability(self._device)}
 
     def build_target(self, network: Path, rank: int = 0) -> BuildReport:
-        """NAME.engine of the network of a rank's target. Raises BundleError."""
+        """NAME.engine of the network of a rank's target. Raises BundleError; MemoryError without a
+        GPU."""
         limits = self._config.limits
         if self.flavour.has_plugins:
             return self._build(network, extents.plugin_target(limits), extents.plugin_target_shapes(limits), rank)
         return self._build(network, extents.native_target(limits, fixed=False), extents.native_target_shapes, rank)
 
     def build_drafter(self, network: Path, reads_context: bool) -> BuildReport:
-        """NAME.engine of a drafter's network, or of one that re-samples, without context. Raises BundleError."""
+        """NAME.engine of a drafter's network, or of one that re-samples, without context. Raises as `build_target`."""
         made_for = extents.drafter(self._config.limits, reads_context, self.flavour.has_plugins)
         return self._build(network, made_for, extents.drafter_shapes(reads_context))
 
@@ -103,7 +103,7 @@ class EngineBuilder:
                 layer.attention.decomposable = True  # else what has no kernel of its own, such as fp32, is refused
         serialized = builder.build_serialized_network(definition, options)
         if serialized is None:
-            raise BundleError(self._failure(network, messages, rank))
+            raise self._failure(network, messages, rank)
         if timings:
             timings.parent.mkdir(parents=True, exist_ok=True)
             partial = timings.with_name(f"{timings.name}.{os.getpid()}")
@@ -126,6 +126,7 @@ class EngineBuilder:
     def _register_plugins(self) -> None:
         registry, architecture = self._trt.get_plugin_registry(), f"sm_{self.versions[CAPABILITY].replace('.', '')}"
         for kernel in KERNELS:
+            ptx(kernel.source, architecture)
             if registry.get_creator(kernel.name, "1", NAMESPACE) is None:
                 register(kernel, architecture)
 
@@ -138,16 +139,15 @@ class EngineBuilder:
         options.set_timing_cache(options.create_timing_cache(known), False)
         return path
 
-    def _failure(self, network: Path, messages: Messages, rank: int) -> str:
+    def _failure(self, network: Path, messages: Messages, rank: int) -> Exception:
         if not messages.out_of_memory:
-            return f"{self.flavour.title} cannot build {network}: {messages.text}"
+            return BundleError(f"{self.flavour.title} cannot build {network}: {messages.text}")
         if self._device is None:
-            needed = memory.what_builds(weight_bytes(network), self.flavour.backend)
-            return f"{self.flavour.title} ran out of this machine's memory building {network}: {needed}"
+            return MemoryError(f"{self.flavour.title}, building {network}")
         free = gpu.free_bytes(self._device)
         own = memory.of_rank(self._config, rank)
         fits = memory.what_fits(own, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)
-        return f"{self.flavour.title} ran out of memory building {network}: {fits}"
+        return BundleError(f"{self.flavour.title} ran out of memory building {network}: {fits}")
 
 
 def network_sha256(network: Path) -> str:

@@ -41,7 +41,10 @@ OLD_LLAMA = "ReDrafterForCausalLM"
 """What TensorRT-LLM called ReDrafter beside a Llama before it knew another target."""
 
 ARCHITECTURES = (LLAMA[0], QWEN[0], OLD_LLAMA)
-SHAPE = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SHAPE = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_size"),
+)
 
 
 class TrtllmError(ValueError):

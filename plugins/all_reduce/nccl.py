@@ -36,8 +36,15 @@ def connect(comm: MPI.Intracomm) -> None:
     own = "127.0.0.1" if count == comm.size else ""
     if own:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    server = socket.create_server((own, 0)) if comm.rank == 0 else None
-    host, port = comm.bcast((own or socket.gethostname(), server.getsockname()[1]) if server else None)
+    server, failure = None, None
+    if comm.rank == 0:
+        try:
+            server = socket.create_server((own, 0))
+        except OSError as error:
+            failure = f"rank 0 cannot listen on {own or 'its addresses'}, where NCCL's ranks meet: {error}"
+    host, port, failure = comm.bcast((own or socket.gethostname(), server and server.getsockname()[1], failure))
+    if failure:
+        raise RuntimeError(failure)
     try:
         store = distributed.TCPStore(
             host, port, comm.size, server is not None, master_listen_fd=server.detach() if server else None

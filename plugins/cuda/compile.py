@@ -47,7 +47,7 @@ def headers(source: Path) -> list[Path]:
 
 def ptx(source: Path, architecture: str = "sm_90") -> str:
     """The source's PTX, which later architectures run too; compiled once per source text. Raises BuildError."""
-    digest = hashlib.sha256(f"{FLAGS}{architecture}{_version()}".encode() + source.read_bytes())
+    digest = hashlib.sha256(f"{FLAGS}{architecture}{_version(nvcc())}".encode() + source.read_bytes())
     for header in headers(source):
         digest.update(header.read_bytes())
     path = CACHE / f"{source.parent.name}-{source.stem}-{architecture}-{digest.hexdigest()[:16]}.ptx"
@@ -84,7 +84,7 @@ def parse_resources(log: str) -> dict[str, Resources]:
 def nvcc() -> Path:
     """The compiler: $NVCC, pip's, or the one in PATH. Raises BuildError."""
     if chosen := os.environ.get("NVCC"):
-        found = [Path(chosen)] if Path(chosen).exists() else []
+        found = [Path(chosen)] if shutil.which(chosen) else []
     else:
         found = [path for folder in sys.path for path in sorted(Path(folder).glob("nvidia/cu*/bin/nvcc"))]
         found += [
@@ -99,8 +99,8 @@ def nvcc() -> Path:
 
 
 @cache
-def _version() -> str:
-    return subprocess.run([str(nvcc()), "--version"], capture_output=True, text=True, check=True).stdout
+def _version(compiler: Path) -> str:
+    return subprocess.run([str(compiler), "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def _nvcc(arguments: list[str]) -> str:

@@ -14,11 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from plugins.cuda.compile import headers, ptx
+from plugins.cuda.compile import headers, nvcc, ptx
 from plugins.cuda.declaration import Kernel
 from plugins.library import CACHE, BuildError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "int32": torch.int32, "float32": torch.float32}
+UNSUPPORTED_PTX_VERSION = 222
+"""CUDA_ERROR_UNSUPPORTED_PTX_VERSION of cuda.h."""
 HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-x", "c++"]
 
 
@@ -104,4 +106,6 @@ def _check(status: int, what: str) -> None:
     if status:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(status, ctypes.byref(text))
-        raise RuntimeError(f"{what}: {(text.value or b'unknown error').decode()} ({status})")
+        newer = f": {nvcc()} is newer than the driver; update the driver, or name an older nvcc by NVCC"
+        said = f"{what}: {(text.value or b'unknown error').decode()} ({status})"
+        raise RuntimeError(said + newer if status == UNSUPPORTED_PTX_VERSION else said)

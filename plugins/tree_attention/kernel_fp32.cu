@@ -60,10 +60,11 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     __syncthreads();
     for (int b = lane; b < sequences; b += 32)
         if (row_offsets[b] <= row && row < row_offsets[b + 1]) sequence[warp] = b;
-    if (row < rows && lane < D / 4) queries[warp][lane] = *reinterpret_cast<const float4*>(q + at * D + 4 * lane);
     __syncthreads();
     const int b = sequence[warp];
     if (row >= rows || b < 0) return;
+    if (lane < D / 4) queries[warp][lane] = *reinterpret_cast<const float4*>(q + at * D + 4 * lane);
+    sync_warp();
 
     Path path = {tree_mask + static_cast<int64_t>(row) * words, cache_lengths[b],
                  starts[b] - cache_lengths[b] + row - row_offsets[b], true};

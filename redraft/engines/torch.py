@@ -15,9 +15,9 @@ from torch.export.passes import move_to_device_pass
 
 import plugins.all_reduce.torch_op
 import plugins.tree_attention.torch_op  # noqa: F401 (both register operators that the programs call)
-from plugins.cuda.compile import nvcc
+from plugins.cuda.compile import ptx
 from plugins.library import BuildError
-from plugins.tree_attention.tensorrt_plugin import HEAD_SIZES
+from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
 from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
 from redraft.engines import gpu, memory
 from redraft.engines.choice import choose
@@ -189,11 +189,12 @@ def require_kernels(bundle: Bundle, device: torch.device) -> None:
     """Raises BundleError where the GPU is too old for the CUDA kernels, or they cannot be compiled, or do not take the
     bundle's heads."""
     gpu.require_capability(device)
+    config = bundle.config
+    write, *_ = FP32_KERNELS if config.precision == "fp32" else KERNELS
     try:
-        nvcc()
+        ptx(write.source, f"sm_{gpu.capability(device).replace('.', '')}")
     except BuildError as error:
         raise BundleError(f"{bundle.path}: {error}") from None
-    config = bundle.config
     contexts = [method.context for method in config.methods.values() if method.context]
     for size in (config.target.head_size, *(context.head_size for context in contexts)):
         if size not in HEAD_SIZES:

@@ -59,6 +59,16 @@ def generate(
     return [next(stream) for _ in range(count)]
 
 
+def test_more_tokens_than_the_disk_holds_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=64_000_000_000))
+    distill.require_space(tmp_path, 60_000_000, 5_000_000, 1156)
+    with pytest.raises(
+        typer.BadParameter,
+        match=r"--tokens 90000000 take 104\.0 GB, .* has 64\.0 GB free: at most --tokens 60363321 fit",
+    ):
+        distill.require_space(tmp_path, 90_000_000, 5_000_000, 1156)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("prefix", [(7, 8, 9), ()])
 def test_batched_generation_equals_the_target_alone(target, prefix):

@@ -296,6 +296,7 @@ BROKEN = {
     "pipeline": (lambda c: edit(c, mapping={"tp_size": 3, "pp_size": 2}), "has 2 pipeline stages"),
     "no recurrence": (lambda c: edit(c, redrafter_is_rnn=False), "redrafter_is_rnn false"),
     "another target's": (lambda c: edit(c, vocab_size=240), "vocab_size is 240, expected 120"),
+    "another number of KV heads": (lambda c: edit(c, num_key_value_heads=1), "num_key_value_heads is 1, expected 3"),
     "a rank gone": (lambda c: (c / "rank2.safetensors").unlink(), "rank2.safetensors"),
     "a rank cut": (lambda c: os.truncate(c / "rank1.safetensors", 5000), "truncated or corrupted"),
     "a weight gone from a rank": (

@@ -90,10 +90,11 @@ def test_a_spill_is_an_error_behind_the_report(used, monkeypatch, capsys):
 
 
 def test_a_missing_nvcc_names_the_remedy(monkeypatch):
-    monkeypatch.setenv("NVCC", "/nowhere/nvcc")
-    compile.nvcc.cache_clear()
-    with pytest.raises(BuildError, match=r"nvcc not found at NVCC=/nowhere/nvcc.*pip install -r requirements.txt"):
-        compile.nvcc()
+    for wrong in ("/tmp", "/nowhere/nvcc"):
+        monkeypatch.setenv("NVCC", wrong)
+        compile.nvcc.cache_clear()
+        with pytest.raises(BuildError, match=rf"nvcc not found at NVCC={wrong}:.*pip install -r requirements.txt"):
+            compile.nvcc()
     assert (compile.main() or "").startswith("nvcc not found at NVCC=/nowhere/nvcc")
     compile.nvcc.cache_clear()
 
