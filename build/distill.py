@@ -319,9 +319,10 @@ def require_space(output: Path, tokens: int, written: int, token_bytes: int) -> 
     """Raises typer.BadParameter where the tokens that are still to be written do not fit the disk."""
     free = shutil.disk_usage(output).free
     if (tokens - written) * token_bytes > free:
+        needed, there = tokens * token_bytes / 1e9, written * token_bytes / 1e9
         raise typer.BadParameter(
-            f"--tokens {tokens} take {tokens * token_bytes / 1e9:.1f} GB, of which {written * token_bytes / 1e9:.1f} GB "
-            f"are there, and {output} has {free / 1e9:.1f} GB free: at most --tokens {written + free // token_bytes} fit"
+            f"--tokens {tokens} take {needed:.1f} GB, of which {there:.1f} GB are there, and {output} has "
+            f"{free / 1e9:.1f} GB free: at most --tokens {written + free // token_bytes} fit"
         )
 
 
