@@ -46,27 +46,27 @@ bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.j
 	  --num-prompts 16 --max-tokens 96 --temperature 0 --streams 2 4 8 16 --output $(REPORTS)/streams.json
 	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --methods --dataset $(PROMPTS) \
 	  --num-prompts 20 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/methods.json
-	$(PY) -m benchmarks.method_batches --bundle $(TUNED) --methods $(BATCHED) --batches 2 4 8 16 --dataset $(PROMPTS) \
-	  --num-prompts 24 --output $(REPORTS)/method_batches.json
-	$(PY) -m benchmarks.method_batches --bundle $(WIDTHS) --best-of tuned --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.method_batches --bundle $(TUNED) --auto-regressive $(BASELINE) --methods $(BATCHED) --batches 2 4 8 16 \
+	  --dataset $(PROMPTS) --output $(REPORTS)/method_batches.json
+	$(PY) -m benchmarks.method_batches --bundle $(WIDTHS) --auto-regressive $(BASELINE) --best-of tuned --dataset $(PROMPTS) \
 	  --output $(REPORTS)/beam_widths.json
 
 bench-equal: $(BASELINE)/manifest.json $(LEVEL)/manifest.json $(LEVEL)-tuned/budget.json ## methods by drafters of equal data and budgets
 	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(LEVEL) --methods --dataset $(PROMPTS) \
 	  --num-prompts 20 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/methods_equal.json
-	$(PY) -m benchmarks.method_batches --bundle $(LEVEL)-tuned --methods $(BATCHED) --batches 2 4 8 16 --dataset $(PROMPTS) \
-	  --num-prompts 24 --output $(REPORTS)/method_batches_equal.json
+	$(PY) -m benchmarks.method_batches --bundle $(LEVEL)-tuned --auto-regressive $(BASELINE) --methods $(BATCHED) --batches 2 4 8 16 \
+	  --dataset $(PROMPTS) --output $(REPORTS)/method_batches_equal.json
 
 bench-spec-bench: $(addsuffix /manifest.json,$(COMPARED) $(BASELINE)) ## methods on the six tasks of SPEC_BENCH
 	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --num-prompts 30 --max-tokens 64 \
 	  --methods --streams --repeats 1 --output $(REPORTS)/methods_spec_bench.json,methods by task)
 
-bench-trees: $(addsuffix /manifest.json,$(NARROW) $(BUNDLE) $(BUDGETS) $(SHAPES) $(WAYS)) answers | $(TEACHER) ## tree shapes and sizes, constructions, n-grams and their retrieval
-	$(PY) -m benchmarks.single_stream --speculative $(BUDGETS) --methods --dataset $(PROMPTS) --temperature 0 \
+bench-trees: $(addsuffix /manifest.json,$(BASELINE) $(NARROW) $(BUNDLE) $(BUDGETS) $(SHAPES) $(WAYS)) answers | $(TEACHER) ## tree shapes and sizes, constructions, n-grams and their retrieval
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUDGETS) --methods --dataset $(PROMPTS) --temperature 0 \
 	  --streams --repeats 1 --output $(REPORTS)/tree_budgets.json
-	$(PY) -m benchmarks.single_stream --speculative $(SHAPES) --methods --dataset $(PROMPTS) --temperature 0 \
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(SHAPES) --methods --dataset $(PROMPTS) --temperature 0 \
 	  --max-tokens 96 --streams --repeats 1 --output $(REPORTS)/tree_shapes.json
-	$(PY) -m benchmarks.single_stream --speculative $(WAYS) --methods --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(WAYS) --methods --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --temperature 0 0.3 1 --top-p 0.95 --streams --repeats 1 --output $(REPORTS)/constructions.json
 	$(PY) -m benchmarks.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --output $(REPORTS)/grid.json
@@ -76,12 +76,12 @@ bench-trees: $(addsuffix /manifest.json,$(NARROW) $(BUNDLE) $(BUDGETS) $(SHAPES)
 	$(PY) -m benchmarks.retrieval --answers $(ANSWERS) $(if $(filter-out $(OWN),$(PROMPTS)),--warm-up $(ANSWERS)-own) \
 	  --budgets 4 12 16 32 --output $(REPORTS)/retrieval.json
 
-bench-lyanna: $(RESAMPLED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(DENSE) answers ## Lyanna, tables 1 and 2, figures 12 and 13
+bench-lyanna: $(BASELINE)/manifest.json $(RESAMPLED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(DENSE) answers ## Lyanna, tables 1 and 2, figures 12 and 13
 	$(PY) -m benchmarks.ablation $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(ABLATIONS))) \
 	  drafters/$(DEFAULT)-hidden_state --output $(REPORTS)/ablation.json
 	$(PY) -m benchmarks.training_table $(TABLED)/ablations/full $(TABLED)/ablations/dense \
 	  --output $(REPORTS)/token_info_table.json
-	$(PY) -m benchmarks.single_stream --speculative $(RESAMPLED) --methods --dataset $(PROMPTS) --num-prompts 20 \
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(RESAMPLED) --methods --dataset $(PROMPTS) --num-prompts 20 \
 	  --max-tokens 64 --streams 2 --repeats 1 --output $(REPORTS)/resampling.json
 	$(PY) -m benchmarks.drafting_latency heads --output $(REPORTS)/drafting_heads.json
 	$(PY) -m benchmarks.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
@@ -101,9 +101,12 @@ bench-rsd: $(COMPARED)/manifest.json ## RSD, figure 1; what rejection costs; bot
 	  --output $(REPORTS)/rejection.json
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd,experiments 1 and 2)
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd --timing,their token rates)
+	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd_tasks --experiments exp2 --cells 14 --temperature 0.3 1 \
+	  --tasks rag math_reasoning,quality on two tasks more)
 
 bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## drafters on held-out text, learning curves, token frequency
-	$(PY) -m benchmarks.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER)
+	$(PY) -m benchmarks.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER) \
+	  --output $(REPORTS)/held_out.json
 	$(PY) -m benchmarks.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.png
 	$(PY) -m benchmarks.learning_curve $(wildcard drafters/$(DEFAULT)*/training.jsonl) --output $(REPORTS)/learning_curve.png
 	$(PY) -m benchmarks.learning_curve $(patsubst %/,%,$(dir $(EQUAL))) --output $(REPORTS)/equal_budget.png

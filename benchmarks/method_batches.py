@@ -5,8 +5,8 @@
 
 Each method answers the same prompts, so many at a time, beside auto-regressive decoding in the same engine or, with
 --auto-regressive, in that of a bundle of its own, which has no hidden states to output. Methods take turns, and each
-cell is its best round. Before every round the method answers other prompts of the file: engines warm up, and a method
-that drafts from what was served has served those alone. A bundle with one method per beam width gives table 5; with
+cell is its best round. Before every round the method answers as many other prompts of the file, so that engines warm up,
+and one that drafts from what was served --warm-up of them: it has served those alone. A bundle with one method per beam width gives table 5; with
 --best-of, the table ends with how far that method is behind the best of each batch size.
 """
 
@@ -36,7 +36,9 @@ def throughput(
     """One round: all prompts answered, `batch` at a time, after those to warm up with. What was served before is
     forgotten."""
     session.use_plans(session.runtime.plans)
-    session.run([request(text, method=method, **options) for text in warm_up], batch)
+    plan = session.runtime.plans.get(method)
+    served = warm_up if plan and plan.retrieves else warm_up[:batch]
+    session.run([request(text, method=method, **options) for text in served], batch)
     before = session.clock()
     answers = session.run([request(text, method=method, seed=i, **options) for i, text in enumerate(prompts)], batch)
     spent = session.clock().since(before)
@@ -83,10 +85,10 @@ def main(argv: list[str] | None = None) -> None:
     add("--best-of", metavar="METHOD", help="compare this method with the best at each batch size")
     add("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="requests at a time")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
-    add("--num-prompts", type=int, default=32, help="so many, spread evenly over the file")
+    add("--num-prompts", type=int, default=48, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=64)
     add("--temperature", type=float, default=0.0)
-    add("--warm-up", type=int, default=8, help="other prompts that are answered before each round")
+    add("--warm-up", type=int, default=32, help="other prompts that a method has served which drafts from those")
     add("--rounds", type=int, default=2)
     add("--output", type=Path, default=Path("docs/results/method_batches.json"))
     args = parser.parse_args(argv)
@@ -118,7 +120,14 @@ def main(argv: list[str] | None = None) -> None:
     table(results, args.best_of).show(console)
     write_json(
         args.output,
-        {"prompts": len(prompts), "warm_up": len(warm_up), **options, "rounds": args.rounds, "cells": results},
+        {
+            "prompts": len(prompts),
+            "auto_regressive": (args.auto_regressive or args.bundle).name,
+            "warm_up": len(warm_up),
+            **options,
+            "rounds": args.rounds,
+            "cells": results,
+        },
     )
     console.print(f"written to {args.output}")
 
