@@ -165,7 +165,7 @@ def test_the_pages_commands_are_the_files_own():
     assert launch.BUILD.format(image=launch.IMAGE) in PAGE
     assert str(launch.DRIVER) in PAGE
     in_container = [line for line in PAGE.splitlines() if line.startswith("docker run --rm ")]
-    assert len(in_container) == 1
+    assert len(in_container) == 3
     assert all(f" -v $PWD/artifacts:{launch.IN_IMAGE}/artifacts " in line for line in in_container)
     for name in re.findall(r"\]\((?:\.\./)?(deploy/[\w.]+)\)", PAGE):
         assert (ROOT / name).exists()
