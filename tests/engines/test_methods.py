@@ -31,7 +31,9 @@ def session(asked, smollm2, tmp_path_factory) -> Session:
     target, output = Target.from_folder(smollm2), tmp_path_factory.mktemp("methods") / "bundle"
     chosen = read_methods(ROOT / "benchmarks" / f"{asked}.toml")
     limits = LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128)
-    config = bundle_config(target, {name: settings.info() for name, settings in chosen.items()}, limits, ASKED[asked][0])
+    config = bundle_config(
+        target, {name: settings.info() for name, settings in chosen.items()}, limits, ASKED[asked][0]
+    )
     check(config, target)
     build(config, target, smollm2, chosen, output, hidden=True)
     assert Bundle.load(output).config.methods.keys() == chosen.keys()

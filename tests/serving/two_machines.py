@@ -3,7 +3,8 @@
 `PYTHONPATH=. python tests/serving/two_machines.py BUNDLE [PROMPT]` with a bundle for two ranks: starts them as
 `redraft serve --hostfile` does, asks for an answer, kills the remote rank, and says what was seen; then again with the
 other rank; then a whole service, whose remote rank is killed and whose cable is cut during a request. In the place of
-ssh there is a script that enters the namespace; transports other than TCP are off, so that nothing goes by shared memory.
+ssh there is a script that enters the namespace; transports other than TCP are off, so that nothing goes by shared
+memory.
 """
 
 from __future__ import annotations
