@@ -14,6 +14,7 @@ PRECISION ?= bf16
 SHAPE     ?= --beam-width 4 --beam-length 5
 METHODS   ?= $(and $(filter tensorrt%,$(BACKEND)),$(filter $(DEFAULT),$(NAME)),build/drafters.toml)
 TP        ?= 1
+UCX_TLS   ?= posix,self
 SPLIT     := $(addprefix -,$(filter-out openvino,$(BACKEND)))$(if $(filter-out 1,$(TP)),-tp$(TP))
 CALIBRATION ?= artifacts/calibration/$(NAME).json
 BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)$(SPLIT)
@@ -31,7 +32,7 @@ RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 PY      := .venv/bin/python
 SETUP   := .venv/.setup
 BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
-LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -genv PYTHONIOENCODING ascii:backslashreplace -n $(TP))
+LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -genv UCX_TLS $(UCX_TLS) -genv PYTHONIOENCODING ascii:backslashreplace -n $(TP))
 CALIBRATED := $(if $(filter fp8,$(PRECISION)),$(CALIBRATION))
 COMPILE := $(BUILD) --precision $(PRECISION) $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tensor-parallel $(TP))
 SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh redraft/engines/extents.py)

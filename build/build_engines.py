@@ -279,7 +279,7 @@ def check_caches(config: BundleConfig) -> None:
 
     if sizes := unaligned(limits.max_len):
         fitting = next((length for length in range(limits.max_len - 1, 1, -1) if not unaligned(length)), None)
-        remedy = f"--max-len {fitting} is the nearest that works" if fitting else "choose another --max-tree"
+        remedy = f"--max-len {fitting} is the nearest smaller that works" if fitting else "choose another --max-tree"
         raise BundleError(
             f"--max-len {limits.max_len}: a slot's cache would take {sizes[0]} bytes, and {config.backend} needs a "
             f"multiple of {ALIGNMENT}; {remedy}"

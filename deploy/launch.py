@@ -7,6 +7,7 @@ Needs Python 3 and Docker alone. --dry-run prints the command, and what would st
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import shlex
 import subprocess
@@ -31,6 +32,9 @@ PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 """Inside the container, and by default outside."""
 SHARED_MEMORY = "2g"
 BUILD = "docker build -f deploy/Dockerfile -t {image} ."
+ROOT = Path(__file__).resolve().parents[1]
+IN_IMAGE = Path("/opt/redraft")
+"""Where the image has the repository, without artifacts."""
 
 
 class LaunchError(Exception):
@@ -58,7 +62,7 @@ class BundleFacts:
             str(config.get("precision")),
             int(config.get("tensor_parallel", 1)),
             manifest.get("versions", {}).get("compute_capability"),
-            str(manifest.get("command", "build/build_engines.py")),
+            str(manifest.get("command", "python build/build_engines.py")),
         )
         if facts.backend not in GPU_BACKENDS:
             raise LaunchError(
@@ -75,12 +79,26 @@ class BundleFacts:
         found += [("sums over GPUs", CAPABILITY)] if self.ranks > 1 else []
         return found + [(f"{name} engines", oldest) for name, oldest in PRECISIONS.items() if name == self.precision]
 
+    def rebuild(self, gpu: Gpu, image: str) -> str:
+        """The host's command that builds the bundle anew in the container, on that GPU. Its mounts make the build
+        command's paths right: relative ones in the repository's artifacts, and absolute ones."""
+        words = shlex.split(self.command)
+        named = (Path(word.partition("=")[2] if word.startswith("--") else word) for word in words)
+        outside = (path for path in named if path.is_absolute() and IN_IMAGE not in path.parents)
+        folders = {path.parent if len(path.parts) > 2 else path for path in outside}
+        mounts = [f"{ROOT}/artifacts:{IN_IMAGE}/artifacts", *(f"{folder}:{folder}" for folder in sorted(folders))]
+        volumes = [part for mount in mounts for part in ("-v", mount)]
+        run = shlex.join(["docker", "run", "--rm", "--gpus", f"device={gpu.index}", *volumes, image])
+        return f"{run} {self.command}"
+
 
 @dataclass(frozen=True)
 class Gpu:
+    index: int
     name: str
     compute_capability: str
     driver: str
+    uuid: str
 
     @property
     def capability(self) -> tuple[int, ...]:
@@ -112,18 +130,39 @@ def _output(command: Sequence[str]) -> str | None:
 
 def gpus() -> list[Gpu]:
     """This machine's GPUs. Raises LaunchError where nvidia-smi finds none."""
-    listed = _output(["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"])
+    listed = _output(["nvidia-smi", "--query-gpu=name,compute_cap,driver_version,uuid", "--format=csv,noheader"])
     rows = [[field.strip() for field in line.split(",")] for line in (listed or "").splitlines() if line.strip()]
-    if not rows or any(len(row) != 3 for row in rows):
+    if not rows or any(len(row) != 4 for row in rows):
         raise LaunchError(
             f"no NVIDIA GPU: nvidia-smi is missing or finds none. Install a driver of release {DRIVER} or later, or "
             "serve an openvino bundle on the CPU with `redraft serve`"
         )
-    return [Gpu(*row) for row in rows]
+    return [Gpu(index, *row) for index, row in enumerate(rows)]
 
 
-def problems(bundle: BundleFacts, image: str) -> list[str]:
-    """What keeps this machine from serving the bundle, each with its remedy."""
+def taken(asked: str, here: list[Gpu]) -> list[Gpu | None]:
+    """The GPUs that Docker gives for `--gpus`; None for one that nvidia-smi does not list, such as a part of one (MIG).
+    Raises LaunchError for one that is not there."""
+    parts = [part.partition("=") for part in next(csv.reader([asked]))]
+    fields = dict((key, value) if equals else ("count", key) for key, equals, value in parts)
+    count, devices = fields.get("count"), fields.get("device")
+    if devices and not count:
+        names = list(dict.fromkeys(devices.split(",")))
+    elif not devices and count == "all":
+        return [*here]
+    elif not devices and (count or "1").isdecimal():
+        names = [str(index) for index in range(int(count or 1))]
+    else:
+        raise LaunchError(f"--gpus {asked}: expected a number, all, or indices or UUIDs such as '\"device=2,3\"'")
+    known = {name: gpu for gpu in here for name in (str(gpu.index), gpu.uuid)}
+    if missing := [name for name in names if name.isdecimal() and name not in known]:
+        listed = ", ".join(str(gpu.index) for gpu in here)
+        raise LaunchError(f"--gpus {asked}: this machine has no GPU {missing[0]}: name some of {listed}")
+    return [known.get(name) for name in names]
+
+
+def problems(bundle: BundleFacts, image: str, asked: str | None = None) -> list[str]:
+    """What keeps this machine from serving the bundle on the GPUs that `--gpus` asks for, each with its remedy."""
     found = []
     try:
         here = gpus()
@@ -134,24 +173,26 @@ def problems(bundle: BundleFacts, image: str) -> list[str]:
                 f"{bundle.path} has {bundle.ranks} tensor-parallel ranks, this machine has {len(here)} GPUs: build it "
                 f"with --tensor-parallel {len(here)}"
             )
-        old = [
-            (gpu, what, oldest)
-            for gpu in here[: bundle.ranks]
-            for what, oldest in bundle.needs
-            if gpu.capability < oldest
-        ]
+        given = taken(asked, here) if asked else here[: bundle.ranks]
+        if len(given) < bundle.ranks <= len(here):
+            found.append(
+                f"{bundle.path} has {bundle.ranks} tensor-parallel ranks, --gpus {asked} gives them {len(given)} of "
+                f"this machine's {len(here)} GPUs: name {bundle.ranks}"
+            )
+        judged = [gpu for gpu in given if gpu]
+        old = [(gpu, what, oldest) for gpu in judged for what, oldest in bundle.needs if gpu.capability < oldest]
         wanted = bundle.compute_capability
         if old:
             gpu, what, oldest = old[0]
             found.append(
                 f"this machine's {gpu.name} has compute capability {gpu.compute_capability}: {what} need "
-                f"{'.'.join(map(str, oldest))} or later; serve on a newer GPU, or an openvino bundle on the CPU with "
-                "`redraft serve`"
+                f"{'.'.join(map(str, oldest))} or later; serve on a newer GPU (--gpus chooses), or an openvino "
+                "bundle on the CPU with `redraft serve`"
             )
-        elif other := next((gpu for gpu in here[: bundle.ranks] if wanted not in (None, gpu.compute_capability)), None):
+        elif other := next((gpu for gpu in judged if wanted not in (None, gpu.compute_capability)), None):
             found.append(
                 f"{bundle.path} was built for a GPU of compute capability {wanted}, this machine's {other.name} has "
-                f"{other.compute_capability}: rebuild it here with: {bundle.command}"
+                f"{other.compute_capability}: rebuild it here with: {bundle.rebuild(other, image)}"
             )
     except LaunchError as error:
         found.append(str(error))
@@ -198,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 1
-    command, found = docker_command(bundle, options), problems(bundle, options.image)
+    command, found = docker_command(bundle, options), problems(bundle, options.image, options.gpus)
     for problem in found:
         print(f"launch: {problem}", file=sys.stderr)
     if options.dry_run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import resource
 import shutil
@@ -143,14 +144,19 @@ def test_every_setting_matters_to_some_method():
 
 def test_the_methods_that_ship_and_the_thresholds_that_work(monkeypatch):
     monkeypatch.chdir(ROOT)
-    files = [ROOT / "build" / "drafters.toml", *(ROOT / "benchmarks").rglob("*.toml")]
+    files = [ROOT / "build" / "drafters.toml", *(ROOT / "benchmarks").glob("*.toml")]
+    usual = inspect.signature(build_engines.main).parameters["max_tree"].default
     shape = re.search(r"^SHAPE +\?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
     flags = {name[2:].replace("-", "_"): value for name, value in zip(shape[::2], shape[1::2], strict=True)}
     own = {"flags": MethodSettings(drafter="drafters/SmolLM2-135M-Instruct", **flags)}
     lyanna = {"drafter": "drafters/SmolLM2-135M-Instruct-hidden_state", "beam_length": 4}
     own |= {f"{r}, {s}": MethodSettings(**lyanna, resample_above=r, skip_above=s) for r, s in ((0, 0), (1, 2), (2, 2))}
-    config = BundleConfig.model_construct(limits=LIMITS.model_copy(update={"max_tree": 81}))
-    for chosen in (own, *map(read_methods, files)):
+    built = [(own, usual)]
+    for file in files:
+        given = re.search(r"build_engines\.py .*--max-tree (\d+)", file.read_text())
+        built.append((read_methods(file), int(given[1]) if given else usual))
+    for chosen, max_tree in built:
+        config = BundleConfig.model_construct(limits=LIMITS.model_copy(update={"max_tree": max_tree}))
         for name, settings in chosen.items():
             check_method(name, settings.info(), config)
     assert ROOT / "benchmarks" / "methods.toml" in files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -75,7 +76,17 @@ def test_bundles_for_two_ranks_have_names_of_their_own():
         assert f"-{kind}-bf16-tp2\n" in commands
         assert f"-{kind}-bf16\n" not in commands
     assert commands.count("--tensor-parallel 2") == 2
-    assert f"mpiexec.gforker -genv PYTHONIOENCODING {ranks.ASCII} -n 2 .venv/bin/python build/tune.py" in commands
+
+
+def test_ranks_that_tune_are_started_as_those_that_serve(monkeypatch):
+    """They open no port either; a container's are started in the same way."""
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    served = shlex.join(ranks.launch_command(["python"], 2))
+    options = served.partition(" -exitinfo ")[2].removesuffix(" python")
+    assert f".venv/bin/mpiexec.gforker {options} .venv/bin/python build/tune.py" in dry_run("tune", "TP=2")
+    page = " ".join((ROOT / "docs" / "deployment.md").read_text().replace("\\\n", "").split())
+    assert f" mpiexec.gforker {options} python build/tune.py" in page
+    assert "-genv UCX_TLS tcp,self" in dry_run("tune", "TP=2", "UCX_TLS=tcp,self")
 
 
 def test_help_names_every_backends_precisions():

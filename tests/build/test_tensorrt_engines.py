@@ -100,7 +100,7 @@ def test_every_profile_of_limits_of_one_is_whole():
 
 
 @pytest.mark.parametrize(
-    ("draft_rows", "remedy"), [(8, "--max-len 80 is the nearest that works"), (9, "choose another --max-tree")]
+    ("draft_rows", "remedy"), [(8, "--max-len 80 is the nearest smaller that works"), (9, "choose another --max-tree")]
 )
 def test_a_cache_whose_slots_are_not_aligned_is_refused(draft_rows, remedy):
     heads = {"num_kv_heads": 3, "head_size": 64}

@@ -51,7 +51,7 @@ def test_what_the_dockerfile_copies_is_there_and_is_all_that_runs():
     assert rooms | {"requirements.txt", "requirements-gpu.txt", "requirements-triton.txt", "pyproject.toml"} < set(
         copied
     )
-    assert instruction("WORKDIR") == ["/opt/redraft"]
+    assert instruction("WORKDIR") == [str(launch.IN_IMAGE)]
     packages = re.search(r"packages = \[(.*)\]", (ROOT / "pyproject.toml").read_text())[1]
     assert set(re.findall(r'"(\w+)"', packages)) <= set(copied)
 
@@ -164,5 +164,8 @@ def test_one_release_everywhere(where):
 def test_the_pages_commands_are_the_files_own():
     assert launch.BUILD.format(image=launch.IMAGE) in PAGE
     assert str(launch.DRIVER) in PAGE
+    in_container = [line for line in PAGE.splitlines() if line.startswith("docker run --rm ")]
+    assert len(in_container) == 3
+    assert all(f" -v $PWD/artifacts:{launch.IN_IMAGE}/artifacts " in line for line in in_container)
     for name in re.findall(r"\]\((?:\.\./)?(deploy/[\w.]+)\)", PAGE):
         assert (ROOT / name).exists()

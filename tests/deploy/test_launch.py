@@ -24,7 +24,7 @@ def machine(tmp_path, monkeypatch) -> Path:
     """A PATH with one H200 and a Docker that has the image; what docker ran is in `ran`."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    script(folder, "nvidia-smi", "echo 'NVIDIA H200, 9.0, 580.95.05'")
+    smi(folder, "NVIDIA H200, 9.0, 580.95.05")
     script(folder, "docker", f'if [ "$1" = run ]; then printf "%s\\n" "$@" > {tmp_path}/ran; fi')
     monkeypatch.setenv("PATH", str(folder))
     return folder
@@ -36,6 +36,11 @@ def write_bundle(folder: Path, backend="tensorrt", capability: str | None = "9.0
     versions = {"compute_capability": capability} if capability else {}
     (folder / "manifest.json").write_text(json.dumps({"versions": versions, "command": "python build/x.py"}))
     return folder
+
+
+def smi(folder: Path, *gpus: str) -> None:
+    """An nvidia-smi with these names, compute capabilities and drivers."""
+    script(folder, "nvidia-smi", "\n".join(f"echo '{gpu}, GPU-{index}'" for index, gpu in enumerate(gpus)))
 
 
 def script(folder: Path, name: str, body: str) -> None:
@@ -59,7 +64,7 @@ def test_what_docker_is_asked_to_run(bundle, machine, tmp_path, capsys):
 
 
 def test_flags_reach_docker(tmp_path, machine, capsys):
-    script(machine, "nvidia-smi", "echo 'NVIDIA H200, 9.0, 590.44'; echo 'NVIDIA H200, 9.0, 590.44'")
+    smi(machine, *["NVIDIA H200, 9.0, 590.44"] * 4)
     folder = write_bundle(tmp_path / "two", ranks=2)
     options = ["--http-port", "9000", "--address", "0.0.0.0", "--name", "b", "--image", "here/redraft:1"]
     assert launch.main(["--bundle", str(folder), "--dry-run", *options]) == 0
@@ -101,13 +106,21 @@ def test_a_bundle_that_cannot_be_served_is_refused_even_in_a_dry_run(tmp_path, m
     [
         ("nvidia-smi", None, "no NVIDIA GPU: nvidia-smi is missing or finds none. Install a driver of release 580"),
         ("nvidia-smi", "echo 'No devices were found'; exit 6", "no NVIDIA GPU"),
-        ("nvidia-smi", "echo 'NVIDIA L4, 8.9, 580.1'", "of compute capability 9.0, this machine's NVIDIA L4 has 8.9: "),
         (
             "nvidia-smi",
-            "echo 'Tesla T4, 7.5, 580.1'",
+            "echo 'NVIDIA L4, 8.9, 580.1, GPU-0'",
+            "of compute capability 9.0, this machine's NVIDIA L4 has 8.9: ",
+        ),
+        (
+            "nvidia-smi",
+            "echo 'Tesla T4, 7.5, 580.1, GPU-0'",
             "machine's Tesla T4 has compute capability 7.5: the CUDA kernels",
         ),
-        ("nvidia-smi", "echo 'NVIDIA H200, 9.0, 575.57.08'", "the driver is 575.57.08: CUDA 13 needs release 580"),
+        (
+            "nvidia-smi",
+            "echo 'NVIDIA H200, 9.0, 575.57.08, GPU-0'",
+            "the driver is 575.57.08: CUDA 13 needs release 580",
+        ),
         ("docker", None, "docker is missing: install Docker and NVIDIA's container toolkit"),
         ("docker", 'test "$1" != info', "Docker's daemon does not answer: start it"),
         ("docker", 'test "$1" != image', "no image redraft:25.11: build it with: docker build -f deploy/Dockerfile"),
@@ -137,20 +150,20 @@ def test_a_precision_that_the_gpu_has_no_tensor_cores_for(tmp_path, machine, cap
     bundle = write_bundle(tmp_path / "b", "tensorrt_rtx", None)
     config = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps(config | {"precision": "fp8"}))
-    script(machine, "nvidia-smi", "echo 'NVIDIA A100, 8.0, 580.1'")
+    smi(machine, "NVIDIA A100, 8.0, 580.1")
     assert launch.main(["--bundle", str(bundle)]) == 1
     assert "machine's NVIDIA A100 has compute capability 8.0: fp8 engines need 8.9 or later" in capsys.readouterr().err
 
 
 def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
     """Without our kernels, an older one will do."""
-    script(machine, "nvidia-smi", "echo 'Tesla T4, 7.5, 580.1'")
+    smi(machine, "Tesla T4, 7.5, 580.1")
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]) == 0
     assert capsys.readouterr().err == ""
-    script(machine, "nvidia-smi", "echo 'Tesla V100, 7.0, 580.1'")
+    smi(machine, "Tesla V100, 7.0, 580.1")
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "old", "tensorrt_rtx", None))]) == 1
     assert "compute capability 7.0: engines of TensorRT for RTX need 7.5 or later" in capsys.readouterr().err
-    script(machine, "nvidia-smi", "echo 'Tesla T4, 7.5, 580.1'; echo 'Tesla T4, 7.5, 580.1'")
+    smi(machine, *["Tesla T4, 7.5, 580.1"] * 2)
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "two", "tensorrt_rtx", None, ranks=2))]) == 1
     assert "machine's Tesla T4 has compute capability 7.5: sums over GPUs need 8.0" in capsys.readouterr().err
 
@@ -158,9 +171,82 @@ def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
 @pytest.mark.parametrize(("capability", "status"), [("7.5", 1), ("8.0", 0), ("10.0", 0)])
 def test_gpus_that_the_kernels_are_for(tmp_path, machine, capability, status, capsys):
     """Of the GPUs that the bundle's ranks would take."""
-    script(machine, "nvidia-smi", f"echo 'A, 9.0, 580.1'; echo 'B, {capability}, 580.1'; echo 'C, 6.1, 580.1'")
+    smi(machine, "A, 9.0, 580.1", f"B, {capability}, 580.1", "C, 6.1, 580.1")
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "torch", None, ranks=2))]) == status
     assert ("this machine's B has compute capability 7.5" in capsys.readouterr().err) == bool(status)
+
+
+TOO_OLD = "this machine's Tesla T4 has compute capability 7.5: the CUDA kernels need 8.0 or later; serve on a newer GPU"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [
+        ('"device=1"', ""),
+        ("device=1", ""),
+        ('"device=1","capabilities=compute,utility"', ""),
+        ("device=GPU-1", ""),
+        ("device=MIG-3", ""),
+        ('"device=0"', TOO_OLD),
+        ("device=GPU-0", TOO_OLD),
+        ('"device=1,0"', TOO_OLD),
+        ('"device=1,MIG-3,0"', TOO_OLD),
+        ("1", TOO_OLD),
+        ("count=1", TOO_OLD),
+        ("capabilities=utility", TOO_OLD),
+        ("all", TOO_OLD),
+        ('"device=2"', '--gpus "device=2": this machine has no GPU 2: name some of 0, 1'),
+        ("3", "--gpus 3: this machine has no GPU 2: name some of 0, 1"),
+        ("two", "--gpus two: expected a number, all, or indices or UUIDs such as '\"device=2,3\"'"),
+        ("device=0,1", "--gpus device=0,1: expected a number, all, or indices"),
+    ],
+)
+def test_the_gpus_that_are_named_are_judged(bundle, machine, gpus, message, capsys):
+    smi(machine, "Tesla T4, 7.5, 580.1", "NVIDIA H200, 9.0, 580.1")
+    assert launch.main(["--bundle", str(bundle), "--gpus", gpus]) == bool(message)
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("launch: ") == bool(message)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "few"),
+    [("1", 1), ('"device=1"', 1), ('"device=1,1"', 1), ("2", 0), ('"device=0,1"', 0), ("all", 0)],
+)
+def test_ranks_need_a_gpu_each_of_those_that_are_named(tmp_path, machine, gpus, few, capsys):
+    smi(machine, *["NVIDIA H200, 9.0, 580.1"] * 2)
+    bundle = write_bundle(tmp_path / "b", ranks=2)
+    assert launch.main(["--bundle", str(bundle), "--gpus", gpus]) == few
+    told = f"has 2 tensor-parallel ranks, --gpus {gpus} gives them 1 of this machine's 2 GPUs: name 2\n"
+    assert (told in capsys.readouterr().err) == bool(few)
+
+
+@pytest.mark.parametrize(
+    ("flags", "mounts"),
+    [
+        ("--model artifacts/models/M --drafter drafters/M --output artifacts/engines/M", ()),
+        (
+            "--model=/data/models/M --drafter /opt/redraft/drafters/M --output '/my data/M'",
+            ("/data/models", "/my data"),
+        ),
+        ("--model /M --output artifacts/engines/M", ("/M",)),
+    ],
+)
+def test_engines_of_another_gpu_are_rebuilt_by_a_command_of_the_host(bundle, machine, flags, mounts, capsys):
+    """On the GPU that would serve them, which is not the first."""
+    built = f"python build/build_engines.py {flags}"
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    (bundle / "manifest.json").write_text(json.dumps(manifest | {"command": built}))
+    smi(machine, "NVIDIA H200, 9.0, 580.1", "NVIDIA L4, 8.9, 580.1")
+    assert launch.main(["--bundle", str(bundle), "--gpus", '"device=1"', "--image", "i:1"]) == 1
+    said = capsys.readouterr().err
+    volumes = [f"{launch.ROOT}/artifacts:/opt/redraft/artifacts", *(f"{folder}:{folder}" for folder in mounts)]
+    assert shlex.split(said.partition("rebuild it here with: ")[2]) == [
+        *("docker", "run", "--rm", "--gpus", "device=1"),
+        *(part for volume in volumes for part in ("-v", volume)),
+        "i:1",
+        *shlex.split(built),
+    ]
 
 
 def test_the_engines_ask_for_the_same_driver_and_gpu():

@@ -13,8 +13,8 @@ from benchmarks import method_batches, step_times, verify_lossless
 from benchmarks.gpu import torch_backend
 from benchmarks.gpu.torch_backend import ROOT
 from benchmarks.step_times import causal_batch
-from methods import read_methods
-from redraft.bundle import Bundle
+from methods import check_method, read_methods
+from redraft.bundle import Bundle, BundleConfig, LimitsInfo
 from redraft.engines import load_engine
 from tests.engines.tiny import tiny_drafter
 
@@ -97,6 +97,15 @@ def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
         monkeypatch.setattr(script, "load_session", lambda parser, bundle: raise_parsed())
         with pytest.raises(Parsed):
             script.main(command[3:])
+
+
+def test_every_method_fits_the_bundle_that_is_built(tmp_path, ran, monkeypatch):
+    torch_backend.main(arguments(tmp_path, "--parts", "build"))
+    given = parsed_by_typer(build_engines.main, ran[0][2:])
+    limits = LimitsInfo(**{name: given[name] for name in LimitsInfo.model_fields})
+    monkeypatch.chdir(ROOT)
+    for name, settings in read_methods(given["methods"]).items():
+        check_method(name, settings.info(), BundleConfig.model_construct(limits=limits))
 
 
 def raise_parsed() -> None:
