@@ -3,6 +3,9 @@
 Requests of every kind of `KINDS` run mixed in one batch, joining and leaving; the budget table cuts some steps' trees
 and not others. Each request generates five tokens (fewer where an end token comes first): the first from its prompt,
 the others over at least two trees of at most two levels. Everything is seeded.
+
+The target's own law is enumerated with the shipped `Sampler.distribution`: an error in penalties, minimum length or
+filters shifts law and texts alike and does not show here. tests/decoding/test_sampling.py tests these by themselves.
 """
 
 from __future__ import annotations
@@ -38,9 +41,10 @@ BUSY = 16
 KINDS: dict[str, dict] = {
     "plain": {"temperature": 1.0},
     "penalized": {"temperature": 1.2, "repetition_penalty": 1.7, "presence_penalty": 0.6, "frequency_penalty": 0.8},
-    "filtered": {"temperature": 1.5, "top_k": 3, "top_p": 0.9},
+    "filtered": {"temperature": 1.5, "top_k": 3, "top_p": 0.75},
     "ending": {"temperature": 1.0, "min_length": 2},
 }
+"""Top-k and top-p both take tokens from some targets of `PAIRS`, and top-p from all drafts."""
 END_IDS = {"ending": frozenset({0})}
 Answers = dict[tuple[str, int], tuple[int, ...]]
 """Text by kind and seed."""
@@ -105,6 +109,8 @@ CASES = {
     "multi-round": Case("independent", (3, 3), "multi_round", cut=3),
     "K-SEQ": Case("independent", (3, 3), "k_seq", cut=3),
     "K-SEQ, always cut": Case("independent", (3, 3), "k_seq", cut=2, budget=2),
+    "multi-round, a narrow support": Case("independent", (3, 3), "multi_round", cut=2, support=3),
+    "K-SEQ, a narrow support": Case("independent", (3, 3), "k_seq", cut=2, support=3),
     "speculative sampling": Case("random_chain", (1, 1), "rejection", cut=1),
     "random chain, recursive rejection": Case("random_chain", (1, 1), "recursive_rejection", cut=1),
     "random chain, multi-round": Case("random_chain", (1, 1), "multi_round", cut=1),

@@ -8,6 +8,10 @@ law is off, in standard deviations, or what else told; the shipped code comes fi
 
 Of merging and cutting there are few: the target's mask and the walk read the same nodes, so a node in the wrong place
 is wasted, and the text is right. Only a tree that is another sequence's, or whose root is another token, is not.
+Of the truncated Gumbels only what puts a node's children in another order shows: any number of them may be kept, as
+long as whether the next one is does not depend on which it is.
+
+`reference_draws` is what a drafter's network is compared with elsewhere, and stands for it here.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ from types import FunctionType
 
 import numpy as np
 
-from redraft.decoding import draws, random_trees, rejection, token_tree, verification
+from redraft.decoding import draws, random_trees, rejection, sampling, token_tree, verification
 from redraft.decoding.token_tree import TokenTree
 from redraft.sequence import Sequence
 from tests.joint_law import CASES, THRESHOLD, check, generate
+from tests.toy_drafter import reference_draws
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,19 @@ CUT = "[_best_nodes(*limit) for limit in limits]"
 BY_SIZE = "sorted((_best_nodes(*limit) for limit in limits), key=len)"
 MERGED, BEAMS = "RSD-S merged with n-grams", "beams merged with n-grams and re-sampled trees"
 ANCESTORS = TokenTree.__dict__["ancestors"].func
+Q = "q = sampler.distribution(node_logits)"
+UNFILTERED = "append(filter_log_probs(logits, sampling.temperature, 0 * sampling.top_k, 1 + 0 * sampling.top_p))"
+ACCEPTED = "if place >= 0:"
+ACCEPTED_INSIDE = "if place >= 0 and int(drawn.ids[drawn.places[place]]) not in sampler.end_ids:"
+OUTSIDE = "outside = max(1.0 - float(q.sum()), 0.0)"
+SCALED = "probabilities[known] * self.total"
+CUT_ORDER = random_trees.DrawShape.__dict__["cut_order"].func
+WITHIN = "<= budgets[:, None]"
+LAST_WITHIN = "> (allowed.sum(axis=1) - budgets)[:, None]"
+PERTURBED = "_perturbed(log_probs, noise, greedy)"
+ONE_ROW = "_perturbed(log_probs, noise[:, :1].repeat(count, axis=1), greedy)"
+WIDE = "RSD-C, wider than its support"
+NARROW, NARROW_K_SEQ = "multi-round, a narrow support", "K-SEQ, a narrow support"
 
 # fmt: off
 MUTANTS = [
@@ -136,6 +154,34 @@ MUTANTS = [
            rejection._coin, "next(tries)", "1", "RSD-C, wider than its support", 1500),
     Mutant("the same draft noise at every position",
            draws.gumbel_noise, "(0, position, 0, 0)", "(0, 0, 0, 0)", "RSD-C", 1500),
+    Mutant("one noise row for all sequences",
+           draws.independent, PERTURBED, ONE_ROW, "multi-round", 800),
+    Mutant("one noise row for all sequences, K-SEQ",
+           draws.independent, PERTURBED, ONE_ROW, "K-SEQ", 1000),
+    Mutant("a wrong sign in the truncated Gumbels",
+           draws.truncated_gumbels, "- np.maximum(", "+ np.maximum(", "RSD-S"),
+    Mutant("later siblings kept first",
+           CUT_ORDER, "level + rank", "level - rank", "RSD-C, always cut"),
+    Mutant("the last draws kept instead of the first",
+           random_trees.DrawShape.kept, WITHIN, LAST_WITHIN, "RSD-S"),
+    Mutant("p drawn filtered but reported unfiltered",
+           reference_draws, "append(log_probs)", UNFILTERED, "RSD-C", 500, kind="filtered"),
+    Mutant("p drawn filtered but reported unfiltered, multi-round",
+           reference_draws, "append(log_probs)", UNFILTERED, "multi-round", 1200, kind="filtered"),
+    Mutant("q without top-p",
+           rejection.verify, Q, f"sampler.top_p = 1.0; {Q}", "RSD-S", 100, kind="filtered"),
+    Mutant("q without the minimum length",
+           rejection.verify, Q, f"sampler._min_length = 0; {Q}", "K-SEQ", 100, kind="ending"),
+    Mutant("a drafted end token never accepted",
+           rejection.verify, ACCEPTED, ACCEPTED_INSIDE, "RSD-C", 800, kind="ending"),
+    Mutant("nothing of q outside of p's support",
+           rejection._rounds, OUTSIDE, "outside = 0.0", WIDE),
+    Mutant("nothing of q outside of p's support, multi-round",
+           rejection._rounds, OUTSIDE, "outside = 0.0", NARROW, 1200),
+    Mutant("the residual on another scale than the tokens outside of p's support",
+           sampling.Distribution.put, SCALED, "probabilities[known]", WIDE, 1200, kind="filtered"),
+    Mutant("the residual on another scale than the tokens outside of p's support, K-SEQ",
+           sampling.Distribution.put, SCALED, "probabilities[known]", NARROW_K_SEQ, 2000, kind="penalized"),
     Mutant("trees joined in the order of their groups",
            token_tree.join_trees, "[nodes[place] for place in sorted(nodes)]", "[*nodes.values()]", MERGED, 40),
     Mutant("the walk follows a child of another token",

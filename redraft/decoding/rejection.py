@@ -147,11 +147,14 @@ _CHOSEN = "it weighs draws by their draft probability, and these tokens were cho
 _SEVERAL = "it verifies one draw after each token"
 _REPEATED = "it takes every rejected token out of the draft distribution, and these draws repeat"
 _DEPENDENT = "it takes the draws for independent, and these come without replacement"
+_INDEPENDENT = {Draws.SINGLE, Draws.INDEPENDENT}
+_NOT_INDEPENDENT = {Draws.TOP: _CHOSEN, Draws.WITHOUT_REPLACEMENT: _DEPENDENT}
 
 REJECTION = register_verifier(
     Verifier(
         "rejection",
         partial(verify, multi_round),
+        {Draws.SINGLE},
         {Draws.TOP: _CHOSEN, Draws.WITHOUT_REPLACEMENT: _SEVERAL, Draws.INDEPENDENT: _SEVERAL},
     )
 )
@@ -159,12 +162,9 @@ RECURSIVE_REJECTION = register_verifier(
     Verifier(
         "recursive_rejection",
         partial(verify, recursive_rejection),
+        {Draws.SINGLE, Draws.WITHOUT_REPLACEMENT},
         {Draws.TOP: _CHOSEN, Draws.INDEPENDENT: _REPEATED},
     )
 )
-MULTI_ROUND = register_verifier(
-    Verifier("multi_round", partial(verify, multi_round), {Draws.TOP: _CHOSEN, Draws.WITHOUT_REPLACEMENT: _DEPENDENT})
-)
-K_SEQ = register_verifier(
-    Verifier("k_seq", partial(verify, k_seq), {Draws.TOP: _CHOSEN, Draws.WITHOUT_REPLACEMENT: _DEPENDENT})
-)
+MULTI_ROUND = register_verifier(Verifier("multi_round", partial(verify, multi_round), _INDEPENDENT, _NOT_INDEPENDENT))
+K_SEQ = register_verifier(Verifier("k_seq", partial(verify, k_seq), _INDEPENDENT, _NOT_INDEPENDENT))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,13 +26,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Verifier:
-    """`verify(tree, sequence, logits float32 [nodes, V], sampler, with_log_probs)`; `refused` says for each kind of
-    draws why this verifier is not lossless on it, `merges` whether it is on merged or pruned trees. Instead of logits,
-    `walk` takes what a plain sampler chooses at every node, int32 [nodes]."""
+    """`verify(tree, sequence, logits float32 [nodes, V], sampler, with_log_probs)`; `lossless` are the kinds of
+    draws that it goes with; all others are refused, for the `reasons` where given. `merges` says whether it is lossless
+    on merged or pruned trees. `walk` takes what a plain sampler chooses at every node, int32 [nodes], too."""
 
     name: str
     verify: Callable[[TokenTree, int, np.ndarray, Sampler, bool], Verdict]
-    refused: Mapping[Draws, str] = field(default_factory=dict)
+    lossless: Collection[Draws]
+    reasons: Mapping[Draws, str] = field(default_factory=dict)
     merges: bool = False
 
 
@@ -67,8 +68,9 @@ def check_pairing(construction: str, verification: str, merged: bool = False) ->
     if verification not in VERIFIERS:
         raise PairingError(f"unknown verification {verification!r}: expected one of {', '.join(VERIFIERS)}")
     verifier = VERIFIERS[verification]
-    if draws in verifier.refused:
-        raise PairingError(f"{verification!r} does not go with {construction!r}: {verifier.refused[draws]}")
+    if draws not in verifier.lossless:
+        reason = verifier.reasons.get(draws, f"it is not known to be lossless on {draws.value}")
+        raise PairingError(f"{verification!r} does not go with {construction!r}: {reason}")
     if merged and construction == NGRAM_TRIE:
         raise PairingError(f"{NGRAM_TRIE!r} does not go with other trees: it holds the n-gram branch already")
     if merged and not verifier.merges:
@@ -97,5 +99,5 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, w
     return verdict
 
 
-GREEDY = register_verifier(Verifier("greedy", walk, merges=True))
-SAMPLED_WALK = register_verifier(Verifier("sampled_walk", walk, merges=True))
+GREEDY = register_verifier(Verifier("greedy", walk, frozenset(Draws), merges=True))
+SAMPLED_WALK = register_verifier(Verifier("sampled_walk", walk, frozenset(Draws), merges=True))

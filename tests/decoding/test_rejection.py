@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from redraft.decoding.construction import Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.rejection import k_seq, k_seq_gamma, multi_round, recursive_rejection, verify
 from redraft.decoding.sampling import Sampler, log_probability, position_uniform
@@ -209,6 +210,8 @@ def test_which_pairings_work():
         "beam": set(), "best_first": set(), "chain": set(),
     }  # fmt: skip
     assert set(RANDOM_CONSTRUCTIONS) < set(allowed)
+    for verifier in VERIFIERS.values():
+        assert set(verifier.reasons) == set(Draws) - set(verifier.lossless), "a reason for each that is refused"
     for construction, verifiers in allowed.items():
         for name, verifier in VERIFIERS.items():
             if verifier.merges:

@@ -283,12 +283,14 @@ def test_pairings():
 
 def test_unsound_pairings_are_refused_with_the_reason(monkeypatch):
     reason = "its acceptance rule needs random draws, and top-k trees have none"
-    picky = Verifier("picky", walk, {Draws.TOP: reason, Draws.INDEPENDENT: "repeats"})
+    picky = Verifier("picky", walk, {Draws.WITHOUT_REPLACEMENT}, {Draws.TOP: reason})
     monkeypatch.setitem(verification.VERIFIERS, "picky", picky)
     gumbel = Construction("gumbel", Draws.WITHOUT_REPLACEMENT, SimpleNamespace())
     monkeypatch.setitem(CONSTRUCTIONS, "gumbel", gumbel)
     with pytest.raises(PairingError, match=reason):
         check_pairing("beam", "picky")
+    with pytest.raises(PairingError, match="'independent': it is not known to be lossless on independent random draws"):
+        check_pairing("independent", "picky")
     check_pairing("gumbel", "picky")
     with pytest.raises(PairingError, match="merging forgets the order of the draws"):
         check_pairing("gumbel", "picky", merged=True)

@@ -33,6 +33,7 @@ VERIFICATIONS = {
     "stochastic_beam": ["recursive_rejection"],
     "gumbel_top_k": ["recursive_rejection"],
     "independent": ["multi_round", "k_seq"],
+    "random_chain": ["rejection"],
 }
 BONUS = {mutant.case: mutant for mutant in MUTANTS if mutant.name.startswith("bonus drawn from q")}
 
@@ -66,7 +67,7 @@ def drawing(request, tmp_path_factory) -> tuple[str, Engine]:
 
 def deviation(pairs: np.ndarray, engine: Engine, construction: str, verification: str, requests: int) -> float:
     """The largest deviation of tokens 2, of tokens 3, and of both (coarsely) from their law."""
-    budget = sum(RANDOM_CONSTRUCTIONS[construction].shape(LEVELS[construction]).widths) - 2
+    budget = sum(RANDOM_CONSTRUCTIONS[construction].shape(LEVELS[construction]).widths)
     plan = DraftingPlan(
         construction,
         verification,
