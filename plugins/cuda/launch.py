@@ -106,6 +106,7 @@ def _check(status: int, what: str) -> None:
     if status:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(status, ctypes.byref(text))
-        newer = f": {nvcc()} is newer than the driver; update the driver, or name an older nvcc by NVCC"
         said = f"{what}: {(text.value or b'unknown error').decode()} ({status})"
-        raise RuntimeError(said + newer if status == UNSUPPORTED_PTX_VERSION else said)
+        if status == UNSUPPORTED_PTX_VERSION:
+            said += f": {nvcc()} is newer than the driver; update the driver, or name an older nvcc by NVCC"
+        raise RuntimeError(said)

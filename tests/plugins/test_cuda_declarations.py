@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
-from plugins.cuda import compile, quick_plugin
+from plugins.cuda import compile, launch, quick_plugin
 from plugins.cuda.declaration import POINTER, Argument, Entry, Kernel, entries
 from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE
@@ -87,6 +87,20 @@ def test_a_spill_is_an_error_behind_the_report(used, monkeypatch, capsys):
     assert compile.main() == "registers spill to local memory: f on sm_90"
     rows = capsys.readouterr().out.splitlines()[1:]
     assert [tuple(map(int, row.split()[3:6])) for row in rows] == [(0, 0, 0), used, (0, 0, 0)]
+
+
+def test_an_nvcc_newer_than_the_driver_names_the_remedy(monkeypatch):
+    def explain(status: int, text) -> None:
+        text._obj.value = {222: b"the provided PTX was compiled with an unsupported toolchain."}.get(status, b"no")
+
+    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(cuGetErrorString=explain))
+    launch._check(0, "loading kernel.cu")
+    with pytest.raises(RuntimeError, match=r"^loading kernel.cu: no \(1\)$"):
+        launch._check(1, "loading kernel.cu")
+    with pytest.raises(
+        RuntimeError, match=r"toolchain. \(222\): .*nvcc is newer than the driver; update the driver, or"
+    ):
+        launch._check(222, "loading kernel.cu")
 
 
 def test_a_missing_nvcc_names_the_remedy(monkeypatch):
