@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from rich.console import Console
@@ -41,21 +41,38 @@ WARM_UP = "Hello"
 """A prompt for files of which all are measured."""
 
 
+class Racer(Protocol):
+    """Who takes part in a race."""
+
+    def forget(self) -> None:
+        """Forget what was served."""
+
+    def warm_up(self, requests: list[GenerateRequest]) -> None:
+        """Answer one of these, or all where the method drafts from what was served."""
+
+    def run(self, requests: list[GenerateRequest]) -> tuple[list[Answer], Clock]:
+        """Answers, and what they took."""
+
+
 @dataclass(frozen=True)
 class Entrant:
-    """A session and the method that its requests name."""
+    """A session and the method that its requests name: a `Racer`."""
 
     session: Session
     method: str | None = None
 
+    def forget(self) -> None:
+        """See `Racer.forget`; the session's other methods do too."""
+        self.session.use_plans(self.session.runtime.plans)
+
     def warm_up(self, requests: list[GenerateRequest]) -> None:
-        """Answer one of these, or all where the method drafts from what was served."""
+        """See `Racer.warm_up`."""
         plans = self.session.runtime.plans
         plan = plans.get(self.method or next(iter(plans), ""))
         self.run(requests if plan and plan.retrieves else requests[:1])
 
     def run(self, requests: list[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:
-        """Answers, and what they took."""
+        """See `Racer.run`; `concurrency` of them in flight."""
         before = self.session.clock()
         own = [request.model_copy(update={"method": self.method}) for request in requests]
         answers = self.session.run(own, concurrency)
@@ -90,16 +107,17 @@ class Contender:
         return sum(max(len(answer.token_ids) - 1, 0) for answer in self.answers) / decode_s if decode_s else None
 
 
-def prepare(entrants: Iterable[Entrant], warm_up: list[GenerateRequest]) -> None:
+def prepare(racers: Iterable[Racer], warm_up: list[GenerateRequest]) -> None:
     """Forget all that was served, then warm up."""
-    for session in {id(entrant.session): entrant.session for entrant in entrants}.values():
-        session.use_plans(session.runtime.plans)
-    for entrant in entrants:
-        entrant.warm_up(warm_up)
+    for racer in racers:
+        racer.forget()
+    for racer in racers:
+        racer.warm_up(warm_up)
 
 
-def race(entrants: dict[str, Entrant], requests: list[GenerateRequest], warm_up: list[GenerateRequest], repeats: int,
-         tick: Callable[[], None], llama: LlamaCpp | None = None) -> dict[str, Contender]:  # fmt: skip
+def race(entrants: Mapping[str, Racer], requests: list[GenerateRequest], warm_up: list[GenerateRequest], repeats: int,
+         tick: Callable[[], None], llama: Callable[[GenerateRequest], Answer] | None = None,
+         ) -> dict[str, Contender]:  # fmt: skip
     """Let every entrant answer every request, taking turns in alternating order; llama.cpp joins where given."""
     contenders = {name: Contender(name, clock=Clock()) for name in entrants}
     if llama:
@@ -114,8 +132,7 @@ def race(entrants: dict[str, Entrant], requests: list[GenerateRequest], warm_up:
             for contender in order if (index + repeat) % 2 == 0 else reversed(order):
                 if contender.name == LLAMA:
                     assert llama is not None
-                    sequence = entrants[AR].session.runtime.sequence(0, generation)
-                    answer = llama.answer(sequence, generation.max_tokens)
+                    answer = llama(generation)
                 else:
                     (answer,), took = entrants[contender.name].run([generation])
                     assert contender.clock is not None
@@ -212,6 +229,10 @@ def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: C
         "concurrent": {},
     }
 
+    def by_llama(generation: GenerateRequest) -> Answer:
+        assert llama is not None
+        return llama.answer(entrants[AR].session.runtime.sequence(0, generation), generation.max_tokens)
+
     def requests(texts: list[str], temperature: float, count: int) -> list[GenerateRequest]:
         pick = [(texts * (count // len(texts) + 1))[i] for i in range(count)]
         filters = {"top_p": args.top_p} if args.top_p and temperature else {}
@@ -227,7 +248,8 @@ def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: C
                 task = progress.add_task(f"one stream, temperature {temperature:g}", total=rounds)
                 turn = lambda task=task: progress.advance(task)  # noqa: E731
                 asked = requests(texts, temperature, len(texts))
-                players = race(entrants, asked, warm_up, args.repeats, turn, llama if temperature == 0 else None)
+                other = by_llama if llama and temperature == 0 else None
+                players = race(entrants, asked, warm_up, args.repeats, turn, other)
                 report["single"][f"{temperature:g}"] = report_single(players, prompts)
                 levels = report["concurrent"].setdefault(f"{temperature:g}", [])
                 task = progress.add_task("several streams", total=len(entrants) * len(args.streams) * args.repeats)

@@ -1,14 +1,14 @@
 """What tensor parallelism costs and gains: a step's compute and communication, and ReDrafter's Table 3.
 
-    python -m benchmarks.tensor_parallel measure --bundle ONE_RANK --threads 1 --output one.json
-    mpiexec -n 2 python -m benchmarks.tensor_parallel measure --bundle TWO_RANKS --threads 1 --output two.json
+    python -m benchmarks.tensor_parallel measure --auto-regressive AR --bundle BUNDLE --threads 1 --output one.json
+    python -m benchmarks.tensor_parallel measure --auto-regressive AR_2 --bundle BUNDLE_2 --threads 1 --output two.json
     python -m benchmarks.tensor_parallel report one.json two.json
 
-`measure` takes a bundle of benchmarks/tensor_parallel.toml: step times over a number of rows, then one stream by every
-method against auto-regressive decoding of the same bundle (as the paper does: batch size 1). With several ranks a step
-falls into this rank's compute; sums, in which it also waits for slower ranks (beside them, what the same sums take when
-nothing else is done: pure communication); and what comes before and behind the networks: rank 0 sends the batch, and
-gathers the logits.
+`measure` takes a bundle of benchmarks/tensor_parallel.toml and one without drafter, for as many ranks, which it starts:
+step times of the first over a number of rows, then one stream (as the paper does: batch size 1) by every method of it
+and by the other, whose workers take turns. With several ranks a step falls into compute of rank 0; sums, in which it
+also waits for slower ranks (beside them, what the same sums take when nothing else is done: pure communication); and
+what comes before and behind the networks: rank 0 sends the batch, and gathers the logits.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,17 +31,19 @@ from rich.console import Console
 
 from benchmarks.inprocess import Session, load_session, request
 from benchmarks.results import write_json
-from benchmarks.single_stream import AR, WARM_UP, Entrant, race, report_single
+from benchmarks.served import Served, worker_of
+from benchmarks.single_stream import AR, WARM_UP, race, report_single
 from benchmarks.step_times import CONTEXT, causal_batch
 from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer
 from plugins import kernels
-from redraft.bundle import Bundle
+from redraft.bundle import Bundle, BundleError
 from redraft.decoding.token_tree import MASK_BITS
 from redraft.engines.interface import Engine
 from redraft.engines.parallel import ParallelEngine
 from redraft.prompts import load_prompts, spread
 from redraft.protocol import AUTO_REGRESSIVE
+from redraft.serving.ranks import launch_command
 
 ROWS = (1, 8, 16, 31)
 SUMS_A_LAYER = 2
@@ -117,39 +120,63 @@ def between_ranks(engine: Engine) -> Iterator[list[float]]:
         yield took
 
 
-def decode(session: Session, args: argparse.Namespace) -> dict[str, Any]:
-    """One stream by every method, at every temperature: see `benchmarks.single_stream`."""
-    tokenizer, prompts = ChatTokenizer(args.bundle), spread(load_prompts(args.dataset), args.num_prompts)
-    texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
-    entrants = {AR: Entrant(session, AUTO_REGRESSIVE)} | {
-        name: Entrant(session, name) for name in session.runtime.plans
-    }
-    found = {}
-    for temperature in args.temperature:
-        asked = [request(text, args.max_tokens, temperature=temperature, seed=i) for i, text in enumerate(texts)]
-        warm_up = [request(tokenizer.chat(WARM_UP), args.max_tokens, temperature=temperature)]
-        players = race(entrants, asked, warm_up, args.repeats, lambda: None)
-        found[f"{temperature:g}"] = report_single(players, prompts)
-    return found
-
-
-def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Everything of one bundle, written to --output by rank 0."""
+def steps(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Step times of a bundle, written to --output by rank 0; every rank must call it."""
     bundle = Bundle.load(args.bundle)
     ranks = bundle.config.tensor_parallel
-    if ranks > 1 and bundle.config.backend != "openvino":
-        parser.error(f"{args.bundle} is for {bundle.config.backend}: expected openvino, whose sums can be timed")
     sums_ms = pure_sums(bundle, args.steps) if ranks > 1 and find_spec("mpi4py") else {}
     session = load_session(parser, args.bundle, args.threads)
     report = {
         "ranks": ranks,
         "threads": kernels.threads(),
         "precision": bundle.config.precision,
-        "max_tokens": args.max_tokens,
         "steps": time_steps(session, args.steps, sums_ms),
-        "decoding": decode(session, args),
     }
     session.runtime.engine.close()
+    write_json(args.output, report)
+
+
+def decode(args: argparse.Namespace, methods: Iterable[str]) -> dict[str, Any]:
+    """One stream by every method, at every temperature: see `benchmarks.single_stream`."""
+    tokenizer, prompts = ChatTokenizer(args.bundle), spread(load_prompts(args.dataset), args.num_prompts)
+    texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
+    found = {}
+    with worker_of(args.auto_regressive, args.threads) as base, worker_of(args.bundle, args.threads) as drafting:
+        entrants = {AR: Served(base, AUTO_REGRESSIVE)} | {name: Served(drafting, name) for name in methods}
+        for temperature in args.temperature:
+            asked = [request(text, args.max_tokens, temperature=temperature, seed=i) for i, text in enumerate(texts)]
+            warm_up = [request(tokenizer.chat(WARM_UP), args.max_tokens, temperature=temperature)]
+            players = race(entrants, asked, warm_up, args.repeats, lambda: None)
+            found[f"{temperature:g}"] = report_single(players, prompts)
+    return found
+
+
+def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Everything of one bundle, written to --output."""
+    try:
+        bundle, base = Bundle.load(args.bundle), Bundle.load(args.auto_regressive)
+    except BundleError as error:
+        parser.error(str(error))
+    ranks = bundle.config.tensor_parallel
+    if ranks > 1 and bundle.config.backend != "openvino":
+        parser.error(f"{args.bundle} is for {bundle.config.backend}: expected openvino, whose sums can be timed")
+    for name in ("backend", "precision", "tensor_parallel"):
+        if getattr(base.config, name) != getattr(bundle.config, name):
+            parser.error(
+                f"--auto-regressive {args.auto_regressive}: expected {name} {getattr(bundle.config, name)} as of "
+                f"{args.bundle}, got {getattr(base.config, name)}"
+            )
+    part = args.output.with_suffix(".steps.json")
+    command = [sys.executable, "-m", "benchmarks.tensor_parallel", "steps", "--bundle", str(args.bundle)]
+    command += ["--steps", str(args.steps), "--output", str(part)]
+    command += [] if args.threads is None else ["--threads", str(args.threads)]
+    try:
+        subprocess.run(launch_command(command, ranks), check=True)
+        report = json.loads(part.read_bytes())
+        part.unlink()
+        report |= {"max_tokens": args.max_tokens, "decoding": decode(args, bundle.config.methods)}
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        parser.error(str(error))
     write_json(args.output, report)
     for table in tables([report]):
         table.show(console)
@@ -190,22 +217,26 @@ def main(argv: list[str] | None = None) -> int:
     """Measure a bundle, or put the reports of several side by side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    add = commands.add_parser("measure", help="measure a bundle").add_argument
-    add("--bundle", type=Path, required=True)
-    add("--threads", type=int, help="of each rank (default: its share of the cores)")
-    add("--steps", type=int, default=100, help="executions for a step's time")
+    alone = commands.add_parser("steps", help="step times alone; each rank runs this (mpiexec)")
+    both = commands.add_parser("measure", help="measure a bundle")
+    for command in (alone, both):
+        command.add_argument("--bundle", type=Path, required=True)
+        command.add_argument("--threads", type=int, help="of each rank (default: its share of the cores)")
+        command.add_argument("--steps", type=int, default=100, help="executions for a step's time")
+        command.add_argument("--output", type=Path, required=True)
+    add = both.add_argument
+    add("--auto-regressive", type=Path, required=True, help="bundle without drafter, for as many ranks")
     add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
     add("--num-prompts", type=int, default=16, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
     add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     add("--repeats", type=int, default=3)
-    add("--output", type=Path, required=True)
     add = commands.add_parser("report", help="put reports side by side").add_argument
     add("reports", type=Path, nargs="+")
     add("--output", type=Path, help="write them all to this JSON file")
     args = parser.parse_args(argv)
-    if args.command == "measure":
-        measure(parser, args)
+    if args.command != "report":
+        (steps if args.command == "steps" else measure)(parser, args)
         return 0
     reports = [json.loads(path.read_bytes()) for path in args.reports]
     for table in tables(reports):

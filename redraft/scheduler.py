@@ -37,7 +37,8 @@ class Limits:
 
 @dataclass
 class Totals:
-    """Counted since the start. `step_s` is the wall time of all steps, `engine_s` the part inside the engine."""
+    """Counted since the start. `step_s` is the wall time of all steps, `engine_s` the part inside the engine, of which
+    `draft_s` inside drafters."""
 
     requests: int = 0
     steps: int = 0
@@ -51,6 +52,7 @@ class Totals:
     rows_unpacked: int = 0
     step_s: float = 0.0
     engine_s: float = 0.0
+    draft_s: float = 0.0
 
 
 class Scheduler:
@@ -122,7 +124,7 @@ class Scheduler:
             running=len(self._running),
             waiting=len(self._waiting),
             kv_use=used / (self.limits.slots * self.limits.max_len),
-            totals={**vars(self.totals), "engine_s": self.clock.engine_s},
+            totals=dict(vars(self.totals)),
         )
 
     def step(self) -> list[Output]:
@@ -145,7 +147,7 @@ class Scheduler:
         outputs += self._sweep()
         totals = self.totals
         totals.steps += 1
-        totals.engine_s = self.clock.engine_s
+        totals.engine_s, totals.draft_s = self.clock.engine_s, self.clock.draft_s
         totals.step_s += time.perf_counter() - started
         return outputs
 
