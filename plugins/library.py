@@ -16,9 +16,12 @@ CACHE = Path(os.environ.get("REDRAFT_PLUGIN_CACHE", PLUGINS.parent / "artifacts"
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
+AVX512_VNNI = [*AVX512, "-mavx512vnni"]
+AVX512_BF16 = [*AVX512_VNNI, "-mavx512bf16"]
 AMX = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
-INSTRUCTION_SETS = {"avx2": AVX2, "avx512": AVX512, "avx512bf16": AVX512_BF16, "amx": AMX}
+INSTRUCTION_SETS = {
+    "avx2": AVX2, "avx512": AVX512, "avx512vnni": AVX512_VNNI, "avx512bf16": AVX512_BF16, "amx": AMX,
+}  # fmt: skip
 SHARED = ["-shared", "-Wl,-soname,libredraft_kernels.so"]  # found beside the extension, wherever the folder moves
 GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api", "../all_reduce/exchange")
 

@@ -16,6 +16,9 @@ extern const Kernels table;
 namespace avx512 {
 extern const Kernels table;
 }
+namespace avx512vnni {
+extern const Kernels table;
+}
 namespace avx512bf16 {
 extern const Kernels table;
 }
@@ -37,13 +40,16 @@ bool supported(const Kernels& k) {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (&k == &avx2::table) return avx2;
     if (&k == &avx512::table) return avx512;
-    const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    if (&k == &avx512vnni::table) return vnni;
+    const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
     if (&k == &avx512bf16::table) return bf16;
     return bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
            __builtin_cpu_supports("amx-int8") && tiles_granted();
 }
 
-constexpr const Kernels* kTables[] = {&amx::table, &avx512bf16::table, &avx512::table, &avx2::table};
+constexpr const Kernels* kTables[] = {&amx::table, &avx512bf16::table, &avx512vnni::table, &avx512::table,
+                                      &avx2::table};
 
 const Kernels* find(const char* name) {
     for (const Kernels* table : kTables) {
@@ -52,7 +58,8 @@ const Kernels* find(const char* name) {
         if (name) throw std::invalid_argument("REDRAFT_ISA=" + std::string(name) + ": this machine lacks it");
     }
     if (name)
-        throw std::invalid_argument("REDRAFT_ISA=" + std::string(name) + ": expected avx2, avx512, avx512bf16 or amx");
+        throw std::invalid_argument("REDRAFT_ISA=" + std::string(name) +
+                                    ": expected avx2, avx512, avx512vnni, avx512bf16 or amx");
     throw std::invalid_argument("this machine's CPU lacks AVX2 and FMA, which the operators need");
 }
 

@@ -217,7 +217,7 @@ struct Kernels {
 };
 
 // The kernels of this machine's best instruction set, or of the one that REDRAFT_ISA or select_isa
-// names: avx2, avx512, avx512bf16, amx. Throws std::invalid_argument for one that is unknown or that the
+// names: avx2, avx512, avx512vnni, avx512bf16, amx. Throws std::invalid_argument for one that is unknown or that the
 // machine lacks.
 const Kernels& kernels();
 void select_isa(const char* name);

@@ -1,4 +1,4 @@
-// All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avx512,
+// All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avx512, avx512vnni,
 // avx512bf16 and amx and the matching -m flags.
 #include "../all_reduce/kernel.h"
 #include "../beam_packing/kernel.h"

@@ -6,7 +6,7 @@ import pytest
 
 from plugins import kernels
 
-ISAS = ("avx2", "avx512", "avx512bf16", "amx")
+ISAS = ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx")
 
 
 @pytest.fixture(params=ISAS)

@@ -7,6 +7,7 @@ from plugins.linear.pack import DTYPES, bf16_bits, from_bf16_bits, pack
 from plugins.linear.reference import linear
 from plugins.linear_topk.reference import linear_topk
 from plugins.rms_norm.reference import rms_norm
+from tests.plugins.conftest import ISAS
 
 SIZES = [(1, 576, 960), (3, 111, 111), (7, 1536, 577), (17, 64, 48), (129, 576, 33), (2, 3, 5)]
 
@@ -97,7 +98,7 @@ def test_threads_do_not_matter(isa, rng, dtype):
 def test_instruction_sets_agree(rng):
     x, weight = normal(rng, 6, 333), normal(rng, 200, 333, scale=0.05)
     outs: dict[str, dict[str, np.ndarray]] = {}
-    for name in ("avx2", "avx512", "avx512bf16", "amx"):
+    for name in ISAS:
         try:
             kernels.select_isa(name)
         except ValueError:
