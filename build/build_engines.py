@@ -35,24 +35,23 @@ from model_defs.shards import plan_shards
 from model_defs.target import Target
 from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
 from networks import CALIBRATION, WRITERS, Loops, out, step
-from redraft.bundle import BundleConfig, BundleError, ContextInfo, LimitsInfo, ShardInfo, TargetInfo
+from redraft.bundle import BundleConfig, BundleError, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.flavour import FLAVOURS
 from redraft.engines.memory import (
+    ALIGNMENT,
     WIDTH,
     host_bytes,
     is_out_of_memory,
     most_bytes,
     needed_to_build,
-    of_rank,
+    unaligned_caches,
     what_builds,
 )
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
-ALIGNMENT = 256
-"""TensorRT takes addresses that are multiples of so many bytes."""
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
 
 
@@ -106,7 +105,9 @@ def main(
     hidden_states: Annotated[
         bool, typer.Option("--hidden-states", help="Output hidden states without a drafter too, as distill.py needs.")
     ] = False,
-    backend: Annotated[Backend, typer.Option(help="What executes the networks.")] = Backend.openvino,
+    backend: Annotated[
+        Backend, typer.Option(help="What executes the networks; on a GPU none of them was run.")
+    ] = Backend.openvino,
     precision: Annotated[
         Precision | None, typer.Option(help="Stored weights; default bf16 (tensorrt_rtx: fp16).", show_default=False)
     ] = None,
@@ -265,20 +266,10 @@ def check(config: BundleConfig, target: Target) -> None:
 
 def check_caches(config: BundleConfig) -> None:
     """Refuse, for TensorRT, caches whose slots would not begin at multiples of ALIGNMENT bytes. Raises BundleError."""
-    if config.backend not in FLAVOURS:
-        return
-    limits, contexts = config.limits, [method.context for method in config.methods.values() if method.context]
-    targets = [of_rank(config, rank).target for rank in range(config.tensor_parallel)]
-    caches: list[tuple[TargetInfo | ContextInfo, int]] = [(target, limits.max_tree) for target in targets]
-    caches += [(context, context.draft_rows) for context in contexts]
-    width = WIDTH.get(config.precision, 2)
-
-    def unaligned(max_len: int) -> list[int]:
-        sizes = [(max_len + behind) * heads.num_kv_heads * heads.head_size * width for heads, behind in caches]
-        return [size for size in sizes if size % ALIGNMENT]
-
-    if sizes := unaligned(limits.max_len):
-        fitting = next((length for length in range(limits.max_len - 1, 1, -1) if not unaligned(length)), None)
+    limits = config.limits
+    if sizes := unaligned_caches(config, limits.max_len):
+        lengths = range(limits.max_len - 1, 1, -1)
+        fitting = next((length for length in lengths if not unaligned_caches(config, length)), None)
         remedy = f"--max-len {fitting} is the nearest smaller that works" if fitting else "choose another --max-tree"
         raise BundleError(
             f"--max-len {limits.max_len}: a slot's cache would take {sizes[0]} bytes, and {config.backend} needs a "

@@ -42,6 +42,7 @@ from model_defs.attention import DenseCache, causal_attend
 from model_defs.target import Target
 from redraft.bundle import Bundle
 from redraft.engines import load_engine
+from redraft.engines.hidden import on_host
 from redraft.engines.interface import TargetBatch
 from redraft.interrupt import interruptible
 
@@ -170,8 +171,8 @@ class EngineForward:
         logits, hidden = self.engine.execute(batch)
         if hidden is None:
             raise typer.BadParameter("the bundle gives no hidden states: build it with --hidden-states")
-        states = torch.from_numpy(hidden[: slots * n]).to(torch.bfloat16)
-        return states.view(slots, n, -1), torch.from_numpy(logits)
+        states = torch.from_numpy(on_host(hidden[: slots * n])).to(torch.bfloat16)
+        return states.view(slots, n, -1), torch.from_numpy(np.asarray(logits))
 
 
 class Generator:
@@ -351,7 +352,8 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed; shard k continues with seed + k.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
-    """Write teacher data (tokens and hidden states) for training drafters."""
+    """Write teacher data (tokens and hidden states) for training drafters, without --bundle on a GPU where there is one
+    (not run)."""
     torch.set_grad_enabled(False)
     if threads:
         torch.set_num_threads(threads)

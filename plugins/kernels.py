@@ -84,7 +84,7 @@ def threads() -> int:
 
 
 def select_isa(name: str | None) -> None:
-    """avx2, avx512, avx512bf16, amx, or None for the best; ValueError if the machine lacks it."""
+    """avx2, avx512, avx512vnni, avx512bf16, amx, or None for the best; ValueError if the machine lacks it."""
     _run(library().redraft_select_isa, name.encode() if name else None)
 
 
@@ -246,12 +246,20 @@ def pack_beams(
 ) -> tuple[np.ndarray, ...]:
     """roots int32 [B], beams int32 and log_probs float32 [B, W, L], cache_lengths int32 [B] to tokens, parents,
     positions, tree_mask, scores and sizes; see beam_packing/README.md."""
+    if beams.ndim != 3:
+        raise ValueError(f"beams {beams.shape}: expected three dimensions, B, W and L")
     batch, width, length = beams.shape
+    given = {"roots": roots, "beams": beams, "log_probs": log_probs, "cache_lengths": cache_lengths}
+    for name, array in given.items():
+        shape = beams.shape if name in ("beams", "log_probs") else (batch,)
+        dtype = np.dtype(np.float32 if name == "log_probs" else np.int32)
+        if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+            raise ValueError(f"{name} {array.dtype} {array.shape}: expected {dtype} {shape}, contiguous")
     nodes = 1 + width * length
     tokens, parents, positions = (np.empty((batch, nodes), np.int32) for _ in range(3))
     tree_mask = np.empty((batch, nodes, -(-nodes // 32)), np.int32)
     results = tokens, parents, positions, tree_mask, np.empty((batch, nodes), np.float32), np.empty(batch, np.int32)
-    inputs = map(_address, (roots, beams, log_probs, cache_lengths))
+    inputs = map(_address, given.values())
     args = PackBeamsArgs(*inputs, batch, width, length, *map(_address, results))
     _run(library().redraft_pack_beams, byref(args))
     return results

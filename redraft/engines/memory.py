@@ -1,4 +1,4 @@
-"""What a bundle takes of a GPU's memory, and what would fit where it is too much."""
+"""What a bundle takes of a GPU's memory, and what would fit where it is too much. On a GPU: not run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import psutil
 
 from redraft.bundle import Bundle, BundleConfig, ContextInfo, TargetInfo, target_folder
+from redraft.engines.flavour import FLAVOURS
 
+ALIGNMENT = 256
+"""TensorRT takes addresses that are multiples of so many bytes."""
 WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2}
 """Bytes of a cached number."""
 COPIES_WHILE_BUILDING = 2
@@ -36,6 +39,19 @@ def cache_bytes(config: BundleConfig) -> int:
     """Of all caches."""
     limits = config.limits
     return limits.slots * (limits.max_len + limits.max_tree) * row_bytes(config)
+
+
+def unaligned_caches(config: BundleConfig, max_len: int) -> list[int]:
+    """Bytes of a slot's part of those caches whose slots would not begin where TensorRT needs it, with this context."""
+    if config.backend not in FLAVOURS:
+        return []
+    targets = [of_rank(config, rank).target for rank in range(config.tensor_parallel)]
+    contexts = [method.context for method in config.methods.values() if method.context]
+    caches: list[tuple[TargetInfo | ContextInfo, int]] = [(target, config.limits.max_tree) for target in targets]
+    caches += [(context, context.draft_rows) for context in contexts]
+    width = WIDTH.get(config.precision, 2)
+    sizes = [(max_len + behind) * heads.num_kv_heads * heads.head_size * width for heads, behind in caches]
+    return [size for size in sizes if size % ALIGNMENT]
 
 
 def output_bytes(config: BundleConfig) -> int:
@@ -71,7 +87,8 @@ def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 
     )
     room = free - weights - outputs
     slots = room // (row * (limits.max_len + limits.max_tree))
-    length = room // (row * limits.slots) - limits.max_tree
+    most = room // (row * limits.slots) - limits.max_tree
+    length = next((length for length in range(most, 1, -1) if not unaligned_caches(config, length)), 0)
     fitting = [f"--slots {slots}"] * (0 < slots < limits.slots) + [f"--max-len {length}"] * (
         1 < length < limits.max_len
     )

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from model_defs.attention import causal_attend
 from model_defs.config import RopeConfig, TargetConfig
 from model_defs.target import Target
+from tests.engines.tiny import LIMITS, tiny_bundle, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "build"))
@@ -57,6 +58,20 @@ def generate(
         docs, 20, [END, 5]
     )
     return [next(stream) for _ in range(count)]
+
+
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+def test_an_engine_gives_what_the_module_gives(tmp_path, backend):
+    """Wherever it keeps hidden states: in arrays, or in tensors."""
+    module = tiny_target()
+    bundle = tiny_bundle(tmp_path, module, backend, limits=LIMITS.model_copy(update={"slots": 3}))
+    engine, through_module = distill.EngineForward(bundle.path, 1), distill.TorchForward(module, 3, LIMITS.max_len)
+    for tokens, lengths, wanted in (([[7, 8, 9]] * 3, [0, 0, 0], []), ([[4], [5], [6]], [3, 2, 3], [0, 2])):
+        (hidden, logits), (states, expected) = (
+            forward(tokens, lengths, wanted) for forward in (engine, through_module)
+        )
+        torch.testing.assert_close(hidden, states, atol=0.02, rtol=0.02)
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_more_tokens_than_the_disk_holds_are_refused(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from plugins.tree_attention.tensorrt_form import tensorrt_form
 from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, LimitsInfo
 from redraft.engines import extents, gpu
 from redraft.engines.flavour import TENSORRT
-from redraft.engines.memory import what_fits
+from redraft.engines.memory import unaligned_caches, what_fits
 from tensorrt_engines import EngineBuilder
 from tests.engines import stand_in_tensorrt
 from tests.engines.tiny import DRAFTING, METHOD, target_info, tiny_bundle, tiny_drafter_of, tiny_lm, tiny_target
@@ -192,13 +192,15 @@ def test_what_would_fit_does(weights, free, message):
     config = BundleConfig(
         name="t", backend="tensorrt", precision="bf16", target=target_info(tiny_lm()), limits=limits, methods={}
     )
+    step = next(more for more in range(1, 99) if not unaligned_caches(config, limits.max_len + more))
     said = what_fits(config, int(weights), int(free))
     assert re.search(message, said), said
     for flag, count in re.findall(r"--(slots|max-len) (\d+) ?(?:or|would)", said):
         field = flag.replace("-", "_")
         again = config.model_copy(update={"limits": limits.model_copy(update={field: int(count)})})
         assert "another process" in what_fits(again, int(weights), int(free))
-        more = config.model_copy(update={"limits": limits.model_copy(update={field: int(count) + 1})})
+        assert not unaligned_caches(again, again.limits.max_len)
+        more = config.model_copy(update={"limits": limits.model_copy(update={field: int(count) + step})})
         assert "another process" not in what_fits(more, int(weights), int(free))
 
 

@@ -79,6 +79,24 @@ def test_beams_of_too_many_tokens_and_of_none_are_refused(width, length):
         kernels.pack_beams(*(tensor.numpy() for tensor in inputs))
 
 
+@pytest.mark.parametrize(
+    ("place", "changed", "message"),
+    [
+        (0, np.zeros(1, np.int32), r"roots int32 \(1,\): expected int32 \(2,\)"),
+        (1, np.zeros((3, 4), np.int32), r"beams \(3, 4\): expected three dimensions"),
+        (1, np.zeros((2, 4, 3), np.int32).transpose(0, 2, 1), r"beams int32 .*: expected .*, contiguous"),
+        (2, np.zeros((2, 3, 4), np.int32), r"log_probs int32 .*: expected float32 \(2, 3, 4\)"),
+        (3, np.zeros(2, np.int64), r"cache_lengths int64 \(2,\): expected int32"),
+    ],
+)
+def test_other_arrays_are_refused(place, changed, message):
+    inputs = [np.zeros(2, np.int32), np.zeros((2, 3, 4), np.int32), np.zeros((2, 3, 4), np.float32)]
+    inputs.append(np.zeros(2, np.int32))
+    inputs[place] = changed
+    with pytest.raises(ValueError, match=message):
+        kernels.pack_beams(*inputs)
+
+
 def test_the_limit_is_the_kernels():
     held = re.search(r"kMostDrafted = (\d+);", PACK_BEAMS.source.read_text())
     assert held is not None
