@@ -53,6 +53,12 @@ def serve(
         Path | None,
         typer.Option(help="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."),
     ] = None,
+    start_timeout_s: Annotated[
+        float, typer.Option(min=1, help="A worker that is not ready after so many seconds has failed.")
+    ] = 180.0,
+    silence_s: Annotated[
+        float, typer.Option(min=1, help="A worker that does not answer for so many seconds is restarted.")
+    ] = 30.0,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay and print the logs until the service ends, as containers want.")
@@ -72,6 +78,8 @@ def serve(
         max_queue=max_queue,
         stream_interval_ms=stream_interval_ms,
         hostfile=hostfile,
+        start_timeout_s=start_timeout_s,
+        silence_s=silence_s,
     )
     try:
         with err.status("starting") as status:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 BACKEND, DEVICE = "nccl", "cuda"
 CAPSULE = b"ncclComm_t"
+MEETING = timedelta(seconds=60)
+"""The ranks, which MPI has connected, must have found each other by then: before the service takes them for hung."""
 
 
 def connect(comm: MPI.Intracomm) -> None:
@@ -46,9 +50,10 @@ def connect(comm: MPI.Intracomm) -> None:
     if failure:
         raise RuntimeError(failure)
     try:
-        store = distributed.TCPStore(
-            host, port, comm.size, server is not None, master_listen_fd=server.detach() if server else None
-        )
+        if server:
+            print(f"connecting {comm.size} ranks by NCCL at {host}", file=sys.stderr, flush=True)
+        listens = server.detach() if server else None
+        store = distributed.TCPStore(host, port, comm.size, server is not None, MEETING, master_listen_fd=listens)
         distributed.init_process_group(BACKEND, store=store, rank=comm.rank, world_size=comm.size)
         distributed.all_reduce(torch.zeros(1, device=DEVICE))  # NCCL connects in a device's first call
     except (RuntimeError, ValueError) as error:

@@ -66,7 +66,12 @@ class Child:
         """How it ended, with the end of its log."""
         code = self._process.poll() if self._process else None
         how = f"was killed by signal {-code}" if code and code < 0 else f"ended with status {code}"
-        return f"{self.name} {how}; the end of {self._log_file}:\n{tail(self._log_file)}"
+        return f"{self.name} {how}; {self.last_words}"
+
+    @property
+    def last_words(self) -> str:
+        """The end of its log."""
+        return f"the end of {self._log_file}:\n{tail(self._log_file)}"
 
     @property
     def log(self) -> str:

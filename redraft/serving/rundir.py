@@ -30,8 +30,10 @@ class Settings(BaseModel):
     stream_interval_ms: int | None = None
     hostfile: Path | None = None
     """Machines of the worker's ranks; None: this one."""
+    start_timeout_s: float = 180.0
+    """A worker that has not answered for so long after its start has failed."""
     silence_s: float = 30.0
-    """A worker that has not answered for so long is taken for hung."""
+    """One that has, and then not for so long, is taken for hung."""
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker"]
 
 

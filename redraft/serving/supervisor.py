@@ -25,7 +25,7 @@ from redraft.serving.processes import ServingError, end_processes, is_alive, own
 from redraft.serving.rundir import Phase, RunDir, Settings, State
 
 HOUSE = Path(__file__).resolve().parents[2]
-WORKER_START_S, TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 180.0, 60.0, 120.0, 10.0
+TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 60.0, 120.0, 10.0
 TICK_S, PING_S = 0.1, 5.0
 LAST_WORDS_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
@@ -74,7 +74,7 @@ class Supervisor:
         """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
         self._say("starting", f"loading the bundle {self._settings.bundle}")
         self._worker.start()
-        self._wait(self._worker, WORKER_START_S, self._worker_answers)
+        self._wait(self._worker, self._settings.start_timeout_s, self._worker_answers)
         self._find_ranks()
         self._say("starting", "starting the Triton server")
         self._start_triton()
@@ -115,7 +115,7 @@ class Supervisor:
             if self._worker_answers() and self._models_answer():
                 self._find_ranks()
                 self._set_worker_up(True)
-            elif self._worker.age > WORKER_START_S:
+            elif self._worker.age > self._settings.start_timeout_s:
                 self._worker.end(grace=0)
         elif time.monotonic() >= self._next_ping:
             self._next_ping = time.monotonic() + PING_S
@@ -123,7 +123,8 @@ class Supervisor:
                 if fallen := ranks.fallen(self._ranks):
                     self._end_other_ranks(fallen)
                     return
-                log.error("the engine worker did not answer for %.0f s: killing it", self._settings.silence_s)
+                silence_s = self._settings.silence_s
+                log.error("the engine worker did not answer for %.0f s (--silence-s): killing it", silence_s)
                 hung = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
                 self._worker.end(grace=0)
                 self._set_worker_up(False)
@@ -205,7 +206,8 @@ class Supervisor:
             if not child.alive:
                 raise ServingError(child.death)
             if child.age > timeout:
-                raise ServingError(f"{child.name} was not ready within {timeout:.0f} s")
+                longer = "; --start-timeout-s gives it more time" if child is self._worker else ""
+                raise ServingError(f"{child.name} was not ready within {timeout:.0f} s{longer}; {child.last_words}")
             time.sleep(TICK_S)
 
     def _say(self, phase: Phase, detail: str = "", error: str = "") -> None:

@@ -2,8 +2,9 @@
 
 The answer is " w0é w1é ..." word by word, one word per token and step. A prompt that starts with "die" ends the process
 in the middle of the answer, "slow" takes 50 ms per token, "overload" is refused. In a bundle whose configuration says
-`broken` it does not start, and where it says `fragile` it ends with the first request. While the bundle has a file
-`refuse`, requests by the field that it names (`text` or `input_ids`) are refused.
+`broken` it does not start, where it says `endless` its start does not end, and where it says `fragile` it ends with the
+first request. While the bundle has a file `refuse`, requests by the field that it names (`text` or `input_ids`) are
+refused.
 """
 
 from __future__ import annotations
@@ -119,4 +120,7 @@ if __name__ == "__main__":
     config = json.loads((Path(args.bundle) / "config.json").read_text())
     if config.get("broken"):
         raise SystemExit("the bundle is broken: target.onnx does not match its checksum, build it again")
+    if config.get("endless"):
+        print("compiling kernels", flush=True)
+        time.sleep(60)
     FakeWorker(args.socket, Path(args.bundle), config.get("fragile", False)).run()

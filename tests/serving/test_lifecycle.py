@@ -87,6 +87,16 @@ def test_a_worker_that_does_not_start_shows_the_end_of_its_log(tmp_path, fault, 
     assert_nothing_is_left(tmp_path / "run")
 
 
+def test_a_worker_that_takes_too_long_to_start_is_ended(tmp_path):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "config.json").write_text(json.dumps({"endless": True}))
+    said = r"(?s)worker was not ready within 2 s; --start-timeout-s gives it more time; .*compiling kernels"
+    with pytest.raises(ServingError, match=said):
+        serve(tmp_path / "run", settings(bundle, start_timeout_s=2.0))
+    assert_nothing_is_left(tmp_path / "run")
+
+
 def test_a_run_directory_too_deep_for_a_socket(tmp_path, fake_bundle):
     with pytest.raises(ServingError, match=r"too long for a Unix socket.*--run-dir"):
         serve(tmp_path / ("x" * 100), settings(fake_bundle))
