@@ -1,5 +1,5 @@
 """Measure how long a bundle's networks take: one step over a number of rows, contexts and sequences, of greedy requests
-(a GPU chooses their tokens too), and drafting by each method."""
+(a GPU, not run, chooses their tokens too), and drafting by each method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Convert a target and a recurrent drafter to TensorRT-LLM's ReDrafter checkpoint, and back."""
+"""Convert a target and a recurrent drafter to TensorRT-LLM's ReDrafter checkpoint, and back. TensorRT-LLM itself has
+not run on what this writes."""
 
 from __future__ import annotations
 

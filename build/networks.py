@@ -1,4 +1,4 @@
-"""Writes the networks of a bundle: one writer for each backend."""
+"""Writes the networks of a bundle: one writer for each backend. What TensorRT builds of them: not run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Builds serialized engines from networks: with full TensorRT, on the GPU that is to run them; with TensorRT for RTX,
-on any machine. What full TensorRT builds has not been run, for want of its libraries."""
+on any machine. For want of its libraries, full TensorRT has built nothing; engines of neither were run on a GPU."""
 
 from __future__ import annotations
 

@@ -206,8 +206,8 @@ def main(
     hot_vocabulary: Annotated[
         int | None,
         typer.Option(
-            help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU 32768 (which then is "
-            "info_vocabulary's too), or all of up to 40,000.",
+            help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU (not run) 32768 (which is "
+            "info_vocabulary's then too), or all of up to 40,000.",
             show_default=False,
         ),
     ] = None,

@@ -1,6 +1,6 @@
 """The target in TensorRT-LLM's checkpoint format: names, configuration, and what each rank holds.
 
-The rules are those of TensorRT-LLM's Llama and Qwen2 (docs/tensorrt-llm.md).
+The rules are those of TensorRT-LLM's Llama and Qwen2 (docs/tensorrt-llm.md), which has not run on what this writes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Serve a bundle in the container that deploy/Dockerfile makes, after checking that this machine can.
+"""Serve a bundle in the container that deploy/Dockerfile makes, after checking that this machine can. Neither the
+container nor anything in it was run on a GPU.
 
 Needs Python 3 and Docker alone. --dry-run prints the command, and what would stop it here, and runs nothing.
 """
@@ -219,7 +220,9 @@ def docker_command(bundle: BundleFacts, options: argparse.Namespace) -> list[str
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Serve a bundle in a container, on this machine's GPUs.")
+    parser = argparse.ArgumentParser(
+        description="Serve a bundle in a container, on this machine's GPUs. On a GPU: not run."
+    )
     parser.add_argument("--bundle", type=Path, required=True, help="folder of an engine bundle")
     parser.add_argument("--image", default=IMAGE, help=f"made by `{BUILD.format(image='IMAGE')}`; default: %(default)s")
     parser.add_argument("--name", default="redraft", help="the container's name; default: %(default)s")

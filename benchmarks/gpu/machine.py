@@ -1,4 +1,5 @@
-"""What the scripts of this folder share: the device, what it is, timing, results beside the scripts."""
+"""What the scripts of this folder share: the device, what it is, timing, results beside the scripts. On a GPU:
+not run."""
 
 from __future__ import annotations
 

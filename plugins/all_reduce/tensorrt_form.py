@@ -1,4 +1,5 @@
-"""Rewrites a network for TensorRT: its own collective operator, and a sum, in place of each `AllReduce`."""
+"""Rewrites a network for TensorRT: its own collective operator, and a sum, in place of each `AllReduce`. On GPUs:
+not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`AllReduce` as a torch operator, `torch.ops.redraft.all_reduce`, for exported programs on any device."""
+"""`AllReduce` as a torch operator, `torch.ops.redraft.all_reduce`, for exported programs on any device. On GPUs: not
+run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// A draft tree from the beams of a sequence, one block each: README.md.
+// A draft tree from the beams of a sequence, one block each: README.md. On a GPU: not run.
 #include "../cuda/device.cuh"
 
 namespace redraft {

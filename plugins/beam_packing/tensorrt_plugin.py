@@ -1,4 +1,4 @@
-"""Declaration of kernel.cu as a TensorRT plugin."""
+"""Declaration of kernel.cu as a TensorRT plugin. On a GPU: not run."""
 
 from pathlib import Path
 

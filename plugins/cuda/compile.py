@@ -1,4 +1,5 @@
-"""Compiles the CUDA kernels with nvcc: PTX to embed, registers and spills. `python -m plugins.cuda.compile` reports."""
+"""Compiles the CUDA kernels with nvcc: PTX to embed, registers and spills. `python -m plugins.cuda.compile` reports.
+On a GPU: not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a kernel is to those that launch it: arguments in order, sizes and grid; for TensorRT, the CPU and the GPU."""
+"""What a kernel is to those that launch it: arguments in order, sizes and grid; for TensorRT, the CPU and the GPU
+(not run)."""
 
 from __future__ import annotations
 

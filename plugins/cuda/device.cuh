@@ -1,4 +1,5 @@
-// What the kernels are written in: warp operations and bf16, for nvcc, and through host_shim.cuh for g++.
+// What the kernels are written in: warp operations and bf16, for nvcc, and through host_shim.cuh for g++. On a
+// GPU: not run.
 #pragma once
 
 #ifdef __CUDACC__

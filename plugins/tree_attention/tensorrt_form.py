@@ -1,4 +1,5 @@
-"""Rewrites a plugin-form network for TensorRT: the plugins of kernel.cu in place of each `TreeAttention`."""
+"""Rewrites a plugin-form network for TensorRT: the plugins of kernel.cu in place of each `TreeAttention`. On a
+GPU: not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`TreeAttention` as a torch operator, `torch.ops.redraft.tree_attention`, for exported programs on any device."""
+"""`TreeAttention` as a torch operator, `torch.ops.redraft.tree_attention`, for exported programs on any device. On a
+GPU: not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls of fixed shapes: inputs staged in one copy, on a GPU a CUDA graph. The host waits for none of it."""
+"""Calls of fixed shapes: inputs staged in one copy, on a GPU (not run) a CUDA graph. The host waits for none of
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The two TensorRTs: full TensorRT, whose engines hold our kernels, and TensorRT for RTX, which has none of its own."""
+"""The two TensorRTs: full TensorRT, whose engines hold our kernels, and TensorRT for RTX, which has none of its own.
+On a GPU neither was run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU that a process uses."""
+"""The GPU that a process uses. On one: not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter of a TensorRT bundle: its network, and that of re-sampling, are in native form."""
+"""A drafter of a TensorRT bundle: its network, and that of re-sampling, are in native form. On a GPU: not run."""
 
 from __future__ import annotations
 

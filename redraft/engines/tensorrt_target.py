@@ -1,4 +1,5 @@
-"""The target of a TensorRT bundle: ragged rows for engines in plugin form, padded rows for those in native form."""
+"""The target of a TensorRT bundle: ragged rows for engines in plugin form, padded rows for those in native form.
+On a GPU: not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The `torch` backend: exported programs, on CUDA where there is a device, else on the CPU. The reference in tests.
+"""The `torch` backend: exported programs, on CUDA (not run) where there is a device, else on the CPU, as the reference
+in tests.
 
 Rows and sequences are padded to a few numbers, so that each shape is prepared once: on a GPU as a CUDA graph.
 """

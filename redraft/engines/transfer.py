@@ -1,4 +1,5 @@
-"""Copies between the host and torch's device: through pinned memory, so that the host waits only when it wants to."""
+"""Copies between the host and torch's device: through pinned memory, so that the host waits only when it wants to.
+On a GPU: not run."""
 
 from __future__ import annotations
 

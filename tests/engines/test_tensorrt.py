@@ -145,16 +145,23 @@ def test_a_drafters_engine_that_does_not_update_in_place_is_refused(monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("versions", "message"),
+    ("backend", "name", "other", "message"),
     [
-        ({"tensorrt": "10.16.1"}, r"was built by TensorRT 10\.16\.1, this is 11\.4\.0\.106; on this machine rebuild"),
-        ({"compute_capability": "8.0"}, r"was built for a GPU of compute capability 8\.0, this one has 9\.0; on this"),
+        (
+            "tensorrt",
+            "tensorrt",
+            "10.16.1",
+            r"built by TensorRT 10\.16\.1, this is 11\.4\.0\.106; on this machine rebuild",
+        ),
+        ("tensorrt", "compute_capability", "8.0", r"for a GPU of compute capability 8\.0, this one has 9\.0; on this"),
+        ("tensorrt_rtx", "tensorrt_rtx", "1.6.0", r"built by TensorRT for RTX 1\.6\.0, this is 1\.7\.1\.116; on this"),
     ],
 )
-def test_engines_of_another_gpu_or_version_are_refused(monkeypatch, tmp_path, versions, message):
-    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
-    assert bundle.manifest.versions["compute_capability"] == "9.0"
-    manifest = bundle.manifest.model_copy(update={"versions": bundle.manifest.versions | versions})
+def test_engines_of_another_gpu_or_version_are_refused(monkeypatch, tmp_path, backend, name, other, message):
+    """For RTX kernels are chosen at load, so its engines are of no GPU."""
+    bundle = bundle_of(backend, monkeypatch, tmp_path, drafts=False)
+    assert bundle.manifest.versions.get("compute_capability") == (None if backend == "tensorrt_rtx" else "9.0")
+    manifest = bundle.manifest.model_copy(update={"versions": bundle.manifest.versions | {name: other}})
     with pytest.raises(BundleError, match=message):
         load_engine(dataclasses.replace(bundle, manifest=manifest))
 

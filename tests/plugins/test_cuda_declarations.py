@@ -281,17 +281,18 @@ class Scalars(dict):
 
 
 def test_splits_fill_the_gpu_for_one_sequence_and_are_few_for_many_rows():
-    def splits(rows: int, sequences: int, heads: int, kv_heads: int) -> int:
+    def splits(rows: int, sequences: int, heads: int, kv_heads: int, size: int = 128, cached: int = 4096) -> int:
         shapes = [
-            *[(rows, heads * 128), (sequences + 1,), *[(sequences,)] * 3],
-            *[(rows, 1), *[(sequences, kv_heads, 4096, 128)] * 2],
+            *[(rows, heads * size), (sequences + 1,), *[(sequences,)] * 3],
+            *[(rows, 1), *[(sequences, kv_heads, cached, size)] * 2],
         ]
-        sizes = SPLIT.sizes(shapes, {"heads": heads, "kv_heads": kv_heads, "head_size": 128})
+        sizes = SPLIT.sizes(shapes, {"heads": heads, "kv_heads": kv_heads, "head_size": size})
         return sizes["splits"]
 
     assert splits(16, 1, 32, 8) == 33  # 2 tiles x 8 heads x 33 splits
     assert splits(1, 1, 32, 32) == 16
     assert splits(512, 1, 32, 32) == 1
+    assert splits(16, 1, 9, 3, 64, 2080) == 33, "of SmolLM2: at least 64 keys each"
 
 
 @pytest.mark.parametrize("kernels", [ATTENTION, FP32_KERNELS], ids=["bf16", "fp32"])
