@@ -29,12 +29,13 @@ from methods import (
 from model_defs.calibration import Calibration
 from model_defs.config import UnsupportedModelError
 from model_defs.drafter import Drafter
+from model_defs.export_drafter import Drafting
 from model_defs.files import count_numbers
 from model_defs.fingerprint import target_fingerprint
 from model_defs.shards import plan_shards
 from model_defs.target import Target
 from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
-from networks import CALIBRATION, WRITERS, Loops, out, step
+from networks import CALIBRATION, WRITERS, Loops, extents, out, step
 from redraft.bundle import BundleConfig, BundleError, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
@@ -293,6 +294,7 @@ def build(
     if calibration:
         Calibration.load(calibration).check(target, fingerprint, calibration)
     loops: Loops = {}
+    shared: dict[tuple[object, ...], Drafting] = {}
     drafters: dict[tuple[Path, Path | None], Drafter] = {}
     methods = dict(config.methods)
     with step("load the drafters"):
@@ -301,7 +303,9 @@ def build(
                 source = settings.drafter, settings.hot_vocabulary
                 if source not in drafters:
                     drafters[source] = load_draft_source(*source, target, model, fingerprint)
-                methods[name], loops[name] = drafting_loop(drafters[source], methods[name], config, settings.token_info)
+                methods[name], loop = drafting_loop(drafters[source], methods[name], config, settings.token_info)
+                network = *source, settings.token_info, methods[name].chain_levels, *extents(loop)
+                loops[name] = shared.setdefault(network, loop)
     own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, _ in drafters) if path.is_file()]
     successors = bigrams or next(iter(own), None)
     if successors and (shape := np.load(successors, mmap_mode="r").shape) != (target.config.vocab_size,):

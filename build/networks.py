@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +11,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from rich.console import Console
@@ -38,7 +39,9 @@ from redraft.engines.tensorrt import dtype_of
 from tensorrt_engines import EngineBuilder
 
 Loops = dict[str, Drafting]
-"""The drafting loops of a bundle's methods."""
+"""The drafting loops of a bundle's methods: one object for those of the same network."""
+SUFFIXES = (".onnx", ".onnx.data", ".pt2", ".engine")
+"""Of a network's files."""
 CALIBRATION = "calibration.json"
 """What a bundle in fp8 keeps of its calibration."""
 out = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -61,11 +64,12 @@ def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: P
                 ranks=config.tensor_parallel,
             )
         with step(f"compile {part.name} ({config.precision})"):
-            weights = save_cpu_network(lower(network, config.precision), part.folder / "target.onnx")
-            weights.tofile(part.folder / "target.weights")
+            weights = Constants()
+            save_cpu_network(lower(network, config.precision), part.folder / "target.onnx", weights)
+            weights.stored().tofile(part.folder / "target.weights")
     constants, precision = Constants(), DRAFTER_PRECISION[config.precision]
-    for name, loop in loops.items():
-        with step(f"export and compile {name}"):
+    for name, names, loop in distinct(loops, folder):
+        with step(f"export and compile {names}"):
             save_cpu_network(
                 lower(export_drafter_plugin(loop, cache_dtype), precision), folder / f"drafter.{name}.onnx", constants
             )
@@ -93,8 +97,8 @@ def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path
                 ranks=config.tensor_parallel,
             )
             save_program(program, part.folder / "target.pt2")
-    for name, loop in loops.items():
-        with step(f"export {name}"):
+    for name, names, loop in distinct(loops, folder):
+        with step(f"export {names}"):
             save_program(export_drafter_torch(loop.float(), dtype), folder / f"drafter.{name}.pt2")
             if again := resampling_loop(config, name, loop):
                 save_program(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
@@ -121,19 +125,41 @@ def write_tensorrt(config: BundleConfig, target: Target, loops: Loops, folder: P
             save(all_reduce.tensorrt_form(form), network)
         with step(f"build the engine of {part.name}"):
             builder.build_target(network, part.rank)
-    for name, loop in loops.items():
+    for name, names, loop in distinct(loops, folder):
         network, context = folder / f"drafter.{name}.onnx", config.methods[name].context
         again = resampling_loop(config, name, loop.to(dtype))
-        with step(f"export {name} and build its engine"):
+        with step(f"export {names} and build the engine"):
             rows = config.limits.max_len + context.draft_rows if context else 0
             save(export_drafter_native(loop, rows, raw_logits=again is not None), network)
             builder.build_drafter(network, reads_context=context is not None)
         if again:
             network = folder / f"resampler.{name}.onnx"
-            with step(f"export what re-samples for {name} and build its engine"):
+            with step(f"export what re-samples for {names} and build the engine"):
                 save(export_resampler_native(again), network)
                 builder.build_drafter(network, reads_context=False)
     return builder.versions
+
+
+def extents(loop: Drafting) -> tuple[object, ...]:
+    """What tells apart the loops of one drafter, and so their networks."""
+    if isinstance(loop, BeamSearch):
+        return loop.width, loop.length, loop.candidates
+    return loop.rule, loop.levels, loop.support
+
+
+def distinct(loops: Loops, folder: Path) -> Iterator[tuple[str, str, Drafting]]:
+    """Each loop once: its first method, under whose name to write its networks, the names of all of them, and the loop.
+    What was written is then copied for the others."""
+    methods: dict[int, list[str]] = {}
+    for name, loop in loops.items():
+        methods.setdefault(id(loop), []).append(name)
+    for names in methods.values():
+        first, *others = names
+        yield first, ", ".join(names), loops[first]
+        for kind, suffix in itertools.product(("drafter", "resampler"), SUFFIXES):
+            if (written := folder / f"{kind}.{first}{suffix}").exists():
+                for other in others:
+                    shutil.copy2(written, folder / f"{kind}.{other}{suffix}")
 
 
 def resampling_loop(config: BundleConfig, name: str, loop: Drafting) -> BeamSearch | None:
@@ -182,13 +208,11 @@ def cache_shape(config: BundleConfig) -> CacheShape:
     return CacheShape(config.limits.slots, config.limits.max_len, config.limits.max_tree)
 
 
-def save_cpu_network(network: ir.Model, path: Path, constants: Constants | None = None) -> np.ndarray:
-    """Write a lowered network, and return the weights of its programs with all that `constants` held before."""
+def save_cpu_network(network: ir.Model, path: Path, constants: Constants) -> None:
+    """Write a lowered network, whose programs' weights go to `constants`."""
     fused = fuse(network, constants)
-    stored = detach_constants(fused)
-    assert stored is not None
+    detach_constants(fused)
     ir.save(fused, path)
-    return stored
 
 
 def save_program(program: torch.export.ExportedProgram, path: Path) -> None:

@@ -22,7 +22,7 @@ class Constants:
     def __init__(self) -> None:
         self._arrays: list[np.ndarray] = []
         self._lines: dict[tuple, str] = {}
-        self._size = 0
+        self.size = 0
 
     def declare(self, array: np.ndarray) -> str:
         """Store an array unless it is there; the line of a program that declares it."""
@@ -30,14 +30,14 @@ class Constants:
         key = array.dtype.name, array.shape, hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
         if key not in self._lines:
             dimensions = " ".join(map(str, array.shape))
-            self._lines[key] = f"constant\t{CONSTANT_TYPES[array.dtype.name]}\t{self._size}\t{dimensions}"
+            self._lines[key] = f"constant\t{CONSTANT_TYPES[array.dtype.name]}\t{self.size}\t{dimensions}"
             self._arrays.append(array)
-            self._size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+            self.size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         return self._lines[key]
 
     def stored(self) -> np.ndarray:
         """All of them, uint8."""
-        stored, offset = np.zeros(self._size, np.uint8), 0
+        stored, offset = np.zeros(self.size, np.uint8), 0
         for array in self._arrays:
             stored[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
             offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
@@ -66,7 +66,8 @@ def fuse(model: ir.Model, constants: Constants | None = None) -> ir.Model:
             for value in sources
             if (tensor := ir.convenience.get_const_tensor(value)) is not None
         }
-        stored = ir.val(CONSTANTS, const_value=ir.tensor(constants.stored()))
+        tensor = ir.LazyTensor(lambda: ir.tensor(constants.stored()), ir.DataType.UINT8, ir.Shape([constants.size]))
+        stored = ir.val(CONSTANTS, const_value=tensor)
         fused.graph.register_initializer(stored)
         for run in runs:
             _join(fused.graph, run, stored, declarations)
@@ -76,20 +77,16 @@ def fuse(model: ir.Model, constants: Constants | None = None) -> ir.Model:
     return fused
 
 
-def detach_constants(model: ir.Model) -> np.ndarray | None:
-    """Make the programs' constant an input of the network and return it, or None where there is no program.
+def detach_constants(model: ir.Model) -> None:
+    """Make the programs' constant an input of the network, if there is a program.
 
     OpenVINO copies constants at load; an input stays where the engine puts it. Its size is left open, since OpenVINO
     allocates every input whose size it knows.
     """
     value = model.graph.initializers.pop(CONSTANTS, None)
-    if value is None:
-        return None
-    stored = ir.convenience.get_const_tensor(value)
-    assert stored is not None
-    value.shape, value.type, value.const_value = ir.Shape(["bytes"]), ir.TensorType(stored.dtype), None
-    model.graph.inputs.append(value)
-    return stored.numpy()
+    if value is not None:
+        value.shape, value.type, value.const_value = ir.Shape(["bytes"]), ir.TensorType(ir.DataType.UINT8), None
+        model.graph.inputs.append(value)
 
 
 def _join(graph: ir.Graph, run: list[ir.Node], stored: ir.Value, declarations: dict[ir.Value, str]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 import build_engines
 import inspect_bundle
+import networks
 from model_defs.fingerprint import target_fingerprint
 from redraft.bundle import Bundle
 from redraft.engines import load_engine
@@ -51,6 +52,24 @@ def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):
     assert "stochastic_beam, 3, 2 draws per level from 9 tokens" in printed
     assert "2 DrawStep" in printed
     assert "recursive_rejection" in printed
+
+
+def test_methods_of_one_network_export_it_once(model, tmp_path, monkeypatch):
+    exported, export = [], networks.export_drafter_plugin
+    monkeypatch.setattr(networks, "export_drafter_plugin", lambda *given: exported.append(given) or export(*given))
+    tiny_drafter(tiny_target()).save(tmp_path / "drafter")
+    drafter = f'drafter = "{tmp_path / "drafter"}"\n'
+    beams = drafter + 'construction = "beam"\nngram = false\n'
+    methods = {"grown": drafter, "beams": beams, "narrow": beams + "beam_width = 2\n"}
+    text = "".join(f"[{name}]\ncandidates = 4\n{settings}" for name, settings in methods.items())
+    (tmp_path / "methods.toml").write_text(text)
+    options = ["--model", model, "--methods", tmp_path / "methods.toml", "--output", tmp_path / "b", "--max-len", 64]
+    done = run(*options, "--slots", 3)
+    assert done.exit_code == 0, done.output
+    assert len(exported) == 2
+    written = {name: (tmp_path / "b" / f"drafter.{name}.onnx").read_bytes() for name in methods}
+    assert written["grown"] == written["beams"] != written["narrow"]
+    assert set(load_engine(Bundle.load(tmp_path / "b")).drafters) == set(methods)
 
 
 def test_a_bundle_of_several_methods(model, tmp_path, capsys):
