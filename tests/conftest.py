@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.exports import share
 
 ROOT = Path(__file__).parents[1]
 ARTIFACTS = ROOT / "artifacts"
@@ -29,6 +32,13 @@ def one_process() -> Iterator[None]:
     with (ARTIFACTS / "tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each network is exported once in a run."""
+    own = tmp_path_factory.getbasetemp()
+    share((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "exports")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,103 @@
+"""Exports that a run's tests repeat are made once: most tests' time would be torch's exporter, with the same modules.
+
+An export is known by everything that its module holds (weights, attributes, what functions close over), its inputs'
+shapes and its open axes. What cannot be told by its content is exported each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import types
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import nn
+from torch.onnx._internal._lazy_import import onnxscript_apis
+
+from model_defs import export_drafter, export_target
+from model_defs.export import export_network
+
+UNTOLD = {"training", "_non_persistent_buffers_set", "_is_full_backward_hook"}
+"""Attributes of every module that no export depends on; those of hooks are empty."""
+
+
+class Unknown(Exception):
+    """Something that only its address tells."""
+
+
+def share(folder: Path) -> None:
+    """From now on look for exports in `folder`, which other processes may share, and leave new ones there."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def shared_export(module: nn.Module, args: tuple, *others: Any) -> ir.Model:
+        try:
+            digest = hashlib.sha256()
+            for piece in contents([module, shapes(args), *others], {}):
+                digest.update(piece)
+        except Unknown:
+            return export_network(module, args, *others)
+        path = folder / f"{digest.hexdigest()}.onnx"
+        if not path.exists():
+            own = path.with_suffix(f".{os.getpid()}.onnx")
+            ir.save(export_network(module, args, *others), own, external_data=f"{own.name}.data")
+            own.rename(path)
+        return ir.load(path)
+
+    export_drafter.export_network = export_target.export_network = shared_export
+    onnxscript_apis.get_torchlib_ops = cache(onnxscript_apis.get_torchlib_ops)  # parsed anew for each export
+
+
+def shapes(args: Any) -> Any:
+    """Of example inputs, whose numbers do not matter."""
+    if isinstance(args, torch.Tensor):
+        return str(args.dtype), tuple(args.shape)
+    return [shapes(part) for part in args] if isinstance(args, list | tuple) else args
+
+
+def contents(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
+    """What tells a value from others, in pieces. `seen` holds what came before by its address, and so keeps it. Raises
+    Unknown."""
+    yield type(value).__qualname__.encode()
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype} {tuple(value.shape)} {value.device}".encode()
+        yield memoryview(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape}".encode()
+        yield memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+    elif isinstance(value, str | int | float | bool | None | torch.dtype | torch.Size | bytes):
+        yield repr(value).encode()
+    elif isinstance(value, type | types.BuiltinFunctionType):
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+    elif id(value) in seen:
+        yield b"number %d" % seen[id(value)][0]
+    else:
+        seen[id(value)] = len(seen), value
+        for part in parts(value):
+            yield from contents(part, seen)
+
+
+def parts(value: Any) -> list[Any]:
+    """What a value is made of. Raises Unknown."""
+    if isinstance(value, nn.Module):
+        return [[name, held] for name, held in vars(value).items() if name not in UNTOLD]
+    if isinstance(value, types.FunctionType):
+        closed = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [value.__module__, value.__qualname__, value.__code__.co_code, closed, value.__defaults__]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, dict):
+        return [list(item) for item in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+    if dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
+        return [[name, held] for name, held in vars(value).items()]
+    raise Unknown
