@@ -40,8 +40,8 @@ from tensorrt_engines import EngineBuilder
 
 Loops = dict[str, Drafting]
 """The drafting loops of a bundle's methods: one object for those of the same network."""
-SUFFIXES = (".onnx", ".onnx.data", ".pt2", ".engine")
-"""Of a network's files."""
+SUFFIXES = (".onnx", ".pt2", ".engine", ".engine.json")
+"""Of a network's files; copies name the data of the first."""
 CALIBRATION = "calibration.json"
 """What a bundle in fp8 keeps of its calibration."""
 out = Console(stderr=True, highlight=False, soft_wrap=True)

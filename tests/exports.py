@@ -48,7 +48,7 @@ def share(folder: Path) -> None:
             own = path.with_suffix(f".{os.getpid()}.onnx")
             ir.save(export_network(module, args, *others), own, external_data=f"{own.name}.data")
             own.rename(path)
-        return ir.load(path)
+        return ir.external_data.load_to_model(ir.load(path))
 
     export_drafter.export_network = export_target.export_network = shared_export
     onnxscript_apis.get_torchlib_ops = cache(onnxscript_apis.get_torchlib_ops)  # parsed anew for each export

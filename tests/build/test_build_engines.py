@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 import torch
 
 import build_engines
@@ -54,22 +55,29 @@ def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):
     assert "recursive_rejection" in printed
 
 
-def test_methods_of_one_network_export_it_once(model, tmp_path, monkeypatch):
-    exported, export = [], networks.export_drafter_plugin
-    monkeypatch.setattr(networks, "export_drafter_plugin", lambda *given: exported.append(given) or export(*given))
+@pytest.mark.parametrize(
+    ("backend", "form", "suffixes"),
+    [("openvino", "plugin", [".onnx"]), ("tensorrt_rtx", "native", [".onnx", ".engine", ".engine.json"])],
+)
+def test_methods_of_one_network_export_it_once(model, tmp_path, monkeypatch, backend, form, suffixes):
+    name = f"export_drafter_{form}"
+    exported, export = [], getattr(networks, name)
+    monkeypatch.setattr(networks, name, lambda *given, **named: exported.append(given) or export(*given, **named))
     tiny_drafter(tiny_target()).save(tmp_path / "drafter")
     drafter = f'drafter = "{tmp_path / "drafter"}"\n'
     beams = drafter + 'construction = "beam"\nngram = false\n'
     methods = {"grown": drafter, "beams": beams, "narrow": beams + "beam_width = 2\n"}
-    text = "".join(f"[{name}]\ncandidates = 4\n{settings}" for name, settings in methods.items())
+    text = "".join(f"[{method}]\ncandidates = 4\n{settings}" for method, settings in methods.items())
     (tmp_path / "methods.toml").write_text(text)
     options = ["--model", model, "--methods", tmp_path / "methods.toml", "--output", tmp_path / "b", "--max-len", 64]
-    done = run(*options, "--slots", 3)
+    done = run(*options, "--slots", 3, "--backend", backend)
     assert done.exit_code == 0, done.output
     assert len(exported) == 2
-    written = {name: (tmp_path / "b" / f"drafter.{name}.onnx").read_bytes() for name in methods}
-    assert written["grown"] == written["beams"] != written["narrow"]
-    assert set(load_engine(Bundle.load(tmp_path / "b")).drafters) == set(methods)
+    for suffix in suffixes:
+        grown, beams, narrow = ((tmp_path / "b" / f"drafter.{method}{suffix}").read_bytes() for method in methods)
+        assert grown == beams != narrow
+    if backend == "openvino":
+        assert set(load_engine(Bundle.load(tmp_path / "b")).drafters) == set(methods)
 
 
 def test_a_bundle_of_several_methods(model, tmp_path, capsys):

@@ -54,25 +54,29 @@ def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
         engine.drafters[METHOD].resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32))
 
 
-def test_drafts_and_draws_are_the_torch_backends(monkeypatch, tmp_path):
-    for plan in ({}, {"construction": "stochastic_beam", "levels": LEVELS["stochastic_beam"], "support": SUPPORT}):
-        for variant in ("recurrent", "eagle"):
-            target = tiny_target()
-            drafter = tiny_drafter(target) if variant == "recurrent" else tiny_drafter_of(target, variant)
-            options = {"trained": drafter, "limits": LIMITS, **plan}
-            name = f"{variant}{len(plan)}"
-            ours = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path / f"{name} rtx", **options))
-            torchs = load_engine(tiny_bundle(tmp_path / f"{name} torch", tiny_target(), "torch", **options))
-            batch = draft_batch(3)
-            batch.slots = np.array([3, 0, 4], np.int32)
-            found = []
-            for engine in (ours, torchs):
-                drafter = engine.drafters[METHOD]
-                found.append(drafter.draw(batch, sampling_of("stochastic_beam", 3)) if plan else drafter.draft(batch))
-            for field, kept in vars(found[0]).items():
-                want = getattr(found[1], field)
-                if kept is not None:
-                    np.testing.assert_allclose(kept, want, atol=1e-4, rtol=1e-4, err_msg=field)
+@pytest.mark.parametrize(
+    ("variant", "plan"),
+    [
+        ("recurrent", {}),
+        ("eagle", {"construction": "stochastic_beam", "levels": LEVELS["stochastic_beam"], "support": SUPPORT}),
+    ],
+)
+def test_drafts_and_draws_are_the_torch_backends(variant, plan, monkeypatch, tmp_path):
+    target = tiny_target()
+    drafter = tiny_drafter(target) if variant == "recurrent" else tiny_drafter_of(target, variant)
+    options = {"trained": drafter, "limits": LIMITS, **plan}
+    ours = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path / "rtx", **options))
+    torchs = load_engine(tiny_bundle(tmp_path / "torch", tiny_target(), "torch", **options))
+    batch = draft_batch(3)
+    batch.slots = np.array([3, 0, 4], np.int32)
+    found = []
+    for engine in (ours, torchs):
+        drafter = engine.drafters[METHOD]
+        found.append(drafter.draw(batch, sampling_of("stochastic_beam", 3)) if plan else drafter.draft(batch))
+    for field, kept in vars(found[0]).items():
+        want = getattr(found[1], field)
+        if kept is not None:
+            np.testing.assert_allclose(kept, want, atol=1e-4, rtol=1e-4, err_msg=field)
 
 
 @pytest.fixture(scope="module")
