@@ -87,7 +87,7 @@ def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 
     )
     room = free - weights - outputs
     slots = room // (row * (limits.max_len + limits.max_tree))
-    most = room // (row * limits.slots) - limits.max_tree
+    most = min(room // (row * limits.slots) - limits.max_tree, limits.max_len)
     length = next((length for length in range(most, 1, -1) if not unaligned_caches(config, length)), 0)
     fitting = [f"--slots {slots}"] * (0 < slots < limits.slots) + [f"--max-len {length}"] * (
         1 < length < limits.max_len
