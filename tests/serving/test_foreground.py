@@ -76,8 +76,7 @@ def test_sigterm_while_starting(run_dir, monkeypatch):
     """As a container runtime sends it to the first process, which has no default action for it."""
 
     def serve(*_: object) -> State:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
+        signal.raise_signal(signal.SIGTERM)  # to this thread, and handled before it returns
         raise AssertionError("the signal did not arrive")
 
     monkeypatch.setattr(launcher, "serve", serve)
