@@ -18,7 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from benchmarks import grid, plots, single_stream, verify_lossless
+from benchmarks import grid, plots, race, single_stream, verify_lossless
 from benchmarks.results import load_runs
 from benchmarks.tables import COMPARED, Table, number, run_table, speedup_table
 
@@ -83,7 +83,7 @@ def single_section(content: dict[str, Any], plot_folder: Path) -> Section:
         for temperature, rows in levels.items()
         if rows
         for name in rows[0]["contenders"]
-        if name != single_stream.AR
+        if name != race.AR
     }
     plots.lines(streams, ratios, ("Speed-up by streams at once", "streams", "times auto-regressive"))
     streams.axhline(1, color="#9ca3af", linestyle=":", linewidth=1)

@@ -48,7 +48,7 @@ def worker_of(bundle: Path, threads: int | None = None) -> Iterator[WorkerClient
 
 @dataclass(frozen=True)
 class Served:
-    """A worker and the method that its requests name: a `benchmarks.single_stream.Racer`. The method must not draft
+    """A worker and the method that its requests name: a `benchmarks.race.Racer`. The method must not draft
     from what was served before, which a worker keeps."""
 
     client: WorkerClient

@@ -30,9 +30,9 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.inprocess import Session, load_session, request
+from benchmarks.race import AR, WARM_UP, race, report_single
 from benchmarks.results import write_json
 from benchmarks.served import Served, worker_of
-from benchmarks.single_stream import AR, WARM_UP, race, report_single
 from benchmarks.step_times import CONTEXT, causal_batch
 from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer

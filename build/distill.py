@@ -27,23 +27,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import numpy as np
 import torch
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from model_defs.attention import DenseCache, causal_attend
+from forward import EngineForward, Forward, TorchForward
+from model_defs.attention import causal_attend
 from model_defs.target import Target
-from redraft.bundle import Bundle
-from redraft.engines import load_engine
-from redraft.engines.hidden import on_host
-from redraft.engines.interface import TargetBatch
 from redraft.interrupt import interruptible
 
 MAX_USER_TOKENS = 96
@@ -110,69 +106,6 @@ def draw(logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Gene
 def _draw_temperature(rng: random.Random) -> float:
     temperatures, shares = zip(*TEMPERATURES, strict=True)
     return rng.choices(temperatures, shares)[0]
-
-
-class Forward(Protocol):
-    """The target over `slots` sequences of at most `length` tokens, in a cache of its own."""
-
-    slots: int
-    length: int
-
-    def __call__(
-        self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append equally many tokens to every slot of `lengths` cached rows: hidden bfloat16 [slots, n, H] and the
-        logits [wanted, V] that follow the last token of the `wanted` slots."""
-        ...
-
-
-class TorchForward:
-    """Through the torch module."""
-
-    def __init__(self, target: Target, slots: int, length: int):
-        self.target, self.slots, self.length = target, slots, length
-        self.cache = DenseCache(target.config, slots, length, target.embedding.weight)
-
-    def __call__(
-        self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self.target.embedding.weight.device
-        self.cache.starts.copy_(torch.tensor(lengths))
-        self.cache.extent = max(lengths) + len(tokens[0])
-        hidden = self.target(torch.tensor(tokens, device=device), self.cache.attend)
-        return hidden.to(torch.bfloat16).cpu(), self.target.lm_head(hidden[wanted, -1])
-
-
-class EngineForward:
-    """Through an engine bundle with hidden states: what will be served writes its own teacher data."""
-
-    def __init__(self, path: Path, threads: int):
-        bundle = Bundle.load(path)
-        self.engine = load_engine(bundle, threads or None)
-        self.slots, self.length = bundle.config.limits.slots, bundle.config.limits.max_len
-        self.mask_words = -(-bundle.config.limits.max_tree // 32)
-
-    def __call__(
-        self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, starts = np.array(tokens, np.int32), np.array(lengths, np.int32)
-        slots, n = ids.shape
-        batch = TargetBatch(
-            input_ids=ids.ravel(),
-            positions=(starts[:, None] + np.arange(n, dtype=np.int32)).ravel(),
-            row_offsets=np.arange(0, slots * n + 1, n, dtype=np.int32),
-            slots=np.arange(slots, dtype=np.int32),
-            cache_lengths=starts,
-            tree_mask=np.zeros((slots * n, self.mask_words), np.int32),
-            commit_src=np.zeros(0, np.int32),
-            commit_offsets=np.zeros(slots + 1, np.int32),
-            logit_rows=np.array(wanted, np.int32) * n + n - 1,
-        )
-        logits, hidden = self.engine.execute(batch)
-        if hidden is None:
-            raise typer.BadParameter("the bundle gives no hidden states: build it with --hidden-states")
-        states = torch.from_numpy(on_host(hidden[: slots * n])).to(torch.bfloat16)
-        return states.view(slots, n, -1), torch.from_numpy(np.asarray(logits))
 
 
 class Generator:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import compare_triton, single_stream
+from benchmarks import compare_triton, race, single_stream
 from benchmarks.client import Generation
 from benchmarks.inprocess import Session, request
 from benchmarks.llama_cpp import LlamaCpp
@@ -58,8 +58,8 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     )  # fmt: skip
     plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
     both = session({TOY: plan, "ngram": NGRAM_ALONE})
-    methods = {single_stream.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
-    entrants = {name: single_stream.Entrant(both, method) for name, method in methods.items()}
+    methods = {race.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
+    entrants = {name: race.Entrant(both, method) for name, method in methods.items()}
     report = single_stream.measure(entrants, args, ChatTokenizer(tokenizer_folder), llama)
     single_stream.show(report)
     cold = report["single"]["0"]
@@ -92,11 +92,11 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
 def test_a_race_starts_from_what_the_warm_up_served():
     """Not from the same prompts' answers, of a repeat or of another temperature."""
     trie = session({"trie": DraftingPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})
-    entrants = {single_stream.AR: single_stream.Entrant(trie, AUTO_REGRESSIVE), "trie": single_stream.Entrant(trie)}
+    entrants = {race.AR: race.Entrant(trie, AUTO_REGRESSIVE), "trie": race.Entrant(trie)}
     asked, others = ([request(f"{kind} {i}", 30, temperature=0.0) for i in range(4)] for kind in ("to be", "not"))
 
     def steps(warm_up: list, repeats: int) -> int:
-        contenders = single_stream.race(entrants, asked, warm_up, repeats, lambda: None)
+        contenders = race.race(entrants, asked, warm_up, repeats, lambda: None)
         return sum(answer.stats.steps for answer in contenders["trie"].answers)
 
     assert steps(others, 1) == steps(others, 3) == steps(others, 1)

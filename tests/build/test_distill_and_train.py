@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "build"))
 
 import distill  # noqa: E402
 import train_drafter  # noqa: E402
+from forward import EngineForward, TorchForward  # noqa: E402
 
 VOCAB, END = 111, 2
 
@@ -54,9 +55,7 @@ def generate(
         distill.Document(distill.deque(prompt), 0.0, answer_start=len(prefix) + len(prompt))
         for prompt in itertools.cycle(prompts)
     )
-    stream = distill.Generator(distill.TorchForward(target, slots, 64), {END}, list(prefix), seed=0).run(
-        docs, 20, [END, 5]
-    )
+    stream = distill.Generator(TorchForward(target, slots, 64), {END}, list(prefix), seed=0).run(docs, 20, [END, 5])
     return [next(stream) for _ in range(count)]
 
 
@@ -65,7 +64,7 @@ def test_an_engine_gives_what_the_module_gives(tmp_path, backend):
     """Wherever it keeps hidden states: in arrays, or in tensors."""
     module = tiny_target()
     bundle = tiny_bundle(tmp_path, module, backend, limits=LIMITS.model_copy(update={"slots": 3}))
-    engine, through_module = distill.EngineForward(bundle.path, 1), distill.TorchForward(module, 3, LIMITS.max_len)
+    engine, through_module = EngineForward(bundle.path, 1), TorchForward(module, 3, LIMITS.max_len)
     for tokens, lengths, wanted in (([[7, 8, 9]] * 3, [0, 0, 0], []), ([[4], [5], [6]], [3, 2, 3], [0, 2])):
         (hidden, logits), (states, expected) = (
             forward(tokens, lengths, wanted) for forward in (engine, through_module)
