@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 MPIEXEC = Path(sys.prefix) / "bin" / "mpiexec"
 
 
-def run_ranks(count: int, *arguments: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def run_ranks(count: int, *arguments: str | Path, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
     """`python ARGUMENTS` on so many ranks, from the root; 0: without mpiexec."""
     launcher = [str(MPIEXEC), "-n", str(count)] if count else []
     command = [*launcher, sys.executable, *map(str, arguments)]

@@ -39,7 +39,7 @@ def worker(tmp_path):
 @pytest.fixture
 def client(worker):
     with WorkerClient(worker[0]) as connected:
-        assert connected.wait_connected(5)
+        assert connected.wait_connected(60)
         yield connected
 
 
@@ -47,7 +47,7 @@ def request(client, text="hello", **fields):
     return GenerateRequest(**{"id": client.new_id(), "text": text, "max_tokens": 20, **fields})
 
 
-def wait_until(condition, timeout=5.0):
+def wait_until(condition, timeout=60.0):
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "condition not met in time"
@@ -55,8 +55,8 @@ def wait_until(condition, timeout=5.0):
 
 
 def test_stream_and_whole_answer_agree(client):
-    chunks = list(client.generate(request(client, stream=True, return_log_probs=True), timeout=5))
-    whole = client.complete(request(client, return_log_probs=True), timeout=5)
+    chunks = list(client.generate(request(client, stream=True, return_log_probs=True), timeout=60))
+    whole = client.complete(request(client, return_log_probs=True), timeout=60)
     assert len(chunks) > 3
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
@@ -68,14 +68,14 @@ def test_stream_and_whole_answer_agree(client):
 
 def test_text_and_its_token_ids_are_the_same_prompt(client, worker):
     ids = worker[1].codec.encode("hello")
-    by_ids = client.complete(request(client, text=None, input_ids=ids), timeout=5)
-    assert by_ids.text == client.complete(request(client), timeout=5).text
-    echoed = client.complete(request(client, exclude_input_in_output=False), timeout=5)
+    by_ids = client.complete(request(client, text=None, input_ids=ids), timeout=60)
+    assert by_ids.text == client.complete(request(client), timeout=60).text
+    echoed = client.complete(request(client, exclude_input_in_output=False), timeout=60)
     assert echoed.text == "hello" + by_ids.text
 
 
 def test_a_long_text_takes_the_helper_thread(client):
-    answer = client.complete(request(client, text="a" * 200, bad_words=[f"x{i}" for i in range(20)]), timeout=5)
+    answer = client.complete(request(client, text="a" * 200, bad_words=[f"x{i}" for i in range(20)]), timeout=60)
     assert answer.stats.prompt_tokens == 200
 
 
@@ -125,11 +125,11 @@ BAD = [
 
 
 def test_bad_requests_are_refused_and_harm_nobody(worker, client):
-    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=5)
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
     next(running)
     dealer = zmq.Context.instance().socket(zmq.DEALER)
     dealer.connect(f"ipc://{worker[0]}")
-    dealer.setsockopt(zmq.RCVTIMEO, 5000)
+    dealer.setsockopt(zmq.RCVTIMEO, 60_000)
     for fields, expected in BAD:
         dealer.send(msgpack.packb({"op": "generate", "id": "bad", "text": "hello", "max_tokens": 5, **fields}))
         answer = msgpack.unpackb(dealer.recv())
@@ -144,7 +144,7 @@ def test_bad_requests_are_refused_and_harm_nobody(worker, client):
 
 
 def test_every_running_and_waiting_request_beyond_the_queue_is_refused_at_once(client):
-    running = [client.generate(request(client, stream=True, **NEVER_ENDING), timeout=5) for _ in range(LIMITS.slots)]
+    running = [client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60) for _ in range(LIMITS.slots)]
     for chunks in running:
         next(chunks)
     waiting = [client.new_id() for _ in range(LIMITS.max_queue)]
@@ -152,11 +152,10 @@ def test_every_running_and_waiting_request_beyond_the_queue_is_refused_at_once(c
     for request_id in waiting:
         client.submit(request(client, id=request_id), lambda message: results.setdefault(message.id, message))
     wait_until(lambda: client.status().waiting == LIMITS.max_queue)
-    started = time.monotonic()
     with pytest.raises(WorkerError, match="try again later") as refused:
-        client.complete(request(client), timeout=5)
+        client.complete(request(client), timeout=60)
     assert refused.value.code == "overloaded"
-    assert time.monotonic() - started < 0.5
+    assert client.status().waiting == LIMITS.max_queue, "answered before those who wait"
     for chunks in running:
         chunks.close()
     wait_until(lambda: set(results) == set(waiting))
@@ -164,19 +163,19 @@ def test_every_running_and_waiting_request_beyond_the_queue_is_refused_at_once(c
 
 
 def test_a_flood_is_refused_and_harms_nobody(client):
-    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=20)
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
     next(running)
     results: list = []
     flood = 4000
     for _ in range(flood):
         client.submit(request(client, text="x" * 9, max_tokens=200), results.append)
     assert list(running)[-1].finish_reason == "length"
-    wait_until(lambda: len(results) == flood, timeout=30)
+    wait_until(lambda: len(results) == flood)
     assert {getattr(message, "code", "done") for message in results} == {"overloaded", "done"}
 
 
 def test_a_request_too_large_to_send_harms_nobody(client):
-    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=20)
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
     next(running)
     with pytest.raises(WorkerError, match="bytes: expected at most 16777216") as refused:
         client.complete(request(client, text="x" * 17_000_000))
@@ -190,7 +189,7 @@ def test_a_text_is_not_encoded_where_the_queue_is_full(client, worker, monkeypat
     wait_until(lambda: client.status().waiting == LIMITS.max_queue)
     monkeypatch.setattr(worker[1], "sequence", None)
     with pytest.raises(WorkerError, match="overloaded"):
-        client.complete(request(client), timeout=5)
+        client.complete(request(client), timeout=60)
 
 
 def test_clients_come_and_go(tmp_path):
@@ -199,7 +198,7 @@ def test_clients_come_and_go(tmp_path):
 
 
 def test_cancel_and_status(client):
-    chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=5)
+    chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
     next(chunks)
     status = client.status()
     assert (status.running, status.waiting, status.ready, status.bundle) == (1, 0, True, "toy")
@@ -207,13 +206,14 @@ def test_cancel_and_status(client):
     assert status.limits["max_len"] == LIMITS.max_len
     chunks.close()
     wait_until(lambda: client.status().running == 0)
+    assert client.status().totals["steps"] - status.totals["steps"] < 40
     assert client.status().totals["requests"] == 1
 
 
 def test_a_client_that_vanishes_is_cancelled(worker, client):
     for stream in (True, False):
         other = WorkerClient(worker[0])
-        assert other.wait_connected(5)
+        assert other.wait_connected(60)
         other.submit(request(other, stream=stream, **NEVER_ENDING), lambda message: None)
         wait_until(lambda: client.status().running == 1)
         steps = client.status().totals["steps"]
@@ -224,16 +224,16 @@ def test_a_client_that_vanishes_is_cancelled(worker, client):
 
 def test_requests_of_two_clients_with_one_id(worker, client):
     with WorkerClient(worker[0]) as other:
-        assert other.wait_connected(5)
-        first = client.generate(request(client, id="same", stream=True), timeout=5)
-        second = other.generate(request(other, id="same", text="world", stream=True), timeout=5)
+        assert other.wait_connected(60)
+        first = client.generate(request(client, id="same", stream=True), timeout=60)
+        second = other.generate(request(other, id="same", text="world", stream=True), timeout=60)
         assert "".join(c.text for c in first) != "".join(c.text for c in second)
 
 
 def test_an_id_in_use_is_refused(worker, client):
     dealer = zmq.Context.instance().socket(zmq.DEALER)
     dealer.connect(f"ipc://{worker[0]}")
-    dealer.setsockopt(zmq.RCVTIMEO, 5000)
+    dealer.setsockopt(zmq.RCVTIMEO, 60_000)
     message = msgpack.packb({"op": "generate", "id": "x", "text": "hello", **NEVER_ENDING})
     dealer.send(message)
     dealer.send(message)
@@ -244,7 +244,7 @@ def test_an_id_in_use_is_refused(worker, client):
 
 def start_process(path, delay="0.005"):
     process = subprocess.Popen([sys.executable, str(TOY_WORKER), str(path), delay])
-    wait_for_worker(path, 20)
+    wait_for_worker(path, 60)
     return process
 
 
@@ -252,8 +252,8 @@ def test_death_is_noticed_and_a_new_worker_is_found(tmp_path):
     path = tmp_path / "w.sock"
     process = start_process(path)
     with WorkerClient(path) as client:
-        assert client.wait_connected(5)
-        chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=5)
+        assert client.wait_connected(60)
+        chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
         next(chunks)
         process.kill()
         with pytest.raises(WorkerError) as failed:
@@ -263,10 +263,10 @@ def test_death_is_noticed_and_a_new_worker_is_found(tmp_path):
         with pytest.raises(WorkerError, match="restarting or not running"):
             client.complete(request(client))
         process = start_process(path)
-        assert client.wait_connected(5)
-        assert client.complete(request(client), timeout=5).finish_reason == "length"
+        assert client.wait_connected(60)
+        assert client.complete(request(client), timeout=60).finish_reason == "length"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 0
+        assert process.wait(60) == 0
     assert not path.exists()
 
 
@@ -274,13 +274,13 @@ def test_stopping_fails_running_requests_and_exits_cleanly(tmp_path):
     path = tmp_path / "w.sock"
     process = start_process(path)
     with WorkerClient(path) as client:
-        assert client.wait_connected(5)
-        chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=5)
+        assert client.wait_connected(60)
+        chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
         next(chunks)
         process.send_signal(signal.SIGINT)
         with pytest.raises(WorkerError, match=r"shutting down|went away"):
             list(chunks)
-    assert process.wait(5) == 0
+    assert process.wait(60) == 0
 
 
 def test_the_worker_dies_with_its_parent(tmp_path):
@@ -293,7 +293,7 @@ def test_the_worker_dies_with_its_parent(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    wait_for_worker(path, 20)
+    wait_for_worker(path, 60)
     parent.kill()
     parent.wait()
 

@@ -158,7 +158,7 @@ def failing(bundle, threads, rank, gather):
 engines._load = failing
 engines.load_engine(Bundle.load(Path({str(two_ranks.path)!r})))
 """
-    done = run_ranks(2, "-c", program, timeout_s=60)
+    done = run_ranks(2, "-c", program)
     assert done.returncode
     assert f"BundleError: {'rank 1: ' if rank else ''}no memory for the cache" in done.stderr
 
@@ -180,7 +180,7 @@ def failing(bundle, threads, rank, gather):
 engines._load = failing
 answers(engines.load_engine(Bundle.load(Path({str(bundle.path)!r}))), {{"auto-regressive": None}})
 """
-    done = run_ranks(2, "-c", program, timeout_s=60)
+    done = run_ranks(2, "-c", program)
     assert done.returncode
     return done.stderr
 
@@ -219,7 +219,7 @@ bundle = Bundle.load(Path({str(two_ranks.path)!r}))
 config = bundle.config.model_copy(update={{"backend": "tensorrt_rtx"}})
 load_engine(dataclasses.replace(bundle, config=config))
 """
-    done = run_ranks(2, "-c", program, timeout_s=60)
+    done = run_ranks(2, "-c", program)
     assert done.returncode
     assert f"BundleError: rank 1: {reason}" in done.stderr
 

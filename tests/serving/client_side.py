@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import httpx
@@ -19,6 +21,8 @@ import tritonclient.grpc as grpcclient
 from redraft.serving import launcher
 from redraft.serving.rundir import RunDir, Settings, State
 
+SLOW_S = 20
+"""What the fake worker takes for 400 tokens after "slow"."""
 FAKE_WORKER = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 DATATYPES = {
     "int": ("INT32", np.int32),
@@ -70,11 +74,11 @@ class Service:
 
     def generate(self, body: dict[str, Any] | str, model: str = "ensemble") -> dict[str, Any]:
         content = body if isinstance(body, str) else json.dumps(body)
-        return httpx.post(f"{self.url}/v2/models/{model}/generate", content=content, timeout=30).json()
+        return httpx.post(f"{self.url}/v2/models/{model}/generate", content=content, timeout=120).json()
 
     def generate_stream(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         url = f"{self.url}/v2/models/ensemble/generate_stream"
-        with httpx.stream("POST", url, json=body, timeout=30) as response:
+        with httpx.stream("POST", url, json=body, timeout=120) as response:
             return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
 
 
@@ -87,18 +91,17 @@ def start(folder: Path, bundle: Path, **changes: Any) -> Service:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody holds now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in sockets]
-    finally:
-        for probe in sockets:
-            probe.close()
+    """Ports of 127.0.0.1 that nobody holds now, and that the kernel gives to no connection meanwhile."""
+    found: set[int] = set()
+    while len(found) < count:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            port = SystemRandom().randrange(15_000, 30_000)
+            probe.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 15.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
     """Wait for a condition; fails the test after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -134,7 +137,7 @@ class GrpcStream:
             model, grpc_inputs(**fields), request_id=request_id, enable_empty_final_response=True
         )
 
-    def receive(self, timeout: float = 20.0) -> Any:
+    def receive(self, timeout: float = 60.0) -> Any:
         """Next result. Raises the client library's exception for an error response."""
         result, error = self._events.get(timeout=timeout)
         if error is not None:

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, GrpcStream, grpc_inputs, start, wait_until
+from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, GrpcStream, grpc_inputs, start, wait_until
 
 ANSWER = " w0é w1é w2é w3é"
 
@@ -155,7 +155,7 @@ def test_cancelling_frees_the_slot_at_once(service):
     connection.receive()
     wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
     connection.close(cancel=True)
-    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=2)
+    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=SLOW_S / 2)
 
 
 def test_a_client_that_disconnects_harms_nobody(service):
@@ -164,7 +164,7 @@ def test_a_client_that_disconnects_harms_nobody(service):
     with httpx.stream("POST", url, json=body) as response:
         next(response.iter_lines())
     assert service.generate({"text_input": "hi", "max_tokens": 4})["text_output"] == ANSWER
-    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=3)
+    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=SLOW_S / 2)
 
 
 def test_metrics(service):
@@ -187,8 +187,6 @@ def test_a_worker_that_dies_fails_its_requests_and_comes_back(service):
     assert "worker went away" in events[-1]["error"]
     answer = service.generate({"text_input": "hi", "max_tokens": 4})
     assert "worker is restarting" in answer["error"], "answered at once while there is no worker"
-    wait_until(lambda: not service.ready())
-    wait_until(service.ready)
     wait_until(lambda: service.generate({"text_input": "hi", "max_tokens": 4}).get("text_output") == ANSWER)
     wait_until(lambda: service.metrics()["redraft_worker_up"] == 1)
     assert service.state.worker_restarts == 1

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, Service, grpc_inputs, start, wait_until
+from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, Service, grpc_inputs, start, wait_until
 
 ANSWER = " w0é w1é w2é w3é"
 
@@ -25,7 +25,7 @@ def http_infer(service: Service, **fields) -> dict:
         {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [fields["text_input"]]},
         {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [fields["max_tokens"]]},
     ]
-    return httpx.post(f"{service.url}/v2/models/ensemble/infer", json={"inputs": inputs}, timeout=30).json()
+    return httpx.post(f"{service.url}/v2/models/ensemble/infer", json={"inputs": inputs}, timeout=120).json()
 
 
 def test_unary_grpc(service):
@@ -83,15 +83,13 @@ def test_cancelling_a_unary_call(service):
         )
         wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
         call.cancel()
-        wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=2)
-        assert done.wait(5)
+        wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=SLOW_S / 2)
+        assert done.wait(60)
 
 
 def test_a_worker_that_dies_fails_its_request(service):
     assert "worker went away" in service.generate({"text_input": "die", "max_tokens": 9})["error"]
-    with grpcclient.InferenceServerClient(service.grpc) as client:
-        with pytest.raises(InferenceServerException, match="worker is restarting"):
-            client.infer("ensemble", grpc_inputs(text_input="hi", max_tokens=4))
-        wait_until(lambda: not client.is_server_ready())
-        wait_until(client.is_server_ready)
+    restarting = pytest.raises(InferenceServerException, match="worker is restarting")
+    with grpcclient.InferenceServerClient(service.grpc) as client, restarting:
         client.infer("ensemble", grpc_inputs(text_input="hi", max_tokens=4))
+    wait_until(lambda: "outputs" in http_infer(service, text_input="hi", max_tokens=4))
