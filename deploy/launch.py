@@ -32,6 +32,8 @@ GPU_BACKENDS = ("tensorrt", "tensorrt_rtx", "torch")
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 """Inside the container, and by default outside."""
 SHARED_MEMORY = "2g"
+STOP_S = 40
+"""Within which the worker, its ranks and Triton end by themselves."""
 BUILD = "docker build -f deploy/Dockerfile -t {image} ."
 ROOT = Path(__file__).resolve().parents[1]
 IN_IMAGE = Path("/opt/redraft")
@@ -211,6 +213,7 @@ def docker_command(bundle: BundleFacts, options: argparse.Namespace) -> list[str
     published = {name: getattr(options, f"{name}_port") for name in PORTS}
     return [
         *("docker", "run", "--detach", "--init", "--name", options.name, "--restart", "unless-stopped"),
+        *("--stop-timeout", str(STOP_S)),
         *("--gpus", options.gpus or str(bundle.ranks)),
         *("--shm-size", SHARED_MEMORY, "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
         *("--mount", f"type=bind,source={bundle.path},target=/bundle,readonly"),

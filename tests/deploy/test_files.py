@@ -121,8 +121,10 @@ def test_bundles_and_shared_memory_are_mounted_where_they_are_looked_for():
     (mount,) = service["volumes"]
     assert (mount["type"], mount["target"], mount["read_only"]) == ("bind", bundle, True)
     assert "${BUNDLE:?" in mount["source"]
+    assert service["stop_grace_period"] == f"{launch.STOP_S}s"
     assert service["shm_size"] == launch.SHARED_MEMORY + "b" == "2gb"
     pod = DEPLOYMENT["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == launch.STOP_S
     mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
     assert (mounts["bundles"]["mountPath"], mounts["bundles"]["readOnly"]) == (bundle, True)
     assert mounts["shared-memory"]["mountPath"] == "/dev/shm"
