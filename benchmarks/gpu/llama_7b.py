@@ -3,11 +3,12 @@
     python -m benchmarks.gpu.llama_7b
 
 Step time against rows and batch (the greedy choice made on the device), drafting time of a ReDrafter for such a target
-(beam width 6, length 5) and of Lyanna's drafter (4 steps, 4 wide, trees of 16 drafted nodes), the time to pack beams by
-the CUDA kernel and by numpy, and that which the host takes for Lyanna's trees. From these the speed-up that an
-acceptance length would give, for the acceptance lengths measured with our own drafters (of another target, SmolLM2;
-Lyanna's without re-sampling, whose time is not taken here), and the acceptance length that the paper's speed-ups would
-need here. Nothing is generated: these are bounds from step times, not speed-ups.
+(beam width 6, length 5) and of Lyanna's drafter (its paper's 3 steps, 4 wide, trees of 12 drafted nodes, and the 4
+steps and 16 nodes with which ours was measured), the time to pack beams by the CUDA kernel and by numpy, and that which
+the host takes for Lyanna's trees. From these the speed-up that an acceptance length would give, for the acceptance
+lengths measured with our own drafters (of another target, SmolLM2; Lyanna's without re-sampling, whose time is not
+taken here), and the acceptance length that the paper's speed-ups would need here. Nothing is generated: these are
+bounds from step times, not speed-ups.
 """
 
 from __future__ import annotations
@@ -66,13 +67,15 @@ TINY = replace(
     head_size=64,
 )  # fmt: skip
 SHAPES = {"llama-2-7b": LLAMA_2_7B, "tiny": TINY}
-REDRAFTER, LYANNA = (6, 5, 6), (4, 4, 8)
+REDRAFTER = (6, 5, 6)
 """Beam width and length, and children of an expanded node."""
-BUDGET, MAX_TREE = 16, 32
-"""Drafted nodes of Lyanna's trees, on average over a batch, and rows of a tree at most: as where its acceptance length
-was measured, by an untuned bundle of the usual limits."""
+LYANNA = {"lyanna, 3 x 4": ((4, 3, 8), 12), "lyanna": ((4, 4, 8), 16)}
+"""The same, and the drafted nodes of a tree, on average over a batch: the paper's (its experiments' setting), and those
+of an untuned bundle of the usual limits, of which the acceptance length was measured."""
+MAX_TREE = 32
+"""Rows of a tree at most."""
 CONTENDERS = {"redrafter": "redrafter", "lyanna": "lyanna_no_resampling"}
-"""Whose measured acceptance lengths each system has."""
+"""Whose measured acceptance lengths a system has."""
 PAIRS = 3
 """What a drafter with a context ingests before a draft: the tokens of a step."""
 PAPER = {"TensorRT-LLM, low load": (2.09, 2.56), "TensorRT-LLM, TP 1": (2.19, 2.51)}
@@ -173,27 +176,27 @@ def time_drafting(
     return found, drafts
 
 
-def target_rows(drafts: DraftCandidates, roots: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+def target_rows(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> tuple[list[int], list[int], list[int]]:
     """What the host does between Lyanna's drafts and the target, by the scheduler's functions: the likeliest nodes of
-    each draft, the batch's budget shared out between the trees, tokens, depths and mask words of all rows."""
+    each draft, `budget` nodes a sequence shared out between the trees, tokens, depths and mask words of all rows."""
     batch, length, *_ = drafts.candidates.shape
     most, deepest = MAX_TREE - 1, [length] * batch
-    tree, budgets = best_first(drafts, roots, min(batch * BUDGET, most)), [BUDGET] * batch
+    tree, budgets = best_first(drafts, roots, min(batch * budget, most)), [budget] * batch
     if batch > 1:
         tree = prune_tree(tree, [most] * batch, deepest)
-        budgets = shared_budgets(tree, batch * BUDGET)
+        budgets = shared_budgets(tree, batch * budget)
     tree = prune_tree(tree, budgets, deepest)
     paths = [path for paths in tree.ancestors for path in paths]
     tokens = [token for nodes in tree.nodes for token, _, _ in nodes]
     return tokens, [path.bit_count() - 1 for path in paths], mask_words(paths, -(-MAX_TREE // MASK_BITS))
 
 
-def time_trees(drafts: list[DraftCandidates], repeats: int) -> dict[int, float]:
+def time_trees(drafts: list[DraftCandidates], budget: int, repeats: int) -> dict[int, float]:
     """Milliseconds to make the target's rows of each batch of drafts, by batch."""
     found = {}
     for drafted in drafts:
         roots = np.zeros(len(drafted.candidates), np.int32)
-        found[len(roots)] = milliseconds(partial(target_rows, drafted, roots), repeats)
+        found[len(roots)] = milliseconds(partial(target_rows, drafted, roots, budget), repeats)
     return found
 
 
@@ -245,7 +248,10 @@ def allowed(
 
 
 def measured_lengths(system: str) -> dict[str, float]:
-    """Acceptance lengths that our drafters of SmolLM2 reached on MT-bench, by temperature."""
+    """Acceptance lengths that our drafters of SmolLM2 reached on MT-bench, by temperature; none where none was
+    measured."""
+    if system not in CONTENDERS:
+        return {}
     report = json.loads(MEASURED.read_bytes())["single"]
     return {
         f"SmolLM2, temperature {temperature}": entry["contenders"][CONTENDERS[system]]["acceptance_length"]
@@ -276,11 +282,11 @@ def tables(report: dict[str, Any]) -> list[Table]:
 
 @torch.inference_mode()
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Everything; Lyanna's trees have all of `BUDGET`, packed ReDrafter beams about `--packed-rows`."""
+    """Everything; Lyanna's trees have all of their nodes, packed ReDrafter beams about `--packed-rows`."""
     torch.manual_seed(0)
     config, context = SHAPES[args.shape], args.context
     target = random_target(config, device)
-    nodes = {"redrafter": args.packed_rows, "lyanna": 1 + BUDGET}
+    nodes = {"redrafter": args.packed_rows, **{name: 1 + budget for name, (_, budget) in LYANNA.items()}}
     rows = sorted({1, *args.rows, *nodes.values()})
     report: dict[str, Any] = {"machine": describe(device), "shape": args.shape, "context": context, "paper": PAPER}
     report["steps"] = time_target(target, context, args.batches, rows, args.repeats)
@@ -288,8 +294,9 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     recurrent = RecurrentConfig(hidden, vocabulary, exit_dim=2 * hidden, num_blocks=2, head="own")
     drafters: dict[str, tuple[Drafter, tuple[int, int, int]]] = {
         "redrafter": (RecurrentDrafter(recurrent, target), REDRAFTER),
-        "lyanna": (HiddenStateDrafter(HiddenStateDrafter.configure(target), target), LYANNA),
     }
+    for name, (shape, _) in LYANNA.items():
+        drafters[name] = HiddenStateDrafter(HiddenStateDrafter.configure(target), target), shape
     report["packing"] = time_packing(REDRAFTER[:2], device, args.batches, args.repeats)
     report["systems"] = {}
     for name, (drafter, shape) in drafters.items():
@@ -298,7 +305,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         if name == "redrafter":
             trees = {entry["batch"]: entry["milliseconds"]["kernel"] for entry in report["packing"]}
         else:
-            trees = time_trees(drafts, args.repeats)
+            trees = time_trees(drafts, LYANNA[name][1], args.repeats)
         lengths = measured_lengths(name)
         report["systems"][name] = {
             "parameters": sum(weight.numel() for weight in drafter.parameters()),

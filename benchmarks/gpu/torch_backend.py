@@ -5,9 +5,10 @@
 Builds bundles of all methods of `benchmarks/gpu/methods.toml` and, for auto-regressive decoding, bundles without
 drafter and hidden states, in fp32 and bf16. Then asks: does every method give auto-regressive decoding's tokens in
 fp32 (`benchmarks/verify_lossless.py`), how fast is it beside that at 1 to 64 requests at once
-(`benchmarks/method_batches.py`), and how fast are single steps (`benchmarks/step_times.py`)? Bundles and results that
-are there already are kept, and the exit status of a command that failed but wrote its result (`RESULT.exit_status`):
-after an interruption or with more `--parts` the same command goes on. With `--minutes` no part begins after so many.
+(`benchmarks/method_batches.py`: the better of two rounds, as the first captures graphs), and how fast are single steps
+(`benchmarks/step_times.py`)? Bundles and results that are there already are kept, and the exit status of a command that
+failed but wrote its result (`RESULT.exit_status`): after an interruption or with more `--parts` the same command goes
+on. With `--minutes` no part begins after so many.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def commands(args: argparse.Namespace) -> dict[str, list[list[str]]]:
     asked = ["--num-prompts", str(args.num_prompts), "--max-tokens", str(args.max_tokens)]
     if args.dataset:
         asked += ["--dataset", str(args.dataset)]
-    batches = ["--batches", *map(str, args.batches), "--warm-up", str(args.warm_up), "--rounds", "1"]
+    batches = ["--batches", *map(str, args.batches), "--warm-up", str(args.warm_up)]
     settings = ["--settings", "greedy", "temperature 1", "--concurrency", "1", "8"]
 
     def module(name: str, *arguments: str, output: str) -> list[str]:

@@ -22,13 +22,14 @@ def test_every_part_runs_and_is_written(tmp_path):
     llama_7b.main(["--device", "cpu", "--shape", "tiny", *sizes, "--output", str(output)])
     report = json.loads(output.read_text())
     assert [(step["batch"], step["rows"]) for step in report["steps"]] == [
-        (batch, rows) for batch in (1, 3) for rows in (1, 4, 5, 17)
+        (batch, rows) for batch in (1, 3) for rows in (1, 4, 5, 13, 17)
     ]
     assert [entry["batch"] for entry in report["packing"]] == [1, 3]
-    for name, rows in (("redrafter", 5), ("lyanna", 17)):
+    for name, rows in (("redrafter", 5), ("lyanna", 17), ("lyanna, 3 x 4", 13)):
         system = report["systems"][name]
         assert [entry["rows"] for entry in system["allowed"]] == [rows, rows]
-        assert set(system["acceptance_lengths"]) == {"SmolLM2, temperature 0", "SmolLM2, temperature 1"}
+        measured = set() if name == "lyanna, 3 x 4" else {"SmolLM2, temperature 0", "SmolLM2, temperature 1"}
+        assert set(system["acceptance_lengths"]) == measured
         assert all(entry["milliseconds"] > 0 for entry in system["drafting"])
         assert [entry["batch"] for entry in system["trees"]] == [1, 3]
         times = {(step["batch"], step["rows"]): step["milliseconds"] for step in report["steps"]}
@@ -37,8 +38,9 @@ def test_every_part_runs_and_is_written(tmp_path):
             assert found["cost_in_steps"] == pytest.approx(spent / times[found["batch"], 1])
 
 
+@pytest.mark.parametrize("budget", [12, 16])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_trees_of_lyanna_are_those_of_the_scheduler(batch):
+def test_trees_of_lyanna_are_those_of_the_scheduler(batch, budget):
     """The same drafts, through the plan of the method whose acceptance length is projected."""
     rng, shape = np.random.default_rng(0), (batch, 4, 4, 8)
     log_probs = -rng.random(shape, dtype=np.float32)
@@ -52,14 +54,14 @@ def test_trees_of_lyanna_are_those_of_the_scheduler(batch):
     for b, sequence in enumerate(sequences):
         sequence.root, sequence.hidden = b, np.zeros((1, 8), np.float32)
     drafter = SimpleNamespace(draft=lambda _: drafts, reads_context=False)
-    plan = DraftingPlan("best_first", budget=BudgetTable.constant(llama_7b.BUDGET))
+    plan = DraftingPlan("best_first", budget=BudgetTable.constant(budget))
     tree = DraftSource(plan, drafter, llama_7b.MAX_TREE).draft(sequences, batch)
-    tokens, depths, masks = llama_7b.target_rows(drafts, np.arange(batch, dtype=np.int32))
+    tokens, depths, masks = llama_7b.target_rows(drafts, np.arange(batch, dtype=np.int32), budget)
     paths = [path for paths in tree.ancestors for path in paths]
     assert tokens == [token for nodes in tree.nodes for token, _, _ in nodes]
     assert masks == paths
     assert depths == [path.bit_count() - 1 for path in paths]
-    assert len(tokens) == batch * (1 + llama_7b.BUDGET)
+    assert len(tokens) == batch * (1 + budget)
 
 
 def test_speed_up_is_tokens_over_the_cost_of_a_step():
