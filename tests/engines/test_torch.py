@@ -192,6 +192,16 @@ def test_programs_make_no_tensor_on_another_device(bundle_of_kind, monkeypatch):
         draft_for(engine, [sequence])
 
 
+@pytest.mark.parametrize("construction", LEVELS)
+def test_drawing_makes_no_tensor_on_another_device(construction, target, tmp_path, monkeypatch):
+    plan = {"levels": LEVELS[construction], "support": SUPPORT, "construction": construction, "ngram": False}
+    bundle = tiny_bundle(tmp_path, target, "torch", **plan)
+    monkeypatch.setattr(FixedCalls, "__call__", on_meta)
+    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("meta"))
+    with pytest.raises(Ran):
+        load_engine(bundle).drafters[METHOD].draw(draft_batch(5), sampling_of(construction, 5))
+
+
 class Ran(Exception):
     pass
 
