@@ -223,7 +223,9 @@ def main(
     batch: Annotated[int | None, typer.Option(help="Windows per step; default: the drafter's.")] = None,
     peak_rate: Annotated[float | None, typer.Option(help="Peak learning rate (Adam); default: the drafter's.")] = None,
     decay: Annotated[Decay | None, typer.Option(help="Of the learning rate; default: the drafter's.")] = None,
-    held_out: Annotated[int, typer.Option(help="Shards kept for evaluation.")] = 4,
+    held_out: Annotated[
+        int, typer.Option(help="Shards to judge by: of distill.py --held-out where given, else of --data.")
+    ] = 4,
     every: Annotated[int, typer.Option(help="Steps between evaluation and checkpoint.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the data order and the weights.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is torch's default.")] = 0,
