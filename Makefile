@@ -22,6 +22,7 @@ BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)$(SPLIT)
 
 DATA      ?= prompts.jsonl
 TEACHER   ?= artifacts/data/$(NAME)
+HELD_OUT  = $(addprefix --data ,$(shell ls -d $(TEACHER)-held-out 2>/dev/null))
 TOKENS    ?= 5000000
 POSITIONS ?= 5000000
 PROMPTS   ?= benchmarks/prompts.jsonl
@@ -81,13 +82,16 @@ $(MODEL)/source.json: | $(SETUP)
 	  make model SOURCE=<folder, .gguf or hub id> fetches it))
 	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL))
 
-distill: | $(TEACHER)-engine/manifest.json ## write teacher data from DATA (JSON lines) into TEACHER
+distill: | $(TEACHER)-engine/manifest.json ## write teacher data from DATA (JSON lines) into TEACHER, and what to judge by
 	$(PY) build/distill.py --model $(MODEL) --bundle $(TEACHER)-engine --prompts $(DATA) --output $(TEACHER) --tokens $(TOKENS)
+	$(PY) build/distill.py --model $(MODEL) --bundle $(TEACHER)-engine --prompts $(DATA) --output $(TEACHER)-held-out \
+	  --tokens 100000 --held-out
 $(TEACHER)-engine/manifest.json: | $(MODEL)/source.json
 	$(BUILD) --no-drafter --hidden-states --slots 64 --max-len 704 --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters
-	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) --output artifacts/drafters/$(NAME) --positions $(POSITIONS)
+	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) $(HELD_OUT) --output artifacts/drafters/$(NAME) \
+	  --positions $(POSITIONS)
 
 engines: $(BUNDLE)/manifest.json $(BASELINE)/manifest.json ## build the bundles BUNDLE and, without drafter, BASELINE
 $(BUNDLE)/manifest.json: $(SOURCES) $(or $(METHODS),$(DRAFTER)/config.json) $(CALIBRATED) | $(MODEL)/source.json

@@ -105,7 +105,7 @@ bench-rsd: $(COMPARED)/manifest.json ## RSD, figure 1; what rejection costs; bot
 	  --tasks rag math_reasoning,quality on two tasks more)
 
 bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## drafters on held-out text, learning curves, token frequency
-	$(PY) -m benchmarks.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER) \
+	$(PY) -m benchmarks.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER) $(HELD_OUT) \
 	  --output $(REPORTS)/held_out.json
 	$(PY) -m benchmarks.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.png
 	$(PY) -m benchmarks.learning_curve $(wildcard drafters/$(DEFAULT)*/training.jsonl) --output $(REPORTS)/learning_curve.png
@@ -155,7 +155,7 @@ $(TEACHER)-prefill: | $(MODEL)/source.json
 
 CHANGED :=
 TRAIN = $(PY) build/train_drafter.py --model $(MODEL) --data $(TAUGHT) --output $(@D) --held-out 2 --seed 1 $(CHANGED)
-$(call folders,%): TAUGHT = $(TEACHER)
+$(call folders,%): TAUGHT = $(strip $(TEACHER) $(HELD_OUT))
 $(call folders,distillation/text_%): TAUGHT = $(TEACHER)-prefill
 $(call folders,distillation/text_hard): CHANGED := --labels hard
 $(call folders,ablations/no_token_info): CHANGED := --set token_info=false

@@ -24,7 +24,7 @@ from model_defs.windows import TeacherData
 
 
 def judge(folder: Path, target: Target, data: list[Path], held_out: int, unroll: int) -> dict[str, Any]:
-    """Greedy acceptance of a drafter's chain on the first shards of the first folder, on the target's device."""
+    """Greedy acceptance of a drafter's chain on held-out shards (see `TeacherData`), on the target's device."""
     drafter = load_drafter(folder, target).to(target.embedding.weight.device)
     teacher = TeacherData(data, held_out, drafter.reads_context)
     trainer = Trainer(target, drafter, Labels.soft, unroll, drafter.recipe.hidden_weight)

@@ -11,6 +11,8 @@ The output folder holds numbered safetensors shards: `tokens` int32 [N], `hidden
 (hidden[t] is the state after the final norm whose logits predict tokens[t + 1]), `offsets` int64
 [documents + 1] and `answer_starts` int64 [documents] (positions in N). A shard appears whole or not at
 all; the command can be killed at any time and goes on where it stopped.
+
+With --held-out it writes conversations to judge drafters by: one prompt in 64, by a hash of its text, is for these.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +50,9 @@ PROMPT_TEMPERATURE = 0.8
 LOOP_TOKENS = 48
 LOOP_PERIODS = 16
 LOOP_CHECK = 8
+RESERVED = 64
+HELD_OUT_SEED = 1_000_000
+"""Far from the seeds of training data, which are the numbers of its shards: a model writes other prompts itself."""
 TEMPERATURES = ((0.0, 0.6), (0.7, 0.25), (1.0, 0.15))
 
 
@@ -75,15 +81,23 @@ class Document:
         return len(tail) == LOOP_TOKENS and any(tail[p:] == tail[:-p] for p in range(1, LOOP_PERIODS + 1))
 
 
-def read_prompts(path: Path, shares: dict[str, float], seed: int) -> Iterator[dict[str, str]]:
-    """Endless prompts, drawn by source with the given shares (a source not named has share 0)."""
+def is_reserved(prompt: str) -> bool:
+    """Whether a prompt is of those that only held-out conversations begin with: one in RESERVED, by its text."""
+    return int.from_bytes(sha256(prompt.strip().encode()).digest()[:8], "big") % RESERVED == 0
+
+
+def read_prompts(path: Path, shares: dict[str, float], seed: int, held_out: bool) -> Iterator[dict[str, str]]:
+    """Endless prompts, drawn by source with the given shares (a source not named has share 0): the reserved ones for
+    held-out conversations, else the others."""
     by_source: dict[str, list[dict[str, str]]] = {}
     for line in path.open():
         row = json.loads(line)
-        by_source.setdefault(row["source"], []).append(row)
+        if is_reserved(row["prompt"]) == held_out:
+            by_source.setdefault(row["source"], []).append(row)
     unknown = set(shares) - set(by_source)
     if unknown:
-        raise typer.BadParameter(f"{path} has no source {sorted(unknown)}; it has {sorted(by_source)}")
+        which = f" with prompts for --held-out, which are 1 in {RESERVED}" if held_out else ""
+        raise typer.BadParameter(f"{path} has no source {sorted(unknown)}{which}; it has {sorted(by_source)}")
     rng = random.Random(seed)
     cycles = {name: itertools.cycle(rng.sample(by_source[name], len(by_source[name]))) for name in shares}
     while True:
@@ -282,6 +296,14 @@ def main(
     slots: Annotated[int, typer.Option(help="Sequences side by side (with a bundle: its slots).")] = 64,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
     shard_documents: Annotated[int, typer.Option(help="Documents per shard.")] = 128,
+    held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out",
+            help=f"Write conversations to judge drafters by, of 1 in {RESERVED} prompts; no other run uses "
+            "these, and train_drafter.py does not train on them.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed; shard k continues with seed + k.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
@@ -299,8 +321,8 @@ def main(
     token_bytes = target.config.hidden_size * 2 + 4
     written = sum(file.stat().st_size for file in done) // token_bytes
     require_space(output, tokens, written, token_bytes)
-    seed += len(done)
-    rows = read_prompts(prompts, parse_shares(shares), seed)
+    seed += len(done) + HELD_OUT_SEED * held_out
+    rows = read_prompts(prompts, parse_shares(shares), seed, held_out)
     rng = random.Random(seed)
     if source is Source.generate:
         length = len(template.prefix) + MAX_USER_TOKENS + len(template.assistant) + 2 * max_new_tokens
@@ -311,6 +333,7 @@ def main(
     else:
         stream = prefill(target, rows, tokenizer, template, slots, MAX_USER_TOKENS + 2 * max_new_tokens)
     meta = {"model": str(model.name), "source": source.value, "shares": shares, "self_written": str(self_written)}
+    meta |= {"held_out": "true"} if held_out else {}
     begun, fresh = time.monotonic(), 0
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, disable=not sys.stderr.isatty()) as progress:

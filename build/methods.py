@@ -32,7 +32,6 @@ from redraft.engines.flavour import FLAVOURS
 from redraft.protocol import AUTO_REGRESSIVE, describe
 
 USUAL_BUDGET = 16
-HIDDEN_STATE = HiddenStateDrafter.name
 NGRAM = "ngram"
 """What a method without drafter is called."""
 
@@ -55,6 +54,13 @@ READS = {
     Way.ngrams: ANY,
 }
 """The settings that matter to each; any other that is given is refused."""
+NO_DRAFTER = "which has no drafter: no candidates to build other trees of, and no probabilities to draw from"
+WHY_OTHERS_DO_NOT = {
+    Way.search: "which draws no token",
+    Way.draws: "whose trees --levels and --support shape, and which leave no chain behind",
+    Way.retrieval: NO_DRAFTER,
+    Way.ngrams: NO_DRAFTER,
+}
 INFO_FORMS = {
     "openvino": (InfoForm.int8, InfoForm.bf16, InfoForm.low_rank),
     "torch": tuple(InfoForm),
@@ -141,7 +147,8 @@ class MethodSettings(BaseModel):
             flag = f"--{name.replace('_', '-')} {value}"
             if self.way is None:
                 raise ValueError(f"{flag}: expected {SOURCES} too")
-            raise ValueError(f"{flag}: only for {' and '.join(readers)}, and this method drafts by {self.way}")
+            why = WHY_OTHERS_DO_NOT[self.way]
+            raise ValueError(f"{flag}: only for {' and '.join(readers)}, and this method drafts by {self.way}, {why}")
         return self
 
     def info(self) -> MethodInfo:
@@ -206,10 +213,11 @@ def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
     check_pairing(method.construction or "chain", method.verification, merged)
     if method.drafter and method.drafter not in DRAFTERS:
         raise BundleError(f"unknown drafter {method.drafter!r}; known are {', '.join(DRAFTERS)}")
-    if method.resample_above is not None and method.drafter != HIDDEN_STATE:
+    chains = [name for name, kind in DRAFTERS.items() if kind.has_raw_logits]
+    if method.resample_above is not None and method.drafter not in chains:
         raise BundleError(
-            f"--resample-above {method.resample_above}: only drafters {HIDDEN_STATE!r} leave a chain behind, this is "
-            f"{method.drafter!r}"
+            f"--resample-above {method.resample_above}: only drafters {', '.join(map(repr, chains))} leave a chain "
+            f"behind, this is {method.drafter!r}"
         )
     check_thresholds(method)
     if method.tree_budget >= config.limits.max_tree:

@@ -68,19 +68,24 @@ class Run:
     seed: int
 
 
-def parse_settings(texts: list[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    if wrong := [text for text, (_, equals, _) in zip(texts, pairs, strict=True) if not equals]:
-        raise ValueError(f"--set {wrong[0]!r} is not of the form name=value")
-    return {name: value for name, _, value in pairs}
-
-
 def usual_rows(vocab_size: int, device: str) -> int:
     """Head rows of a drafter that is trained on a device. A GPU carries the 32K most frequent of more than 40K tokens
     (Lyanna, section 6.1, for token info) and smaller vocabularies whole; a CPU pays for every row."""
     if device != "cuda":
         return min(12288, vocab_size)
     return 32768 if vocab_size > 40_000 else vocab_size
+
+
+def settings_of(kind: type[Drafter], texts: list[str], vocab_size: int, device: str) -> dict[str, str]:
+    """A drafter's settings by name, from the command's; on a GPU, token info of the usual rows unless they say another.
+
+    Raises ValueError for one that is not name=value.
+    """
+    pairs = [text.partition("=") for text in texts]
+    if wrong := [text for text, (_, equals, _) in zip(texts, pairs, strict=True) if not equals]:
+        raise ValueError(f"--set {wrong[0]!r} is not of the form name=value")
+    usual = {"info_vocabulary": str(usual_rows(vocab_size, device))} if device == "cuda" else {}
+    return (usual if kind is HiddenStateDrafter else {}) | {name: value for name, _, value in pairs}
 
 
 def prepare_drafter(
@@ -206,8 +211,8 @@ def main(
     hot_vocabulary: Annotated[
         int | None,
         typer.Option(
-            help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU (not run) 32768 (which is "
-            "info_vocabulary's then too), or all of up to 40,000.",
+            help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU (not run) 32768, or all of "
+            "up to 40,000. There these are info_vocabulary's default too, whatever the head has.",
             show_default=False,
         ),
     ] = None,
@@ -218,7 +223,9 @@ def main(
     batch: Annotated[int | None, typer.Option(help="Windows per step; default: the drafter's.")] = None,
     peak_rate: Annotated[float | None, typer.Option(help="Peak learning rate (Adam); default: the drafter's.")] = None,
     decay: Annotated[Decay | None, typer.Option(help="Of the learning rate; default: the drafter's.")] = None,
-    held_out: Annotated[int, typer.Option(help="Shards kept for evaluation.")] = 4,
+    held_out: Annotated[
+        int, typer.Option(help="Shards to judge by: of distill.py --held-out where given, else of --data.")
+    ] = 4,
     every: Annotated[int, typer.Option(help="Steps between evaluation and checkpoint.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the data order and the weights.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is torch's default.")] = 0,
@@ -236,8 +243,8 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     resumed = output if (output / "checkpoint.safetensors").exists() else None
     vocab_size = target.config.vocab_size
-    usual = usual_rows(vocab_size, device.type)
-    rows = usual if hot_vocabulary is None else min(hot_vocabulary or vocab_size, vocab_size)
+    chosen = usual_rows(vocab_size, device.type) if hot_vocabulary is None else hot_vocabulary or vocab_size
+    rows = min(chosen, vocab_size)
     run = Run(
         positions,
         window or recipe.window,
@@ -250,9 +257,7 @@ def main(
     try:
         teacher = TeacherData(data, held_out, kind.reads_context)
         teacher.require(run.batch, run.window, unroll)
-        given = parse_settings(settings or [])
-        if hot_vocabulary is None and kind is HiddenStateDrafter and device.type == "cuda":
-            given.setdefault("info_vocabulary", str(usual))
+        given = settings_of(kind, settings or [], vocab_size, device.type)
         module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

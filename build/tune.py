@@ -11,6 +11,8 @@ How many nodes to draft depends on what a step costs, which depends on how many 
    machine hits all budgets alike;
 3. the budget with the most tokens per second for each number of running sequences; 0 (no drafting) unless drafting
    gains at least `MARGIN`.
+
+A method that drafts from what was served answers other prompts of the file before it is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -51,6 +53,8 @@ SHAPES = (("beam", False), ("beam", True), ("best_first", False), ("best_first",
 its own. Step times are those of the last, whose trees fill every budget."""
 SAMPLED = {"temperature": 1.0, "seed": 1}
 ROUNDS = 4
+SERVED = 32
+"""Other prompts of the file that a method has answered before which drafts from what was served."""
 
 Say = Callable[[str], None]
 
@@ -104,27 +108,28 @@ def measure_cuts(runtime: Runtime, method: str, shape: tuple[str | None, bool], 
 
 
 def measure_acceptance(runtime: Runtime, method: str, shape: tuple[str | None, bool], prompts: list[str],
-                       tokens: int, sampling: dict, say: Say, budget: int = BUDGETS[-1]) -> Acceptance:  # fmt: skip
-    """Generate `tokens` after each prompt with trees of one shape, of `budget` nodes."""
+                       tokens: int, sampling: dict, say: Say, budget: int = BUDGETS[-1],
+                       served: Sequence[str] = ()) -> Acceptance:  # fmt: skip
+    """Generate `tokens` after each prompt with trees of one shape, of `budget` nodes; the `served` prompts come first
+    and do not count."""
     largest = min(runtime.limits.max_tree - 1, budget)
     found = Acceptance()
     runtime.with_plans(plan_of(runtime, method, shape, BudgetTable.constant(largest)), found.observe)
-    waiting = [(f"p{place}", prompt) for place, prompt in enumerate(prompts)]
-    while waiting or not runtime.scheduler.idle:
-        while waiting and _load(runtime.scheduler) < runtime.limits.slots:
-            name, prompt = waiting.pop()
-            request = GenerateRequest(id=name, text=prompt, max_tokens=tokens, sampling=sampling)  # type: ignore[arg-type]
-            runtime.scheduler.submit(runtime.sequence(name, request))
-        runtime.scheduler.step()
-        say(f"acceptance of {shape_name(shape)}: {found.length(largest):.2f} tokens per step")
+    _answer(runtime, served, tokens, sampling, lambda: say("serving prompts to draft from"))
+    found.steps.clear()
+    _answer(runtime, prompts, tokens, sampling, lambda: say(
+        f"acceptance of {shape_name(shape)}: {found.length(largest):.2f} tokens per step"))  # fmt: skip
     return found
 
 
 def measure_steps(runtime: Runtime, method: str, shape: tuple[str | None, bool], prompts: list[str],
-                  budgets: list[int], counts: list[int], say: Say) -> dict[int, dict[int, float]]:  # fmt: skip
-    """Median wall time of a whole step, seconds, for each number of running sequences and budget."""
+                  budgets: list[int], counts: list[int], say: Say, served: Sequence[str] = (),
+                  tokens: int = 1) -> dict[int, dict[int, float]]:  # fmt: skip
+    """Median wall time of a whole step, seconds, for each number of running sequences and budget, after `tokens` have
+    been generated for each of the `served` prompts."""
     table = BudgetTable.constant(0)
     runtime.with_plans(plan_of(runtime, method, shape, table))
+    _answer(runtime, served, tokens, {}, lambda: say("serving prompts to draft from"))
     scheduler = runtime.scheduler
     times: dict[int, dict[int, float]] = {}
     joined = 0
@@ -152,6 +157,18 @@ def plan_of(
 ) -> dict[str, DraftingPlan]:
     """One method's plan with another tree shape and budget, as the only one."""
     return {method: replace(runtime.plans[method], construction=shape[0], ngram=shape[1], budget=budget)}
+
+
+def _answer(runtime: Runtime, prompts: Sequence[str], tokens: int, sampling: dict, stepped: Callable[[], None]) -> None:
+    """Generate `tokens` after each prompt, as many at a time as there are slots."""
+    waiting = [(f"p{place}", prompt) for place, prompt in enumerate(prompts)]
+    while waiting or not runtime.scheduler.idle:
+        while waiting and _load(runtime.scheduler) < runtime.limits.slots:
+            name, prompt = waiting.pop()
+            request = GenerateRequest(id=name, text=prompt, max_tokens=tokens, sampling=sampling)  # type: ignore[arg-type]
+            runtime.scheduler.submit(runtime.sequence(name, request))
+        runtime.scheduler.step()
+        stepped()
 
 
 def _join(runtime: Runtime, prompt: str, place: int) -> None:
@@ -198,9 +215,13 @@ def choose(
     return entries, gains
 
 
-def tune(runtime: Runtime, method: str, prompts: list[str], tokens: int, say: Say) -> BudgetTable:
-    """Measure a runtime's method and return its budget table. The runtime must be idle."""
+def tune(
+    runtime: Runtime, method: str, prompts: list[str], tokens: int, say: Say, others: Sequence[str] = ()
+) -> BudgetTable:
+    """Measure a runtime's method and return its budget table. The runtime must be idle. A method that drafts from what
+    was served has answered the `others` before."""
     plan = runtime.plans[method]
+    served = others if plan.retrieves else ()
     random = plan.shape is not None
     own = (plan.construction, plan.ngram)
     shapes: list[tuple[str | None, bool]] = list(SHAPES) if own == SHAPES[-1] else [own]
@@ -213,13 +234,13 @@ def tune(runtime: Runtime, method: str, prompts: list[str], tokens: int, say: Sa
         shape: [
             measure_cuts(runtime, method, shape, prompts, tokens, sampling, budgets, say)
             if random
-            else measure_acceptance(runtime, method, shape, prompts, tokens, sampling, say)
+            else measure_acceptance(runtime, method, shape, prompts, tokens, sampling, say, served=served)
             for sampling in ({}, SAMPLED)
         ]
         for shape in shapes
     }
     best: tuple[float, BudgetTable] | None = None
-    times = measure_steps(runtime, method, shapes[-1], prompts, budgets, counts, say)
+    times = measure_steps(runtime, method, shapes[-1], prompts, budgets, counts, say, served, tokens)
     step_ms = {str(r): {str(n): round(1e3 * t, 3) for n, t in row.items()} for r, row in times.items()}
     for shape in shapes:
         entries, gains = choose(times, *accepted[shape])
@@ -274,7 +295,7 @@ def main(
     console = Console(stderr=True)
     try:
         runtime = Runtime.load(bundle, threads)
-        chosen = spread(load_prompts(prompts), num_prompts)
+        known = load_prompts(prompts)
     except (ValueError, OSError, RuntimeError) as error:
         console.print(f"tune: {error}")
         raise typer.Exit(2) from None
@@ -284,12 +305,15 @@ def main(
     if unknown := set(method or ()) - set(runtime.plans):
         console.print(f"tune: --method: expected some of {', '.join(runtime.plans)}, got {', '.join(sorted(unknown))}")
         raise typer.Exit(2)
-    texts = [render_chat(bundle, prompt.turns[0]) for prompt in chosen]
+    chosen = spread(known, num_prompts)
+    others = spread([prompt for prompt in known if prompt not in chosen], SERVED)
+    texts, other_texts = ([render_chat(bundle, prompt.turns[0]) for prompt in some] for some in (chosen, others))
     for name in method or list(runtime.plans):
         with Progress(TextColumn(name + ": {task.description}"), BarColumn(), TimeRemainingColumn(), console=console,
                       disable=not sys.stderr.isatty()) as progress:  # fmt: skip
             task = progress.add_task("loading", total=None)
-            table = tune(runtime, name, texts, tokens, lambda text: progress.update(task, description=text))  # noqa: B023
+            say = lambda text: progress.update(task, description=text)  # noqa: B023, E731
+            table = tune(runtime, name, texts, tokens, say, other_texts)
         save(bundle, name, table)
         show(name, table, console)
     runtime.engine.close()

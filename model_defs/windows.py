@@ -96,8 +96,9 @@ class TeacherData:
     """Shards that build/distill.py wrote."""
 
     def __init__(self, folders: Sequence[Path], held_out: int, prompts: bool):
-        """The first `held_out` shards of the first folder are kept for evaluation. With `prompts`, windows hold whole
-        documents and only answers are drafted; without, they hold the answers alone.
+        """Shards of `distill.py --held-out` are not trained on, and the first `held_out` of them are for evaluation;
+        where there are none, the first of the first folder. With `prompts`, windows hold whole documents and only
+        answers are drafted; without, they hold the answers alone.
 
         Raises ValueError where a folder has no shard, or none is left to train on.
         """
@@ -106,10 +107,12 @@ class TeacherData:
         if missing:
             raise ValueError(f"no shard-*.safetensors in {missing}; write some with build/distill.py")
         self.prompts = prompts
-        self.evaluation = files[0][:held_out]
-        self.training = [file for found in files for file in found if file not in self.evaluation]
+        reserved = [file for found in files for file in found if _is_held_out(file)]
+        self.evaluation = (reserved or files[0])[:held_out]
+        kept = {*reserved, *self.evaluation}
+        self.training = [file for found in files for file in found if file not in kept]
         if not self.training:
-            raise ValueError(f"{folders[0]} holds only the {held_out} held-out shards")
+            raise ValueError(f"{folders[0]} holds only the {len(kept)} held-out shards")
 
     def answers(self) -> Iterator[Tensor]:
         """The tokens int64 [n] of every answer to train on."""
@@ -193,6 +196,11 @@ class TeacherData:
 def most_frequent(counts: Tensor, kept: int) -> Tensor:
     """The `kept` most frequent tokens, most frequent first; among equals the lower id, int64 [kept]."""
     return counts.sort(descending=True, stable=True).indices[:kept]
+
+
+def _is_held_out(file: Path) -> bool:
+    with safe_open(file, framework="pt") as shard:
+        return "held_out" in (shard.metadata() or {})
 
 
 def _documents(file: Path) -> tuple[Tensor, Tensor, Tensor]:

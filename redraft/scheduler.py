@@ -276,13 +276,14 @@ class Scheduler:
             zip(sequences, verdicts, tree.unpacked_rows(), strict=True)
         ):
             size, last = len(tree.nodes[place]), verdict.path[-1]
-            before, reused = sequence.stats.output_tokens, sequence.stats.reused
+            stats = sequence.stats
+            tokens, accepted, reused = stats.output_tokens, stats.accepted, stats.reused
             sequence.step(verdict, next(kept), size, unpacked, bool(tree.inner[place] >> last & 1))
             totals.sequence_steps += 1
-            totals.output_tokens += sequence.stats.output_tokens - before
+            totals.output_tokens += stats.output_tokens - tokens
             totals.drafted += size - 1
-            totals.accepted += len(verdict.path) - 1
-            totals.reused += sequence.stats.reused - reused
+            totals.accepted += stats.accepted - accepted
+            totals.reused += stats.reused - reused
             totals.rows_executed += size
             totals.rows_unpacked += unpacked
 

@@ -167,9 +167,10 @@ class Sequence:
         """Take what a step over a tree of `nodes` rows gained; `hidden` are the states of the path's that are kept.
 
         `unpacked`: rows that the tree would take without shared prefixes; `goes_on`: whether it has nodes below the
-        accepted path.
+        accepted path. Tokens behind the text's end count as rejected.
         """
-        accepted = len(verdict.path) - 1
+        accepted = self._advance(verdict) - 1
+        goes_on = goes_on or accepted + 1 < len(verdict.tokens)
         self.cache_length += accepted + 1
         self.commit = verdict.path if verdict.path[-1] != accepted else []
         stats = self.stats
@@ -187,7 +188,6 @@ class Sequence:
             self.chain = self.chain[len(verdict.tokens) :]
         if self.fresh is not None:
             stats.reused += accepted - len(follow(self.fresh, verdict.tokens[:accepted]))
-        self._advance(verdict)
 
     def _count_depths(self, accepted: int, offered: int) -> None:
         by_depth = self.stats.offered_by_depth, self.stats.accepted_by_depth
@@ -219,19 +219,27 @@ class Sequence:
         self._output = Output(self.key, log_probs=self._log_probs)
         return output
 
-    def _advance(self, verdict: Verdict) -> None:
+    def _advance(self, verdict: Verdict) -> int:
+        """Take the tokens up to the text's end, an end token included; how many they are."""
         self.root = verdict.tokens[-1]
+        taken = 0
+        while not self.finish_reason and taken < len(verdict.tokens):
+            self._append(verdict, taken)
+            taken += 1
         if self.ngram is not None:
-            self.ngram.extend(verdict.tokens)
-        for place, token in enumerate(verdict.tokens):
-            if token in self.end_ids:
-                return self.finish("stop")
-            self._output.token_ids.append(token)
-            if self._log_probs is not None:
-                self._log_probs.append(verdict.log_probs[place])
-            self.stats.output_tokens += 1
-            if self._text.push(token):
-                return self.finish("stop")
-            if not self.remaining:
-                return self.finish("length")
+            self.ngram.extend(verdict.tokens[:taken])
+        return taken
+
+    def _append(self, verdict: Verdict, place: int) -> None:
+        token = verdict.tokens[place]
+        if token in self.end_ids:
+            return self.finish("stop")
+        self._output.token_ids.append(token)
+        if self._log_probs is not None:
+            self._log_probs.append(verdict.log_probs[place])
+        self.stats.output_tokens += 1
+        if self._text.push(token):
+            return self.finish("stop")
+        if not self.remaining:
+            return self.finish("length")
         return None

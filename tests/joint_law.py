@@ -2,7 +2,8 @@
 
 Requests of every kind of `KINDS` run mixed in one batch, joining and leaving; the budget table cuts some steps' trees
 and not others. Each request generates five tokens (fewer where an end token comes first): the first from its prompt,
-the others over at least two trees of at most two levels. Everything is seeded.
+the others over at least two trees of at most two levels. Everything is seeded. The vocabulary has 4 tokens, or 2; or
+111, and then the laws are of the three first tokens.
 
 The target's own law is enumerated with the shipped `Sampler.distribution`: an error in penalties, minimum length or
 filters shifts law and texts alike and does not show here. tests/decoding/test_sampling.py tests these by themselves.
@@ -56,12 +57,22 @@ PAIRS = np.array(
 )  # fmt: skip
 """Target and draft distributions on which all common mistakes show (found by a random search): after each path one of
 the pairs, its tokens permuted."""
+PAIRS_OF_TWO = np.array([[[0.35, 0.65], [0.8, 0.2]], [[0.6, 0.4], [0.95, 0.05]], [[0.1, 0.9], [0.4, 0.6]]])
 
 
-class AdversarialEngine(DrawingToyEngine):
+class LawEngine(DrawingToyEngine):
+    @property
+    def prompt(self) -> list[int]:
+        """Of all requests."""
+        return [token % self.vocab_size for token in PROMPT]
+
+
+class AdversarialEngine(LawEngine):
     def logits_of(self, state: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(state)
-        target, draft = np.log(PAIRS[rng.integers(len(PAIRS))][:, rng.permutation(4)]).astype(np.float32)
+        pairs = PAIRS if self.vocab_size == 4 else PAIRS_OF_TWO
+        pair = pairs[rng.integers(len(pairs))][:, rng.permutation(self.vocab_size)]
+        target, draft = np.log(pair).astype(np.float32)
         return target, draft
 
     def draft(self, batch: DraftBatch) -> DraftCandidates:
@@ -82,9 +93,20 @@ class AdversarialEngine(DrawingToyEngine):
         return DraftCandidates(ids, log_probs, np.zeros(shape, np.int32))
 
 
+class WideEngine(LawEngine):
+    """Any target and drafter, but for the first token, of which both are sure: the next ones' laws are of few paths."""
+
+    def logits_of(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+        if state != self.path_state(self.prompt):
+            return super().logits_of(state)
+        sure = np.where(np.arange(self.vocab_size) == 5, np.float32(0), np.float32(-1e4))
+        return sure, sure
+
+
 @dataclass(frozen=True)
 class Case:
-    """A pairing, its tree (`levels`: of random draws), and how few draws a busy step and the others keep."""
+    """A pairing, its tree (`levels`: of random draws), how few draws a busy step and the others keep, and how many of a
+    text's tokens are compared."""
 
     construction: str
     levels: tuple[int, ...]
@@ -94,6 +116,8 @@ class Case:
     ngram: bool = False
     support: int = 4
     resample_above: int | None = None
+    vocab_size: int = 4
+    compared: int = TOKENS
 
     @property
     def walks(self) -> bool:
@@ -119,29 +143,39 @@ CASES = {
     "beams merged with n-grams and re-sampled trees": Case(
         "beam", (), "sampled_walk", cut=4, ngram=True, resample_above=0
     ),
+    "RSD-C of two tokens": Case("gumbel_top_k", (2, 1), "recursive_rejection", cut=1, support=2, vocab_size=2),
+    "RSD-S of two tokens": Case("stochastic_beam", (2, 2), "recursive_rejection", cut=1, support=2, vocab_size=2),
+    "multi-round of two tokens": Case("independent", (3, 3), "multi_round", cut=1, support=2, vocab_size=2),
+    "K-SEQ of two tokens": Case("independent", (3, 3), "k_seq", cut=1, support=2, vocab_size=2),
+    "speculative sampling of two tokens": Case("random_chain", (1, 1), "rejection", cut=1, support=2, vocab_size=2),
+    "RSD-S of 111 tokens": Case(
+        "stochastic_beam", (5, 5), "recursive_rejection", cut=4, support=40, vocab_size=111, compared=3
+    ),
+    "K-SEQ of 111 tokens": Case("independent", (5, 5), "k_seq", cut=4, support=40, vocab_size=111, compared=3),
 }
 
 
-def engine_of(case: Case) -> AdversarialEngine:
+def engine_of(case: Case) -> LawEngine:
     """The toy engine of a case: always the same target."""
-    return AdversarialEngine(
-        case.construction, case.levels, case.support, vocab_size=4, slots=LIMITS.slots, max_len=LIMITS.max_len,
-        max_tree=LIMITS.max_tree, seed=1, width=3, length=3, candidates=4,
+    engine = WideEngine if case.vocab_size > 4 else AdversarialEngine
+    return engine(
+        case.construction, case.levels, case.support, vocab_size=case.vocab_size, slots=LIMITS.slots,
+        max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, seed=1, sharpness=1.0, width=3, length=3, candidates=4,
     )  # fmt: skip
 
 
-def target_law(engine: DrawingToyEngine, kind: str) -> dict[tuple[int, ...], float]:
-    """Probability of every outcome of auto-regressive sampling."""
+def target_law(engine: LawEngine, kind: str, length: int) -> dict[tuple[int, ...], float]:
+    """Probability of every outcome of auto-regressive sampling, its first `length` tokens."""
     law: Counter[tuple[int, ...]] = Counter()
 
     def extend(tokens: tuple[int, ...], chance: float) -> None:
-        if len(tokens) == TOKENS or set(tokens) & END_IDS.get(kind, frozenset()):
+        if len(tokens) == length or set(tokens) & END_IDS.get(kind, frozenset()):
             law[tuple(token for token in tokens if token not in END_IDS.get(kind, ()))] += chance
             return
-        sampler = Sampler(SamplingConfig(**KINDS[kind]), PROMPT, END_IDS.get(kind, ()))
+        sampler = Sampler(SamplingConfig(**KINDS[kind]), engine.prompt, END_IDS.get(kind, ()))
         for token in tokens:
             sampler.accept(token)
-        logits = engine.logits_after(engine.path_state([*PROMPT, *tokens]))
+        logits = engine.logits_after(engine.path_state([*engine.prompt, *tokens]))
         probs = sampler.distribution(logits).at(np.arange(len(logits)))
         for token in np.flatnonzero(probs):
             extend((*tokens, int(token)), chance * probs[token])
@@ -150,12 +184,12 @@ def target_law(engine: DrawingToyEngine, kind: str) -> dict[tuple[int, ...], flo
     return dict(law)
 
 
-def text_of(engine: DrawingToyEngine, kind: str, seed: int) -> tuple[int, ...]:
+def text_of(engine: LawEngine, kind: str, seed: int) -> tuple[int, ...]:
     """What auto-regressive sampling gives a request of this seed, without a scheduler or a verifier."""
     end_ids = END_IDS.get(kind, frozenset())
-    sampler, tokens = Sampler(SamplingConfig(**KINDS[kind], seed=seed), PROMPT, end_ids), list[int]()
+    sampler, tokens = Sampler(SamplingConfig(**KINDS[kind], seed=seed), engine.prompt, end_ids), list[int]()
     while len(tokens) < TOKENS and not set(tokens) & end_ids:
-        tokens.append(sampler.choose(engine.logits_after(engine.path_state([*PROMPT, *tokens]))))
+        tokens.append(sampler.choose(engine.logits_after(engine.path_state([*engine.prompt, *tokens]))))
         sampler.accept(tokens[-1])
     return tuple(token for token in tokens if token not in end_ids)
 
@@ -167,7 +201,8 @@ def check(case: Case, kind: str, answers: Answers) -> float:
     if case.walks:
         others = sum(text != text_of(engine, kind, seed) for seed, text in found.items())
         assert not others, f"{others} of {len(found)} texts are not auto-regressive decoding's"
-    return deviation(Counter(found.values()), target_law(engine, kind))
+    seen = Counter(text[: case.compared] for text in found.values())
+    return deviation(seen, target_law(engine, kind, case.compared))
 
 
 def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -> tuple[Answers, Scheduler, Counter]:
@@ -183,13 +218,14 @@ def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -
         resample_above=case.resample_above,
     )  # fmt: skip
     sizes: Counter[int] = Counter()
+    engine = engine_of(case)
     scheduler = Scheduler(
-        engine_of(case), LIMITS, only(plan), observe=lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])
+        engine, LIMITS, only(plan), observe=lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])
     )
     for number, (_, kind) in enumerate(product(range(requests), kinds)):
         sampling = SamplingConfig(**KINDS[kind], seed=number)
-        request = GenerateRequest(id=str(number), input_ids=PROMPT, max_tokens=TOKENS, sampling=sampling)
-        scheduler.submit(Sequence((kind, number), request, PROMPT, CODEC, END_IDS.get(kind, frozenset())))
+        request = GenerateRequest(id=str(number), input_ids=engine.prompt, max_tokens=TOKENS, sampling=sampling)
+        scheduler.submit(Sequence((kind, number), request, engine.prompt, CODEC, END_IDS.get(kind, frozenset())))
     answers: Answers = {}
     while not scheduler.idle:
         answers |= {output.key: tuple(output.token_ids) for output in scheduler.step()}
@@ -197,13 +233,13 @@ def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -
 
 
 def deviation(counts: Counter, law: dict[tuple[int, ...], float]) -> float:
-    """The largest deviation, in standard normal terms, of the joint laws of all, the last four, and any one or two
+    """The largest deviation, in standard normal terms, of the joint laws of all, all but the first, and any one or two
     tokens.
 
     Raises AssertionError for an outcome that the target never gives.
     """
     assert not set(counts) - set(law), f"impossible outcomes {set(counts) - set(law)}"
-    places = range(TOKENS)
+    places = range(max(map(len, law)))
     views = [places, places[1:], *combinations(places, 1), *combinations(places, 2)]
     return max(_chi_square(_seen(counts, view), _seen(law, view), sum(counts.values())) for view in views)
 

@@ -16,7 +16,7 @@ from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import ToyEngine, only
 
 REQUESTS = 300
-"""Of each kind; `tests.mutants` shows what this finds."""
+"""Of each kind, or of one as many as of all; `tests.mutants` shows what this finds."""
 PLANS = {
     "gumbel_top_k": (3, 2, 1),
     "stochastic_beam": (4, 4, 4),
@@ -29,13 +29,15 @@ LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=9
 @pytest.mark.parametrize("name", CASES)
 def test_the_joint_law_is_the_targets(name):
     case = CASES[name]
-    answers, scheduler, sizes = generate(case, REQUESTS)
-    assert len(answers) == REQUESTS * len(KINDS)
-    for kind in KINDS:
+    kinds = KINDS if case.vocab_size == 4 else ("plain",)
+    total = REQUESTS * len(KINDS)
+    answers, scheduler, sizes = generate(case, total // len(kinds), kinds)
+    assert len(answers) == total
+    for kind in kinds:
         assert check(case, kind, answers) < THRESHOLD, kind
     totals = scheduler.totals
     assert totals.accepted > 0.2 * totals.sequence_steps, "verification has something to verify"
-    assert totals.sequence_steps > 2 * REQUESTS * len(KINDS)
+    assert totals.sequence_steps > 1.8 * total
     assert sum(sizes[size] for size in range(1, case.cut + 1)) > REQUESTS, "trees are cut"
     assert case.budget < 9 or case.cut == 1 or sum(sizes[size] for size in range(case.cut + 1, 16)) > REQUESTS
 
@@ -119,7 +121,7 @@ def test_greedy_trees_are_cut_to_their_likeliest_nodes(construction, verificatio
     assert bool(cut_tree.draws[1]) == (verification != "sampled_walk")
 
 
-def test_a_vocabulary_of_two():
+def test_a_vocabulary_of_two_at_temperature_001():
     for construction, verification in (("gumbel_top_k", "recursive_rejection"), ("independent", "k_seq")):
         toy = DrawingToyEngine(construction, PLANS[construction], 2, vocab_size=2, slots=3)
         two = DraftingPlan(

@@ -90,6 +90,18 @@ def test_speculation_equals_autoregressive(plan, sampling):
         assert stats.accepted > 0, "the toy drafter is right often enough for a test"
 
 
+def test_tokens_behind_a_stop_word_are_not_accepted():
+    """A worker's totals say so too."""
+    text = alone(make("a", end_ids=frozenset()), slots=3)[0]
+    for end in range(5, 40, 3):
+        scheduler = Scheduler(ToyEngine(slots=3, quality=1.0), LIMITS, only(PLANS["beam"]))
+        sequence = make("a", end_ids=frozenset(), stop_words=[text[end - 2 : end]])
+        run(scheduler, [sequence])
+        stats, totals = sequence.stats, scheduler.totals
+        assert stats.output_tokens == 1 + stats.steps + stats.accepted
+        assert (totals.accepted, totals.output_tokens) == (stats.accepted, stats.output_tokens)
+
+
 def test_what_a_method_has_served_is_drafted_for_its_next_request():
     """Memory outlives requests, and is the method's own; finished answers come again in whole drafts."""
     plans = {"served": PLANS["retrieval"], "other": PLANS["retrieval"]}

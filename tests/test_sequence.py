@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from redraft import sequence as module
+from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.verification import Verdict
 from redraft.protocol import GenerateRequest
 from redraft.sequence import Sequence
@@ -77,3 +78,17 @@ def test_text_that_was_held_back_does_not_wait_for_the_interval(clock):
     assert sequence.take_output().text == ""
     step(sequence, "ea")
     assert sequence.take_output().text == "Sea"
+
+
+@pytest.mark.parametrize(("word", "accepted"), [("STOP", 3), ("<end>", 3), ("none", 6)])
+def test_nothing_counts_behind_the_end_of_the_text(word, accepted):
+    """Neither as accepted nor for the n-grams that later requests are drafted from."""
+    sequence, retrieval = begun("a", stop_words=[word]), Retrieval()
+    sequence.ngram = RetrievalText(retrieval, [*PROMPT, *CODEC.encode("a")])
+    word_tokens = [0] if word == "<end>" else CODEC.encode("P")
+    tokens = [*CODEC.encode("STO"), *word_tokens, *CODEC.encode("xyz")]
+    sequence.step(Verdict(list(range(7)), tokens), None, 9, 9, False)
+    assert sequence.stats.accepted == accepted
+    assert sum(sequence.stats.accepted_by_depth) == accepted
+    assert len(sequence.stats.offered_by_depth) == min(accepted + 1, 6)
+    assert len(retrieval) == len(PROMPT) + 1 + accepted + 1

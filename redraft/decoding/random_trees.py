@@ -125,7 +125,10 @@ def chain_shape(levels: tuple[int, ...]) -> DrawShape:
 def pack_draws(drafts: DraftDraws, roots: np.ndarray, kept: np.ndarray) -> TokenTree:
     """Draft trees of the draws that are `kept` bool [B, D], below the roots int32 [B]; equal paths become one node.
 
-    Every kept draw, repeats included, stands in its parent's `draws`; -1 draws are left out.
+    Every kept draw, repeats included, stands in its parent's `draws`; -1 draws are left out. Sequences that share a
+    path are expanded each for itself. Where that gives other bits (a row's place in the batch may change them), the
+    first expansion's draws stand alone: all draws of a node come from one distribution. None is left out for what was
+    drawn.
     """
     batch, _, support = drafts.ids.shape
     flat = np.maximum(drafts.draws, 0)
@@ -136,12 +139,16 @@ def pack_draws(drafts: DraftDraws, roots: np.ndarray, kept: np.ndarray) -> Token
         nodes: list[tuple[int, int, float]] = [(root, -1, 0.0)]
         node_of = {0: 0}
         known: dict[tuple[int, int], int] = {}
+        expansion: dict[int, int] = {}
         drawn: dict[int, NodeDraws] = {}
         for draw, place in enumerate(drafts.draws[sequence].tolist()):
             expanded, entry = divmod(place, support)
             if place < 0 or not kept[sequence, draw] or expanded not in node_of:
                 continue
             parent, token = node_of[expanded], tokens[sequence][draw]
+            first = expansion.setdefault(parent, expanded)
+            if first != expanded and not _same_bits(drafts, sequence, first, expanded):
+                continue
             node = known.get((parent, token))
             if node is None:
                 node = known[parent, token] = len(nodes)
@@ -156,3 +163,9 @@ def pack_draws(drafts: DraftDraws, roots: np.ndarray, kept: np.ndarray) -> Token
     tree = TokenTree.from_nodes(trees)
     tree.draws = draws
     return tree
+
+
+def _same_bits(drafts: DraftDraws, sequence: int, one: int, other: int) -> bool:
+    """Whether two expanded nodes of a sequence have the same distribution, in the same order."""
+    arrays = drafts.ids[sequence], drafts.log_probs[sequence]
+    return all(np.array_equal(array[one], array[other]) for array in arrays)

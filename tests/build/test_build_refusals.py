@@ -16,11 +16,12 @@ import pytest
 import build_engines
 from methods import READS, MethodSettings, check_method, read_methods
 from model_defs.calibration import calibrate
+from model_defs.drafters import DRAFTERS
 from model_defs.files import read_tensors
-from redraft.bundle import BundleConfig
+from redraft.bundle import BundleConfig, BundleError
 from redraft.engines import memory
 from tests.build.commands import invoke
-from tests.engines.tiny import LIMITS, tiny_drafter, tiny_drafter_of, tiny_target
+from tests.engines.tiny import DRAFTING, LIMITS, tiny_drafter, tiny_drafter_of, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
 run = partial(invoke, build_engines.main)
@@ -42,10 +43,14 @@ RANDOM = ["--drafter", "DRAFTER", "--construction"]
         ("[a]", "[a]: expected a drafter, ngram = true or construction = 'ngram_trie'"),
         ("[a]\nbeam_width = 2", "[a]: --beam-width 2: expected a drafter, ngram = true or construction = "),
         ("[a]\nngram = true\nconstruction = 'best'", "[a]: --construction best: only for beam search and random draws"),
-        ("[a]\nngram = true\nconstruction = 'chain'", "and this method drafts by the n-gram branch alone"),
+        ("[a]\nngram = true\nconstruction = 'chain'", "drafts by the n-gram branch alone, which has no drafter"),
         ("[a]\nngram = true\ntoken_info = 'bf16'", "--token-info bf16: only for beam search and random draws, and "),
         ("[a]\nngram = true\nresample_above = 0", "--resample-above 0: only for beam search, and "),
         ("[a]\nconstruction = 'ngram_trie'\nbeam_length = 3", "this method drafts by n-gram retrieval"),
+        (
+            "[a]\nngram = true\nconstruction = 'independent'",
+            "which has no drafter: no candidates to build other trees of, and no probabilities to draw from",
+        ),
         ("[a]\nconstruction = 'ngram_trie'\nngram = true", "'ngram_trie' does not go with other trees"),
         (
             "[a]\nconstruction = 'ngram_trie'\ndrafter = 'd'",
@@ -136,6 +141,15 @@ def test_what_cannot_work_is_refused(model, tmp_path, options, message):
     assert done.exit_code == 1
     assert message in done.output
     assert not list(tmp_path.glob("*b*partial")) + list(tmp_path.glob("b"))
+
+
+def test_any_drafter_that_leaves_a_chain_may_be_drafted_from_again(monkeypatch):
+    config = BundleConfig.model_construct(limits=LIMITS)
+    method = DRAFTING.model_copy(update={"drafter": "recurrent", "resample_above": 0})
+    with pytest.raises(BundleError, match="only drafters 'hidden_state' leave a chain behind, this is 'recurrent'"):
+        check_method("a", method, config)
+    monkeypatch.setattr(DRAFTERS["recurrent"], "has_raw_logits", True)
+    check_method("a", method, config)
 
 
 def test_every_setting_matters_to_some_method():

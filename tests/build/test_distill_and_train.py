@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 
 from model_defs.attention import causal_attend
 from model_defs.config import RopeConfig, TargetConfig
+from model_defs.eagle import EagleDrafter
+from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.target import Target
 from tests.engines.tiny import LIMITS, tiny_bundle, tiny_target
 
@@ -179,6 +182,10 @@ def test_a_gpu_carries_the_32k_most_frequent_of_more_than_40k_tokens():
     sizes = (49_152, 40_001, 40_000, 111)
     assert [train_drafter.usual_rows(size, "cuda") for size in sizes] == [32768, 32768, 40_000, 111]
     assert [train_drafter.usual_rows(size, "cpu") for size in sizes] == [12288, 12288, 12288, 111]
+    settings = partial(train_drafter.settings_of, HiddenStateDrafter, vocab_size=49_152)
+    assert settings(["info_rank=8"], device="cuda") == {"info_vocabulary": "32768", "info_rank": "8"}
+    assert settings(["info_vocabulary=9"], device="cuda") == {"info_vocabulary": "9"}
+    assert settings([], device="cpu") == train_drafter.settings_of(EagleDrafter, [], 49_152, "cuda") == {}
 
 
 @pytest.mark.parametrize("drafter", SHAPES)

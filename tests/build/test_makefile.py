@@ -140,6 +140,17 @@ def test_bench_tunes_a_copy_of_the_methods_and_says_what_it_leaves_out():
     assert commands.count("left out: ") == 4
 
 
+def test_what_drafters_are_judged_by_is_distilled_apart(tmp_path):
+    teacher = f"TEACHER={tmp_path}/teacher"
+    teaching, judging = dry_run("distill", teacher).replace("\\\n", "").split("build/distill.py")[1:]
+    assert "--held-out" not in teaching
+    assert f"--output {tmp_path}/teacher-held-out" in judging
+    assert judging.split()[-1] == "--held-out"
+    assert "held-out" not in dry_run("train", teacher)
+    (tmp_path / "teacher-held-out").mkdir()
+    assert f"--data {tmp_path}/teacher --data {tmp_path}/teacher-held-out --output" in dry_run("train", teacher)
+
+
 @pytest.mark.parametrize(
     ("drafter", "flags"),
     [

@@ -121,6 +121,37 @@ def test_a_tree_that_is_not_the_default_stays(runtime, monkeypatch, construction
     assert (table.construction, table.ngram) == (construction, False)
 
 
+def test_a_method_that_drafts_from_what_was_served_is_measured_when_it_has_served(runtime, monkeypatch):
+    monkeypatch.setattr(tune, "BUDGETS", (0, 8))
+    monkeypatch.setattr(tune, "RUNNING", (1,))
+    monkeypatch.setattr(tune, "ROUNDS", 2)
+    runtime.plans[TOY] = DraftingPlan("ngram_trie", budget=BudgetTable.constant(4))
+    cold, warm = (
+        tune.tune(runtime, TOY, ["hello"], 24, lambda text: None, others) for others in ([], ["hello", "world"])
+    )
+    lengths = [table.measured["acceptance"]["ngram_trie"]["greedy"]["8"] for table in (cold, warm)]
+    assert lengths[0] < 1.5
+    assert lengths[1] > 4, "it has answered the same prompt before"
+
+
+def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
+    tokenizer, limits = toy_tokenizer().to_str(), LimitsInfo(slots=2, max_len=64, max_tree=6, prefill_chunk=16)
+    bundle = tiny_bundle(tmp_path, tiny_target(), "torch", tokenizer=tokenizer, limits=limits).path
+    (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    words = ["one", "two", "three", "four"]
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{word}"}}\n' for word in words))
+    given = []
+
+    def tuned(runtime, name, prompts, tokens, say, others):
+        given.extend([prompts, others])
+        return BudgetTable.constant(0)
+
+    monkeypatch.setattr(tune, "tune", tuned)
+    monkeypatch.setattr(tune, "show", lambda *_: None)
+    tune.main(bundle, tmp_path / "prompts.jsonl", None, 2, 4, 1)
+    assert given == [["one", "three"], ["two", "four"]]
+
+
 def test_two_ranks_are_tuned_as_make_starts_them(tmp_path):
     """Rank 0 writes the table and shows it whole; both ranks end."""
     config = dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201)

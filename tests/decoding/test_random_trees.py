@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, pack_draws
+from redraft.decoding.rejection import k_seq, multi_round
 from redraft.engines.interface import DraftDraws, DraftSampling
+from tests.decoding.laws import law
 from tests.decoding.test_token_tree import paths
 from tests.toy_drafter import reference_draws
 
@@ -122,6 +124,24 @@ def test_repeats_share_a_node():
     tree = pack_draws(drafts, np.array([90, 91, 92], np.int32), np.ones((3, 5), bool))
     assert (tree.sizes < 6).any()
     assert [len(draws[0].children) for draws in tree.draws] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("rule", [multi_round, k_seq])
+def test_a_path_that_was_expanded_twice_with_other_bits_keeps_the_targets_law(rule):
+    """Two sequences share the path [5], whose expansions list its next tokens in another order, with another p."""
+    ids = np.array([[[5, 6], [7, 8], [8, 7]]], np.int32)
+    p = np.array([[[0.5, 0.5], [0.7, 0.3], [0.4, 0.6]]])
+    q = np.array([0, 0, 0, 0, 0, 0, 0, 0.2, 0.8])
+    total = np.zeros_like(q)
+    for first, second in np.ndindex(2, 2):
+        draws = np.array([[0, 0, 2 + first, 4 + second]], np.int32)
+        drafts = DraftDraws(ids, np.log(p).astype(np.float32), draws)
+        tree = pack_draws(drafts, np.array([1], np.int32), np.ones((1, 4), bool))
+        drawn = tree.draws[0][1]
+        tokens = [int(tree.tokens[0, child]) for child in drawn.children]
+        assert tokens == [int(drawn.ids[place]) for place in drawn.places] == [7 + first]
+        total += p[0, 1, first] * p[0, 2, second] * law(rule, q, drawn)[0]
+    np.testing.assert_allclose(total, q, atol=1e-6)
 
 
 def test_cold_requests_draw_the_most_probable():

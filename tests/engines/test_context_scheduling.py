@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from redraft.budget import BudgetTable
@@ -38,18 +40,25 @@ def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant)
 @pytest.mark.parametrize("backend", ["openvino", "torch"])
 def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, backend):
     engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=tiny_drafter_of(target, "hidden_state")))
-    totals = {}
+    drafted, draft = Counter[int | None](), engine.drafters[METHOD].draft
+
+    def counting(batch):
+        drafted[skip_above] += len(batch.slots)
+        return draft(batch)
+
+    engine.drafters[METHOD].draft = counting
     for skip_above in (None, 1):
         plan = DraftingPlan("best_first", ngram=True, budget=TABLE, resample_above=0, skip_above=skip_above)
-        tokens, scheduler = generate(engine, plan, cancelled=(1, 2))
-        totals[skip_above] = scheduler.totals
+        tokens, _ = generate(engine, plan, cancelled=(1, 2))
         for key, ids in tokens.items():
             assert ids == expected[key], (skip_above, key)
         assert len(tokens) >= 5
+    assert 0 < drafted[1] < drafted[None], "where enough is left of a chain nothing new is drafted"
 
 
-def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path):
-    """A chain that knows the text, beside drafts that never do."""
+@pytest.mark.parametrize("skip_above", [None, 0])
+def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip_above):
+    """A chain that knows the text, beside drafts that never do, or in place of one."""
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state", hot=None)))
 
     def run(plan: DraftingPlan | None) -> Sequence:
@@ -63,6 +72,7 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path):
         return running[-1]
 
     def knowing(batch):
+        calls.append(len(batch.slots))
         drafted = draft(batch)
         drafted.candidates[:] = next(token for token in range(VOCAB) if token not in text)
         for logits, token in zip(drafted.raw_logits[0], text[20 - running[-1].remaining :], strict=False):
@@ -70,12 +80,13 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path):
             logits[token] = 50
         return drafted
 
-    running, text, draft = list[Sequence](), list[int](), engine.drafters[METHOD].draft
+    running, text, calls, draft = list[Sequence](), list[int](), list[int](), engine.drafters[METHOD].draft
     run(None)
     engine.drafters[METHOD].draft = knowing
-    plan = DraftingPlan("best_first", budget=BudgetTable.constant(6), resample_above=0, skip_above=0)
+    plan = DraftingPlan("best_first", budget=BudgetTable.constant(6), resample_above=0, skip_above=skip_above)
     stats = run(plan).stats
     assert stats.reused == stats.accepted > 8
+    assert calls == [1] * (stats.steps if skip_above is None else stats.steps // 2)
 
 
 @pytest.mark.parametrize(("variant", "first"), [("hidden_state", 1), ("draft_lm", 0)])
