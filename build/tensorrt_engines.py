@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from plugins.cuda.compile import ptx
 from plugins.cuda.declaration import NAMESPACE
@@ -104,13 +107,14 @@ class EngineBuilder:
         serialized = builder.build_serialized_network(definition, options)
         if serialized is None:
             raise self._failure(network, messages, rank)
-        if timings:
-            timings.parent.mkdir(parents=True, exist_ok=True)
-            partial = timings.with_name(f"{timings.name}.{os.getpid()}")
-            partial.write_bytes(options.get_timing_cache().serialize())
-            partial.replace(timings)
         engine = network.with_suffix(".engine")
         engine.write_bytes(serialized)
+        measured = options.get_timing_cache() if timings else None
+        if timings and measured is not None:
+            timings.parent.mkdir(parents=True, exist_ok=True)
+            partial = timings.with_name(f"{timings.name}.{os.getpid()}")
+            partial.write_bytes(measured.serialize())
+            partial.replace(timings)
         report = BuildReport(
             network_sha256=network_sha256(network),
             weight_bytes=weight_bytes(network),
@@ -131,12 +135,15 @@ class EngineBuilder:
                 register(kernel, architecture)
 
     def _timing_cache(self, options: Any) -> Path | None:
-        """Give TensorRT what earlier builds measured on such a GPU; the file for this build's measurements."""
+        """Give TensorRT what earlier builds measured on such a GPU, unless it refuses that; the file for this build's
+        measurements."""
         if not self.flavour.has_plugins:
             return None
-        path = CACHE / f"tensorrt-{'-'.join(self.versions.values())}.timings"
+        name = "-".join([*self.versions.values(), torch.cuda.get_device_name(self._device)])
+        path = CACHE / f"tensorrt-{re.sub(r'[^A-Za-z0-9.]+', '-', name)}.timings"
         known = path.read_bytes() if path.exists() else b""
-        options.set_timing_cache(options.create_timing_cache(known), False)
+        if not options.set_timing_cache(options.create_timing_cache(known), False):
+            options.set_timing_cache(options.create_timing_cache(b""), False)
         return path
 
     def _failure(self, network: Path, messages: Messages, rank: int) -> Exception:

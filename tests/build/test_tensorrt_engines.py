@@ -66,8 +66,21 @@ def test_measurements_are_kept_for_the_next_build(monkeypatch, tmp_path, cache):
     stand_in_tensorrt.install(monkeypatch, "tensorrt")
     for n in (1, 2):
         tiny_bundle(tmp_path / str(n), tiny_lm(), "tensorrt", "bf16", drafts=False, limits=LIMITS)
-        assert [path.name for path in cache.iterdir()] == ["tensorrt-11.4.0.106-9.0.timings"]
-        assert (cache / "tensorrt-11.4.0.106-9.0.timings").read_bytes() == b"measured " * n
+        (timings,) = cache.iterdir()
+        assert (timings.name, timings.read_bytes()) == ("tensorrt-11.4.0.106-9.0-the-GPU.timings", b"measured " * n)
+
+
+def test_measurements_that_tensorrt_refuses_are_replaced(monkeypatch, network, cache):
+    stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    timings = cache / "tensorrt-11.4.0.106-9.0-the-GPU.timings"
+    cache.mkdir()
+    timings.write_bytes(b"another GPU's")
+    builder().build_target(network)
+    assert timings.read_bytes() == b"measured "
+    monkeypatch.setattr(stand_in_tensorrt.Options, "set_timing_cache", lambda *_: False)
+    network.with_suffix(".engine").unlink()
+    builder().build_target(network)
+    assert network.with_suffix(".engine").exists(), "without measurements too"
 
 
 def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, tmp_path):

@@ -101,11 +101,13 @@ class Profile(dict):
 
 
 class Options:
+    """Takes timings of its own alone."""
+
     def __init__(self) -> None:
         self.profiles: list[Profile] = []
         self.preview: list[str] = []
         self.flags: list[str] = []
-        self.timings = b""
+        self.cache = None
 
     num_optimization_profiles = property(lambda self: len(self.profiles))
 
@@ -119,10 +121,13 @@ class Options:
         self.preview += [feature] * on
 
     def create_timing_cache(self, known: bytes):
-        return SimpleNamespace(serialize=lambda: known + b"measured ")
+        return SimpleNamespace(known=known, serialize=lambda: known + b"measured ")
 
     def set_timing_cache(self, cache, ignore_mismatch):
-        self.cache = cache
+        accepted = not cache.known.replace(b"measured ", b"")
+        if accepted:
+            self.cache = cache
+        return accepted
 
     def get_timing_cache(self):
         return self.cache
