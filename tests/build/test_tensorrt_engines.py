@@ -9,10 +9,12 @@ import sys
 import pytest
 import torch
 
+import tensorrt_engines
 from build_engines import check_caches, info_bytes
 from model_defs.export_target import CacheShape, export_target_plugin
 from model_defs.token_info import InfoForm
 from networks import save
+from plugins import library
 from plugins.cuda import compile
 from plugins.tree_attention.tensorrt_form import tensorrt_form
 from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, LimitsInfo
@@ -68,6 +70,13 @@ def test_measurements_are_kept_for_the_next_build(monkeypatch, tmp_path, cache):
         tiny_bundle(tmp_path / str(n), tiny_lm(), "tensorrt", "bf16", drafts=False, limits=LIMITS)
         (timings,) = cache.iterdir()
         assert (timings.name, timings.read_bytes()) == ("tensorrt-11.4.0.106-9.0-the-GPU.timings", b"measured " * n)
+
+
+def test_a_stand_ins_measurements_stay_out_of_the_products_cache(monkeypatch, network):
+    stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    builder().build_target(network)
+    assert list(tensorrt_engines.CACHE.glob("*.timings"))
+    assert library.CACHE not in (tensorrt_engines.CACHE, *tensorrt_engines.CACHE.parents)
 
 
 def test_measurements_that_tensorrt_refuses_are_replaced(monkeypatch, network, cache):
