@@ -21,7 +21,7 @@ from plugins.tree_attention.tensorrt_plugin import KERNELS
 from redraft.bundle import BundleConfig, BundleError, file_sha256
 from redraft.engines import extents, gpu, memory
 from redraft.engines.extents import Extents, Shapes
-from redraft.engines.flavour import CAPABILITY, FLAVOURS, Flavour, Messages
+from redraft.engines.flavour import CAPABILITY, FLAVOURS, GPU, Flavour, Messages
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class EngineBuilder:
     def versions(self) -> dict[str, str]:
         """What the manifest says of the library and of the GPU that engines are for."""
         found = {self.flavour.backend: str(self._trt.__version__)}
-        return found if self._device is None else found | {CAPABILITY: gpu.capability(self._device)}
+        if self._device is None:
+            return found
+        return found | {CAPABILITY: gpu.capability(self._device), GPU: torch.cuda.get_device_name(self._device)}
 
     def build_target(self, network: Path, rank: int = 0) -> BuildReport:
         """NAME.engine of the network of a rank's target. Raises BundleError; MemoryError without a
@@ -139,8 +141,8 @@ class EngineBuilder:
         measurements."""
         if not self.flavour.has_plugins:
             return None
-        name = "-".join([*self.versions.values(), torch.cuda.get_device_name(self._device)])
-        path = CACHE / f"tensorrt-{re.sub(r'[^A-Za-z0-9.]+', '-', name)}.timings"
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", " ".join(self.versions.values()))
+        path = CACHE / f"tensorrt-{name}.timings"
         known = path.read_bytes() if path.exists() else b""
         if not options.set_timing_cache(options.create_timing_cache(known), False):
             options.set_timing_cache(options.create_timing_cache(b""), False)

@@ -44,7 +44,7 @@ class TensorRTEngine:
         flavour = FLAVOURS[bundle.config.backend]
         library, device = flavour.module(), gpu.device()
         gpu.require_capability(device, f"engines of {flavour.title}", flavour.oldest_gpu)
-        require_fit(bundle, flavour, str(library.__version__), gpu.capability(device))
+        require_fit(bundle, flavour, str(library.__version__), device)
         gpu.require_precision(device, bundle.config.precision)
         self._stream, self._results = Stream(device), Results(device)
         self._bundle, self._rank, self._free, self.gather = bundle, rank, gpu.free_bytes(device), gather

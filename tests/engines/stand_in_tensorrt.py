@@ -37,7 +37,7 @@ DTYPES = {
 
 
 class ILogger:
-    INTERNAL_ERROR, ERROR, WARNING = "internal error", "error", "warning"
+    INTERNAL_ERROR, ERROR, WARNING, INFO = "internal error", "error", "warning", "info"
 
 
 class NetworkDefinitionCreationFlag(IntEnum):

@@ -166,6 +166,25 @@ def test_engines_of_another_gpu_or_version_are_refused(monkeypatch, tmp_path, ba
         load_engine(dataclasses.replace(bundle, manifest=manifest))
 
 
+def test_another_model_of_the_gpu_is_a_warning(monkeypatch, tmp_path, capfd):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    assert bundle.manifest.versions["gpu"] == "the GPU"
+    load_engine(bundle)
+    assert "built on" not in capfd.readouterr().err
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a small one")
+    load_engine(bundle)
+    assert "was built on the GPU, this is a small one: for its best speed on this machine" in capfd.readouterr().err
+
+
+def test_what_the_library_warns_of_is_said(monkeypatch, capfd):
+    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
+    messages = Messages(trt)
+    for severity in ("WARNING", "ERROR", "INFO"):
+        messages.logger.log(getattr(trt.ILogger, severity), f"{severity} of 5 bytes")
+    assert messages.text == "ERROR of 5 bytes"
+    assert capfd.readouterr().err == "tensorrt_rtx: WARNING of 5 bytes\n"
+
+
 def test_an_engine_for_other_extents_is_refused(monkeypatch, tmp_path):
     """As many profiles as expected, one for fewer slots."""
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path)
