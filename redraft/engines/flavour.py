@@ -90,6 +90,11 @@ class Messages:
         words = self.text.lower().replace(" ", "").replace("_", "")
         return any(sign in words for sign in ("outofmemory", "cudaerrormemoryallocation", "insufficientmemory"))
 
+    def require_memory(self) -> None:
+        """Raise torch.OutOfMemoryError where one of them says that memory did not suffice."""
+        if self.out_of_memory:
+            raise torch.OutOfMemoryError(self.text)
+
 
 def require_fit(bundle: Bundle, flavour: Flavour, version: str, device: torch.device) -> None:
     """Raise BundleError where engines were built by another version than this, or for another compute capability than

@@ -92,20 +92,27 @@ class Step:
     """A context with the buffers of one extent: `inputs` to be filled, `outputs` to be read, on the device."""
 
     def __init__(
-        self, context: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor], stream: Stream, flavour: Flavour
+        self,
+        context: Any,
+        inputs: dict[str, Tensor],
+        outputs: dict[str, Tensor],
+        stream: Stream,
+        flavour: Flavour,
+        messages: Messages,
     ):
         self.inputs, self.outputs = inputs, outputs
-        self._context, self._stream, self._flavour = context, stream, flavour
+        self._context, self._stream, self._flavour, self._messages = context, stream, flavour, messages
         self._graph: torch.cuda.CUDAGraph | None = None
         self._executed = False
 
     def execute(self, fixed: bool) -> None:
         """Enqueue. With `fixed` the second time is captured in a CUDA graph, where that is possible, which all later
-        ones replay."""
+        ones replay. Raises torch.OutOfMemoryError, and RuntimeError where the library refuses for another reason."""
         if self._graph is None and fixed and self._executed and self._stream.on_gpu and self._capturable():
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream.cuda, capture_error_mode="thread_local"):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream.cuda, capture_error_mode="thread_local"):
                 self._enqueue()
+            self._graph = graph
         if self._graph is not None:
             self._graph.replay()
         else:
@@ -118,7 +125,8 @@ class Step:
 
     def _enqueue(self) -> None:
         if not self._context.execute_async_v3(self._stream.handle):
-            raise RuntimeError("TensorRT could not enqueue a step; its log says why")
+            self._messages.require_memory()
+            raise RuntimeError(f"TensorRT could not enqueue a step: {self._messages.text}")
 
 
 class Session:
@@ -144,7 +152,7 @@ class Session:
         self._runtime = trt.Runtime(self._messages.logger)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
-            self._require_memory()
+            self._messages.require_memory()
             about = "" if communicator is None else ABOUT_NCCL
             raise BundleError(
                 f"{flavour.title} cannot load {path}: {self._messages.text}; rebuild the bundle here{about}"
@@ -206,7 +214,7 @@ class Session:
             strategy if self._flavour.has_plugins else self._compiling(strategy, fixed)
         )
         if context is None:
-            self._require_memory()
+            self._messages.require_memory()
             raise RuntimeError(f"TensorRT cannot make a context for profile {profile}: {self._messages.text}")
         context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
         if not context.set_optimization_profile_async(profile, self._stream.handle):
@@ -222,11 +230,6 @@ class Session:
         config.set_execution_context_allocation_strategy(strategy)
         config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER if fixed else kinds.LAZY
         return config
-
-    def _require_memory(self) -> None:
-        """Raise torch.OutOfMemoryError where the library says that memory did not suffice."""
-        if self._messages.out_of_memory:
-            raise torch.OutOfMemoryError(self._messages.text)
 
     def _bind(self, context: Any, extent: Extent, caches: Mapping[str, Tensor]) -> Step:
         leading = self._shapes(extent)
@@ -248,7 +251,7 @@ class Session:
         for name, tensor in (*inputs.items(), *outputs.items()):
             if not context.set_tensor_address(name, tensor.data_ptr()):
                 raise RuntimeError(f"TensorRT does not take the address of {name}: {self._messages.text}")
-        return Step(context, inputs, outputs, self._stream, self._flavour)
+        return Step(context, inputs, outputs, self._stream, self._flavour, self._messages)
 
     def _dtype(self, name: str) -> torch.dtype:
         return DTYPES[self._engine.get_tensor_dtype(name).name]

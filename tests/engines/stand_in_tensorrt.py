@@ -202,7 +202,8 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 class Engine:
-    def __init__(self, blob: bytes):
+    def __init__(self, blob: bytes, logger: ILogger):
+        self.logger = logger
         head, _, network = blob.partition(b"\n")
         self.head, self.model = json.loads(head), onnx.load_from_string(network)
         self.values = {value.name: value for value in (*self.model.graph.input, *self.model.graph.output)}
@@ -318,7 +319,7 @@ class Runtime:
         if not blob.startswith(b"{"):
             self.logger.log(ILogger.ERROR, "magic tag does not match")
             return None
-        return Engine(blob)
+        return Engine(blob, self.logger)
 
 
 def install(monkeypatch, name: str, capability: str = "9.0") -> ModuleType:

@@ -245,6 +245,23 @@ def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
             call()
 
 
+def test_a_step_that_the_library_refuses_says_why(monkeypatch, tmp_path):
+    """With what would fit where it is memory that it lacks."""
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False))
+    reasons = iter(["kernel 3 failed", "Requested size was 5 bytes: OutOfMemory"])
+
+    def refuse(context, stream):
+        context.engine.logger.log(stand_in_tensorrt.ILogger.ERROR, next(reasons))
+        return False
+
+    monkeypatch.setattr(stand_in_tensorrt.Context, "execute_async_v3", refuse)
+    batch = make_batch([chain(0, [], [1])], words=1)
+    with pytest.raises(RuntimeError, match="TensorRT could not enqueue a step: kernel 3 failed"):
+        engine.execute(batch)
+    with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
+        engine.execute(batch)
+
+
 def test_an_address_that_is_not_taken_is_named(monkeypatch, tmp_path):
     bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
     monkeypatch.setattr(stand_in_tensorrt.Context, "set_tensor_address", lambda _, name, address: name != "k_cache.1")
