@@ -311,3 +311,25 @@ def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
             BundleError, match=rf"does not fit this GPU: about .* \(weights {size / 1e9:.2f}.*; {remedy}"
         ):
             load_engine(bundle)
+
+
+def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, tmp_path):
+    """In the target's, in both of a drafter's, and where tokens are chosen."""
+    options = {"trained": tiny_drafter_of(target, "hidden_state"), "resample_above": 0}
+    engine = load_engine(tiny_bundle(tmp_path, target, "torch", **options))
+    drafter, tree = engine.drafters[METHOD], make_batch([chain(0, [], [5, 6, 7])])
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def refused(call):
+        with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed"):
+            call()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("redraft.engines.torch.choose", full)
+        refused(lambda: engine.execute(tree))
+    monkeypatch.setattr(FixedCalls, "_made", full)
+    refused(lambda: engine.execute(make_batch([chain(0, [], [5] * 9)])))
+    refused(lambda: drafter.draft(draft_batch(3)))
+    refused(lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)))
