@@ -58,7 +58,7 @@ def unaligned_caches(config: BundleConfig, max_len: int) -> list[int]:
 
 
 def output_bytes(config: BundleConfig) -> int:
-    """Of the largest step's logits."""
+    """Of the largest step's logits, where those of all others lie too."""
     return config.limits.slots * config.limits.max_tree * config.target.vocab_size * WIDTH.get(config.precision, 2)
 
 

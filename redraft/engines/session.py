@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from redraft.bundle import BundleError
 from redraft.engines.extents import Extent, Extents, Shapes, profile_ranges, shape_of
 from redraft.engines.flavour import Flavour, Messages
+from redraft.engines.transfer import Pinned
 
 UPDATED = ".updated"
 """Behind a cache's name: the output that is the same memory."""
@@ -65,18 +67,14 @@ class Stream:
 
 
 class HostBuffers:
-    """Pinned copies of what a step takes."""
+    """Pinned copies of what a step takes, each input's in memory of its own."""
 
     def __init__(self, stream: Stream):
-        self._stream = stream
-        self._kept: dict[tuple[str, torch.Size], Tensor] = {}
+        self._pinned = Pinned(stream.on_gpu)
 
     def send(self, array: np.ndarray, to: Tensor, name: str) -> None:
         """Enqueue a copy of an array to the first places of a tensor; those behind get zeros."""
-        key = (name, to.shape)
-        if key not in self._kept:
-            self._kept[key] = torch.zeros(to.shape, dtype=to.dtype, pin_memory=self._stream.on_gpu)
-        kept = self._kept[key]
+        kept = self._pinned.like(to, name)
         kept[: len(array)] = torch.from_numpy(array)
         kept[len(array) :] = 0
         to.copy_(kept, non_blocking=True)
@@ -194,10 +192,14 @@ class Session:
         self._prefill = self._prefill or self._context(len(self._made_for.profiles) - 1, fixed=False)
 
     def step(self, number: int) -> Step:
-        """The context and buffers of one of the engine's step profiles, made when first asked for."""
-        if number not in self._steps:
-            extent, profile = self._made_for.steps[number], self._made_for.profile_of(number)
-            self._steps[number] = self._bind(self._context(profile, fixed=True), extent, self._caches)
+        """The context and buffers of one of the engine's step profiles, made when first asked for. All have their
+        outputs in those of the largest, which is made first: they are valid until the next step."""
+        largest = len(self._made_for.steps) - 1
+        for wanted in (largest, number):
+            if wanted not in self._steps:
+                extent, profile = self._made_for.steps[wanted], self._made_for.profile_of(wanted)
+                outputs = self._steps[largest].outputs if self._steps else {}
+                self._steps[wanted] = self._bind(self._context(profile, fixed=True), extent, self._caches, outputs)
         return self._steps[number]
 
     def prefill(self, extent: Extent, slot: int | None = None) -> Step:
@@ -205,7 +207,7 @@ class Session:
         caches = self._caches if slot is None else {name: x[slot : slot + 1] for name, x in self._caches.items()}
         if self._prefill is None:
             self._prefill = self._context(len(self._made_for.profiles) - 1, fixed=False)
-        return self._bind(self._prefill, extent, caches)
+        return self._bind(self._prefill, extent, caches, {})
 
     def _context(self, profile: int, fixed: bool) -> Any:
         """A new context of a profile, of one shape or of many."""
@@ -231,7 +233,8 @@ class Session:
         config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER if fixed else kinds.LAZY
         return config
 
-    def _bind(self, context: Any, extent: Extent, caches: Mapping[str, Tensor]) -> Step:
+    def _bind(self, context: Any, extent: Extent, caches: Mapping[str, Tensor], within: Mapping[str, Tensor]) -> Step:
+        """A context with buffers of an extent; outputs lie in those of `within` unless it is empty."""
         leading = self._shapes(extent)
         inputs, outputs = dict[str, Tensor](), dict[str, Tensor]()
         for name in self.inputs:
@@ -246,7 +249,10 @@ class Session:
             aliased = inputs.get(name.removesuffix(UPDATED)) if name.endswith(UPDATED) else None
             if aliased is None:
                 shape = tuple(context.get_tensor_shape(name))
-                aliased = torch.zeros(shape, dtype=self._dtype(name), device=self._stream.device)
+                if within:
+                    aliased = within[name].flatten()[: math.prod(shape)].view(shape)
+                else:
+                    aliased = torch.zeros(shape, dtype=self._dtype(name), device=self._stream.device)
             outputs[name] = aliased
         for name, tensor in (*inputs.items(), *outputs.items()):
             if not context.set_tensor_address(name, tensor.data_ptr()):

@@ -269,6 +269,29 @@ def test_an_address_that_is_not_taken_is_named(monkeypatch, tmp_path):
         load_engine(bundle)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_of_all_extents_are_in_the_largest_ones(backend, monkeypatch, tmp_path):
+    """So that the logits that are counted, where memory does not suffice, are those of one step."""
+    drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=drafter))
+    for session in (engine._target.session, engine.drafters[METHOD]._session):
+        session.make_contexts()
+        largest = session._steps[max(session._steps)].outputs
+        for step in session._steps.values():
+            for name, output in step.outputs.items():
+                assert output.data_ptr() == largest[name].data_ptr()
+                assert output.numel() <= largest[name].numel()
+
+
+def test_prompts_of_every_length_are_sent_from_the_same_memory(monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False))
+    sizes = []
+    for count in (16, *range(9, 17)):
+        engine.execute(make_batch([chain(0, [], [5] * count, causal=True)], words=1))
+        sizes.append(sum(len(memory) for memory in engine._target._host._pinned._memory.values()))
+    assert len(set(sizes)) == 1
+
+
 def test_an_engine_can_be_closed_twice(monkeypatch, tmp_path):
     engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path))
     for _ in range(2):
