@@ -6,6 +6,7 @@ Rows and sequences are padded to a few numbers, so that each shape is prepared o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -50,7 +51,8 @@ class TorchEngine:
     """A bundle's programs, and caches in the bundle's precision. Of several ranks, one's: see `OpenVINOEngine`."""
 
     def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
-        """Raises BundleError where the GPU's kernels do not fit the bundle, or its memory does not suffice."""
+        """Says on stderr which device executes. Raises BundleError where the GPU's kernels do not fit the bundle, or
+        its memory does not suffice."""
         if threads is not None:
             torch.set_num_threads(threads)
         self.gather = gather
@@ -58,6 +60,7 @@ class TorchEngine:
         if device.type == "cuda":
             require_kernels(bundle, device)
             free = gpu.free_bytes(device)
+        print(f"{bundle.path} executes on {gpu.describe(device)}", file=sys.stderr)
         self._within_memory = partial(memory.within, bundle, rank, ".pt2", free)
         with self._within_memory():
             self._load(bundle, rank, device)
