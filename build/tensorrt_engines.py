@@ -17,11 +17,11 @@ from plugins.cuda.compile import ptx
 from plugins.cuda.declaration import NAMESPACE
 from plugins.cuda.quick_plugin import register
 from plugins.library import CACHE, BuildError
-from plugins.tree_attention.tensorrt_plugin import KERNELS
+from plugins.tree_attention.tensorrt_plugin import HEAD_SIZES, KERNELS
 from redraft.bundle import BundleConfig, BundleError, file_sha256
 from redraft.engines import extents, gpu, memory
 from redraft.engines.extents import Extents, Shapes
-from redraft.engines.flavour import CAPABILITY, FLAVOURS, GPU, Flavour, Messages
+from redraft.engines.flavour import CAPABILITY, FLAVOURS, GPU, TENSORRT_RTX, Flavour, Messages
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,16 @@ class BuildReport:
 
 class EngineBuilder:
     """The library of a bundle's backend and what it builds for. Raises BundleError where library, GPU, driver or nvcc
-    is missing, or the GPU too old."""
+    is missing, the GPU too old, or the target's heads are not the plugins'."""
 
     def __init__(self, config: BundleConfig):
         self._config = config
         self.flavour: Flavour = FLAVOURS[config.backend]
+        if self.flavour.has_plugins and (size := config.target.head_size) not in HEAD_SIZES:
+            raise BundleError(
+                f"heads of size {size}, and {self.flavour.title}'s plugins take {', '.join(map(str, HEAD_SIZES))}; "
+                f"--backend {TENSORRT_RTX.backend} takes any"
+            )
         self._device = gpu.device() if self.flavour.has_plugins else None
         self._trt = self.flavour.module(config.tensor_parallel)
         if self._device:

@@ -174,6 +174,14 @@ def network(tmp_path):
     return tmp_path / "target.onnx"
 
 
+def test_heads_that_the_plugins_do_not_take_are_refused_before_anything_is_looked_for():
+    config = BundleConfig(
+        name="t", backend="tensorrt", precision="bf16", target=target_info(tiny_target()), limits=LIMITS, methods={}
+    )
+    with pytest.raises(BundleError, match=r"heads of size 32, .* take 64, 128; --backend tensorrt_rtx takes any"):
+        EngineBuilder(config)
+
+
 def test_a_gpu_that_the_kernels_are_not_for_is_refused(monkeypatch, cache):
     stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="7.5")
     with pytest.raises(BundleError, match=r"the GPU has compute capability 7\.5: .* need 8\.0 or later; take a newer"):
