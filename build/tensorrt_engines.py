@@ -86,7 +86,7 @@ class EngineBuilder:
         flags = [trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED]
         if self.flavour.has_plugins:
             flags.append(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
-        builder = trt.Builder(messages.logger)
+        builder = messages.given_to(trt.Builder)
         definition = builder.create_network(sum(1 << int(flag) for flag in flags))
         parser = trt.OnnxParser(definition, messages.logger)
         if not parser.parse_from_file(str(network)):

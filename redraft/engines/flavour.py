@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -66,7 +67,8 @@ class Messages:
     def __init__(self, module: Any):
         self.errors: list[str] = []
         severe, errors = (module.ILogger.ERROR, module.ILogger.INTERNAL_ERROR), self.errors
-        warning, library = module.ILogger.WARNING, module.__name__
+        self._library = library = module.__name__
+        warning = module.ILogger.WARNING
 
         class Logger(module.ILogger):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
@@ -79,6 +81,16 @@ class Messages:
                     print(f"{library}: {message}", file=sys.stderr, flush=True)
 
         self.logger = Logger()
+
+    def given_to(self, maker: Callable[[Any], Any]) -> Any:
+        """What a library's `Builder` or `Runtime` makes of the logger. Raises BundleError where it cannot start."""
+        try:
+            return maker(self.logger)
+        except TypeError as error:  # as Python's layer says that nothing was made
+            raise BundleError(
+                f"{self._library} cannot start: {'; '.join(self.errors) or error}; see that nvidia-smi works and shows "
+                "free memory"
+            ) from None
 
     @property
     def text(self) -> str:

@@ -147,7 +147,7 @@ class Session:
         it has other profiles than `made_for`."""
         trt, self._flavour = flavour.module(), flavour
         self._messages = Messages(trt)
-        self._runtime = trt.Runtime(self._messages.logger)
+        self._runtime = self._messages.given_to(trt.Runtime)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
             self._messages.require_memory()

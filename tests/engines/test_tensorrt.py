@@ -19,6 +19,7 @@ from redraft.drafting import DraftingPlan
 from redraft.engines import gpu, load_engine, tensorrt_drafter, tensorrt_target
 from redraft.engines.flavour import Messages
 from redraft.engines.tensorrt import TensorRTEngine
+from tensorrt_engines import EngineBuilder
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import draft_batch
 from tests.engines.ranks import answers
@@ -260,6 +261,26 @@ def test_a_step_that_the_library_refuses_says_why(monkeypatch, tmp_path):
         engine.execute(batch)
     with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
         engine.execute(batch)
+
+
+@pytest.mark.parametrize("name", ["Builder", "Runtime"])
+def test_a_library_that_cannot_start_says_why(name, monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path / "one", drafts=False)
+    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
+
+    def none(logger):
+        logger.log(stand_in_tensorrt.ILogger.ERROR, "CUDA initialization failure with error: 35")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(trt, name, none)
+    calls = {
+        "Builder": lambda: EngineBuilder(bundle.config).build_target(bundle.path / "target.onnx"),
+        "Runtime": lambda: load_engine(bundle),
+    }
+    with pytest.raises(
+        BundleError, match=r"^tensorrt_rtx cannot start: CUDA initialization failure .* 35; see that nvid"
+    ):
+        calls[name]()
 
 
 def test_an_address_that_is_not_taken_is_named(monkeypatch, tmp_path):
