@@ -1,4 +1,5 @@
-"""Print what an engine bundle is: its model, limits, methods, networks, and whether it can be loaded here."""
+"""Print what an engine bundle is: its model, limits, methods, networks. One that is damaged, or for another
+CPU, is refused; whether its GPU and library are here, only loading tells."""
 
 from __future__ import annotations
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from plugins.cuda.compile import ptx
 from plugins.cuda.declaration import NAMESPACE
 from plugins.cuda.quick_plugin import register
 from plugins.library import CACHE, BuildError
-from plugins.tree_attention.tensorrt_plugin import KERNELS
+from plugins.tree_attention.tensorrt_plugin import HEAD_SIZES, KERNELS
 from redraft.bundle import BundleConfig, BundleError, file_sha256
 from redraft.engines import extents, gpu, memory
 from redraft.engines.extents import Extents, Shapes
-from redraft.engines.flavour import CAPABILITY, FLAVOURS, Flavour, Messages
+from redraft.engines.flavour import CAPABILITY, FLAVOURS, GPU, TENSORRT_RTX, Flavour, Messages
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,16 @@ class BuildReport:
 
 class EngineBuilder:
     """The library of a bundle's backend and what it builds for. Raises BundleError where library, GPU, driver or nvcc
-    is missing, or the GPU too old."""
+    is missing, the GPU too old, or the target's heads are not the plugins'."""
 
     def __init__(self, config: BundleConfig):
         self._config = config
         self.flavour: Flavour = FLAVOURS[config.backend]
+        if self.flavour.has_plugins and (size := config.target.head_size) not in HEAD_SIZES:
+            raise BundleError(
+                f"heads of size {size}, and {self.flavour.title}'s plugins take {', '.join(map(str, HEAD_SIZES))}; "
+                f"--backend {TENSORRT_RTX.backend} takes any"
+            )
         self._device = gpu.device() if self.flavour.has_plugins else None
         self._trt = self.flavour.module(config.tensor_parallel)
         if self._device:
@@ -56,7 +64,9 @@ class EngineBuilder:
     def versions(self) -> dict[str, str]:
         """What the manifest says of the library and of the GPU that engines are for."""
         found = {self.flavour.backend: str(self._trt.__version__)}
-        return found if self._device is None else found | {CAPABILITY: gpu.capability(self._device)}
+        if self._device is None:
+            return found
+        return found | {CAPABILITY: gpu.capability(self._device), GPU: torch.cuda.get_device_name(self._device)}
 
     def build_target(self, network: Path, rank: int = 0) -> BuildReport:
         """NAME.engine of the network of a rank's target. Raises BundleError; MemoryError without a
@@ -76,7 +86,7 @@ class EngineBuilder:
         flags = [trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED]
         if self.flavour.has_plugins:
             flags.append(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
-        builder = trt.Builder(messages.logger)
+        builder = messages.given_to(trt.Builder)
         definition = builder.create_network(sum(1 << int(flag) for flag in flags))
         parser = trt.OnnxParser(definition, messages.logger)
         if not parser.parse_from_file(str(network)):
@@ -104,13 +114,14 @@ class EngineBuilder:
         serialized = builder.build_serialized_network(definition, options)
         if serialized is None:
             raise self._failure(network, messages, rank)
-        if timings:
-            timings.parent.mkdir(parents=True, exist_ok=True)
-            partial = timings.with_name(f"{timings.name}.{os.getpid()}")
-            partial.write_bytes(options.get_timing_cache().serialize())
-            partial.replace(timings)
         engine = network.with_suffix(".engine")
         engine.write_bytes(serialized)
+        measured = options.get_timing_cache() if timings else None
+        if timings and measured is not None:
+            timings.parent.mkdir(parents=True, exist_ok=True)
+            partial = timings.with_name(f"{timings.name}.{os.getpid()}")
+            partial.write_bytes(measured.serialize())
+            partial.replace(timings)
         report = BuildReport(
             network_sha256=network_sha256(network),
             weight_bytes=weight_bytes(network),
@@ -131,12 +142,15 @@ class EngineBuilder:
                 register(kernel, architecture)
 
     def _timing_cache(self, options: Any) -> Path | None:
-        """Give TensorRT what earlier builds measured on such a GPU; the file for this build's measurements."""
+        """Give TensorRT what earlier builds measured on such a GPU, unless it refuses that; the file for this build's
+        measurements."""
         if not self.flavour.has_plugins:
             return None
-        path = CACHE / f"tensorrt-{'-'.join(self.versions.values())}.timings"
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", " ".join(self.versions.values()))
+        path = CACHE / f"tensorrt-{name}.timings"
         known = path.read_bytes() if path.exists() else b""
-        options.set_timing_cache(options.create_timing_cache(known), False)
+        if not options.set_timing_cache(options.create_timing_cache(known), False):
+            options.set_timing_cache(options.create_timing_cache(b""), False)
         return path
 
     def _failure(self, network: Path, messages: Messages, rank: int) -> Exception:

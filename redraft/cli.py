@@ -43,7 +43,8 @@ def serve(
     metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of the engine, of each rank; default: all cores.")
+        int | None,
+        typer.Option(min=1, help="Threads of the engine, of each rank; default: all cores, or a rank's share."),
     ] = None,
     max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
     stream_interval_ms: Annotated[

@@ -41,6 +41,14 @@ def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
     share((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "exports")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def timings_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a stand-in for TensorRT measures stays out of the product's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorrt_engines.CACHE", tmp_path_factory.mktemp("timings"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The default target's folder, fetched when it is not there."""

@@ -63,6 +63,11 @@ def connect(comm: MPI.Intracomm) -> None:
         ) from None
 
 
+def disconnect() -> None:
+    """End the default group and its NCCL communicator, on all ranks: behind what uses it."""
+    distributed.destroy_process_group()
+
+
 def communicator() -> Any:
     """The connected ranks' `ncclComm_t`, in a capsule as TensorRT's Python layer takes it; torch's to destroy. Raises
     RuntimeError where there is none for this rank's GPU."""

@@ -20,6 +20,10 @@ from plugins.library import CACHE, BuildError
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 FLAGS = ["-std=c++17", "-O3"]
 PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
+REMEDY = (
+    "it compiles the CUDA kernels and needs no GPU. Install it with pip install -r requirements.txt "
+    f"({', '.join(PACKAGES)}), or set NVCC"
+)
 
 
 class Resources(NamedTuple):
@@ -92,16 +96,18 @@ def nvcc() -> Path:
             Path(path) for path in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if path and Path(path).exists()
         ]
     if not found:
-        raise BuildError(
-            f"nvcc not found{f' at NVCC={chosen}' if chosen else ''}: it compiles the CUDA kernels and needs no GPU. "
-            f"Install it with pip install -r requirements.txt ({', '.join(PACKAGES)}), or set NVCC"
-        )
+        raise BuildError(f"nvcc not found{f' at NVCC={chosen}' if chosen else ''}: {REMEDY}")
     return found[0]
 
 
 @cache
 def _version(compiler: Path) -> str:
-    return subprocess.run([str(compiler), "--version"], capture_output=True, text=True, check=True).stdout
+    run = subprocess.run([str(compiler), "--version"], capture_output=True, text=True)
+    if run.returncode:
+        raise BuildError(
+            f"{compiler} --version failed with {run.returncode} ({(run.stdout + run.stderr).strip()}): {REMEDY}"
+        )
+    return run.stdout
 
 
 def _nvcc(arguments: list[str]) -> str:

@@ -72,17 +72,10 @@ class FixedCalls:
         except torch.OutOfMemoryError:
             if not self._tries_again:
                 raise
-            kept = len(self._calls)
             self._calls.clear()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        try:
-            return self._made(inputs, shapes)
-        except torch.OutOfMemoryError as error:
-            raise torch.OutOfMemoryError(
-                f"no memory for a call of the shapes {shapes}, with {kept} others given up; build the bundle with "
-                f"fewer --slots or a smaller --max-tree, or end what else runs on this device: {error}"
-            ) from None
+        return self._made(inputs, shapes)
 
     def _made(self, inputs: Inputs, shapes: dict[str, tuple[int, ...]]) -> _FixedCall:
         call = _FixedCall(shapes, inputs, self._device)

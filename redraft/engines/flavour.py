@@ -4,11 +4,16 @@ On a GPU neither was run."""
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from redraft.bundle import Bundle, BundleError
+from redraft.engines import gpu
 from redraft.engines.gpu import OLDEST_CAPABILITY
 
 
@@ -52,16 +57,18 @@ TENSORRT_RTX = Flavour(
     "tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.7", "1.7", (7, 5), False
 )
 FLAVOURS = {flavour.backend: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
-CAPABILITY = "compute_capability"
-"""The manifest's name for the GPU that an engine was built for."""
+CAPABILITY, GPU = "compute_capability", "gpu"
+"""The manifest's names for what an engine was built for: the GPU's compute capability, and which GPU it is."""
 
 
 class Messages:
-    """The errors that a library has logged."""
+    """The errors that a library has logged. Its warnings go to stderr."""
 
     def __init__(self, module: Any):
         self.errors: list[str] = []
         severe, errors = (module.ILogger.ERROR, module.ILogger.INTERNAL_ERROR), self.errors
+        self._library = library = module.__name__
+        warning = module.ILogger.WARNING
 
         class Logger(module.ILogger):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
@@ -70,8 +77,20 @@ class Messages:
             def log(self, severity: Any, message: str) -> None:
                 if severity in severe:
                     errors.append(message)
+                elif severity == warning:
+                    print(f"{library}: {message}", file=sys.stderr, flush=True)
 
         self.logger = Logger()
+
+    def given_to(self, maker: Callable[[Any], Any]) -> Any:
+        """What a library's `Builder` or `Runtime` makes of the logger. Raises BundleError where it cannot start."""
+        try:
+            return maker(self.logger)
+        except TypeError as error:  # as Python's layer says that nothing was made
+            raise BundleError(
+                f"{self._library} cannot start: {'; '.join(self.errors) or error}; see that nvidia-smi works and shows "
+                "free memory"
+            ) from None
 
     @property
     def text(self) -> str:
@@ -83,18 +102,25 @@ class Messages:
         words = self.text.lower().replace(" ", "").replace("_", "")
         return any(sign in words for sign in ("outofmemory", "cudaerrormemoryallocation", "insufficientmemory"))
 
+    def require_memory(self) -> None:
+        """Raise torch.OutOfMemoryError where one of them says that memory did not suffice."""
+        if self.out_of_memory:
+            raise torch.OutOfMemoryError(self.text)
 
-def require_fit(bundle: Bundle, flavour: Flavour, version: str, found: str) -> None:
-    """Raise BundleError where engines were built by another version than this, or for another GPU than the one found
-    (its compute capability)."""
+
+def require_fit(bundle: Bundle, flavour: Flavour, version: str, device: torch.device) -> None:
+    """Raise BundleError where engines were built by another version than this, or for another compute capability than
+    the GPU's. Says on stderr that they were built for another model of GPU, whose kernels may be slow here."""
     versions = bundle.manifest.versions
     rebuild = f"on this machine rebuild it with: {bundle.manifest.command}"
     if (built := versions.get(flavour.backend)) != version:
         raise BundleError(f"{bundle.path} was built by {flavour.title} {built}, this is {version}; {rebuild}")
-    if (wanted := versions.get(CAPABILITY)) not in (None, found):
+    if (wanted := versions.get(CAPABILITY)) not in (None, found := gpu.capability(device)):
         raise BundleError(
             f"{bundle.path} was built for a GPU of compute capability {wanted}, this one has {found}; {rebuild}"
         )
+    if (model := versions.get(GPU)) not in (None, own := torch.cuda.get_device_name(device)):
+        print(f"{bundle.path} was built on {model}, this is {own}: for its best speed {rebuild}", file=sys.stderr)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

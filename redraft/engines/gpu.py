@@ -32,6 +32,16 @@ def device() -> torch.device:
     raise BundleError(f"no CUDA device: {_missing()}")
 
 
+def describe(device: torch.device) -> str:
+    """The device in words. Of the CPU, where torch or the driver are there for a GPU that CUDA_VISIBLE_DEVICES does not
+    hide, also what keeps from one."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    expected = not hidden and (DRIVER_FILE.exists() or torch.version.cuda is not None)
+    return f"the CPU, without a GPU: {_missing()}" if expected else "the CPU"
+
+
 def _missing() -> str:
     if not DRIVER_FILE.exists():
         return (

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import torch
 
-from redraft.bundle import Bundle, BundleConfig, ContextInfo, TargetInfo, target_folder
+from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, TargetInfo, target_folder
 from redraft.engines.flavour import FLAVOURS
 
 ALIGNMENT = 256
@@ -55,7 +58,7 @@ def unaligned_caches(config: BundleConfig, max_len: int) -> list[int]:
 
 
 def output_bytes(config: BundleConfig) -> int:
-    """Of the largest step's logits."""
+    """Of the largest step's logits, where those of all others lie too."""
     return config.limits.slots * config.limits.max_tree * config.target.vocab_size * WIDTH.get(config.precision, 2)
 
 
@@ -96,7 +99,20 @@ def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 
         return f"{needed}; {' or '.join(fitting)} would fit"
     if room <= 0:
         return f"{needed}; no limits would fit beside the weights: take a GPU with more memory, or a smaller target"
-    return f"{needed}; another process may hold the rest (nvidia-smi), or build with fewer --slots"
+    return (
+        f"{needed}; another process may hold the rest (nvidia-smi), or build with fewer --slots or a smaller --max-tree"
+    )
+
+
+@contextmanager
+def within(bundle: Bundle, rank: int, suffix: str, free: int) -> Iterator[None]:
+    """Where the memory of a rank's GPU runs out, of which `free` bytes were free before its files with this suffix were
+    loaded, say what would fit: raises BundleError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        fits = what_fits(of_rank(bundle.config, rank), loaded_bytes(bundle, rank, suffix), free)
+        raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
 
 
 def is_out_of_memory(error: Exception) -> bool:

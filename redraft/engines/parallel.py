@@ -69,6 +69,7 @@ class ParallelEngine:
             self.ranks.abort()
         self.ranks.send(None)
         self.own.close()
+        self.ranks.disconnect()
 
 
 def follow(engine: Engine, ranks: Ranks) -> None:
@@ -76,6 +77,7 @@ def follow(engine: Engine, ranks: Ranks) -> None:
     while (batch := ranks.receive()) is not None:
         engine.execute(batch)
     engine.close()
+    ranks.disconnect()
 
 
 def load_parallel(bundle: Bundle, threads: int | None, load: Callable[[int, int, Gather], Engine]) -> Engine:
@@ -119,6 +121,8 @@ class Ranks:
         self.comm, self.config = comm, bundle.config
         self.rank: int = comm.rank
         self._gather: Gather = self._gather_arrays
+        self.disconnect: Callable[[], None] = lambda: None
+        """Between GPUs, where they are connected; behind the engine's end."""
         self._logits = np.empty((0, self.config.target.vocab_size), np.float32)
 
     @classmethod
@@ -175,6 +179,7 @@ class Ranks:
         from plugins.all_reduce import nccl
 
         nccl.connect(self.comm)
+        self.disconnect = nccl.disconnect
         self._gather = lambda logits: nccl.gather(logits, [shard.vocab_size for shard in self.config.shards])
 
     def cores(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from redraft.bundle import BundleError
 from redraft.engines.extents import Extent, Extents, Shapes, profile_ranges, shape_of
 from redraft.engines.flavour import Flavour, Messages
+from redraft.engines.transfer import Pinned
 
 UPDATED = ".updated"
 """Behind a cache's name: the output that is the same memory."""
@@ -65,18 +67,14 @@ class Stream:
 
 
 class HostBuffers:
-    """Pinned copies of what a step takes."""
+    """Pinned copies of what a step takes, each input's in memory of its own."""
 
     def __init__(self, stream: Stream):
-        self._stream = stream
-        self._kept: dict[tuple[str, torch.Size], Tensor] = {}
+        self._pinned = Pinned(stream.on_gpu)
 
     def send(self, array: np.ndarray, to: Tensor, name: str) -> None:
         """Enqueue a copy of an array to the first places of a tensor; those behind get zeros."""
-        key = (name, to.shape)
-        if key not in self._kept:
-            self._kept[key] = torch.zeros(to.shape, dtype=to.dtype, pin_memory=self._stream.on_gpu)
-        kept = self._kept[key]
+        kept = self._pinned.like(to, name)
         kept[: len(array)] = torch.from_numpy(array)
         kept[len(array) :] = 0
         to.copy_(kept, non_blocking=True)
@@ -92,20 +90,27 @@ class Step:
     """A context with the buffers of one extent: `inputs` to be filled, `outputs` to be read, on the device."""
 
     def __init__(
-        self, context: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor], stream: Stream, flavour: Flavour
+        self,
+        context: Any,
+        inputs: dict[str, Tensor],
+        outputs: dict[str, Tensor],
+        stream: Stream,
+        flavour: Flavour,
+        messages: Messages,
     ):
         self.inputs, self.outputs = inputs, outputs
-        self._context, self._stream, self._flavour = context, stream, flavour
+        self._context, self._stream, self._flavour, self._messages = context, stream, flavour, messages
         self._graph: torch.cuda.CUDAGraph | None = None
         self._executed = False
 
     def execute(self, fixed: bool) -> None:
         """Enqueue. With `fixed` the second time is captured in a CUDA graph, where that is possible, which all later
-        ones replay."""
+        ones replay. Raises torch.OutOfMemoryError, and RuntimeError where the library refuses for another reason."""
         if self._graph is None and fixed and self._executed and self._stream.on_gpu and self._capturable():
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream.cuda, capture_error_mode="thread_local"):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream.cuda, capture_error_mode="thread_local"):
                 self._enqueue()
+            self._graph = graph
         if self._graph is not None:
             self._graph.replay()
         else:
@@ -118,7 +123,8 @@ class Step:
 
     def _enqueue(self) -> None:
         if not self._context.execute_async_v3(self._stream.handle):
-            raise RuntimeError("TensorRT could not enqueue a step; its log says why")
+            self._messages.require_memory()
+            raise RuntimeError(f"TensorRT could not enqueue a step: {self._messages.text}")
 
 
 class Session:
@@ -141,10 +147,10 @@ class Session:
         it has other profiles than `made_for`."""
         trt, self._flavour = flavour.module(), flavour
         self._messages = Messages(trt)
-        self._runtime = trt.Runtime(self._messages.logger)
+        self._runtime = self._messages.given_to(trt.Runtime)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
-            self._require_memory()
+            self._messages.require_memory()
             about = "" if communicator is None else ABOUT_NCCL
             raise BundleError(
                 f"{flavour.title} cannot load {path}: {self._messages.text}; rebuild the bundle here{about}"
@@ -186,10 +192,14 @@ class Session:
         self._prefill = self._prefill or self._context(len(self._made_for.profiles) - 1, fixed=False)
 
     def step(self, number: int) -> Step:
-        """The context and buffers of one of the engine's step profiles, made when first asked for."""
-        if number not in self._steps:
-            extent, profile = self._made_for.steps[number], self._made_for.profile_of(number)
-            self._steps[number] = self._bind(self._context(profile, fixed=True), extent, self._caches)
+        """The context and buffers of one of the engine's step profiles, made when first asked for. All have their
+        outputs in those of the largest, which is made first: they are valid until the next step."""
+        largest = len(self._made_for.steps) - 1
+        for wanted in (largest, number):
+            if wanted not in self._steps:
+                extent, profile = self._made_for.steps[wanted], self._made_for.profile_of(wanted)
+                outputs = self._steps[largest].outputs if self._steps else {}
+                self._steps[wanted] = self._bind(self._context(profile, fixed=True), extent, self._caches, outputs)
         return self._steps[number]
 
     def prefill(self, extent: Extent, slot: int | None = None) -> Step:
@@ -197,7 +207,7 @@ class Session:
         caches = self._caches if slot is None else {name: x[slot : slot + 1] for name, x in self._caches.items()}
         if self._prefill is None:
             self._prefill = self._context(len(self._made_for.profiles) - 1, fixed=False)
-        return self._bind(self._prefill, extent, caches)
+        return self._bind(self._prefill, extent, caches, {})
 
     def _context(self, profile: int, fixed: bool) -> Any:
         """A new context of a profile, of one shape or of many."""
@@ -206,7 +216,7 @@ class Session:
             strategy if self._flavour.has_plugins else self._compiling(strategy, fixed)
         )
         if context is None:
-            self._require_memory()
+            self._messages.require_memory()
             raise RuntimeError(f"TensorRT cannot make a context for profile {profile}: {self._messages.text}")
         context.set_device_memory(self._scratch.data_ptr(), self._scratch.numel())
         if not context.set_optimization_profile_async(profile, self._stream.handle):
@@ -223,12 +233,8 @@ class Session:
         config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER if fixed else kinds.LAZY
         return config
 
-    def _require_memory(self) -> None:
-        """Raise torch.OutOfMemoryError where the library says that memory did not suffice."""
-        if self._messages.out_of_memory:
-            raise torch.OutOfMemoryError(self._messages.text)
-
-    def _bind(self, context: Any, extent: Extent, caches: Mapping[str, Tensor]) -> Step:
+    def _bind(self, context: Any, extent: Extent, caches: Mapping[str, Tensor], within: Mapping[str, Tensor]) -> Step:
+        """A context with buffers of an extent; outputs lie in those of `within` unless it is empty."""
         leading = self._shapes(extent)
         inputs, outputs = dict[str, Tensor](), dict[str, Tensor]()
         for name in self.inputs:
@@ -243,12 +249,15 @@ class Session:
             aliased = inputs.get(name.removesuffix(UPDATED)) if name.endswith(UPDATED) else None
             if aliased is None:
                 shape = tuple(context.get_tensor_shape(name))
-                aliased = torch.zeros(shape, dtype=self._dtype(name), device=self._stream.device)
+                if within:
+                    aliased = within[name].flatten()[: math.prod(shape)].view(shape)
+                else:
+                    aliased = torch.zeros(shape, dtype=self._dtype(name), device=self._stream.device)
             outputs[name] = aliased
         for name, tensor in (*inputs.items(), *outputs.items()):
             if not context.set_tensor_address(name, tensor.data_ptr()):
                 raise RuntimeError(f"TensorRT does not take the address of {name}: {self._messages.text}")
-        return Step(context, inputs, outputs, self._stream, self._flavour)
+        return Step(context, inputs, outputs, self._stream, self._flavour, self._messages)
 
     def _dtype(self, name: str) -> torch.dtype:
         return DTYPES[self._engine.get_tensor_dtype(name).name]

@@ -6,8 +6,7 @@ there; the host waits once, for these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -44,25 +43,15 @@ class TensorRTEngine:
         flavour = FLAVOURS[bundle.config.backend]
         library, device = flavour.module(), gpu.device()
         gpu.require_capability(device, f"engines of {flavour.title}", flavour.oldest_gpu)
-        require_fit(bundle, flavour, str(library.__version__), gpu.capability(device))
+        require_fit(bundle, flavour, str(library.__version__), device)
         gpu.require_precision(device, bundle.config.precision)
         self._stream, self._results = Stream(device), Results(device)
-        self._bundle, self._rank, self._free, self.gather = bundle, rank, gpu.free_bytes(device), gather
+        self._bundle, self.gather = bundle, gather
+        self._within_memory = partial(memory.within, bundle, rank, ".engine", gpu.free_bytes(device))
         with self._stream.current(), self._within_memory():
             self._load(bundle, flavour, rank)
         if bundle.config.tensor_parallel == 1:
             self.self_test()
-
-    @contextmanager
-    def _within_memory(self) -> Iterator[None]:
-        """Where memory runs out, say what would fit: raises BundleError."""
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            bundle, rank = self._bundle, self._rank
-            own, weights = memory.of_rank(bundle.config, rank), memory.loaded_bytes(bundle, rank, ".engine")
-            fits = memory.what_fits(own, weights, self._free)
-            raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
 
     def _load(self, bundle: Bundle, flavour: Flavour, rank: int) -> None:
         config, stream = bundle.config, self._stream

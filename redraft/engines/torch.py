@@ -6,7 +6,10 @@ Rows and sequences are padded to a few numbers, so that each shape is prepared o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,22 +51,19 @@ class TorchEngine:
     """A bundle's programs, and caches in the bundle's precision. Of several ranks, one's: see `OpenVINOEngine`."""
 
     def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
-        """Raises BundleError where the GPU's kernels do not fit the bundle, or its memory does not suffice."""
+        """Says on stderr which device executes. Raises BundleError where the GPU's kernels do not fit the bundle, or
+        its memory does not suffice."""
         if threads is not None:
             torch.set_num_threads(threads)
         self.gather = gather
-        device = available_device()
-        if device.type != "cuda":
+        device, free = available_device(), 0
+        if device.type == "cuda":
+            require_kernels(bundle, device)
+            free = gpu.free_bytes(device)
+        print(f"{bundle.path} executes on {gpu.describe(device)}", file=sys.stderr)
+        self._within_memory = partial(memory.within, bundle, rank, ".pt2", free)
+        with self._within_memory():
             self._load(bundle, rank, device)
-            return
-        require_kernels(bundle, device)
-        free = gpu.free_bytes(device)
-        try:
-            self._load(bundle, rank, device)
-        except torch.OutOfMemoryError:
-            own, weights = memory.of_rank(bundle.config, rank), memory.loaded_bytes(bundle, rank, ".pt2")
-            fits = memory.what_fits(own, weights, free)
-            raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
 
     def _load(self, bundle: Bundle, rank: int, device: torch.device) -> None:
         config = bundle.config
@@ -79,7 +79,10 @@ class TorchEngine:
         )
         self._results = Results(device)
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
-        self.drafters = {name: TorchDrafter(bundle, name, method, device, pool) for name, method in methods.items()}
+        self.drafters = {
+            name: TorchDrafter(bundle, name, method, device, self._within_memory, pool)
+            for name, method in methods.items()
+        }
 
     def _forward(self, program: Program, inputs: dict[str, Tensor]) -> list[Tensor]:
         input_ids, *rows, logit_rows = inputs.values()
@@ -87,17 +90,19 @@ class TorchEngine:
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
-        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits."""
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where a GPU's
+        memory does not suffice for it."""
         inputs, most = self._rows.fill(batch), self._rows.most_rows
         sequences = padded_size(len(batch.slots), len(inputs["slots"]))
         inputs |= {name: inputs[name][:sequences] for name in ("slots", "cache_lengths")}
         inputs |= {name: inputs[name][: sequences + 1] for name in ("row_offsets", "commit_offsets")}
         rows, logit_rows = (padded_size(len(inputs[name]), most) for name in ("input_ids", "logit_rows"))
         padded = dict.fromkeys(("input_ids", "positions", "tree_mask"), rows)
-        outputs = self.steps(inputs, padded | {"logit_rows": logit_rows})
-        hidden = outputs[1][: len(batch.input_ids)] if len(outputs) > 1 else None
-        logits = self.gather(outputs[0][: len(batch.logit_rows)])
-        return choose(logits, batch, samplers, self._results), hidden
+        with self._within_memory():
+            outputs = self.steps(inputs, padded | {"logit_rows": logit_rows})
+            hidden = outputs[1][: len(batch.input_ids)] if len(outputs) > 1 else None
+            logits = self.gather(outputs[0][: len(batch.logit_rows)])
+            return choose(logits, batch, samplers, self._results), hidden
 
     def close(self) -> None:
         """Free the programs and the caches."""
@@ -109,10 +114,17 @@ class TorchDrafter:
     """The drafter of one method: its program, and its context cache if it reads one."""
 
     def __init__(
-        self, bundle: Bundle, name: str, method: MethodInfo, device: torch.device, pool: GraphPool | None = None
+        self,
+        bundle: Bundle,
+        name: str,
+        method: MethodInfo,
+        device: torch.device,
+        within_memory: Callable[[], AbstractContextManager[None]],
+        pool: GraphPool | None = None,
     ):
+        """`within_memory` says what would fit where a call runs out of memory."""
         config, context = bundle.config, method.context
-        self._slots = config.limits.slots
+        self._slots, self._within_memory = config.limits.slots, within_memory
         self.reads_context = context is not None
         self.reads_text = context is not None and context.from_text
         self.caches: list[Tensor] = []
@@ -142,12 +154,13 @@ class TorchDrafter:
         """The program's outputs for a batch, padded to more sequences and cut again."""
         self._pairs.check(batch)
         inputs = {name: getattr(batch, name) for name in (*PAIRS, *(CONTEXT if self.reads_context else ()))} | sampling
-        inputs["hidden"] = torch.as_tensor(batch.hidden, device=self._device)
         count = len(batch.slots)
         sequences = padded_size(count, self._slots)
         pairs = padded_size(len(inputs["tokens"]), self._pairs.most_pairs) if self.reads_context else sequences
         padded = dict.fromkeys(inputs, sequences) | dict.fromkeys(PAIRS, pairs) | {NEXT: sequences + 1}
-        return self._results.fetch([_first(output, sequences, count) for output in self.drafts(inputs, padded)])
+        with self._within_memory():
+            inputs["hidden"] = torch.as_tensor(batch.hidden, device=self._device)
+            return self._results.fetch([_first(output, sequences, count) for output in self.drafts(inputs, padded)])
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftCandidates:
@@ -167,8 +180,9 @@ class TorchDrafter:
             raise RuntimeError("this drafter leaves no chain to draft again from")
         inputs, count = self._chains.fill(chains, roots), len(chains)
         inputs["raw_logits"] = inputs["raw_logits"].reshape(count, self._levels, -1)
-        outputs = self.resamples(inputs, dict.fromkeys(inputs, padded_size(count, self._slots)))
-        candidates, log_probs, parents = self._results.fetch([output[:count] for output in outputs])
+        with self._within_memory():
+            outputs = self.resamples(inputs, dict.fromkeys(inputs, padded_size(count, self._slots)))
+            candidates, log_probs, parents = self._results.fetch([output[:count] for output in outputs])
         for b, chain in enumerate(chains):
             log_probs[b, len(chain) :] = -np.inf
         return DraftCandidates(candidates, log_probs, parents)

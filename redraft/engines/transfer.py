@@ -16,23 +16,35 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
+class Pinned:
+    """Pinned memory for tensors of all shapes in turn, of the largest one's size for each key; not pinned without a
+    GPU."""
+
+    def __init__(self, on_gpu: bool):
+        self._on_gpu, self._memory = on_gpu, dict[int | str, Tensor]()
+
+    def like(self, tensor: Tensor, key: int | str) -> Tensor:
+        """Memory of a tensor's shape and dtype, whose content is what was there; the last one's of this key."""
+        size = tensor.numel() * tensor.element_size()
+        if key not in self._memory or len(self._memory[key]) < size:
+            self._memory[key] = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_gpu)
+        return self._memory[key][:size].view(tensor.dtype).view(tensor.shape)
+
+
 class Results:
-    """Pinned memory for what calls of all shapes give in turn, of the largest one's size for each place."""
+    """What calls of all shapes give in turn, on the host."""
 
     def __init__(self, device: torch.device):
-        self._on_gpu, self._pinned = device.type == "cuda", dict[int, Tensor]()
+        self._on_gpu = device.type == "cuda"
+        self._pinned = Pinned(self._on_gpu)
 
     def fetch(self, outputs: Sequence[Tensor]) -> list[np.ndarray]:
         """Wait for the device, once, and give the outputs: views that stay valid until the next fetch; on the CPU they
         are the outputs' own memory."""
         if not self._on_gpu:
             return [output.numpy() for output in outputs]
-        found = [self._place(number, output).copy_(output, non_blocking=True) for number, output in enumerate(outputs)]
+        found = [
+            self._pinned.like(output, number).copy_(output, non_blocking=True) for number, output in enumerate(outputs)
+        ]
         torch.cuda.current_stream().synchronize()
         return [output.numpy() for output in found]
-
-    def _place(self, number: int, output: Tensor) -> Tensor:
-        size = output.numel() * output.element_size()
-        if number not in self._pinned or len(self._pinned[number]) < size:
-            self._pinned[number] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return self._pinned[number][:size].view(output.dtype).view(output.shape)

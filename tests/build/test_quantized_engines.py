@@ -108,7 +108,6 @@ def test_the_engine_is_built_from_the_file_that_onnx_runtime_verifies(model, cal
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_full_tensorrt_takes_8_bits_with_bf16_around(monkeypatch, tmp_path, precision):
     """The quantized file in plugin form is what is built; its engine's logits are near the module's."""
-    monkeypatch.setattr("tensorrt_engines.CACHE", tmp_path / "cache")
     target, model = tiny_lm(), tmp_path / "model"
     write_model(target, model)
     read = Target.from_folder(model)

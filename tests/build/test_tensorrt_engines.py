@@ -9,10 +9,12 @@ import sys
 import pytest
 import torch
 
+import tensorrt_engines
 from build_engines import check_caches, info_bytes
 from model_defs.export_target import CacheShape, export_target_plugin
 from model_defs.token_info import InfoForm
 from networks import save
+from plugins import library
 from plugins.cuda import compile
 from plugins.tree_attention.tensorrt_form import tensorrt_form
 from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, LimitsInfo
@@ -66,8 +68,28 @@ def test_measurements_are_kept_for_the_next_build(monkeypatch, tmp_path, cache):
     stand_in_tensorrt.install(monkeypatch, "tensorrt")
     for n in (1, 2):
         tiny_bundle(tmp_path / str(n), tiny_lm(), "tensorrt", "bf16", drafts=False, limits=LIMITS)
-        assert [path.name for path in cache.iterdir()] == ["tensorrt-11.4.0.106-9.0.timings"]
-        assert (cache / "tensorrt-11.4.0.106-9.0.timings").read_bytes() == b"measured " * n
+        (timings,) = cache.iterdir()
+        assert (timings.name, timings.read_bytes()) == ("tensorrt-11.4.0.106-9.0-the-GPU.timings", b"measured " * n)
+
+
+def test_a_stand_ins_measurements_stay_out_of_the_products_cache(monkeypatch, network):
+    stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    builder().build_target(network)
+    assert list(tensorrt_engines.CACHE.glob("*.timings"))
+    assert library.CACHE not in (tensorrt_engines.CACHE, *tensorrt_engines.CACHE.parents)
+
+
+def test_measurements_that_tensorrt_refuses_are_replaced(monkeypatch, network, cache):
+    stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    timings = cache / "tensorrt-11.4.0.106-9.0-the-GPU.timings"
+    cache.mkdir()
+    timings.write_bytes(b"another GPU's")
+    builder().build_target(network)
+    assert timings.read_bytes() == b"measured "
+    monkeypatch.setattr(stand_in_tensorrt.Options, "set_timing_cache", lambda *_: False)
+    network.with_suffix(".engine").unlink()
+    builder().build_target(network)
+    assert network.with_suffix(".engine").exists(), "without measurements too"
 
 
 def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, tmp_path):
@@ -150,6 +172,14 @@ def network(tmp_path):
     form = export_target_plugin(target, CacheShape(5, 80, 8), cache_dtype=torch.bfloat16, aliased_outputs=True)
     save(tensorrt_form(form), tmp_path / "target.onnx")
     return tmp_path / "target.onnx"
+
+
+def test_heads_that_the_plugins_do_not_take_are_refused_before_anything_is_looked_for():
+    config = BundleConfig(
+        name="t", backend="tensorrt", precision="bf16", target=target_info(tiny_target()), limits=LIMITS, methods={}
+    )
+    with pytest.raises(BundleError, match=r"heads of size 32, .* take 64, 128; --backend tensorrt_rtx takes any"):
+        EngineBuilder(config)
 
 
 def test_a_gpu_that_the_kernels_are_not_for_is_refused(monkeypatch, cache):

@@ -37,7 +37,7 @@ DTYPES = {
 
 
 class ILogger:
-    INTERNAL_ERROR, ERROR, WARNING = "internal error", "error", "warning"
+    INTERNAL_ERROR, ERROR, WARNING, INFO = "internal error", "error", "warning", "info"
 
 
 class NetworkDefinitionCreationFlag(IntEnum):
@@ -101,11 +101,13 @@ class Profile(dict):
 
 
 class Options:
+    """Takes timings of its own alone."""
+
     def __init__(self) -> None:
         self.profiles: list[Profile] = []
         self.preview: list[str] = []
         self.flags: list[str] = []
-        self.timings = b""
+        self.cache = None
 
     num_optimization_profiles = property(lambda self: len(self.profiles))
 
@@ -119,10 +121,13 @@ class Options:
         self.preview += [feature] * on
 
     def create_timing_cache(self, known: bytes):
-        return SimpleNamespace(serialize=lambda: known + b"measured ")
+        return SimpleNamespace(known=known, serialize=lambda: known + b"measured ")
 
     def set_timing_cache(self, cache, ignore_mismatch):
-        self.cache = cache
+        accepted = not cache.known.replace(b"measured ", b"")
+        if accepted:
+            self.cache = cache
+        return accepted
 
     def get_timing_cache(self):
         return self.cache
@@ -197,7 +202,8 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 class Engine:
-    def __init__(self, blob: bytes):
+    def __init__(self, blob: bytes, logger: ILogger):
+        self.logger = logger
         head, _, network = blob.partition(b"\n")
         self.head, self.model = json.loads(head), onnx.load_from_string(network)
         self.values = {value.name: value for value in (*self.model.graph.input, *self.model.graph.output)}
@@ -313,7 +319,7 @@ class Runtime:
         if not blob.startswith(b"{"):
             self.logger.log(ILogger.ERROR, "magic tag does not match")
             return None
-        return Engine(blob)
+        return Engine(blob, self.logger)
 
 
 def install(monkeypatch, name: str, capability: str = "9.0") -> ModuleType:

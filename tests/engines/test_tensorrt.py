@@ -19,6 +19,7 @@ from redraft.drafting import DraftingPlan
 from redraft.engines import gpu, load_engine, tensorrt_drafter, tensorrt_target
 from redraft.engines.flavour import Messages
 from redraft.engines.tensorrt import TensorRTEngine
+from tensorrt_engines import EngineBuilder
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import draft_batch
 from tests.engines.ranks import answers
@@ -166,6 +167,25 @@ def test_engines_of_another_gpu_or_version_are_refused(monkeypatch, tmp_path, ba
         load_engine(dataclasses.replace(bundle, manifest=manifest))
 
 
+def test_another_model_of_the_gpu_is_a_warning(monkeypatch, tmp_path, capfd):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    assert bundle.manifest.versions["gpu"] == "the GPU"
+    load_engine(bundle)
+    assert "built on" not in capfd.readouterr().err
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a small one")
+    load_engine(bundle)
+    assert "was built on the GPU, this is a small one: for its best speed on this machine" in capfd.readouterr().err
+
+
+def test_what_the_library_warns_of_is_said(monkeypatch, capfd):
+    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
+    messages = Messages(trt)
+    for severity in ("WARNING", "ERROR", "INFO"):
+        messages.logger.log(getattr(trt.ILogger, severity), f"{severity} of 5 bytes")
+    assert messages.text == "ERROR of 5 bytes"
+    assert capfd.readouterr().err == "tensorrt_rtx: WARNING of 5 bytes\n"
+
+
 def test_an_engine_for_other_extents_is_refused(monkeypatch, tmp_path):
     """As many profiles as expected, one for fewer slots."""
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path)
@@ -226,11 +246,71 @@ def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
             call()
 
 
+def test_a_step_that_the_library_refuses_says_why(monkeypatch, tmp_path):
+    """With what would fit where it is memory that it lacks."""
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False))
+    reasons = iter(["kernel 3 failed", "Requested size was 5 bytes: OutOfMemory"])
+
+    def refuse(context, stream):
+        context.engine.logger.log(stand_in_tensorrt.ILogger.ERROR, next(reasons))
+        return False
+
+    monkeypatch.setattr(stand_in_tensorrt.Context, "execute_async_v3", refuse)
+    batch = make_batch([chain(0, [], [1])], words=1)
+    with pytest.raises(RuntimeError, match="TensorRT could not enqueue a step: kernel 3 failed"):
+        engine.execute(batch)
+    with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
+        engine.execute(batch)
+
+
+@pytest.mark.parametrize("name", ["Builder", "Runtime"])
+def test_a_library_that_cannot_start_says_why(name, monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path / "one", drafts=False)
+    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
+
+    def none(logger):
+        logger.log(stand_in_tensorrt.ILogger.ERROR, "CUDA initialization failure with error: 35")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(trt, name, none)
+    calls = {
+        "Builder": lambda: EngineBuilder(bundle.config).build_target(bundle.path / "target.onnx"),
+        "Runtime": lambda: load_engine(bundle),
+    }
+    with pytest.raises(
+        BundleError, match=r"^tensorrt_rtx cannot start: CUDA initialization failure .* 35; see that nvid"
+    ):
+        calls[name]()
+
+
 def test_an_address_that_is_not_taken_is_named(monkeypatch, tmp_path):
     bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
     monkeypatch.setattr(stand_in_tensorrt.Context, "set_tensor_address", lambda _, name, address: name != "k_cache.1")
     with pytest.raises(RuntimeError, match=r"TensorRT does not take the address of k_cache\.1: "):
         load_engine(bundle)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_of_all_extents_are_in_the_largest_ones(backend, monkeypatch, tmp_path):
+    """So that the logits that are counted, where memory does not suffice, are those of one step."""
+    drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=drafter))
+    for session in (engine._target.session, engine.drafters[METHOD]._session):
+        session.make_contexts()
+        largest = session._steps[max(session._steps)].outputs
+        for step in session._steps.values():
+            for name, output in step.outputs.items():
+                assert output.data_ptr() == largest[name].data_ptr()
+                assert output.numel() <= largest[name].numel()
+
+
+def test_prompts_of_every_length_are_sent_from_the_same_memory(monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False))
+    sizes = []
+    for count in (16, *range(9, 17)):
+        engine.execute(make_batch([chain(0, [], [5] * count, causal=True)], words=1))
+        sizes.append(sum(len(memory) for memory in engine._target._host._pinned._memory.values()))
+    assert len(set(sizes)) == 1
 
 
 def test_an_engine_can_be_closed_twice(monkeypatch, tmp_path):

@@ -66,8 +66,10 @@ class StandIn:
     def graph(self, graph: SimpleNamespace, stream: StandIn, capture_error_mode: str):
         self.events.append("capture")
         self.capturing = graph.calls
-        yield
-        self.capturing = None
+        try:
+            yield
+        finally:
+            self.capturing = None
 
 
 class HiddenWaits(TorchDispatchMode):
@@ -176,7 +178,7 @@ def test_an_extent_is_captured_when_it_comes_again(backend, capturable, gpu, mon
     make_target, _, tolerance = BACKENDS[backend]
     engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, drafts=False))
     compiles = engine._target.session._engine.compiles
-    assert compiles == (["eager", "lazy"] if backend == "tensorrt_rtx" else []), "steps, then prefill"
+    assert compiles == (["eager", "eager", "lazy"] if backend == "tensorrt_rtx" else []), "steps, then prefill"
     monkeypatch.setattr(stand_in_tensorrt.Context, "is_stream_capturable", lambda *_: capturable)
 
     def events(step: list[Rows]) -> list[str]:
@@ -202,3 +204,16 @@ def test_an_extent_is_captured_when_it_comes_again(backend, capturable, gpu, mon
         step = Rows(0, context, [token, 3 * token, 99], [-1, 0, 0], commit)
         assert events([step]) == [*done, "wait"]
         context, commit = [*context, token, 99], [0, 2]
+
+
+def test_a_capture_that_failed_is_not_replayed(gpu, monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False))
+    batch = make_batch([chain(0, [], [5])], words=1)
+    engine.execute(batch)
+    with monkeypatch.context() as patch:
+        patch.setattr(stand_in_tensorrt.Context, "execute_async_v3", lambda *_: False)
+        with pytest.raises(RuntimeError, match="TensorRT could not enqueue a step: it gave no reason"):
+            engine.execute(batch)
+    gpu.events.clear()
+    engine.execute(batch)
+    assert gpu.events == ["capture", "replay", "wait"]

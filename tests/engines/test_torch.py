@@ -14,6 +14,7 @@ from redraft.bundle import BundleError
 from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
 from redraft.engines.fixed_calls import FixedCalls, Inputs
+from redraft.engines.gpu import describe
 from redraft.engines.hidden import on_host
 from redraft.engines.interface import DraftBatch, DraftCandidates
 from redraft.engines.transfer import Results
@@ -310,6 +311,7 @@ def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
     monkeypatch.setattr("redraft.engines.torch.require_kernels", lambda *_: None)
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "the GPU")
     monkeypatch.setattr("redraft.engines.torch.load_program", full)
     size = sum(file.stat().st_size for file in bundle.path.glob("*.pt2"))
     for free, remedy in (
@@ -321,3 +323,43 @@ def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
             BundleError, match=rf"does not fit this GPU: about .* \(weights {size / 1e9:.2f}.*; {remedy}"
         ):
             load_engine(bundle)
+
+
+def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, tmp_path):
+    """In the target's, in both of a drafter's, and where tokens are chosen."""
+    options = {"trained": tiny_drafter_of(target, "hidden_state"), "resample_above": 0}
+    engine = load_engine(tiny_bundle(tmp_path, target, "torch", **options))
+    drafter, tree = engine.drafters[METHOD], make_batch([chain(0, [], [5, 6, 7])])
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def refused(call):
+        with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed"):
+            call()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("redraft.engines.torch.choose", full)
+        refused(lambda: engine.execute(tree))
+    monkeypatch.setattr(FixedCalls, "_made", full)
+    refused(lambda: engine.execute(make_batch([chain(0, [], [5] * 9)])))
+    refused(lambda: drafter.draft(draft_batch(3)))
+    refused(lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)))
+
+
+def test_what_executes_is_said_and_why_it_is_no_gpu(bundle, monkeypatch, tmp_path, capfd):
+    """Where the driver or torch's CUDA build is there, and nobody hides the GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("redraft.engines.gpu.DRIVER_FILE", tmp_path / "version")
+    said = []
+    for cuda, hidden in ((None, False), ("13.0", False), ("13.0", True)):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        if hidden:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        load_engine(bundle)
+        said.append(capfd.readouterr().err.removeprefix(f"{bundle.path} executes on the CPU").strip())
+    assert said[0] == said[2] == ""
+    assert said[1].startswith(", without a GPU: NVIDIA's driver is not loaded: on a machine with a GPU install release")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "the GPU")
+    assert describe(torch.device("cuda")) == "the GPU"

@@ -113,6 +113,19 @@ def test_a_missing_nvcc_names_the_remedy(monkeypatch):
     compile.nvcc.cache_clear()
 
 
+def test_an_nvcc_that_fails_names_the_remedy(monkeypatch, tmp_path):
+    broken = tmp_path / "nvcc"
+    broken.write_text("#!/bin/sh\necho no libraries >&2; exit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(broken))
+    compile.nvcc.cache_clear()
+    with pytest.raises(
+        BuildError, match=r"nvcc --version failed with 3 \(no libraries\): .*pip install -r requirements"
+    ):
+        compile.ptx(WRITE.source)
+    compile.nvcc.cache_clear()
+
+
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
