@@ -62,9 +62,9 @@ CAPABILITY, GPU = "compute_capability", "gpu"
 
 
 class Messages:
-    """The errors that a library has logged. Its warnings go to stderr."""
+    """The errors that a library has logged. With `warnings` these go to stderr."""
 
-    def __init__(self, module: Any):
+    def __init__(self, module: Any, warnings: bool = False):
         self.errors: list[str] = []
         severe, errors = (module.ILogger.ERROR, module.ILogger.INTERNAL_ERROR), self.errors
         self._library = library = module.__name__
@@ -77,7 +77,7 @@ class Messages:
             def log(self, severity: Any, message: str) -> None:
                 if severity in severe:
                     errors.append(message)
-                elif severity == warning:
+                elif severity == warning and warnings:
                     print(f"{library}: {message}", file=sys.stderr, flush=True)
 
         self.logger = Logger()

@@ -146,7 +146,7 @@ class Session:
         Raises torch.OutOfMemoryError, and BundleError where the library cannot load the engine for another reason or
         it has other profiles than `made_for`."""
         trt, self._flavour = flavour.module(), flavour
-        self._messages = Messages(trt)
+        self._messages = Messages(trt, warnings=True)
         self._runtime = self._messages.given_to(trt.Runtime)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:

@@ -179,7 +179,7 @@ def test_another_model_of_the_gpu_is_a_warning(monkeypatch, tmp_path, capfd):
 
 def test_what_the_library_warns_of_is_said(monkeypatch, capfd):
     trt = stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
-    messages = Messages(trt)
+    messages = Messages(trt, warnings=True)
     for severity in ("WARNING", "ERROR", "INFO"):
         messages.logger.log(getattr(trt.ILogger, severity), f"{severity} of 5 bytes")
     assert messages.text == "ERROR of 5 bytes"
