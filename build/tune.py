@@ -18,9 +18,10 @@ A method that drafts from what was served answers other prompts of the file befo
 from __future__ import annotations
 
 import os
-import sys
+import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from redraft.budget import FILE_NAME, BudgetEntry, BudgetFile, BudgetTable
@@ -55,6 +56,8 @@ SAMPLED = {"temperature": 1.0, "seed": 1}
 ROUNDS = 4
 SERVED = 32
 """Other prompts of the file that a method has answered before which drafts from what was served."""
+LINE_S = 15.0
+"""Between two lines of a log that say how far it is."""
 
 Say = Callable[[str], None]
 
@@ -309,14 +312,31 @@ def main(
     others = spread([prompt for prompt in known if prompt not in chosen], SERVED)
     texts, other_texts = ([render_chat(bundle, prompt.turns[0]) for prompt in some] for some in (chosen, others))
     for name in method or list(runtime.plans):
-        with Progress(TextColumn(name + ": {task.description}"), BarColumn(), TimeRemainingColumn(), console=console,
-                      disable=not sys.stderr.isatty()) as progress:  # fmt: skip
-            task = progress.add_task("loading", total=None)
-            say = lambda text: progress.update(task, description=text)  # noqa: B023, E731
+        with progress(name, console) as say:
             table = tune(runtime, name, texts, tokens, say, other_texts)
         save(bundle, name, table)
         show(name, table, console)
     runtime.engine.close()
+
+
+@contextmanager
+def progress(name: str, console: Console) -> Iterator[Say]:
+    """Tells what is going on: in one line of a terminal, elsewhere (in a log, or of ranks) by a line now and then."""
+    if console.is_terminal:
+        columns = TextColumn(name + ": {task.description}"), BarColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=console) as shown:
+            task = shown.add_task("loading", total=None)
+            yield lambda text: shown.update(task, description=text)
+        return
+    said = 0.0
+
+    def say(text: str) -> None:
+        nonlocal said
+        if (now := time.monotonic()) - said > LINE_S:
+            said = now
+            console.print(f"{name}: {text}")
+
+    yield say
 
 
 def save(bundle: Path, method: str, table: BudgetTable) -> None:

@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from rich.console import Console
 
 import tune
 from redraft.budget import BudgetFile, BudgetTable
@@ -174,3 +175,14 @@ def test_two_ranks_are_tuned_as_make_starts_them(tmp_path):
     assert shown == ["running", "1", "2"], done.stderr
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not any(str(bundle) in command for command in commands)
+
+
+def test_a_log_says_now_and_then_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(tune, "LINE_S", 0.05)
+    with tune.progress("best", Console(stderr=True)) as say:
+        for place in range(1000):
+            say(f"part {place}")
+            time.sleep(0.0002)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "best: part 0"
+    assert 2 <= len(lines) < 100
