@@ -100,34 +100,23 @@ ONE_ROW = "_perturbed(log_probs, noise[:, :1].repeat(count, axis=1), greedy)"
 WIDE = "RSD-C, wider than its support"
 NARROW, NARROW_K_SEQ = "multi-round, a narrow support", "K-SEQ, a narrow support"
 
+
+def bonus_from_q(case: str, requests: int) -> Mutant:
+    """The token after the last rejection is drawn from q instead of the residual."""
+    rule = (rejection._rounds, BONUS, "return -1, q")
+    if case.startswith("K-SEQ"):
+        rule = (rejection.k_seq, "np.maximum(q - tried * overlap, 0.0)", "q")
+    return Mutant(f"bonus drawn from q instead of the residual, {case}", *rule, case, requests)
+
+
 # fmt: off
 MUTANTS = [
     Mutant("p not renormalized after a rejection",
            rejection._without_replacement, "np.exp(log_softmax(scores))", "np.exp(scores)", "RSD-C"),
     Mutant("p not renormalized after a rejection, RSD-S",
            rejection._without_replacement, "np.exp(log_softmax(scores))", "np.exp(scores)", "RSD-S", 600),
-    Mutant("bonus drawn from q instead of the residual",
-           rejection._rounds, BONUS, "return -1, q", "RSD-S", 600),
-    Mutant("bonus drawn from q instead of the residual, K-SEQ",
-           rejection.k_seq, "np.maximum(q - tried * overlap, 0.0)", "q", "K-SEQ", 500),
-    Mutant("bonus drawn from q instead of the residual, multi-round",
-           rejection._rounds, BONUS, "return -1, q", "multi-round", 600),
-    Mutant("bonus drawn from q instead of the residual, speculative sampling",
-           rejection._rounds, BONUS, "return -1, q", "speculative sampling", 900),
-    Mutant("bonus drawn from q instead of the residual, RSD-C of two tokens",
-           rejection._rounds, BONUS, "return -1, q", "RSD-C of two tokens", 1200),
-    Mutant("bonus drawn from q instead of the residual, RSD-S of two tokens",
-           rejection._rounds, BONUS, "return -1, q", "RSD-S of two tokens", 1200),
-    Mutant("bonus drawn from q instead of the residual, multi-round of two tokens",
-           rejection._rounds, BONUS, "return -1, q", "multi-round of two tokens", 1200),
-    Mutant("bonus drawn from q instead of the residual, K-SEQ of two tokens",
-           rejection.k_seq, "np.maximum(q - tried * overlap, 0.0)", "q", "K-SEQ of two tokens", 1200),
-    Mutant("bonus drawn from q instead of the residual, speculative sampling of two tokens",
-           rejection._rounds, BONUS, "return -1, q", "speculative sampling of two tokens", 1200),
-    Mutant("bonus drawn from q instead of the residual, RSD-S of 111 tokens",
-           rejection._rounds, BONUS, "return -1, q", "RSD-S of 111 tokens", 1200),
-    Mutant("bonus drawn from q instead of the residual, K-SEQ of 111 tokens",
-           rejection.k_seq, "np.maximum(q - tried * overlap, 0.0)", "q", "K-SEQ of 111 tokens", 1200),
+    *(bonus_from_q(case, 900) for case in ("RSD-S", "K-SEQ", "multi-round", "speculative sampling")),
+    *(bonus_from_q(case, 1200) for case in CASES if case.endswith((" of two tokens", " of 111 tokens"))),
     Mutant("the residual is how far q and p are apart, whichever is larger",
            rejection._rounds, "np.maximum(residual - share, 0.0)", "np.abs(residual - share)", "speculative sampling"),
     Mutant("the walk goes on below a rejected draft",
