@@ -132,11 +132,8 @@ $(PAIRS)/manifest.json: $(SOURCES) benchmarks/lossless.toml $(CALIBRATED) | $(MO
 quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
 	$(PY) -m benchmarks.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
 
-# pytest looks into a folder named build only where it is asked to. One process that dies must not keep the others waiting.
-PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --max-worker-restart 0
 test: $(MODEL)/source.json ## the test suite
-	$(PYTEST) tests/build
-	$(PYTEST)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --max-worker-restart 0
 
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
 	$(MAKE) engines PRECISION=fp32
