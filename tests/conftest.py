@@ -17,6 +17,10 @@ from tests.exports import share
 ROOT = Path(__file__).parents[1]
 ARTIFACTS = ROOT / "artifacts"
 
+# The tests' own makes are no children of the `make test` that runs them: they inherit no options and print no folders.
+for inherited in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL"):
+    os.environ.pop(inherited, None)
+
 
 def run_script(*arguments: str | Path) -> None:
     """Run one of the repository's scripts with this interpreter, from the root; a failure shows its output."""
