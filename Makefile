@@ -133,7 +133,7 @@ quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: b
 	$(PY) -m benchmarks.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
 
 test: $(MODEL)/source.json ## the test suite
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --max-worker-restart 0
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
 	$(MAKE) engines PRECISION=fp32
