@@ -190,7 +190,7 @@ def test_a_worker_that_dies_fails_its_requests_and_comes_back(service):
     wait_until(lambda: service.generate({"text_input": "hi", "max_tokens": 4}).get("text_output") == ANSWER)
     wait_until(lambda: service.state.phase == "ready")
     assert service.state.worker_restarts == 1
-    assert service.metrics()["redraft_worker_up"] == 1
+    wait_until(lambda: service.metrics()["redraft_worker_up"] == 1)
 
 
 @pytest.mark.parametrize("victim", ["stub", "server"])
