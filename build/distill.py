@@ -43,6 +43,7 @@ from transformers import AutoTokenizer
 from forward import EngineForward, Forward, TorchForward
 from model_defs.attention import causal_attend
 from model_defs.target import Target
+from model_defs.working_precision import working_dtype
 from redraft.interrupt import interruptible
 
 MAX_USER_TOKENS = 96
@@ -312,8 +313,8 @@ def main(
     torch.set_grad_enabled(False)
     if threads:
         torch.set_num_threads(threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    target = Target.from_folder(model, torch.bfloat16).to(device)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = Target.from_folder(model, working_dtype(device)).to(device)
     tokenizer = AutoTokenizer.from_pretrained(model)
     template = Template.of(tokenizer)
     output.mkdir(parents=True, exist_ok=True)

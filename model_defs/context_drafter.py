@@ -15,6 +15,7 @@ from model_defs.drafter import Drafter, ridge
 from model_defs.target import Attend, DecoderLayer, RMSNorm, Target
 from model_defs.window_attention import WindowAttention
 from model_defs.windows import Windows
+from model_defs.working_precision import working_precision
 
 SAMPLED_WINDOWS = 32
 """Windows of the closed-form start."""
@@ -102,7 +103,7 @@ def last_layer_inputs(target: Target, windows: Windows) -> Tensor:
     """float32 [W, S, H], what enters the target's last layer at the windows' tokens; they see their window alone."""
     attention = WindowAttention(target.config, windows.documents)
     x = target.embedding(windows.tokens).flatten(0, 1)
-    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+    with working_precision(x.device):
         for index, layer in enumerate(list(target.layers)[:-1]):
             x = layer(x, index, attention.attend_context)
     return x.float().unflatten(0, windows.tokens.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from model_defs.drafter import Decay, Drafter
 from model_defs.target import Target
 from model_defs.windows import Windows
+from model_defs.working_precision import working_dtype, working_precision
 
 LOGIT_ROWS = {"cpu": 512, "cuda": 8192}
 """Rows of logits that exist at a time, by device."""
@@ -116,8 +117,9 @@ class Trainer:
         self.device = target.embedding.weight.device
         self.row_of = torch.full((target.config.vocab_size,), -1, dtype=torch.long, device=self.device)
         self.row_of[drafter.hot_ids] = torch.arange(len(drafter.hot_ids), device=self.device)
-        self.target_head = target.lm_head.weight.to(torch.bfloat16)
-        self.weight = drafter.head_rows.to(torch.bfloat16)
+        self.dtype = working_dtype(self.device)
+        self.target_head = target.lm_head.weight.to(self.dtype)
+        self.weight = drafter.head_rows.to(self.dtype)
 
     def teacher(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the teacher says follows rows of hidden states [N, H], as head rows int64 [N, M] and their label mass
@@ -126,7 +128,7 @@ class Trainer:
             rows = self.row_of[tokens][:, None]
             return rows.clamp(min=0), (rows >= 0).float()
         count = min(SOFT_LABELS, len(self.weight))
-        blocks = fill_up(hidden.to(torch.bfloat16)).split(LOGIT_ROWS[hidden.device.type])
+        blocks = fill_up(hidden.to(self.dtype)).split(LOGIT_ROWS[hidden.device.type])
         likeliest = [torch.softmax(F.linear(h, self.weight), dim=-1).topk(count, dim=-1) for h in blocks]
         mass, rows = (torch.cat(part)[: len(hidden)] for part in zip(*likeliest, strict=True))
         return rows, mass.float()
@@ -135,8 +137,7 @@ class Trainer:
         """Over all depths, each weighted by DEPTH_DECAY: the mean over positions of cross-entropy and, times the hidden
         weight, squared error of the predicted hidden states. Deep steps are estimated on fewer positions."""
         kept = self._kept(windows.positions.shape[1])
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            features = list(self.drafter.unroll(windows, kept))
+        features = self._features(windows, kept)
         scored = [windows.scored(here, depth) for depth, here in enumerate(kept)]
         x = torch.cat([part[mask.flatten()] for part, mask in zip(features, scored, strict=True)])
         at = torch.cat([windows.flat(mask.shape[1], depth + 1)[mask] for depth, mask in enumerate(scored)])
@@ -144,11 +145,16 @@ class Trainer:
         scale = torch.cat(scales).to(self.device)
         tokens, hidden = windows.tokens.flatten(), windows.hidden.flatten(0, 1)
         labels = self._scaled_labels(at, tokens, hidden, scale)
-        total = HeadLoss.apply(x.to(torch.bfloat16), self.weight, *labels, *self._info(tokens[at]))
+        total = HeadLoss.apply(x.to(self.dtype), self.weight, *labels, *self._info(tokens[at]))
         if self.hidden_weight:
             error = (x.float() - hidden[at].float()).square().mean(-1)
             total = total + self.hidden_weight * (error * scale).sum()
         return total
+
+    def _features(self, windows: Windows, kept: list[int]) -> list[Tensor]:
+        windows = replace(windows, hidden=windows.hidden.to(self.dtype))
+        with working_precision(self.device):
+            return list(self.drafter.unroll(windows, kept))
 
     def _kept(self, positions: int) -> list[int]:
         shares = self.drafter.recipe.depth_shares
@@ -163,12 +169,13 @@ class Trainer:
         return rows[label_of], mass[label_of] * scale[:, None]
 
     def _info(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """The factors of the token info of tokens [N], if the drafter has any: z [N, R] and U [<= K, R], bfloat16."""
+        """The factors of the token info of tokens [N], if the drafter has any: z [N, R] and U [<= K, R], in the
+        working dtype."""
         if self.drafter.token_info is None:
             return ()
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+        with working_precision(self.device):
             z, up = self.drafter.token_info.factors(tokens)
-        return z.to(torch.bfloat16), up.to(torch.bfloat16)
+        return z.to(self.dtype), up.to(self.dtype)
 
     @torch.no_grad()
     def evaluate(self, held_out: Iterable[Windows]) -> dict[str, Any]:
@@ -193,8 +200,7 @@ class Trainer:
         most = windows.positions.shape[1]
         tokens = windows.tokens.flatten()
         alive = windows.drafted
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            features = list(self.drafter.unroll(windows, [most] * self.unroll))
+        features = self._features(windows, [most] * self.unroll)
         truth = self._argmax(windows.hidden.flatten(0, 1), self.target_head)
         for depth, x in enumerate(features):
             at = windows.flat(most, depth + 1)
@@ -211,7 +217,7 @@ class Trainer:
         """The likeliest rows of a head for features [N, H], with the token info of `tokens` [N]."""
         best, rows = [], LOGIT_ROWS[x.device.type]
         for i in range(0, len(x), rows):
-            logits = F.linear(x[i : i + rows].to(torch.bfloat16), weight)
+            logits = F.linear(x[i : i + rows].to(self.dtype), weight)
             if tokens is not None and (info := self._info(tokens[i : i + rows])):
                 z, up = info
                 logits[:, : len(up)] += F.linear(z, up)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,26 @@ def test_loss_weighs_every_scored_draft(target):
                 losses.append(entropy + 0.5 * (x[w, place] - windows.hidden[w, there]).square().mean())
         expected += 0.85**depth * float(sum(losses)) / len(losses)
     assert float(trainer.loss(windows)) == pytest.approx(expected, rel=0.01)
+
+
+def test_training_computes_in_what_the_cpu_multiplies(target, drafter, monkeypatch):
+    """bfloat16 where there are instructions for it, else float32, from the same bfloat16 teacher data."""
+    windows = windows_of([[6, 20], [11]])
+    windows = replace(windows, hidden=windows.hidden.bfloat16())
+    losses, gradients = [], []
+    for instructions, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=instructions: {"avx512_bf16": found})
+        trainer = Trainer(target, drafter, Labels.soft, UNROLL, hidden_weight=0.1)
+        drafter.zero_grad()
+        loss = trainer.loss(windows)
+        loss.backward()
+        assert trainer.weight.dtype == dtype
+        assert 0 <= trainer.evaluate([windows])["conditional_acceptance"][0] <= 1
+        losses.append(loss.item())
+        gradients.append(torch.cat([p.grad.flatten() for p in drafter.parameters() if p.grad is not None]))
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] != losses[1]
+    assert F.cosine_similarity(*gradients, dim=0) > 0.99
 
 
 @torch.no_grad()
