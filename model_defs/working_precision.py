@@ -6,7 +6,7 @@ import torch
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16, or float32 on CPUs without its instructions, which would take four times as long to imitate them."""
+    """bfloat16, or float32 on CPUs without its instructions, where imitating them takes three times as long."""
     if device.type == "cpu" and not torch.cpu.get_capabilities().get("avx512_bf16", False):
         return torch.float32
     return torch.bfloat16
