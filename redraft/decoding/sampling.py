@@ -103,9 +103,8 @@ class Sampler:
         self._frequency = np.float32(config.frequency_penalty or 0.0)
         self._min_length = config.min_length or 0
         self._bad_words = [list(word) for word in bad_words]
-        longest = max((len(word) for word in self._bad_words), default=0)
-        self._tail: list[int] = list(prompt[len(prompt) - longest + 1 :]) if longest > 1 else []
-        self._tail_length = max(longest - 1, 0)
+        self._tail_length = max((len(word) - 1 for word in self._bad_words), default=0)
+        self._tail = list(prompt[max(len(prompt) - self._tail_length, 0) :])
         self._penalized = bool(self._repetition != 1 or self._presence or self._frequency)
         self._scratch = np.empty(0, np.float32)
         self._uniforms: list[float] = []

@@ -170,6 +170,11 @@ def test_bad_words_of_one_and_more_tokens():
     assert words.choose(logits) == 0
 
 
+def test_bad_words_that_a_prompt_begins_which_is_shorter_than_others():
+    words = sampler(prompt=[3, 1], bad_words=[[2, 2, 2, 2], [3, 1, 0]])
+    assert words.choose(np.array([5, 3, 2, 4], np.float32)) == 3
+
+
 def test_log_probability():
     logits = np.random.default_rng(0).normal(size=111).astype(np.float32) * 9
     expected = logits[7] - np.log(np.exp(logits.astype(np.float64)).sum())
