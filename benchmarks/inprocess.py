@@ -80,6 +80,11 @@ class Session:
         totals, engine = self.runtime.scheduler.totals, self.runtime.scheduler.clock
         return Clock(self._wall_s, totals.step_s, engine.target_s, engine.draft_s, totals.steps)
 
+    def require_fit(self, texts: Sequence[str], max_tokens: int) -> None:
+        """Raises InvalidRequest for a prompt that the bundle cannot answer with so many tokens."""
+        for text in texts:
+            self.runtime.sequence(0, request(text, max_tokens))
+
     def run(self, requests: Sequence[GenerateRequest], concurrency: int = 1) -> list[Answer]:
         """Answers in the requests' order, `concurrency` of them in flight as long as there are enough."""
         scheduler, answers = self.runtime.scheduler, [Answer() for _ in requests]

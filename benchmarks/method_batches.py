@@ -26,7 +26,7 @@ from benchmarks.results import write_json
 from benchmarks.tables import Table
 from benchmarks.workload import ChatTokenizer
 from redraft.prompts import load_prompts, spread
-from redraft.protocol import AUTO_REGRESSIVE
+from redraft.protocol import AUTO_REGRESSIVE, InvalidRequest
 
 console = Console()
 
@@ -106,6 +106,11 @@ def main(argv: list[str] | None = None) -> None:
     warm_up = spread([chat for chat in chats if chat not in prompts], args.warm_up)
     if not warm_up:
         parser.error(f"--num-prompts {len(prompts)}: expected fewer than the file's, some are to warm up with")
+    try:
+        for one in {session, plain}:
+            one.require_fit([*prompts, *warm_up], args.max_tokens)
+    except InvalidRequest as error:
+        parser.error(f"{args.dataset}: {error}")
     options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     best: dict[tuple[str, int], dict[str, Any]] = {}
     turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]

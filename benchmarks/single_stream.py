@@ -29,19 +29,22 @@ from benchmarks.results import write_json
 from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer
 from redraft.prompts import load_prompts, spread
-from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest
+from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest
 
 console = Console()
 
 
 def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: ChatTokenizer,
             llama: LlamaCpp | None = None) -> dict[str, Any]:  # fmt: skip
-    """Everything the command line asks for; what was measured before Ctrl-C."""
+    """Everything the command line asks for; what was measured before Ctrl-C. Raises InvalidRequest where a prompt and
+    its answer do not fit a bundle."""
     everything = load_prompts(args.dataset)
     prompts = spread(everything, args.num_prompts)
     texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
     others = spread([prompt for prompt in everything if prompt not in prompts], args.warm_up)
     warm_up_texts = [tokenizer.chat(prompt.turns[0]) for prompt in others] or [tokenizer.chat(WARM_UP)]
+    for session in {id(entrant.session): entrant.session for entrant in entrants.values()}.values():
+        session.require_fit([*texts, *warm_up_texts], args.max_tokens)
     report: dict[str, Any] = {
         "max_tokens": args.max_tokens,
         "top_p": args.top_p,
@@ -172,6 +175,8 @@ def load_entrants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     sessions = {name: load_session(parser, bundle, args.threads) for name, bundle in bundles.items()}
     first = next(iter(sessions.values()))
     known = list(first.runtime.plans)
+    if args.methods is not None and not known:
+        parser.error(f"--methods: {next(iter(bundles.values()))} has no drafter: nothing to race")
     if unknown := set(args.methods or ()) - set(known):
         parser.error(f"--methods: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     base = load_session(parser, args.auto_regressive, args.threads) if args.auto_regressive else first
@@ -208,6 +213,8 @@ def main(argv: list[str] | None = None) -> int:
     llama = LlamaCpp(args.llama_cpp, args.llama_model, args.threads) if args.llama_cpp else None
     try:
         report = measure(entrants, args, ChatTokenizer(args.speculative[0]), llama)
+    except InvalidRequest as error:
+        parser.error(f"{args.dataset}: {error}")
     finally:
         if llama:
             llama.close()

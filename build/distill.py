@@ -155,7 +155,10 @@ class Generator:
                 token = drawn[slot]
                 doc.drawn += 1
                 finished = token in self.ends
-                if doc.writes_prompt and (finished or doc.drawn >= MAX_USER_TOKENS):
+                if doc.writes_prompt and not (finished or doc.drawn >= MAX_USER_TOKENS or doc.loops()):
+                    doc.tokens.append(token)
+                    continue
+                if doc.writes_prompt:
                     doc.writes_prompt, doc.drawn = False, 0
                     doc.temperature = _draw_temperature(self.rng)
                     doc.pending.extend(assistant[1:])
@@ -280,7 +283,7 @@ def main(
     model: Annotated[Path, typer.Option(help="Model folder written by fetch_model.py.")],
     prompts: Annotated[Path, typer.Option(help="JSONL with `source`, `prompt` and (for prefill) `response`.")],
     output: Annotated[Path, typer.Option(help="Folder for the shards; existing ones are kept and continued.")],
-    tokens: Annotated[int, typer.Option(help="Stop when the folder holds this many tokens.")] = 5_000_000,
+    tokens: Annotated[int, typer.Option(min=1, help="Stop when the folder holds this many tokens.")] = 5_000_000,
     bundle: Annotated[
         Path | None,
         typer.Option(help="Generate with this engine bundle, built with --hidden-states (the fast way on a CPU)."),
@@ -292,11 +295,11 @@ def main(
         str, typer.Option(help="How often each prompt source is drawn, as source=share,...")
     ] = "gpteacher-codegen=3,gpteacher-roleplay=3,gsm8k-train=2,t0-sample=1.5,self-instruct-seed=0.5",
     self_written: Annotated[
-        float, typer.Option(help="Share of conversations whose prompt the target writes itself.")
+        float, typer.Option(min=0, max=1, help="Share of conversations whose prompt the target writes itself.")
     ] = 0.5,
-    slots: Annotated[int, typer.Option(help="Sequences side by side (with a bundle: its slots).")] = 64,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
-    shard_documents: Annotated[int, typer.Option(help="Documents per shard.")] = 128,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences side by side (with a bundle: its slots).")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    shard_documents: Annotated[int, typer.Option(min=1, help="Documents per shard.")] = 128,
     held_out: Annotated[
         bool,
         typer.Option(
@@ -306,7 +309,7 @@ def main(
         ),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed; shard k continues with seed + k.")] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 is torch's default.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
     """Write teacher data (tokens and hidden states) for training drafters, without --bundle on a GPU where there is one
     (not run)."""
@@ -326,9 +329,18 @@ def main(
     rows = read_prompts(prompts, parse_shares(shares), seed, held_out)
     rng = random.Random(seed)
     if source is Source.generate:
-        length = len(template.prefix) + MAX_USER_TOKENS + len(template.assistant) + 2 * max_new_tokens
-        forward = EngineForward(bundle, threads) if bundle else TorchForward(target, slots, length)
-        drawn = documents(rows, tokenizer, template, self_written, MAX_USER_TOKENS + max_new_tokens, rng)
+        around = len(template.prefix) + len(template.assistant)
+        longest = MAX_USER_TOKENS + max_new_tokens
+        if bundle:
+            forward: Forward = EngineForward(bundle, threads)
+            if forward.length <= around + longest:
+                raise typer.BadParameter(
+                    f"{bundle} takes {forward.length} tokens, and a prompt of up to {longest} with an answer needs "
+                    f"more than {around + longest}: build it with a larger --max-len, or ask for fewer --max-new-tokens"
+                )
+        else:
+            forward = TorchForward(target, slots, around + longest + max_new_tokens)
+        drawn = documents(rows, tokenizer, template, self_written, longest, rng)
         generator = Generator(forward, set(target.config.eos_token_ids), template.prefix[:-1], seed)
         stream = generator.run(drawn, max_new_tokens, template.assistant)
     else:

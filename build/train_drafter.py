@@ -202,7 +202,7 @@ def main(
     ] = None,
     start_from: Annotated[Path | None, typer.Option(help="A trained drafter to go on from; its shape is kept.")] = None,
     positions: Annotated[
-        int, typer.Option(help="Positions to train on; the learning rate decays over them.")
+        int, typer.Option(min=1, help="Positions to train on; the learning rate decays over them.")
     ] = 5_000_000,
     labels: Annotated[Labels, typer.Option(help="Teacher distributions, or the text itself.")] = Labels.soft,
     hidden_weight: Annotated[
@@ -211,24 +211,25 @@ def main(
     hot_vocabulary: Annotated[
         int | None,
         typer.Option(
+            min=0,
             help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU (not run) 32768, or all of "
             "up to 40,000. There these are info_vocabulary's default too, whatever the head has.",
             show_default=False,
         ),
     ] = None,
-    unroll: Annotated[int, typer.Option(help="Drafting steps T in the loss.")] = 5,
+    unroll: Annotated[int, typer.Option(min=1, help="Drafting steps T in the loss.")] = 5,
     window: Annotated[
-        int | None, typer.Option(help="Consecutive positions per window; default: the drafter's.")
+        int | None, typer.Option(min=1, help="Consecutive positions per window; default: the drafter's.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Windows per step; default: the drafter's.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Windows per step; default: the drafter's.")] = None,
     peak_rate: Annotated[float | None, typer.Option(help="Peak learning rate (Adam); default: the drafter's.")] = None,
     decay: Annotated[Decay | None, typer.Option(help="Of the learning rate; default: the drafter's.")] = None,
     held_out: Annotated[
-        int, typer.Option(help="Shards to judge by: of distill.py --held-out where given, else of --data.")
+        int, typer.Option(min=0, help="Shards to judge by: of distill.py --held-out where given, else of --data.")
     ] = 4,
-    every: Annotated[int, typer.Option(help="Steps between evaluation and checkpoint.")] = 200,
+    every: Annotated[int, typer.Option(min=1, help="Steps between evaluation and checkpoint.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the data order and the weights.")] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 is torch's default.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
     """Train a drafter by distillation; resumes when the output folder has a checkpoint."""
     if threads:
@@ -259,6 +260,7 @@ def main(
         teacher.require(run.batch, run.window, unroll)
         given = settings_of(kind, settings or [], vocab_size, device.type)
         module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
+        module.require_steps(unroll)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     trainer = Trainer(target, module, labels, unroll, recipe.hidden_weight if hidden_weight is None else hidden_weight)

@@ -40,7 +40,7 @@ from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan
 from redraft.interrupt import interruptible
 from redraft.prompts import load_prompts, spread
-from redraft.protocol import GenerateRequest
+from redraft.protocol import GenerateRequest, InvalidRequest
 from redraft.runtime import Runtime
 from redraft.scheduler import Scheduler
 
@@ -311,12 +311,17 @@ def main(
     chosen = spread(known, num_prompts)
     others = spread([prompt for prompt in known if prompt not in chosen], SERVED)
     texts, other_texts = ([render_chat(bundle, prompt.turns[0]) for prompt in some] for some in (chosen, others))
-    for name in method or list(runtime.plans):
-        with progress(name, console) as say:
-            table = tune(runtime, name, texts, tokens, say, other_texts)
-        save(bundle, name, table)
-        show(name, table, console)
-    runtime.engine.close()
+    try:
+        for name in method or list(runtime.plans):
+            with progress(name, console) as say:
+                table = tune(runtime, name, texts, tokens, say, other_texts)
+            save(bundle, name, table)
+            show(name, table, console)
+    except InvalidRequest as error:
+        console.print(f"tune: {prompts}: {error}")
+        raise typer.Exit(2) from None
+    finally:
+        runtime.engine.close()
 
 
 @contextmanager

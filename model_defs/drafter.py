@@ -132,6 +132,9 @@ class Drafter(nn.Module):
         (numbers that do not grow): what drafting computes where every draft token is the text's."""
         raise NotImplementedError
 
+    def require_steps(self, steps: int) -> None:
+        """Raises ValueError where the drafter cannot draft so many steps."""
+
     def initialize(self, target: Target, windows: Windows) -> None:
         """Set the weights in closed form from the target and a sample of teacher data."""
 

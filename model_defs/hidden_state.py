@@ -139,9 +139,10 @@ class HiddenStateDrafter(ContextDrafter):
     def initialize_chain(self, windows: Windows, inputs: Tensor) -> None:
         """The map to the layer's next input, by ridge regression. Token info keeps its random factors: begun as what
         the chain lacks, it would take from the layer what that learns by itself (docs/training.md)."""
-        if not self.config.chain_map:
-            return
         kept = windows.positions.shape[1]
+        unrolled = windows.tokens.shape[1] - kept - 1
+        if not self.config.chain_map or unrolled < 2:
+            return
         scored = windows.scored(kept, 1)
         (first,) = self.unroll(windows, [kept])
         self.map.weight.copy_(ridge(first[scored.flatten()], windows.rows(inputs, kept, 2)[scored]))

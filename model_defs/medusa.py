@@ -72,9 +72,9 @@ class MedusaDrafter(Drafter):
         self.heads = nn.ModuleList(MedusaHead(config) for _ in range(config.heads))
 
     def prepare(self, cache_rows: int, levels: int) -> None:
-        self._require(levels)
+        self.require_steps(levels)
 
-    def _require(self, steps: int) -> None:
+    def require_steps(self, steps: int) -> None:
         if steps > len(self.heads):
             raise ValueError(f"{steps} drafting steps need as many heads, this drafter has {len(self.heads)}")
 
@@ -83,7 +83,7 @@ class MedusaDrafter(Drafter):
         return MedusaPaths(self, hidden)
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
-        self._require(len(kept))
+        self.require_steps(len(kept))
         hidden = windows.rows(windows.hidden, kept[0], 0)
         for head, here in zip(self.heads, kept, strict=False):
             yield head(hidden[:, :here].flatten(0, 1))

@@ -100,7 +100,7 @@ class TeacherData:
         where there are none, the first of the first folder. With `prompts`, windows hold whole documents and only
         answers are drafted; without, they hold the answers alone.
 
-        Raises ValueError where a folder has no shard, or none is left to train on.
+        Raises ValueError where a folder has no shard.
         """
         files = [sorted(folder.glob("shard-*.safetensors")) for folder in folders]
         missing = [str(folder) for folder, found in zip(folders, files, strict=True) if not found]
@@ -110,9 +110,15 @@ class TeacherData:
         reserved = [file for found in files for file in found if _is_held_out(file)]
         self.evaluation = (reserved or files[0])[:held_out]
         kept = {*reserved, *self.evaluation}
-        self.training = [file for found in files for file in found if file not in kept]
-        if not self.training:
-            raise ValueError(f"{folders[0]} holds only the {len(kept)} held-out shards")
+        self._training = [file for found in files for file in found if file not in kept]
+        self._folder, self._kept = folders[0], len(kept)
+
+    @property
+    def training(self) -> list[Path]:
+        """The shards to train on. Raises ValueError where there are none."""
+        if not self._training:
+            raise ValueError(f"{self._folder} holds only the {self._kept} held-out shards")
+        return self._training
 
     def answers(self) -> Iterator[Tensor]:
         """The tokens int64 [n] of every answer to train on."""
@@ -131,7 +137,7 @@ class TeacherData:
         return counts
 
     def require(self, size: int, length: int, unroll: int) -> None:
-        """Raises ValueError where a shard holds fewer windows than a batch of `size`."""
+        """Raises ValueError where there is no shard to train on, or one holds fewer windows than a batch of `size`."""
         found = len(self._plan(self.training[0], length, unroll).rows)
         if found < size:
             raise ValueError(f"a shard holds {found} windows of {length} positions, fewer than a batch of {size}")

@@ -42,5 +42,6 @@ def test_the_row_is_what_training_would_log(tmp_path, kind, capsys):
     (row,) = json.loads(output.read_text())
     assert (row["drafter"], row["folder"]) == (kind, str(tmp_path / "drafter"))
     assert {name: row[name] for name in found} == found
-    with pytest.raises(typer.BadParameter, match="holds only the 2 held-out shards"):
-        held_out.main([tmp_path / "drafter"], tmp_path / "model", [data], held_out=2)
+    held_out.main([tmp_path / "drafter"], tmp_path / "model", [data], held_out=2)
+    with pytest.raises(typer.BadParameter, match="no shard"):
+        held_out.main([tmp_path / "drafter"], tmp_path / "model", [tmp_path])

@@ -88,6 +88,7 @@ def test_every_method_at_every_batch_size(own, session, tmp_path, monkeypatch, c
     [
         (["--methods", "fast"], "the bundle has no method fast; it has auto_regressive, "),
         (["--batches", "9"], "--batches 9: the bundle has 4 slots"),
+        (["--max-tokens", "250", "--num-prompts", "5", "--batches", "2"], "250"),
         (["--num-prompts", "6", "--batches", "2"], "--num-prompts 6: expected fewer than the file's"),
     ],
 )

@@ -89,6 +89,17 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     assert f"{accepted}/{offered})" in printed
 
 
+def test_what_cannot_race_is_refused(tokenizer_folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "prompts.jsonl").write_text('{"turns": ["hello"]}')
+    given = ["--speculative", str(tokenizer_folder), "--dataset", str(tmp_path / "prompts.jsonl")]
+    plans = {TOY: DraftingPlan("best_first", budget=BudgetTable.constant(8))}
+    for offered, options, reason in (({}, ["--methods"], "has no drafter"), (plans, ["--max-tokens", "300"], "300")):
+        monkeypatch.setattr(single_stream, "load_session", lambda *_, offered=offered: session(offered))
+        with pytest.raises(SystemExit):
+            single_stream.main([*given, *options])
+        assert reason in capsys.readouterr().err
+
+
 def test_a_race_starts_from_what_the_warm_up_served():
     """Not from the same prompts' answers, of a repeat or of another temperature."""
     trie = session({"trie": DraftingPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})

@@ -100,6 +100,34 @@ def test_batched_generation_equals_the_target_alone(target, prefix):
         assert len(doc.hidden) == len(doc.tokens)
 
 
+@torch.no_grad()
+def test_a_prompt_of_the_targets_own_ends_where_it_repeats_itself(target):
+    """And is answered: what the user says is no answer, however short answers are."""
+    docs = iter(lambda: distill.Document(distill.deque([11]), 0.0, writes_prompt=True), None)
+    generator = distill.Generator(TorchForward(target, 3, 160), {END}, [7, 8, 9], seed=0)
+    for doc in itertools.islice(generator.run(docs, 4, [END, 5]), 9):
+        turn = doc.answer_start - 2
+        assert doc.tokens[turn : doc.answer_start] == [END, 5]
+        assert 4 < turn - 4 < distill.MAX_USER_TOKENS
+        assert len(doc.tokens) - doc.answer_start <= 4
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_an_engine_too_short_for_prompts_and_answers_is_refused(target, tmp_path, monkeypatch):
+    write_model(target, tmp_path)
+    tokenizer = SimpleNamespace(
+        apply_chat_template=lambda messages, **_: f"<{messages[0]['content']}>",
+        encode=lambda text, **_: [ord(character) for character in text],
+    )
+    monkeypatch.setattr(distill, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: tokenizer))
+    monkeypatch.setattr(distill, "EngineForward", lambda *_: SimpleNamespace(length=118))
+    row = {"source": "own", "prompt": "word"}
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row | {"prompt": str(i)}) + "\n" for i in range(9)))
+    where = {"model": tmp_path, "prompts": tmp_path / "prompts.jsonl", "output": tmp_path / "data"}
+    with pytest.raises(typer.BadParameter, match=r"takes 118 tokens, and a prompt of up to 116 .* more than 118"):
+        distill.main(**where, bundle=tmp_path, shares="own=1", tokens=100, max_new_tokens=20)
+
+
 def test_a_chat_template_of_the_users_text_alone_is_refused():
     tokenizer = SimpleNamespace(
         apply_chat_template=lambda messages, **_: messages[0]["content"] + "!",
@@ -245,6 +273,12 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
         train(taught, tmp_path / "new", "eagle", 200, held_out=3)
     with pytest.raises(typer.BadParameter, match="windows of 24 positions, fewer than a batch of 500"):
         train(taught, tmp_path / "new", "eagle", 200, batch=500)
+    with pytest.raises(typer.BadParameter, match="4 drafting steps need as many heads, this drafter has 3"):
+        train(taught, tmp_path / "new", "medusa", 200, unroll=4)
+
+
+def test_a_chain_of_one_step_is_trained(taught: Path, tmp_path: Path):
+    assert train(taught, tmp_path, "hidden_state", 100, unroll=1)[-1]["loss"] > 0
 
 
 def test_the_command_line(taught: Path, tmp_path: Path):

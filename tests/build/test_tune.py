@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+import typer
 from rich.console import Console
 
 import tune
@@ -151,6 +152,16 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "show", lambda *_: None)
     tune.main(bundle, tmp_path / "prompts.jsonl", None, 2, 4, 1)
     assert given == [["one", "three"], ["two", "four"]]
+
+
+def test_a_prompt_that_does_not_fit_is_said(tmp_path, capsys):
+    limits = LimitsInfo(slots=2, max_len=32, max_tree=6, prefill_chunk=16)
+    bundle = tiny_bundle(tmp_path, tiny_target(), "torch", tokenizer=toy_tokenizer().to_str(), limits=limits).path
+    (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a long story"}')
+    with pytest.raises(typer.Exit):
+        tune.main(bundle, tmp_path / "prompts.jsonl", None, 1, 64, 1)
+    assert "32" in capsys.readouterr().err
 
 
 def test_two_ranks_are_tuned_as_make_starts_them(tmp_path):
