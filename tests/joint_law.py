@@ -93,6 +93,23 @@ class AdversarialEngine(LawEngine):
         return DraftCandidates(ids, log_probs, np.zeros(shape, np.int32))
 
 
+class AgreeingEngine(AdversarialEngine):
+    """A drafter that is the target."""
+
+    def logits_of(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+        target, _ = super().logits_of(state)
+        return target, target
+
+
+class DisjointEngine(AdversarialEngine):
+    """A drafter of the two tokens that the target never gives; a third draw without replacement is of the other two."""
+
+    def logits_of(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+        target, draft = super().logits_of(state)
+        mine = np.arange(self.vocab_size) % 2 == state % 2
+        return np.where(mine, target, np.float32(-1e4)), np.where(mine, np.float32(-1e4), draft)
+
+
 class WideEngine(LawEngine):
     """Any target and drafter, but for the first token, of which both are sure: the next ones' laws are of few paths."""
 
@@ -118,6 +135,7 @@ class Case:
     resample_above: int | None = None
     vocab_size: int = 4
     compared: int = TOKENS
+    engine: type[LawEngine] = AdversarialEngine
 
     @property
     def walks(self) -> bool:
@@ -149,16 +167,33 @@ CASES = {
     "K-SEQ of two tokens": Case("independent", (3, 3), "k_seq", cut=1, support=2, vocab_size=2),
     "speculative sampling of two tokens": Case("random_chain", (1, 1), "rejection", cut=1, support=2, vocab_size=2),
     "RSD-S of 111 tokens": Case(
-        "stochastic_beam", (5, 5), "recursive_rejection", cut=4, support=40, vocab_size=111, compared=3
+        "stochastic_beam",
+        (5, 5),
+        "recursive_rejection",
+        cut=4,
+        support=40,
+        vocab_size=111,
+        compared=3,
+        engine=WideEngine,
     ),
-    "K-SEQ of 111 tokens": Case("independent", (5, 5), "k_seq", cut=4, support=40, vocab_size=111, compared=3),
+    "K-SEQ of 111 tokens": Case(
+        "independent", (5, 5), "k_seq", cut=4, support=40, vocab_size=111, compared=3, engine=WideEngine
+    ),
+    "RSD-S, p = q": Case("stochastic_beam", (3, 3), "recursive_rejection", cut=3, engine=AgreeingEngine),
+    "K-SEQ, p = q": Case("independent", (3, 3), "k_seq", cut=3, engine=AgreeingEngine),
+    "RSD-C, disjoint supports": Case(
+        "gumbel_top_k", (3, 2), "recursive_rejection", cut=3, budget=8, engine=DisjointEngine
+    ),
+    "multi-round, disjoint supports": Case(
+        "independent", (3, 3), "multi_round", cut=3, budget=8, engine=DisjointEngine
+    ),
+    "K-SEQ, disjoint supports": Case("independent", (3, 3), "k_seq", cut=3, budget=8, engine=DisjointEngine),
 }
 
 
 def engine_of(case: Case) -> LawEngine:
     """The toy engine of a case: always the same target."""
-    engine = WideEngine if case.vocab_size > 4 else AdversarialEngine
-    return engine(
+    return case.engine(
         case.construction, case.levels, case.support, vocab_size=case.vocab_size, slots=LIMITS.slots,
         max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, seed=1, sharpness=1.0, width=3, length=3, candidates=4,
     )  # fmt: skip

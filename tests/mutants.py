@@ -137,6 +137,8 @@ MUTANTS = [
            random_trees.pack_draws, KEEP, KEEP_REPEATS, "K-SEQ, always cut", 3000),
     Mutant("children cut by probability instead of draw order",
            random_trees.pack_draws, LISTS, CUT_BY_PROBABILITY, "RSD-C, always cut", 1000),
+    Mutant("children cut by probability instead of draw order, RSD-S",
+           random_trees.pack_draws, LISTS, CUT_BY_PROBABILITY, "RSD-S", 1000),
     Mutant("draws cut by probability instead of draw order, K-SEQ",
            random_trees.pack_draws, LISTS, CUT_BY_PROBABILITY, "K-SEQ, always cut", 1000),
     Mutant("a node's parent mask off by one",

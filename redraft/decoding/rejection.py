@@ -150,7 +150,7 @@ _DEPENDENT = "it takes the draws for independent, and these come without replace
 _INDEPENDENT = {Draws.SINGLE, Draws.INDEPENDENT}
 _NOT_INDEPENDENT = {Draws.TOP: _CHOSEN, Draws.WITHOUT_REPLACEMENT: _DEPENDENT}
 
-REJECTION = register_verifier(
+register_verifier(
     Verifier(
         "rejection",
         partial(verify, multi_round),
@@ -158,7 +158,7 @@ REJECTION = register_verifier(
         {Draws.TOP: _CHOSEN, Draws.WITHOUT_REPLACEMENT: _SEVERAL, Draws.INDEPENDENT: _SEVERAL},
     )
 )
-RECURSIVE_REJECTION = register_verifier(
+register_verifier(
     Verifier(
         "recursive_rejection",
         partial(verify, recursive_rejection),
@@ -166,5 +166,5 @@ RECURSIVE_REJECTION = register_verifier(
         {Draws.TOP: _CHOSEN, Draws.INDEPENDENT: _REPEATED},
     )
 )
-MULTI_ROUND = register_verifier(Verifier("multi_round", partial(verify, multi_round), _INDEPENDENT, _NOT_INDEPENDENT))
-K_SEQ = register_verifier(Verifier("k_seq", partial(verify, k_seq), _INDEPENDENT, _NOT_INDEPENDENT))
+register_verifier(Verifier("multi_round", partial(verify, multi_round), _INDEPENDENT, _NOT_INDEPENDENT))
+register_verifier(Verifier("k_seq", partial(verify, k_seq), _INDEPENDENT, _NOT_INDEPENDENT))

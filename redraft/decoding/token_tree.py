@@ -137,7 +137,7 @@ def mask_words(paths: Sequence[int], words: int) -> list[int]:
 def merge_trees(trees: Sequence[TokenTree]) -> TokenTree:
     """One tree per sequence from several of the same root: nodes that share a prefix become one, with the best score.
 
-    Serves the prefix removal over beams (each beam a chain), an n-gram branch beside a neural tree, and the fusion of a
+    Serves an n-gram branch beside a neural tree, and the fusion of a
     re-sampled tree. Merging forgets draws: only `greedy` and `sampled_walk` are lossless on a merged tree.
     Raises ValueError if the roots differ.
     """

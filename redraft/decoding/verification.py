@@ -99,5 +99,5 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, w
     return verdict
 
 
-GREEDY = register_verifier(Verifier("greedy", walk, frozenset(Draws), merges=True))
-SAMPLED_WALK = register_verifier(Verifier("sampled_walk", walk, frozenset(Draws), merges=True))
+register_verifier(Verifier("greedy", walk, frozenset(Draws), merges=True))
+register_verifier(Verifier("sampled_walk", walk, frozenset(Draws), merges=True))
