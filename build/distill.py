@@ -18,7 +18,6 @@ With --held-out it writes conversations to judge drafters by: one prompt in 64, 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import shutil
@@ -36,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import typer
+from pydantic import BaseModel, ValidationError
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
@@ -44,6 +44,7 @@ from forward import EngineForward, Forward, TorchForward
 from model_defs.attention import causal_attend
 from model_defs.target import Target
 from model_defs.working_precision import working_dtype
+from redraft.bundle import BundleError
 from redraft.interrupt import interruptible
 
 MAX_USER_TOKENS = 96
@@ -60,6 +61,14 @@ TEMPERATURES = ((0.0, 0.6), (0.7, 0.25), (1.0, 0.15))
 class Source(StrEnum):
     generate = "generate"
     prefill = "prefill"
+
+
+class Prompt(BaseModel):
+    """A line of --prompts."""
+
+    source: str
+    prompt: str
+    response: str | None = None
 
 
 @dataclass
@@ -87,22 +96,27 @@ def is_reserved(prompt: str) -> bool:
     return int.from_bytes(sha256(prompt.strip().encode()).digest()[:8], "big") % RESERVED == 0
 
 
-def read_prompts(path: Path, shares: dict[str, float], seed: int, held_out: bool) -> Iterator[dict[str, str]]:
+def read_prompts(path: Path, shares: dict[str, float], seed: int, held_out: bool) -> Iterator[Prompt]:
     """Endless prompts, drawn by source with the given shares (a source not named has share 0): the reserved ones for
-    held-out conversations, else the others."""
-    by_source: dict[str, list[dict[str, str]]] = {}
-    for line in path.open():
-        row = json.loads(line)
-        if is_reserved(row["prompt"]) == held_out:
-            by_source.setdefault(row["source"], []).append(row)
+    held-out conversations, else the others.
+
+    Raises typer.BadParameter for a line that is no such row and for a share without prompts, OSError for the file.
+    """
+    by_source: dict[str, list[Prompt]] = {}
+    for number, line in enumerate(path.open(), 1):
+        try:
+            row = Prompt.model_validate_json(line)
+        except ValidationError as error:
+            raise typer.BadParameter(f"{path}, line {number}: {error}") from None
+        if is_reserved(row.prompt) == held_out:
+            by_source.setdefault(row.source, []).append(row)
     unknown = set(shares) - set(by_source)
     if unknown:
         which = f" with prompts for --held-out, which are 1 in {RESERVED}" if held_out else ""
         raise typer.BadParameter(f"{path} has no source {sorted(unknown)}{which}; it has {sorted(by_source)}")
     rng = random.Random(seed)
     cycles = {name: itertools.cycle(rng.sample(by_source[name], len(by_source[name]))) for name in shares}
-    while True:
-        yield next(cycles[rng.choices(list(shares), list(shares.values()))[0]])
+    return (next(cycles[rng.choices(list(shares), list(shares.values()))[0]]) for _ in itertools.count())
 
 
 def draw(logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -203,7 +217,7 @@ class Template:
 
 
 def documents(
-    prompts: Iterator[dict[str, str]],
+    prompts: Iterator[Prompt],
     tokenizer,
     template: Template,
     self_written: float,
@@ -214,7 +228,7 @@ def documents(
         if rng.random() < self_written:
             yield Document(deque(template.prefix[-1:]), PROMPT_TEMPERATURE, writes_prompt=True)
             continue
-        user = tokenizer.encode(next(prompts)["prompt"], add_special_tokens=False)
+        user = tokenizer.encode(next(prompts).prompt, add_special_tokens=False)
         if len(user) > longest:
             continue
         pending = deque([template.prefix[-1], *user, *template.assistant])
@@ -223,14 +237,16 @@ def documents(
 
 
 def prefill(
-    target: Target, prompts: Iterator[dict[str, str]], tokenizer, template: Template, batch: int, longest: int
+    target: Target, prompts: Iterator[Prompt], tokenizer, template: Template, batch: int, longest: int
 ) -> Iterator[Document]:
     """Documents of the prompts' own responses, cut to `longest` tokens, hidden states by batched prefill."""
     while True:
         rows = [next(prompts) for _ in range(batch * 4)]
         docs = []
         for row in rows:
-            user, answer = (tokenizer.encode(row[key], add_special_tokens=False) for key in ("prompt", "response"))
+            if row.response is None:
+                raise typer.BadParameter(f"--source prefill needs a `response`, the prompt {row.prompt!r} has none")
+            user, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (row.prompt, row.response))
             head = [*template.prefix, *user, *template.assistant]
             tokens = [*head, *answer, target.config.eos_token_ids[0]][:longest]
             if len(tokens) > len(head) + 8:
@@ -317,30 +333,30 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target = Target.from_folder(model, working_dtype(device)).to(device)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    try:
+        target = Target.from_folder(model, working_dtype(device)).to(device)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        engine = EngineForward(bundle, threads) if bundle else None
+        done = sorted(output.glob("shard-*.safetensors"))
+        seed += len(done) + HELD_OUT_SEED * held_out
+        rows = read_prompts(prompts, parse_shares(shares), seed, held_out)
+    except (BundleError, OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
     template = Template.of(tokenizer)
     output.mkdir(parents=True, exist_ok=True)
-    done = sorted(output.glob("shard-*.safetensors"))
     token_bytes = target.config.hidden_size * 2 + 4
     written = sum(file.stat().st_size for file in done) // token_bytes
     require_space(output, tokens, written, token_bytes)
-    seed += len(done) + HELD_OUT_SEED * held_out
-    rows = read_prompts(prompts, parse_shares(shares), seed, held_out)
-    rng = random.Random(seed)
     if source is Source.generate:
         around = len(template.prefix) + len(template.assistant)
         longest = MAX_USER_TOKENS + max_new_tokens
-        if bundle:
-            forward: Forward = EngineForward(bundle, threads)
-            if forward.length <= around + longest:
-                raise typer.BadParameter(
-                    f"{bundle} takes {forward.length} tokens, and a prompt of up to {longest} with an answer needs "
-                    f"more than {around + longest}: build it with a larger --max-len, or ask for fewer --max-new-tokens"
-                )
-        else:
-            forward = TorchForward(target, slots, around + longest + max_new_tokens)
-        drawn = documents(rows, tokenizer, template, self_written, longest, rng)
+        if engine and engine.length <= around + longest:
+            raise typer.BadParameter(
+                f"{bundle} takes {engine.length} tokens, and a prompt of up to {longest} with an answer needs "
+                f"more than {around + longest}: build it with a larger --max-len, or ask for fewer --max-new-tokens"
+            )
+        forward: Forward = engine or TorchForward(target, slots, around + longest + max_new_tokens)
+        drawn = documents(rows, tokenizer, template, self_written, longest, random.Random(seed))
         generator = Generator(forward, set(target.config.eos_token_ids), template.prefix[:-1], seed)
         stream = generator.run(drawn, max_new_tokens, template.assistant)
     else:

@@ -240,8 +240,10 @@ def main(
         raise typer.BadParameter(f"unknown drafter {drafter!r}; known are {', '.join(DRAFTERS)}")
     kind = DRAFTERS[drafter]
     recipe = kind.recipe
-    target = Target.from_folder(model).to(device)
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        target = Target.from_folder(model).to(device)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
     resumed = output if (output / "checkpoint.safetensors").exists() else None
     vocab_size = target.config.vocab_size
     chosen = usual_rows(vocab_size, device.type) if hot_vocabulary is None else hot_vocabulary or vocab_size
@@ -261,8 +263,9 @@ def main(
         given = settings_of(kind, settings or [], vocab_size, device.type)
         module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
         module.require_steps(unroll)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
+    output.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(target, module, labels, unroll, recipe.hidden_weight if hidden_weight is None else hidden_weight)
     if not resumed and not start_from:
         module.initialize(target, teacher.sample(run.window, unroll).to(device))

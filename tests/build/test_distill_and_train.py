@@ -31,6 +31,11 @@ import train_drafter  # noqa: E402
 from forward import EngineForward, TorchForward  # noqa: E402
 
 VOCAB, END = 111, 2
+LETTERS = SimpleNamespace(
+    apply_chat_template=lambda messages, **_: f"<{messages[0]['content']}>",
+    encode=lambda text, **_: [ord(character) for character in text],
+)
+"""A tokenizer: every character is one."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,11 +120,7 @@ def test_a_prompt_of_the_targets_own_ends_where_it_repeats_itself(target):
 @torch.no_grad()  # which ends with the test, unlike the command's own
 def test_an_engine_too_short_for_prompts_and_answers_is_refused(target, tmp_path, monkeypatch):
     write_model(target, tmp_path)
-    tokenizer = SimpleNamespace(
-        apply_chat_template=lambda messages, **_: f"<{messages[0]['content']}>",
-        encode=lambda text, **_: [ord(character) for character in text],
-    )
-    monkeypatch.setattr(distill, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: tokenizer))
+    monkeypatch.setattr(distill, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: LETTERS))
     monkeypatch.setattr(distill, "EngineForward", lambda *_: SimpleNamespace(length=118))
     row = {"source": "own", "prompt": "word"}
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row | {"prompt": str(i)}) + "\n" for i in range(9)))
@@ -275,6 +276,38 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
         train(taught, tmp_path / "new", "eagle", 200, batch=500)
     with pytest.raises(typer.BadParameter, match="4 drafting steps need as many heads, this drafter has 3"):
         train(taught, tmp_path / "new", "medusa", 200, unroll=4)
+    with pytest.raises(typer.BadParameter, match="json does not exist"):
+        train(taught, tmp_path / "new", "eagle", 200, start_from=tmp_path / "nowhere")
+    with pytest.raises(typer.BadParameter, match="json does not exist"):
+        train(tmp_path / "nowhere", tmp_path / "new", "eagle", 200, data=[taught / "data"])
+    assert not (tmp_path / "new").exists()
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "nowhere"}, "config.json does not exist"),
+        ({"bundle": "nowhere"}, "nowhere does not exist; build one with"),
+        ({"prompts": "nowhere.jsonl"}, "No such file.*nowhere.jsonl"),
+        ({"prompts": "nameless.jsonl"}, "nameless.jsonl, line 2: .*\\n.*prompt\\n.*[Rr]equired"),
+        ({"prompts": "prose.jsonl"}, "prose.jsonl, line 1: .*\\n.*Invalid JSON"),
+        ({"source": distill.Source.prefill}, "needs a `response`, the prompt .* has none"),
+    ],
+)
+def test_input_that_is_not_there_is_refused(target, tmp_path, monkeypatch, given, message):
+    """In one line, before a folder is made for the output or a shard is written."""
+    write_model(target, tmp_path)
+    monkeypatch.setattr(distill, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: LETTERS))
+    rows = [json.dumps({"source": "own", "prompt": str(i)}) + "\n" for i in range(9)]
+    (tmp_path / "prompts.jsonl").write_text("".join(rows))
+    (tmp_path / "nameless.jsonl").write_text(rows[0] + '{"source": "own"}\n')
+    (tmp_path / "prose.jsonl").write_text("Once upon a time")
+    paths = {key: value if key == "source" else tmp_path / value for key, value in given.items()}
+    where = {"model": tmp_path, "prompts": tmp_path / "prompts.jsonl", "output": tmp_path / "data"}
+    with pytest.raises(typer.BadParameter, match=message):
+        distill.main(**(where | paths), shares="own=1", tokens=100)
+    assert not list((tmp_path / "data").glob("*")) if "source" in given else not (tmp_path / "data").exists()
 
 
 def test_a_chain_of_one_step_is_trained(taught: Path, tmp_path: Path):
