@@ -145,7 +145,20 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
     drafter, device = trainer.drafter, trainer.device
     optimizer = make_optimizer(drafter, run.peak_rate)
     checkpoint = output / "checkpoint.safetensors"
-    progress = Progress() if fresh else restore_checkpoint(checkpoint, drafter, optimizer)
+    recipe = {
+        "labels": trainer.labels,
+        "hidden weight": str(trainer.hidden_weight),
+        "unroll": str(trainer.unroll),
+        "window": str(run.window),
+        "batch": str(run.batch),
+        "peak rate": str(run.peak_rate),
+        "decay": run.decay,
+        "seed": str(run.seed),
+    }
+    try:
+        progress = Progress() if fresh else restore_checkpoint(checkpoint, drafter, optimizer, recipe)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}; for these give another --output and --start-from {output}") from None
     if progress.step:
         print(f"resumed at step {progress.step}, {progress.positions} of {run.positions} positions")
     read = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, progress.step)
@@ -184,7 +197,7 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
                 record["minutes_left"] = round((run.positions - progress.positions) / speed / 60, 1)
                 losses.clear()
                 drafter.save(output, card)
-                save_checkpoint(checkpoint, drafter, optimizer, progress)
+                save_checkpoint(checkpoint, drafter, optimizer, progress, recipe)
                 with (output / "log.jsonl").open("a") as file:
                     print(json.dumps(record), file=file)
                 print(json.dumps(record), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -246,20 +247,33 @@ class Progress:
     seconds: float = 0.0
 
 
-def save_checkpoint(path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+def save_checkpoint(
+    path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer, progress: Progress, recipe: dict[str, str]
+) -> None:
+    """Write what a run goes on from; `recipe` is what it must be given again."""
     tensors = {f"model.{name}": tensor for name, tensor in drafter.state_dict().items()}
     for name, parameter in drafter.named_parameters():
         for key, value in optimizer.state[parameter].items():
             tensors[f"optimizer.{name}.{key}"] = value
     partial = path.with_suffix(".partial")
-    metadata = {name: str(value) for name, value in asdict(progress).items()}
+    metadata = {name: str(value) for name, value in asdict(progress).items()} | {"recipe": json.dumps(recipe)}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
     partial.replace(path)
 
 
-def restore_checkpoint(path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer) -> Progress:
+def restore_checkpoint(
+    path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer, recipe: dict[str, str]
+) -> Progress:
+    """Load a run's weights and the optimizer's state. Raises ValueError where the run was begun with another recipe."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
+        begun = json.loads(metadata["recipe"])
+        if begun != recipe:
+            was, asked = (
+                ", ".join(f"{name} {given[name]}" for name in recipe if begun[name] != recipe[name])
+                for given in (begun, recipe)
+            )
+            raise ValueError(f"{path} is of a run with {was}, the command asks for {asked}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     drafter.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
     for name, parameter in drafter.named_parameters():

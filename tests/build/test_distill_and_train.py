@@ -264,6 +264,8 @@ def test_a_run_goes_on_from_another_drafter(taught: Path, tmp_path: Path):
 
 def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
     train(taught, tmp_path, "hidden_state", 100)
+    with pytest.raises(typer.BadParameter, match=r"run with labels soft, batch 4, the command asks for labels hard, b"):
+        train(taught, tmp_path, "hidden_state", 200, labels="hard", batch=8)
     with pytest.raises(typer.BadParameter, match=r"info_rank=8.*asks for.*info_rank=4"):
         train(taught, tmp_path, "hidden_state", 200, settings=["info_vocabulary=40", "info_rank=4"])
     with pytest.raises(typer.BadParameter, match="'info_rank' is not of the form name=value"):
