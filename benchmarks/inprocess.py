@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from redraft.decoding.token_tree import MASK_BITS
+from redraft.decoding.token_tree import mask_width
 from redraft.drafting import DraftingPlan
 from redraft.engines.hidden import on_host
 from redraft.engines.interface import TargetBatch
@@ -133,7 +133,7 @@ class Session:
                 row_offsets=np.array([0, count], np.int32),
                 slots=np.zeros(1, np.int32),
                 cache_lengths=np.array([start], np.int32),
-                tree_mask=np.zeros((count, -(-self.runtime.limits.max_tree // MASK_BITS)), np.int32),
+                tree_mask=np.zeros((count, mask_width(self.runtime.limits.max_tree)), np.int32),
                 commit_src=np.zeros(0, np.int32),
                 commit_offsets=np.zeros(2, np.int32),
                 logit_rows=wanted,

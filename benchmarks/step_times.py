@@ -20,6 +20,7 @@ from rich.table import Table
 from redraft.bundle import Bundle, BundleError, MethodInfo
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.sampling import Sampler
+from redraft.decoding.token_tree import mask_width
 from redraft.engines import load_engine
 from redraft.engines.hidden import take
 from redraft.engines.interface import DraftBatch, DraftEngine, DraftSampling, DrawingEngine, Engine, TargetBatch
@@ -72,7 +73,7 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
     steps += [(sequences, 1, CONTEXT) for sequences in BATCHES]
     most, longest = max(limits.max_tree, limits.prefill_chunk), limits.max_len + limits.max_tree
     steps = [s for s in steps if s[0] <= limits.slots and s[1] <= most and s[2] + s[1] <= longest]
-    words = -(-limits.max_tree // 32)
+    words = mask_width(limits.max_tree)
     calls: dict[tuple[int, int, int, str | None], Callable[[], object]] = {}
     greedy = Sampler(SamplingConfig(), [])
     for step in steps:

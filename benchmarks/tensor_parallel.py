@@ -38,7 +38,7 @@ from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer
 from plugins import kernels
 from redraft.bundle import Bundle, BundleError
-from redraft.decoding.token_tree import MASK_BITS
+from redraft.decoding.token_tree import mask_width
 from redraft.engines.interface import Engine
 from redraft.engines.parallel import ParallelEngine
 from redraft.prompts import load_prompts, spread
@@ -74,7 +74,7 @@ def pure_sums(bundle: Bundle, repeats: int) -> dict[int, float]:
 def time_steps(session: Session, repeats: int, sums_ms: dict[int, float]) -> list[dict[str, float]]:
     """Median milliseconds of a step and of its parts, by rows."""
     engine, limits = session.runtime.engine, session.runtime.limits
-    batches = {rows: causal_batch(1, rows, CONTEXT, -(-limits.max_tree // MASK_BITS)) for rows in ROWS}
+    batches = {rows: causal_batch(1, rows, CONTEXT, mask_width(limits.max_tree)) for rows in ROWS}
     found = []
     for rows, batch in batches.items():
         engine.execute(batch)

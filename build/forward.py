@@ -12,6 +12,7 @@ import typer
 from model_defs.attention import DenseCache
 from model_defs.target import Target
 from redraft.bundle import Bundle
+from redraft.decoding.token_tree import mask_width
 from redraft.engines import load_engine
 from redraft.engines.hidden import on_host
 from redraft.engines.interface import TargetBatch
@@ -55,7 +56,7 @@ class EngineForward:
         bundle = Bundle.load(path)
         self.engine = load_engine(bundle, threads or None)
         self.slots, self.length = bundle.config.limits.slots, bundle.config.limits.max_len
-        self.mask_words = -(-bundle.config.limits.max_tree // 32)
+        self.mask_words = mask_width(bundle.config.limits.max_tree)
 
     def __call__(
         self, tokens: list[list[int]], lengths: list[int], wanted: list[int]

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise, repeat
 
 import numpy as np
 
-from redraft.decoding.token_tree import MASK_BITS, TokenTree, join_trees, mask_words
+from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
 from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan, DraftSource
 from redraft.engines.hidden import Hidden, take
@@ -85,7 +85,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._free_slots = list(range(limits.slots - 1, -1, -1))
-        self._words = -(-limits.max_tree // MASK_BITS)
+        self._words = mask_width(limits.max_tree)
 
     @property
     def idle(self) -> bool:

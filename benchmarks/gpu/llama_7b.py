@@ -42,7 +42,7 @@ from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda.launch import run
 from redraft.decoding.construction import best_first
 from redraft.decoding.packing import pack_beams
-from redraft.decoding.token_tree import MASK_BITS, mask_words, prune_tree, shared_budgets
+from redraft.decoding.token_tree import mask_width, mask_words, prune_tree, shared_budgets
 from redraft.engines.fixed_calls import FixedCalls, Inputs
 from redraft.engines.interface import DraftCandidates
 from redraft.engines.transfer import Results
@@ -188,7 +188,7 @@ def target_rows(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> tupl
     tree = prune_tree(tree, budgets, deepest)
     paths = [path for paths in tree.ancestors for path in paths]
     tokens = [token for nodes in tree.nodes for token, _, _ in nodes]
-    return tokens, [path.bit_count() - 1 for path in paths], mask_words(paths, -(-MAX_TREE // MASK_BITS))
+    return tokens, [path.bit_count() - 1 for path in paths], mask_words(paths, mask_width(MAX_TREE))
 
 
 def time_trees(drafts: list[DraftCandidates], budget: int, repeats: int) -> dict[int, float]:

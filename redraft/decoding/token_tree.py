@@ -123,6 +123,11 @@ class TokenTree:
         ]
 
 
+def mask_width(rows: int) -> int:
+    """int32 words of one row of a tree mask over `rows` rows: a bit for each."""
+    return -(-rows // MASK_BITS)
+
+
 def mask_words(paths: Sequence[int], words: int) -> list[int]:
     """Sets of bits as `words` unsigned words each: bit j of word w is bit 32 w + j.
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from redraft.bundle import LimitsInfo, MethodInfo, TargetInfo
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
+from redraft.decoding.token_tree import mask_width
 from redraft.engines.hidden import on_host
 from redraft.engines.interface import DraftBatch, DraftSampling, TargetBatch
 
@@ -20,7 +21,7 @@ class RowBuffers:
     def __init__(self, limits: LimitsInfo, vocab_size: int):
         self._limits, self._vocab_size = limits, vocab_size
         self._cache_rows = limits.max_len + limits.max_tree
-        self.mask_words = -(-limits.max_tree // 32)
+        self.mask_words = mask_width(limits.max_tree)
         self.most_rows = limits.slots * (limits.max_tree + limits.prefill_chunk)
         self._input_ids = np.zeros(self.most_rows, np.int32)
         self._positions = np.zeros(self.most_rows, np.int32)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from plugins.all_reduce import nccl
 from redraft.bundle import Bundle, BundleError, ContextInfo, LimitsInfo, TargetInfo, target_folder
+from redraft.decoding.token_tree import mask_width
 from redraft.engines import gpu, memory
 from redraft.engines.choice import choose
 from redraft.engines.flavour import FLAVOURS, Flavour, require_fit
@@ -102,7 +103,7 @@ class TensorRTEngine:
 
     def _check_caches(self) -> None:
         bundle, limits = self._bundle, self._bundle.config.limits
-        slot, words = limits.slots - 1, -(-limits.max_tree // 32)
+        slot, words = limits.slots - 1, mask_width(limits.max_tree)
         for count in sorted({1, min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)}):
             self.caches[:, slot, :, 0] = SENTINEL
             zeros = np.zeros(count, np.int32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from redraft.decoding.construction import CONSTRUCTIONS, best_first, chain
 from redraft.decoding.ngram import NgramIndex, count_bigrams, ngram_chains
 from redraft.decoding.packing import dedup_prefix, pack_beams
-from redraft.decoding.token_tree import TokenTree, mask_words, merge_trees, prune_tree, shared_budgets
+from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, merge_trees, prune_tree, shared_budgets
 from redraft.engines.interface import DraftCandidates
 
 
@@ -186,6 +186,10 @@ def test_a_batch_shares_its_rows_by_score():
         assert pruned.sizes.sum() == 28
         left = np.sort(tree.scores[tree.scores > -np.inf])[::-1][:28]
         assert np.sort(pruned.scores[pruned.scores > -np.inf])[::-1].tolist() == left.tolist()
+
+
+def test_a_mask_has_a_bit_for_each_row():
+    assert [mask_width(rows) for rows in (1, 32, 33, 64, 70)] == [1, 1, 2, 2, 3]
 
 
 def test_ancestors_and_mask_words_of_random_trees():
