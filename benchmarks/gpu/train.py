@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--drafters", type=Path, default=ROOT / "build/drafters.toml", help="those that ship, by kind")
     parser.add_argument("--kinds", nargs="+", help="some of them; default: all, one after the other")
     parser.add_argument("--tokens", type=int, default=90_000_000, help="of teacher data; 1.16 kB each on disk")
-    parser.add_argument("--positions", type=int, default=220_000_000, help="that each drafter is trained on")
+    parser.add_argument("--positions", type=int, default=240_000_000, help="that each drafter is trained on")
     parser.add_argument("--held-out-tokens", type=int, default=100_000, help="of conversations that judge")
     parser.add_argument("--slots", type=int, default=1024, help="conversations side by side")
     parser.add_argument("--max-new-tokens", type=int, default=256)
