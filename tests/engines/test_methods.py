@@ -12,5 +12,5 @@ def session(smollm2, tmp_path_factory):
 
 @pytest.mark.parametrize("sampling", SETTINGS.values(), ids=SETTINGS)
 def test_every_method_gives_the_tokens_of_auto_regressive_decoding(session, smollm2, sampling):
-    gained = assert_nothing_changes(session, smollm2, sampling, prompts=3, tokens=16, at_once=(1, 3))
+    gained = assert_nothing_changes(session, smollm2, sampling, prompts=3, tokens=16, at_once=(3,))
     assert min(gained.values()) > 1.15
