@@ -25,6 +25,7 @@ NOT_OF_BENCH = {
     "tensor_parallel_lossless.json": "takes mpiexec and several ranks",
     "triton.json": "takes a service that runs",
     "zen5": "the same files of another machine",
+    "zen4": "likewise",
     "icelake": "some of them, of a third",
 }
 BESIDE = {"beam_packing.png": "beam_packing.json", "beam_shapes.png": "beam_shapes.json"}
