@@ -58,7 +58,7 @@ bench-equal: $(BASELINE)/manifest.json $(LEVEL)/manifest.json $(LEVEL)-tuned/bud
 	  --dataset $(PROMPTS) --output $(REPORTS)/method_batches_equal.json
 
 bench-spec-bench: $(addsuffix /manifest.json,$(COMPARED) $(BASELINE)) ## methods on the six tasks of SPEC_BENCH
-	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --num-prompts 30 --max-tokens 64 \
+	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --num-prompts 60 --max-tokens 64 \
 	  --methods --streams --repeats 1 --output $(REPORTS)/methods_spec_bench.json,methods by task)
 
 bench-trees: $(addsuffix /manifest.json,$(BASELINE) $(NARROW) $(BUNDLE) $(BUDGETS) $(SHAPES) $(WAYS)) answers | $(TEACHER) ## tree shapes and sizes, constructions, n-grams and their retrieval
@@ -81,7 +81,7 @@ bench-lyanna: $(BASELINE)/manifest.json $(RESAMPLED)/manifest.json $(LATENCY)/ma
 	  drafters/$(DEFAULT)-hidden_state --output $(REPORTS)/ablation.json
 	$(PY) -m benchmarks.training_table $(TABLED)/ablations/full $(TABLED)/ablations/dense \
 	  --output $(REPORTS)/token_info_table.json
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(RESAMPLED) --methods --dataset $(PROMPTS) --num-prompts 20 \
+	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(RESAMPLED) --methods --dataset $(PROMPTS) --num-prompts 40 \
 	  --max-tokens 64 --streams 2 --repeats 1 --output $(REPORTS)/resampling.json
 	$(PY) -m benchmarks.drafting_latency heads --output $(REPORTS)/drafting_heads.json
 	$(PY) -m benchmarks.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
