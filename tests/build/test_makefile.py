@@ -21,6 +21,7 @@ RESULTS = ROOT / "docs" / "results"
 NOT_OF_BENCH = {
     "lossless.json": "make verify",
     "lossless-pairs.json": "make verify",
+    "lossless-methods.json": "make verify",
     "tensor_parallel.json": "takes mpiexec and several ranks",
     "tensor_parallel_lossless.json": "takes mpiexec and several ranks",
     "triton.json": "takes a service that runs",
