@@ -18,11 +18,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.inprocess import Session, load_session, request
 from benchmarks.workload import ChatTokenizer
+from model_defs.files import save_tensors
 from redraft.prompts import load_prompts, spread
 
 FILE_NAME = "shard-00000.safetensors"
@@ -74,7 +74,7 @@ def write(folder: Path, answers: list[Answer]) -> Path:
         "answer_starts": offsets[:-1] + torch.tensor([answer.start for answer in answers]),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / FILE_NAME)
+    save_tensors(tensors, folder / FILE_NAME)
     return folder / FILE_NAME
 
 

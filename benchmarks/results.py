@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +30,10 @@ def rate_name(rate: float) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON through a temporary file, so that an interruption leaves no half-written file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, ensure_ascii=False)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    partial.replace(path)
 
 
 def save_run(folder: Path, run: Run, timelines: list[Timeline]) -> Path:

@@ -18,7 +18,6 @@ With --held-out it writes conversations to judge drafters by: one prompt in 64, 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import shutil
 import sys
@@ -37,11 +36,11 @@ import torch
 import typer
 from pydantic import BaseModel, ValidationError
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from forward import EngineForward, Forward, TorchForward
 from model_defs.attention import causal_attend
+from model_defs.files import save_tensors
 from model_defs.target import Target
 from model_defs.working_precision import working_dtype
 from redraft.bundle import BundleError
@@ -270,9 +269,7 @@ def write_shard(path: Path, docs: list[Document], meta: dict[str, str]) -> int:
         "offsets": offsets,
         "answer_starts": offsets[:-1] + torch.tensor([doc.answer_start for doc in docs]),
     }
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata=meta)
-    os.replace(partial, path)
+    save_tensors(tensors, path, meta)
     return int(offsets[-1])
 
 

@@ -12,12 +12,11 @@ from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
-from safetensors.torch import save_file
 from torch import Tensor
 
 from methods import load_checked
 from model_defs.config import TargetConfig
-from model_defs.files import read_json, read_tensors
+from model_defs.files import read_json, read_tensors, save_tensors
 from model_defs.fingerprint import target_fingerprint
 from model_defs.recurrent import RecurrentDrafter
 from model_defs.target import Target
@@ -145,7 +144,7 @@ def export_checkpoint(model: Path, drafter: Path, output: Path, settings: Settin
         with step(f"write {tp_size} rank{'s' if tp_size > 1 else ''}"):
             for rank in range(tp_size):
                 mine = {name: parts[rank] for name, parts in split.items()}
-                save_file(owned(mine), folder / f"rank{rank}.safetensors", metadata={"format": "pt"})
+                save_tensors(owned(mine), folder / f"rank{rank}.safetensors", metadata={"format": "pt"})
         config = target_entries(target.config) | settings.entries() | drafter_entries(module, drafted)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         draft_tokens = settings.beam_width * settings.beam_length
@@ -172,7 +171,7 @@ def write_rest(folder: Path, model: Path, drafter: Path, kept: dict[str, Tensor]
     (folder / DRAFTER).mkdir()
     copy_files(drafter, folder / DRAFTER, ("config.json",))
     if kept:
-        save_file(kept, folder / DRAFTER / FACTORS)
+        save_tensors(kept, folder / DRAFTER / FACTORS)
 
 
 @app.command("import")
@@ -223,7 +222,7 @@ def import_checkpoint(checkpoint: Path, model: Path, output: Path) -> None:
     with new_bundle(output, needed + 20_000_000) as folder, step("write and load target and drafter"):
         (folder / TARGET).mkdir()
         copy_files(model, folder / TARGET, (*CONFIG_FILES, *TOKENIZER_FILES))
-        save_file(owned(target), folder / TARGET / "model.safetensors", metadata={"format": "pt"})
+        save_tensors(owned(target), folder / TARGET / "model.safetensors", metadata={"format": "pt"})
         loaded = Target.from_folder(folder / TARGET, torch.bfloat16)
         fingerprint = target_fingerprint(loaded)
         write_drafter(folder / DRAFTER, checkpoint / DRAFTER, raw, weights, fingerprint)
@@ -268,9 +267,9 @@ def write_drafter(folder: Path, rest: Path, raw: dict[str, Any], weights: dict[s
     if "drafter" in config:
         config["target_fingerprint"] = fingerprint
         kept = read_tensors(rest / FACTORS) if (rest / FACTORS).is_file() else {}
-        save_file(owned(own_weights(weights, config, kept)), folder / "drafter.safetensors")
+        save_tensors(owned(own_weights(weights, config, kept)), folder / "drafter.safetensors")
     else:
-        save_file(owned(apple_weights(weights, config)), folder / "model.safetensors", metadata={"format": "pt"})
+        save_tensors(owned(apple_weights(weights, config)), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -18,9 +18,10 @@ from typing import Annotated, Any
 import torch
 import typer
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from model_defs.config import SUPPORTED, RopeConfig, TargetConfig
+from model_defs.files import save_tensors
 from model_defs.target import Target
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
@@ -120,7 +121,7 @@ def fetch_folder(source: Path, title: str, out: Path, chat_template: Path | None
             weights = load_file(shard) if shard.suffix == ".safetensors" else torch.load(shard, weights_only=True)
         except (SafetensorError, RuntimeError, EOFError) as error:
             raise FetchError(f"{shard}: truncated or corrupt ({error})") from error
-        save_file(to_bf16(weights), out / f"{shard.stem}.safetensors", metadata={"format": "pt"})
+        save_tensors(to_bf16(weights), out / f"{shard.stem}.safetensors", metadata={"format": "pt"})
     for name in filter(lambda name: (source / name).exists(), CONFIG_FILES):
         shutil.copyfile(source / name, out / name)
     write_config(out, json.loads((source / "config.json").read_text()), title)
@@ -157,7 +158,7 @@ def fetch_gguf(source: Path, title: str, out: Path, chat_template: Path | None) 
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     require_space(out, sum(weight.nbytes for weight in weights.values()))
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(weights, out / "model.safetensors", metadata={"format": "pt"})
     write_config(out, config.to_diff_dict() | {"architectures": [type(model).__name__]}, title)
     say("rebuilding the tokenizer (about 10 s)")
     write_tokenizer(out, load_tokenizer(source.parent, source.name), chat_template)

@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter, ValidationError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from model_defs.draft_context import Context, DraftContext
-from model_defs.files import read_json, read_tensors
+from model_defs.files import read_json, read_tensors, save_tensors
 from model_defs.operators import Operators, TorchOperators
 from model_defs.target import Target
 from model_defs.token_info import TokenInfo
@@ -162,7 +161,7 @@ class Drafter(nn.Module):
         weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in self.state_dict().items()}
         if self.config.hot_vocabulary:
             weights["hot_ids"] = self.hot_ids.to(torch.int32)
-        save_file(weights, folder / "drafter.safetensors")
+        save_tensors(weights, folder / "drafter.safetensors")
         config = {"drafter": self.name, **asdict(self.config), **(card or {})}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 

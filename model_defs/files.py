@@ -1,15 +1,16 @@
-"""Reading the files of models and drafters, with messages that name the file."""
+"""The files of models and drafters: read with messages that name the file, written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 
@@ -36,6 +37,22 @@ def count_numbers(file: Path) -> int:
     """In a safetensors file, of which only the header is read. Raises as `read_tensors` does."""
     with _opened(file) as tensors:
         return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file whole or not at all, with the permissions that the umask leaves to any new file.
+
+    safetensors itself writes files that only their owner can read. Raises OSError.
+    """
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file(dict(tensors), partial, None if metadata is None else dict(metadata))
+        partial.chmod(mode)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

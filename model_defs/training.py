@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from model_defs.drafter import Decay, Drafter
+from model_defs.files import save_tensors
 from model_defs.target import Target
 from model_defs.windows import Windows
 from model_defs.working_precision import working_dtype, working_precision
@@ -255,10 +255,8 @@ def save_checkpoint(
     for name, parameter in drafter.named_parameters():
         for key, value in optimizer.state[parameter].items():
             tensors[f"optimizer.{name}.{key}"] = value
-    partial = path.with_suffix(".partial")
     metadata = {name: str(value) for name, value in asdict(progress).items()} | {"recipe": json.dumps(recipe)}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=metadata)
-    partial.replace(path)
+    save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
 
 
 def restore_checkpoint(
