@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,6 +53,11 @@ class EngineBuilder:
             )
         self._device = gpu.device() if self.flavour.has_plugins else None
         self._trt = self.flavour.module(config.tensor_parallel)
+        if self.flavour.gpus and torch.cuda.is_available():
+            try:
+                self.flavour.require_gpu(gpu.device())
+            except BundleError as error:
+                print(f"these engines are for another machine: {error}", file=sys.stderr)
         if self._device:
             gpu.require_capability(self._device)
             gpu.require_precision(self._device, config.precision)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -24,8 +25,10 @@ DRIVER = 580
 CAPABILITY = (8, 0)
 """The first compute capability that the CUDA kernels are for."""
 WITH_KERNELS = ("tensorrt", "torch")
-RTX_CAPABILITY = (7, 5)
-"""The first compute capability that TensorRT for RTX is for."""
+RTX_CAPABILITIES = ("8.6", "8.9", "12.0", "12.1")
+"""The compute capabilities that TensorRT for RTX supports."""
+ANY_GPU = "REDRAFT_ANY_GPU"
+"""The environment variable that lets a bundle load on any other GPU; the container gets it too."""
 PRECISIONS = {"bf16": (8, 0), "fp8": (8, 9)}
 """The first compute capability with tensor cores for a precision."""
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx", "torch")
@@ -78,9 +81,13 @@ class BundleFacts:
     def needs(self) -> list[tuple[str, tuple[int, int]]]:
         """What needs which compute capability."""
         found = [("the CUDA kernels", CAPABILITY)] if self.backend in WITH_KERNELS else []
-        found += [("engines of TensorRT for RTX", RTX_CAPABILITY)] if self.backend == "tensorrt_rtx" else []
         found += [("sums over GPUs", CAPABILITY)] if self.ranks > 1 else []
         return found + [(f"{name} engines", oldest) for name, oldest in PRECISIONS.items() if name == self.precision]
+
+    def supports(self, gpu: Gpu) -> bool:
+        """Whether the backend's library supports a GPU, or is to try it all the same."""
+        listed = self.backend != "tensorrt_rtx" or gpu.compute_capability in RTX_CAPABILITIES
+        return listed or bool(os.environ.get(ANY_GPU))
 
     def rebuild(self, gpu: Gpu, image: str) -> str:
         """The host's command that builds the bundle anew in the container, on that GPU. Its mounts make the build
@@ -185,7 +192,13 @@ def problems(bundle: BundleFacts, image: str, asked: str | None = None) -> list[
         judged = [gpu for gpu in given if gpu]
         old = [(gpu, what, oldest) for gpu in judged for what, oldest in bundle.needs if gpu.capability < oldest]
         wanted = bundle.compute_capability
-        if old:
+        if other := next((gpu for gpu in judged if not bundle.supports(gpu)), None):
+            found.append(
+                f"this machine's {other.name} has compute capability {other.compute_capability}: TensorRT for RTX "
+                f"supports {', '.join(RTX_CAPABILITIES)}; serve on one of these (--gpus chooses), build with --backend "
+                f"tensorrt or torch for this one, or set {ANY_GPU}=1 to try it"
+            )
+        elif old:
             gpu, what, oldest = old[0]
             found.append(
                 f"this machine's {gpu.name} has compute capability {gpu.compute_capability}: {what} need "
@@ -217,6 +230,7 @@ def docker_command(bundle: BundleFacts, options: argparse.Namespace) -> list[str
         *("--gpus", options.gpus or str(bundle.ranks)),
         *("--shm-size", SHARED_MEMORY, "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
         *("--mount", f"type=bind,source={bundle.path},target=/bundle,readonly"),
+        *(("--env", ANY_GPU) if os.environ.get(ANY_GPU) else ()),
         *(part for name, port in published.items() for part in ("-p", f"{options.address}:{port}:{PORTS[name]}")),
         options.image,
     ]

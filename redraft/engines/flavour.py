@@ -14,7 +14,6 @@ import torch
 
 from redraft.bundle import Bundle, BundleError
 from redraft.engines import gpu
-from redraft.engines.gpu import OLDEST_CAPABILITY
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,8 @@ class Flavour:
     oldest: str
     oldest_for_ranks: str
     """The first release that sums over several GPUs."""
-    oldest_gpu: tuple[int, int]
-    """The first compute capability that its engines run on."""
+    gpus: tuple[tuple[int, int], ...] | None
+    """The compute capabilities that its engines run on; None: all from `gpu.OLDEST_CAPABILITY` on."""
     has_plugins: bool
     """Whether the target is in plugin form, and kernels are chosen while an engine is built: on the GPU that is to run
     it, and for every step's own shapes. Otherwise they are chosen when it is loaded."""
@@ -51,10 +50,19 @@ class Flavour:
             )
         return module
 
+    def require_gpu(self, device: torch.device) -> None:
+        """Raises BundleError for a GPU that its engines do not run on."""
+        if self.gpus is None:
+            gpu.require_capability(device, f"engines of {self.title}")
+        else:
+            gpu.require_supported(device, self.title, self.gpus)
 
-TENSORRT = Flavour("tensorrt", "TensorRT", "tensorrt", "tensorrt-cu13", "10.16", "11.0", OLDEST_CAPABILITY, True)
+
+RTX_GPUS = ((8, 6), (8, 9), (12, 0), (12, 1))
+"""The support matrix of TensorRT for RTX without 7.5, for which an engine has to be built separately."""
+TENSORRT = Flavour("tensorrt", "TensorRT", "tensorrt", "tensorrt-cu13", "10.16", "11.0", None, True)
 TENSORRT_RTX = Flavour(
-    "tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.7", "1.7", (7, 5), False
+    "tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.7", "1.7", RTX_GPUS, False
 )
 FLAVOURS = {flavour.backend: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 CAPABILITY, GPU = "compute_capability", "gpu"

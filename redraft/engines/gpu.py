@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +21,8 @@ OLDEST_CAPABILITY = (8, 0)
 """The first compute capability with what the CUDA kernels use: tensor cores for bf16. `deploy/launch.py` has it too."""
 OLDEST_FOR = {"bf16": (8, 0), "fp8": (8, 9)}
 """The first compute capability with tensor cores for a precision; `deploy/launch.py` has it too."""
+ANY_GPU = "REDRAFT_ANY_GPU"
+"""The environment variable that lets a bundle load on a GPU that its library does not support."""
 ON_CPU = "the CPU: --backend openvino, or torch with an empty CUDA_VISIBLE_DEVICES"
 WITHOUT_GPU = "without a GPU, --backend tensorrt_rtx builds engines for another machine, and openvino's run on the CPU"
 
@@ -80,6 +83,18 @@ def require_capability(
         raise BundleError(
             f"{torch.cuda.get_device_name(gpu)} has compute capability {found}: {purpose} need "
             f"{'.'.join(map(str, oldest))} or later; take a newer GPU, or {or_take}"
+        )
+
+
+def require_supported(gpu: torch.device, library: str, supported: Sequence[tuple[int, int]]) -> None:
+    """Raises BundleError for a GPU whose compute capability is not among those that a library supports, unless
+    ANY_GPU is set."""
+    found = capability(gpu)
+    names = [".".join(map(str, one)) for one in supported]
+    if found not in names and not os.environ.get(ANY_GPU):
+        raise BundleError(
+            f"{torch.cuda.get_device_name(gpu)} has compute capability {found}: {library} supports "
+            f"{', '.join(names)}; build with --backend torch or tensorrt for this GPU, or set {ANY_GPU}=1 to try it"
         )
 
 

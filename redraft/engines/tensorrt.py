@@ -43,7 +43,7 @@ class TensorRTEngine:
             torch.set_num_threads(threads)
         flavour = FLAVOURS[bundle.config.backend]
         library, device = flavour.module(), gpu.device()
-        gpu.require_capability(device, f"engines of {flavour.title}", flavour.oldest_gpu)
+        flavour.require_gpu(device)
         require_fit(bundle, flavour, str(library.__version__), device)
         gpu.require_precision(device, bundle.config.precision)
         self._stream, self._results = Stream(device), Results(device)

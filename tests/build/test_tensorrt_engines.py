@@ -154,10 +154,10 @@ def test_token_info_is_in_the_engines_dtype():
     assert info_bytes(info, config.model_copy(update={"precision": "fp16"})) == 2 * (38 * 37 + 38) + 4 * 111
 
 
-def builder(**limits) -> EngineBuilder:
+def builder(backend: str = "tensorrt", **limits) -> EngineBuilder:
     config = BundleConfig(
         name="tiny",
-        backend="tensorrt",
+        backend=backend,
         precision="bf16",
         target=target_info(tiny_lm()),
         limits=LIMITS.model_copy(update=limits),
@@ -188,6 +188,18 @@ def test_a_gpu_that_the_kernels_are_not_for_is_refused(monkeypatch, cache):
         builder()
     stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="10.0")
     assert builder().versions["compute_capability"] == "10.0"
+
+
+def test_a_build_says_that_this_machines_gpu_will_not_run_its_engines(monkeypatch, capfd):
+    """In one line and before anything is built: an engine of TensorRT for RTX may be for another machine."""
+    monkeypatch.delenv("REDRAFT_ANY_GPU", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, lines in (("12.0", 0), ("9.0", 1)):
+        stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx", capability)
+        builder("tensorrt_rtx")
+        said = [line for line in capfd.readouterr().err.splitlines() if "another machine" in line]
+        assert len(said) == lines
+    assert "the GPU has compute capability 9.0: TensorRT for RTX supports 8.6, 8.9, 12.0, 12.1; build with" in said[0]
 
 
 def test_too_little_memory_says_what_would_fit(monkeypatch, network, cache):

@@ -11,7 +11,7 @@ import pytest
 
 import launch
 from redraft.engines.flavour import TENSORRT_RTX
-from redraft.engines.gpu import OLDEST_CAPABILITY, OLDEST_DRIVER, OLDEST_FOR
+from redraft.engines.gpu import ANY_GPU, OLDEST_CAPABILITY, OLDEST_DRIVER, OLDEST_FOR
 
 
 @pytest.fixture
@@ -150,22 +150,29 @@ def test_a_precision_that_the_gpu_has_no_tensor_cores_for(tmp_path, machine, cap
     bundle = write_bundle(tmp_path / "b", "tensorrt_rtx", None)
     config = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps(config | {"precision": "fp8"}))
-    smi(machine, "NVIDIA A100, 8.0, 580.1")
+    smi(machine, "NVIDIA A10, 8.6, 580.1")
     assert launch.main(["--bundle", str(bundle)]) == 1
-    assert "machine's NVIDIA A100 has compute capability 8.0: fp8 engines need 8.9 or later" in capsys.readouterr().err
+    assert "machine's NVIDIA A10 has compute capability 8.6: fp8 engines need 8.9 or later" in capsys.readouterr().err
 
 
 def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
-    """Without our kernels, an older one will do."""
-    smi(machine, "Tesla T4, 7.5, 580.1")
+    smi(machine, "NVIDIA L4, 8.9, 580.1")
     assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]) == 0
     assert capsys.readouterr().err == ""
-    smi(machine, "Tesla V100, 7.0, 580.1")
-    assert launch.main(["--bundle", str(write_bundle(tmp_path / "old", "tensorrt_rtx", None))]) == 1
-    assert "compute capability 7.0: engines of TensorRT for RTX need 7.5 or later" in capsys.readouterr().err
-    smi(machine, *["Tesla T4, 7.5, 580.1"] * 2)
-    assert launch.main(["--bundle", str(write_bundle(tmp_path / "two", "tensorrt_rtx", None, ranks=2))]) == 1
-    assert "machine's Tesla T4 has compute capability 7.5: sums over GPUs need 8.0" in capsys.readouterr().err
+
+
+def test_a_gpu_that_tensorrt_for_rtx_does_not_support(tmp_path, machine, monkeypatch, capsys):
+    """It is refused in one line, unless REDRAFT_ANY_GPU asks to try, which the container then does too."""
+    monkeypatch.delenv("REDRAFT_ANY_GPU", raising=False)
+    command = ["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]
+    assert launch.main(command) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "NVIDIA H200 has compute capability 9.0: TensorRT for RTX supports 8.6, 8.9, 12.0, 12.1; serve on" in line
+    assert "REDRAFT_ANY_GPU=1" in line
+    monkeypatch.setenv("REDRAFT_ANY_GPU", "1")
+    assert launch.main(command) == 0
+    ran = (tmp_path / "ran").read_text().splitlines()
+    assert ran[ran.index("--env") + 1] == "REDRAFT_ANY_GPU"
 
 
 @pytest.mark.parametrize(("capability", "status"), [("7.5", 1), ("8.0", 0), ("10.0", 0)])
@@ -252,5 +259,6 @@ def test_engines_of_another_gpu_are_rebuilt_by_a_command_of_the_host(bundle, mac
 def test_the_engines_ask_for_the_same_driver_and_gpu():
     assert launch.DRIVER == OLDEST_DRIVER
     assert launch.CAPABILITY == OLDEST_CAPABILITY
-    assert TENSORRT_RTX.oldest_gpu == launch.RTX_CAPABILITY
+    assert [f"{major}.{minor}" for major, minor in TENSORRT_RTX.gpus] == [*launch.RTX_CAPABILITIES]
+    assert launch.ANY_GPU == ANY_GPU
     assert launch.PRECISIONS == OLDEST_FOR

@@ -322,8 +322,13 @@ class Runtime:
         return Engine(blob, self.logger)
 
 
-def install(monkeypatch, name: str, capability: str = "9.0") -> ModuleType:
+CAPABILITIES = {"tensorrt": "9.0", "tensorrt_rtx": "12.0"}
+"""Of the GPU that a library finds, unless a test names another."""
+
+
+def install(monkeypatch, name: str, capability: str | None = None) -> ModuleType:
     """Put the library `name` into sys.modules, and let its GPU be the CPU."""
+    capability = capability or CAPABILITIES[name]
     monkeypatch.setattr(gpu, "device", lambda: torch.device("cpu"))
     monkeypatch.setattr(gpu, "capability", lambda _: capability)
     monkeypatch.setattr(gpu, "free_bytes", lambda _: FREE)

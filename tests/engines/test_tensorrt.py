@@ -17,7 +17,7 @@ from redraft.budget import BudgetTable
 from redraft.bundle import BundleError
 from redraft.drafting import DraftingPlan
 from redraft.engines import gpu, load_engine, tensorrt_drafter, tensorrt_target
-from redraft.engines.flavour import Messages
+from redraft.engines.flavour import TENSORRT_RTX, Messages
 from redraft.engines.tensorrt import TensorRTEngine
 from tensorrt_engines import EngineBuilder
 from tests.engines import stand_in_tensorrt, tiny
@@ -38,6 +38,8 @@ from tests.engines.tiny import (
 )
 from tests.mpi import run_ranks
 
+OTHER_GPUS = ("7.5", "8.0", "9.0", "10.0")
+"""That TensorRT for RTX does not support."""
 RANKS_SCRIPT = Path(__file__).with_name("tensorrt_ranks.py")
 
 
@@ -98,7 +100,8 @@ def test_nccl_that_tensorrt_does_not_take(monkeypatch, tmp_path):
 
 
 def test_a_precision_that_the_gpu_has_no_tensor_cores_for(monkeypatch, tmp_path):
-    """Engines of TensorRT for RTX are built for any GPU."""
+    """Engines of TensorRT for RTX are built without a GPU, and here tried on one that it does not support."""
+    monkeypatch.setenv("REDRAFT_ANY_GPU", "1")
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, target=tiny_lm(), precision="bf16", drafts=False)
     stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx", capability="7.5")
     with pytest.raises(
@@ -111,16 +114,29 @@ def test_a_precision_that_the_gpu_has_no_tensor_cores_for(monkeypatch, tmp_path)
     ("backend", "capability", "message"),
     [
         ("tensorrt", "7.5", r"the GPU has compute capability 7\.5: engines of TensorRT need 8\.0 or later; take a"),
-        ("tensorrt_rtx", "7.0", r"compute capability 7\.0: engines of TensorRT for RTX need 7\.5 or later; .* the CPU"),
-        ("tensorrt_rtx", "7.5", None),
+        *(("tensorrt_rtx", other, rf"{other}: TensorRT for RTX supports 8\.6, .* build .*") for other in OTHER_GPUS),
+        *(("tensorrt_rtx", listed, None) for listed in ("8.6", "8.9", "12.0", "12.1")),
     ],
 )
-def test_a_gpu_that_is_too_old_for_any_engine(backend, capability, message, monkeypatch, tmp_path):
-    """Where a build would not help."""
+def test_a_gpu_that_no_engine_runs_on(backend, capability, message, monkeypatch, tmp_path):
+    """Where a build would not help. The library of a GPU that it does not support can be tried all the same."""
+    monkeypatch.delenv("REDRAFT_ANY_GPU", raising=False)
     bundle = bundle_of(backend, monkeypatch, tmp_path, drafts=False)
     stand_in_tensorrt.install(monkeypatch, backend, capability=capability)
     with pytest.raises(BundleError, match=message) if message else nullcontext():
         load_engine(bundle)
+    if backend == "tensorrt_rtx":
+        monkeypatch.setenv("REDRAFT_ANY_GPU", "1")
+        load_engine(bundle)
+
+
+def test_the_gpus_of_tensorrt_for_rtx_are_the_librarys():
+    """Its enum has two more: 7.5, which needs engines of its own, and 8.0, which its support matrix does not list."""
+    library = pytest.importorskip("tensorrt_rtx")
+    known = {kind.value for kind in library.ComputeCapability.__members__.values()}
+    listed = {10 * major + minor for major, minor in TENSORRT_RTX.gpus}
+    others = {library.ComputeCapability.NONE.value, library.ComputeCapability.CURRENT.value, 75, 80}
+    assert known == listed | others
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
