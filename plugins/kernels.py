@@ -15,7 +15,6 @@ from plugins.cpu.structures import (
     EmbeddingArgs,
     LinearArgs,
     LinearTopKArgs,
-    PackBeamsArgs,
     Projection,
     RMSNormArgs,
     SumRanksArgs,
@@ -60,7 +59,6 @@ def library() -> ctypes.CDLL:
         "embedding": EmbeddingArgs,
         "rms_norm": RMSNormArgs,
         "beam_step": BeamStepArgs,
-        "pack_beams": PackBeamsArgs,
         "draw_step": DrawStepArgs,
         "tree_attention": TreeAttentionArgs,
         "sum_ranks": SumRanksArgs,
@@ -238,30 +236,6 @@ def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarra
     sizes = (rows, k, batch, levels, width)
     args = BeamStepArgs(_address(values), _address(ids), *sizes, *inputs, *map(_address, results))
     _run(library().redraft_beam_step, byref(args))
-    return results
-
-
-def pack_beams(
-    roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray, cache_lengths: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """roots int32 [B], beams int32 and log_probs float32 [B, W, L], cache_lengths int32 [B] to tokens, parents,
-    positions, tree_mask, scores and sizes; see beam_packing/README.md."""
-    if beams.ndim != 3:
-        raise ValueError(f"beams {beams.shape}: expected three dimensions, B, W and L")
-    batch, width, length = beams.shape
-    given = {"roots": roots, "beams": beams, "log_probs": log_probs, "cache_lengths": cache_lengths}
-    for name, array in given.items():
-        shape = beams.shape if name in ("beams", "log_probs") else (batch,)
-        dtype = np.dtype(np.float32 if name == "log_probs" else np.int32)
-        if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-            raise ValueError(f"{name} {array.dtype} {array.shape}: expected {dtype} {shape}, contiguous")
-    nodes = 1 + width * length
-    tokens, parents, positions = (np.empty((batch, nodes), np.int32) for _ in range(3))
-    tree_mask = np.empty((batch, nodes, -(-nodes // 32)), np.int32)
-    results = tokens, parents, positions, tree_mask, np.empty((batch, nodes), np.float32), np.empty(batch, np.int32)
-    inputs = map(_address, given.values())
-    args = PackBeamsArgs(*inputs, batch, width, length, *map(_address, results))
-    _run(library().redraft_pack_beams, byref(args))
     return results
 
 

@@ -4,11 +4,11 @@
 
 Step time against rows and batch (the greedy choice made on the device), drafting time of a ReDrafter for such a target
 (beam width 6, length 5) and of Lyanna's drafter (its paper's 3 steps, 4 wide, trees of 12 drafted nodes, and the 4
-steps and 16 nodes with which ours was measured), the time to pack beams by the CUDA kernel and by numpy, and that which
-the host takes for Lyanna's trees. From these the speed-up that an acceptance length would give, for the acceptance
-lengths measured with our own drafters (of another target, SmolLM2; Lyanna's without re-sampling, whose time is not
-taken here), and the acceptance length that the paper's speed-ups would need here. Nothing is generated: these are
-bounds from step times, not speed-ups.
+steps and 16 nodes with which ours was measured), and the time that the host takes to make the target's rows from a
+draft: to pack ReDrafter's beams, or to choose the nodes of Lyanna's trees. From these the speed-up that an acceptance
+length would give, for the acceptance lengths measured with our own drafters (of another target, SmolLM2; Lyanna's
+without re-sampling, whose time is not taken here), and the acceptance length that the paper's speed-ups would need
+here. Nothing is generated: these are bounds from step times, not speed-ups.
 """
 
 from __future__ import annotations
@@ -38,11 +38,8 @@ from model_defs.export_torch import TorchTarget
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
-from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
-from plugins.cuda.launch import run
-from redraft.decoding.construction import best_first
-from redraft.decoding.packing import pack_beams
-from redraft.decoding.token_tree import mask_width, mask_words, prune_tree, shared_budgets
+from redraft.decoding.construction import beam, best_first
+from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, prune_tree, shared_budgets
 from redraft.engines.fixed_calls import FixedCalls, Inputs
 from redraft.engines.interface import DraftCandidates
 from redraft.engines.transfer import Results
@@ -176,50 +173,35 @@ def time_drafting(
     return found, drafts
 
 
-def target_rows(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> tuple[list[int], list[int], list[int]]:
-    """What the host does between Lyanna's drafts and the target, by the scheduler's functions: the likeliest nodes of
-    each draft, `budget` nodes a sequence shared out between the trees, tokens, depths and mask words of all rows."""
+def lyanna_tree(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
+    """The most likely nodes of each draft, `budget` nodes a sequence shared out between the trees, by the scheduler's
+    functions."""
     batch, length, *_ = drafts.candidates.shape
     most, deepest = MAX_TREE - 1, [length] * batch
     tree, budgets = best_first(drafts, roots, min(batch * budget, most)), [budget] * batch
     if batch > 1:
         tree = prune_tree(tree, [most] * batch, deepest)
         budgets = shared_budgets(tree, batch * budget)
-    tree = prune_tree(tree, budgets, deepest)
+    return prune_tree(tree, budgets, deepest)
+
+
+def target_rows(tree: TokenTree) -> tuple[list[int], list[int], list[int]]:
+    """Tokens, depths and mask words of all rows, as the scheduler makes them."""
     paths = [path for paths in tree.ancestors for path in paths]
     tokens = [token for nodes in tree.nodes for token, _, _ in nodes]
     return tokens, [path.bit_count() - 1 for path in paths], mask_words(paths, mask_width(MAX_TREE))
 
 
-def time_trees(drafts: list[DraftCandidates], budget: int, repeats: int) -> dict[int, float]:
-    """Milliseconds to make the target's rows of each batch of drafts, by batch."""
-    found = {}
-    for drafted in drafts:
-        roots = np.zeros(len(drafted.candidates), np.int32)
-        found[len(roots)] = milliseconds(partial(target_rows, drafted, roots, budget), repeats)
-    return found
+def time_trees(
+    drafts: list[DraftCandidates], build: Callable[[DraftCandidates, np.ndarray, int], TokenTree], budget: int,
+    repeats: int,
+) -> dict[int, float]:  # fmt: skip
+    """Milliseconds that the host takes from each batch of drafts to the target's rows, by batch."""
 
+    def make(drafted: DraftCandidates) -> None:
+        target_rows(build(drafted, np.zeros(len(drafted.candidates), np.int32), budget))
 
-def time_packing(
-    shape: tuple[int, int], device: torch.device, batches: list[int], repeats: int
-) -> list[dict[str, Any]]:
-    """Milliseconds to pack the beams of every batch: by the kernel, copies and wait included, and by numpy."""
-    found, rng = [], np.random.default_rng(0)
-    for batch in batches:
-        inputs = {
-            "roots": np.zeros(batch, np.int32),
-            "beams": rng.integers(0, 3, (batch, *shape), dtype=np.int32),
-            "log_probs": np.zeros((batch, *shape), np.float32),
-            "cache_lengths": np.zeros(batch, np.int32),
-        }
-        calls = graphs(lambda given: run(PACK_BEAMS, list(given.values()), {}), device)
-        roots, beams, log_probs, _ = inputs.values()
-        times = {
-            "kernel": milliseconds(partial(calls, inputs), repeats),
-            "numpy": milliseconds(partial(pack_beams, roots, beams, log_probs), repeats),
-        }
-        found.append({"batch": batch, "milliseconds": times})
-    return found
+    return {len(drafted.candidates): milliseconds(partial(make, drafted), repeats) for drafted in drafts}
 
 
 def allowed(
@@ -297,15 +279,14 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     }
     for name, (shape, _) in LYANNA.items():
         drafters[name] = HiddenStateDrafter(HiddenStateDrafter.configure(target), target), shape
-    report["packing"] = time_packing(REDRAFTER[:2], device, args.batches, args.repeats)
     report["systems"] = {}
     for name, (drafter, shape) in drafters.items():
         ready = random_drafter(drafter, device, context + PAIRS + shape[0] * shape[1], shape[1])
         drafting, drafts = time_drafting(ready, shape, context, args.batches, args.repeats)
         if name == "redrafter":
-            trees = {entry["batch"]: entry["milliseconds"]["kernel"] for entry in report["packing"]}
+            trees = time_trees(drafts, beam, args.packed_rows, args.repeats)
         else:
-            trees = time_trees(drafts, LYANNA[name][1], args.repeats)
+            trees = time_trees(drafts, lyanna_tree, LYANNA[name][1], args.repeats)
         lengths = measured_lengths(name)
         report["systems"][name] = {
             "parameters": sum(weight.numel() for weight in drafter.parameters()),

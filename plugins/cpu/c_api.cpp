@@ -89,12 +89,6 @@ const char* redraft_beam_step(const BeamStepArgs* args) {
         kernels().beam_step(*args);
     });
 }
-const char* redraft_pack_beams(const PackBeamsArgs* args) {
-    return guarded([&] {
-        check(*args);
-        kernels().pack_beams(*args);
-    });
-}
 const char* redraft_draw_step(const DrawStepArgs* args) {
     return guarded([&] {
         check(*args);

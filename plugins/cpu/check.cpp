@@ -65,10 +65,6 @@ void check(const BeamStepArgs& a) {
         expect_below("chosen candidate", a.chosen[i], a.width * a.k);
 }
 
-void check(const PackBeamsArgs& a) {
-    expect(a.width > 0 && a.length > 0 && a.width * a.length <= 1024, "beam width x length", a.width * a.length, "1 to 1024");
-}
-
 void check(const DrawStepArgs& a) {
     const int64_t nodes = draw_nodes(a), used = a.rule == DrawRule::independent ? a.drawn + a.count : a.expanded + nodes;
     expect(a.support >= 1, "support", a.support, "at least 1");

@@ -10,7 +10,6 @@ void check(const TokenInfoTopKArgs& args);
 void check(const LinearTopKArgs& args);
 void check(const EmbeddingArgs& args);
 void check(const BeamStepArgs& args);
-void check(const PackBeamsArgs& args);
 void check(const DrawStepArgs& args);
 void check(const TreeAttentionArgs& args);
 

@@ -113,22 +113,6 @@ struct BeamStepArgs {
     int32_t* origins;  // [sequences * width]
 };
 
-struct PackBeamsArgs {
-    const int32_t* roots;    // [sequences]
-    const int32_t* beams;    // [sequences, width, length]
-    const float* log_probs;  // [sequences, width, length]
-    const int32_t* cache_lengths;  // [sequences]
-    int64_t sequences;
-    int64_t width;
-    int64_t length;
-    int32_t* tokens;      // [sequences, nodes], nodes = 1 + width * length
-    int32_t* parents;     // [sequences, nodes]
-    int32_t* positions;   // [sequences, nodes]
-    uint32_t* tree_mask;  // [sequences, nodes, words]
-    float* scores;        // [sequences, nodes]
-    int32_t* sizes;       // [sequences]
-};
-
 enum class DrawRule : int { gumbel_top_k = 0, stochastic_beam = 1, independent = 2 };
 
 // Tensors of a draft have `expanded` nodes and `drawn` draws, 0 at the first step; those of its continuation
@@ -210,7 +194,6 @@ struct Kernels {
     void (*embedding)(const EmbeddingArgs&);
     void (*rms_norm)(const RMSNormArgs&);
     void (*beam_step)(const BeamStepArgs&);
-    void (*pack_beams)(const PackBeamsArgs&);
     void (*draw_step)(const DrawStepArgs&);
     void (*tree_attention)(const TreeAttentionArgs&);
     void (*sum_ranks)(const SumRanksArgs&);

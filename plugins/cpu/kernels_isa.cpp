@@ -1,7 +1,6 @@
 // All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avx512, avx512vnni,
 // avx512bf16 and amx and the matching -m flags.
 #include "../all_reduce/kernel.h"
-#include "../beam_packing/kernel.h"
 #include "../beam_step/kernel.h"
 #include "../draw_step/kernel.h"
 #include "../embedding/kernel.h"
@@ -20,6 +19,6 @@ namespace redraft::REDRAFT_ISA_NAMESPACE {
 extern const Kernels table;
 const Kernels table = {
     REDRAFT_EXPAND(REDRAFT_ISA_NAMESPACE), linear, linear_topk, token_info_topk, embedding, rms_norm, beam_step,
-    pack_beams, draw_step, tree_attention, sum_ranks};
+    draw_step, tree_attention, sum_ranks};
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE

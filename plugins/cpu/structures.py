@@ -101,24 +101,6 @@ class BeamStepArgs(ctypes.Structure):
     )
 
 
-class PackBeamsArgs(ctypes.Structure):
-    _fields_ = _fields(
-        roots=c_void_p,
-        beams=c_void_p,
-        log_probs=c_void_p,
-        cache_lengths=c_void_p,
-        sequences=c_int64,
-        width=c_int64,
-        length=c_int64,
-        tokens=c_void_p,
-        parents=c_void_p,
-        positions=c_void_p,
-        tree_mask=c_void_p,
-        scores=c_void_p,
-        sizes=c_void_p,
-    )
-
-
 class DrawStepArgs(ctypes.Structure):
     _fields_ = _fields(
         values=c_void_p,

@@ -16,13 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from plugins.beam_packing.reference import pack_beams
-from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
-from plugins.cuda.launch import run
 from plugins.tree_attention import cuda, reference
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -49,8 +45,6 @@ SHAPES = {
 
 PADDING, EARLIER = 5, 3
 """Rows behind the last sequence's, and not committed rows before a later level's."""
-PACKED = ((1, 1, 1), (3, 6, 5), (7, 45, 5))
-"""Sequences, beam width and length."""
 
 
 class Batch(NamedTuple):
@@ -251,30 +245,6 @@ def _ints(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def check_packing(batch: int, width: int, length: int, device: str) -> None:
-    """Raises ArithmeticError where the kernel's trees are not those of the reference."""
-    rng = np.random.default_rng(batch)
-    roots, lengths = (rng.integers(0, 100, batch, dtype=np.int32) for _ in range(2))
-    beams = rng.integers(0, 3, (batch, width, length), dtype=np.int32)
-    log_probs = -np.sort(rng.random((batch, width, length), dtype=np.float32), axis=-1)
-    for b in range(batch):  # the first sequence has all its beams, the second lacks one, ...
-        log_probs[b, width - b % width :, -1] = -np.inf
-    inputs = [torch.from_numpy(array) for array in (roots, beams, log_probs, lengths)]
-    outputs = run(PACK_BEAMS, [tensor.to(device) for tensor in inputs], {})
-    for output, found, expected in zip(PACK_BEAMS.outputs, outputs, pack_beams(*inputs), strict=True):
-        if not torch.equal(found.cpu(), expected):
-            raise ArithmeticError(f"packing {batch} x {width} x {length}: {output.name} not the reference's")
-
-
-def check_all(device: str, small: bool) -> dict[str, Any]:
-    """What the checks of every kernel found. Raises ArithmeticError where one differs from its reference."""
-    attention = check_attention(device, small)
-    for sizes in PACKED:
-        check_packing(*sizes, device)
-        print(f"packing {sizes}: equal", flush=True)
-    return {"attention": attention, "packing": "equal"}
-
-
 def check_attention(device: str, small: bool) -> list[dict[str, Any]]:
     """Batches of several kinds under every shape, in both precisions. Raises as `check`."""
     scale, checks = 8 if small else 1, []
@@ -320,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "torch": torch.__version__,
-        **check_all(options.device, options.small or not on_gpu),
+        "attention": check_attention(options.device, options.small or not on_gpu),
     }
     if on_gpu and not options.check_only:
         peak = copy_bandwidth()

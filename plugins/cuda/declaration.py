@@ -34,10 +34,6 @@ class Sizes(dict[str, Any]):
     def quotient(self, a: Any, b: Any) -> Any:
         return a // b
 
-    def known(self, a: Any) -> int | None:
-        """The integer that a size is; None where it is not known yet."""
-        return int(a)
-
 
 class Entry(NamedTuple):
     """A kernel as its PTX has it: parameters in order, pointers and int32; the threads of a block that it is compiled
@@ -84,8 +80,8 @@ class Kernel:
         return self.entry.format(**attributes)
 
     def sizes(self, shapes: Iterable[Any], attributes: Mapping[str, int], kind: type[Sizes] = Sizes) -> Sizes:
-        """All sizes, from the inputs' shapes in order. Raises ValueError for integers that contradict each other and
-        for sizes that a rule of `derived` refuses."""
+        """All sizes, from the inputs' shapes in order. Raises ValueError for integers that contradict each
+        other."""
         sizes = kind(attributes)
         for argument, shape in zip(self.inputs, shapes, strict=True):
             if len(shape) != len(argument.shape):

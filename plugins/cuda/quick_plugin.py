@@ -43,11 +43,6 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
         def quotient(self, a: Any, b: Any) -> Any:
             return (trtp.ShapeExpr(a) if isinstance(a, int) else a) // b
 
-        def known(self, a: Any) -> int | None:
-            if isinstance(a, int):
-                return a
-            return None if a.is_fake or not a.is_constant else int(a.constant_value())
-
     def sizes(arguments: tuple[Any, ...], attributes: dict[str, int]) -> Sizes:
         return kernel.sizes([inp.shape_expr for inp in arguments[: len(names)]], attributes, SymbolicSizes)
 

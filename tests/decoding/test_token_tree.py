@@ -97,6 +97,17 @@ def test_thousands_of_random_beams_against_a_trie():
         assert tree.tokens[:, 0].tolist() == roots.tolist()
 
 
+def test_beams_that_do_not_exist_have_no_nodes():
+    """The second sequence has one beam; the last log-probability marks the others."""
+    beams = np.array([[[5, 6], [5, 7], [8, 9]]] * 2, np.int32)
+    log_probs = np.full(beams.shape, -1.0, np.float32)
+    log_probs[1, 1:, -1] = -np.inf
+    tree = pack_beams(np.array([1, 2], np.int32), beams, log_probs)
+    assert tree.sizes.tolist() == [6, 3]
+    assert paths(tree, 0) == trie(beams[0])
+    assert paths(tree, 1) == trie(beams[1, :1])
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.data())
 def test_dedup_prefix_property(width, length, data):

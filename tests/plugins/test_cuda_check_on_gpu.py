@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda import check_on_gpu
 from plugins.cuda.check_on_gpu import (
     CASES,
@@ -12,7 +11,6 @@ from plugins.cuda.check_on_gpu import (
     causal,
     check,
     check_attention,
-    check_packing,
     later_level,
     make_batch,
     padded,
@@ -91,32 +89,3 @@ def test_all_that_engines_pass_is_among_the_cases(monkeypatch):
             assert any(len(batch.commit_offsets) == 0 for batch in given)
             assert any(len(batch.commit_src) > 0 for batch in given)
             assert all((batch.cache_lengths >= 0).all() for batch in given)
-
-
-def test_beams_that_are_none_are_packed_too(monkeypatch):
-    """A kernel to which every beam is one."""
-    run = check_on_gpu.run
-
-    def all_beams(kernel, inputs, attributes):
-        roots, beams, log_probs, lengths = inputs
-        return run(kernel, [roots, beams, log_probs.nan_to_num(neginf=-9.0), lengths], attributes)
-
-    monkeypatch.setattr(check_on_gpu, "run", all_beams)
-    with pytest.raises(ArithmeticError, match="packing 3 x 6 x 5"):
-        check_packing(3, 6, 5, "cpu")
-
-
-@pytest.mark.parametrize(("place", "name"), list(enumerate(output.name for output in PACK_BEAMS.outputs)))
-def test_packing_is_compared_in_every_output(place, name, monkeypatch):
-    for sizes in ((1, 1, 1), (3, 6, 5)):
-        check_packing(*sizes, "cpu")
-    run = check_on_gpu.run
-
-    def wrong(*arguments):
-        outputs = run(*arguments)
-        outputs[place][2] += 1
-        return outputs
-
-    monkeypatch.setattr(check_on_gpu, "run", wrong)
-    with pytest.raises(ArithmeticError, match=f"packing 3 x 6 x 5: {name} not the reference's"):
-        check_packing(3, 6, 5, "cpu")

@@ -1,7 +1,6 @@
 """Declarations against nvcc's PTX, and as plugins of TensorRT's own Python layer."""
 
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from plugins.beam_packing.tensorrt_plugin import PACK_BEAMS
 from plugins.cuda import compile, launch, quick_plugin
 from plugins.cuda.declaration import POINTER, Argument, Entry, Kernel, entries
 from plugins.library import BuildError
@@ -19,9 +17,8 @@ from redraft.engines.flavour import TENSORRT
 from tests.conftest import ARTIFACTS, one_process, run_script
 from tests.plugins import fake_tensorrt
 
-KERNELS = (*ATTENTION, *FP32_KERNELS, PACK_BEAMS)
+KERNELS = (*ATTENTION, *FP32_KERNELS)
 SHAPES = {
-    "PackBeams": [(5,), (5, 4, 5), (5, 4, 5), (5,)],
     "TreeAttentionWrite": [
         (93, 576 + 384),
         (93,),
@@ -171,16 +168,16 @@ def test_parameters_that_tensorrt_does_not_pass_are_refused(old, new, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"entry": "pack"}, r"PackBeams: pack is not in the PTX: expected one of \['pack_beams'\]"),
-        ({"threads": 64}, "64 threads: expected 128, as pack_beams is compiled for"),
+        ({"entry": "split"}, r"split is not in the PTX: expected one of \['tree_attention_combine_128', "),
+        ({"threads": 64}, "64 threads: expected 128, as tree_attention_split_64 is compiled for"),
         ({"threads": 256}, "256 threads: expected 128"),
-        ({"scalars": ("width", "length")}, "pack_beams takes .*: expected"),
-        ({"outputs": PACK_BEAMS.outputs[:-1]}, "pack_beams takes .*: expected"),
+        ({"scalars": ("rows", "words")}, "tree_attention_split_64 takes .*: expected"),
+        ({"outputs": SPLIT.outputs[:-1]}, "tree_attention_split_64 takes .*: expected"),
     ],
 )
 def test_declarations_that_do_not_fit_the_ptx_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        replace(PACK_BEAMS, **change).check_ptx(compile.ptx(PACK_BEAMS.source), {})
+        replace(SPLIT, **change).check_ptx(compile.ptx(SPLIT.source), {"head_size": 64})
 
 
 @pytest.mark.parametrize(
@@ -271,22 +268,6 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
     assert all(scalar.dtype == trt.PluginArgDataType.INT32 for scalar in scalars.values())
     entry, ptx = plugin.get_kernel(descs[: len(shapes)], descs[len(shapes) :])
     assert entries(ptx.decode())[entry].parameters == kernel.parameters()
-
-
-@pytest.mark.parametrize(("width", "length"), [(64, 32), (64, 16)])
-def test_tensorrt_is_told_of_beams_that_are_too_many(tensorrt, width, length):
-    beams = (5, width, length)
-    create = tensorrt.plugin.op.redraft.PackBeams(*(tensorrt.ITensor() for _ in range(4)))
-    plugin = create(tensorrt.QuickPluginCreationRequest.PREFER_AOT)[2]
-    types = [tensorrt.DataType.INT32, tensorrt.DataType.INT32, tensorrt.DataType.FLOAT, tensorrt.DataType.INT32]
-    plugin.get_output_data_types(types, [1, 3, 3, 1])
-    builder = fake_tensorrt.ExprBuilder()
-    expressions = [[builder.constant(size) for size in shape] for shape in ((5,), beams, beams, (5,))]
-    refused = (
-        pytest.raises(ValueError, match="width 64 x length 32 is 2048") if width * length > 1024 else nullcontext()
-    )
-    with refused:
-        plugin.get_output_shapes(expressions, [], builder)
 
 
 class Scalars(dict):

@@ -11,8 +11,6 @@ from benchmarks.gpu import kernels
 from benchmarks.gpu.kernels import sanitize
 from plugins.cuda import check_on_gpu
 
-CHECKED = {"attention": "stood in for", "packing": "equal"}
-
 
 @pytest.fixture
 def program(tmp_path):
@@ -35,14 +33,12 @@ def test_what_the_tools_say(program):
     assert "comes with CUDA's toolkit" in sanitize(None)["missing"]
 
 
-def test_what_the_tools_run_checks_packing(monkeypatch):
-    """The command that runs under compute-sanitizer, with attention left out for time."""
-    monkeypatch.setattr(check_on_gpu, "check_attention", lambda device, small: [])
+def test_what_the_tools_run_checks_attention(monkeypatch):
+    """The command that runs under compute-sanitizer."""
     arguments = [*kernels.CHECKS[2:], "--device", "cpu"]
-    check_on_gpu.main(arguments)
-    run = check_on_gpu.run
-    monkeypatch.setattr(check_on_gpu, "run", lambda *given: [output.add_(1) for output in run(*given)])
-    with pytest.raises(ArithmeticError, match="packing 1 x 1 x 1"):
+    attend = check_on_gpu.attend
+    monkeypatch.setattr(check_on_gpu, "attend", lambda *given: attend(*given) * 2)
+    with pytest.raises(ArithmeticError, match="differs from the reference"):
         check_on_gpu.main(arguments)
 
 
@@ -54,7 +50,7 @@ def test_complaints_and_a_missing_sanitizer_are_errors(options, tools, status, p
     found = None if tools is None else str(program)
     monkeypatch.setattr(kernels, "device_of", lambda *_: torch.device("cuda"))
     monkeypatch.setattr(kernels, "describe", lambda _: {})
-    monkeypatch.setattr(kernels, "check_all", lambda device, small: CHECKED)
+    monkeypatch.setattr(kernels, "check_attention", lambda device, small: [])
     monkeypatch.setattr(kernels, "TOOLS", tools)
     monkeypatch.setattr(kernels.shutil, "which", lambda _: found)
     assert kernels.main(["--no-times", "--output", str(tmp_path / "r.json"), *options]) == status
@@ -64,8 +60,7 @@ def test_the_whole_script_on_the_cpu(tmp_path):
     """Every check of the kernels' own source, at the sizes of a CPU; neither times nor compute-sanitizer."""
     assert kernels.main(["--device", "cpu", "--output", str(tmp_path / "r.json")]) == 0
     report = json.loads((tmp_path / "r.json").read_text())
-    assert set(report) == {"machine", "attention", "packing"}
+    assert set(report) == {"machine", "attention"}
     cases = [(case["shape"], case["batch"], case["precision"]) for case in report["attention"]]
     assert cases == list(itertools.product(check_on_gpu.SHAPES, check_on_gpu.CASES, ("bf16", "fp32")))
     assert all(0 < case["rms_error"] <= case["max_error"] < 0.03 for case in report["attention"])
-    assert report["packing"] == "equal"

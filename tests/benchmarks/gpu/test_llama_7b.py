@@ -24,7 +24,6 @@ def test_every_part_runs_and_is_written(tmp_path):
     assert [(step["batch"], step["rows"]) for step in report["steps"]] == [
         (batch, rows) for batch in (1, 3) for rows in (1, 4, 5, 13, 17)
     ]
-    assert [entry["batch"] for entry in report["packing"]] == [1, 3]
     for name, rows in (("redrafter", 5), ("lyanna", 17), ("lyanna, 3 x 4", 13)):
         system = report["systems"][name]
         assert [entry["rows"] for entry in system["allowed"]] == [rows, rows]
@@ -56,7 +55,8 @@ def test_trees_of_lyanna_are_those_of_the_scheduler(batch, budget):
     drafter = SimpleNamespace(draft=lambda _: drafts, reads_context=False)
     plan = DraftingPlan("best_first", budget=BudgetTable.constant(budget))
     tree = DraftSource(plan, drafter, llama_7b.MAX_TREE).draft(sequences, batch)
-    tokens, depths, masks = llama_7b.target_rows(drafts, np.arange(batch, dtype=np.int32), budget)
+    roots = np.arange(batch, dtype=np.int32)
+    tokens, depths, masks = llama_7b.target_rows(llama_7b.lyanna_tree(drafts, roots, budget))
     paths = [path for paths in tree.ancestors for path in paths]
     assert tokens == [token for nodes in tree.nodes for token, _, _ in nodes]
     assert masks == paths
