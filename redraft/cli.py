@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import urllib.error
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from jinja2 import TemplateError
 from rich.console import Console
 
 from redraft.chat import render_chat
+from redraft.protocol import INT32_MAX
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
 from redraft.serving.processes import ServingError, owned_processes
@@ -55,10 +58,10 @@ def serve(
         typer.Option(help="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."),
     ] = None,
     start_timeout_s: Annotated[
-        float, typer.Option(min=1, help="A worker that is not ready after so many seconds has failed.")
+        float, typer.Option(min=1, max=86_400, help="A worker that is not ready after so many seconds has failed.")
     ] = 180.0,
     silence_s: Annotated[
-        float, typer.Option(min=1, help="A worker that does not answer for so many seconds is restarted.")
+        float, typer.Option(min=1, max=86_400, help="A worker that does not answer for so many seconds is restarted.")
     ] = 30.0,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
     foreground: Annotated[
@@ -112,15 +115,13 @@ def stop(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
 @app.command()
 def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
     """Say how the service is; the exit status is 0 if it is ready."""
-    state = _state(run_dir)
-    running = launcher.is_running(RunDir(run_dir))
-    left = len(owned_processes(RunDir(run_dir).path))
-    if not running:
+    state, running = _look(run_dir)
+    if state is None or not running:
+        left = len(owned_processes(RunDir(run_dir).path))
         out.print("not running" + (f", but {left} processes are left: `redraft stop` ends them" if left else ""))
         if state and state.error:
             out.print(state.error, markup=False)
         raise typer.Exit(1)
-    assert state is not None
     out.print(f"{state.phase} {state.detail}".rstrip(), markup=False)
     out.print(f"  bundle   {state.settings.bundle}", markup=False)
     out.print(f"  ports    HTTP {state.settings.http_port}, gRPC {state.settings.grpc_port}, "
@@ -137,19 +138,26 @@ def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
 @app.command()
 def generate(
     text: Annotated[str, typer.Argument(help="What to say to the model.")],
-    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, max=INT32_MAX)] = 128,
     temperature: Annotated[float | None, typer.Option(help="Absent: greedy decoding.")] = None,
     top_p: Annotated[float | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
     chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or continue the text as it is.")] = True,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Ask the running service and print its answer as it comes."""
-    state = _state(run_dir)
-    if state is None or not launcher.is_running(RunDir(run_dir)):
+    state, running = _look(run_dir)
+    if state is None or not running:
         _fail("redraft generate: no service is running: `redraft serve --bundle PATH` starts one")
+    try:
+        prompt = render_chat(state.settings.bundle, text) if chat else text
+        prompt.encode()
+    except UnicodeEncodeError:
+        _fail("redraft generate: the text is not valid UTF-8: set LANG to a UTF-8 locale, or write it in UTF-8")
+    except (OSError, ValueError, TemplateError) as error:
+        _fail(f"redraft generate: {error}; --no-chat continues the text as it is")
     body = {
-        "text_input": render_chat(state.settings.bundle, text) if chat else text,
+        "text_input": prompt,
         "max_tokens": max_tokens,
         "stream": state.settings.decoupled,
         "temperature": temperature,
@@ -169,19 +177,37 @@ def generate(
                         _fail(f"\nredraft generate: {event['error']}")
                     out.print(event["text_output"], end="", markup=False)
     except urllib.error.HTTPError as error:
-        _fail(f"redraft generate: {error.read().decode()}")
+        _fail(f"redraft generate: {_error_text(error.read())}")
     except KeyboardInterrupt:
         _fail("", code=130)
-    except OSError as error:
-        _fail(f"redraft generate: {error}")
+    except (OSError, http.client.HTTPException) as error:
+        _fail(f"\nredraft generate: the service broke the answer off ({error}): `redraft status` says how it is")
     out.print()
 
 
-def _state(run_dir: Path) -> State | None:
+def _look(path: Path) -> tuple[State | None, bool]:
+    """The last state of the service at a run directory, and whether it runs; if it does, there is a state."""
     try:
-        return RunDir(run_dir).read_state()
+        run_dir = RunDir(path)
+        running = launcher.is_running(run_dir)
     except ServingError as error:
         _fail(f"redraft: {error}")
+    state = run_dir.read_state()
+    if running and state is None:
+        _fail(
+            f"redraft: a service runs from {run_dir.path}, but its {run_dir.state_file.name} is missing or damaged: "
+            "if it stays so, `redraft stop` ends the service"
+        )
+    return state, running
+
+
+def _error_text(body: bytes) -> str:
+    """The error that an HTTP answer holds: a JSON object, or an event with one, or any text."""
+    text = body.decode(errors="replace").strip().removeprefix("data: ")
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return text
 
 
 def _print_progress(activity: str) -> None:

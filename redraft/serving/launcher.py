@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from redraft.serving.processes import (
@@ -42,30 +42,23 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
         }
     )
     _check(settings, run_dir)
-    stop(run_path)
-    _check_ports(settings)
-    _write_settings(settings, run_dir)
-    try:
-        with run_dir.supervisor_log.open("ab") as output:
-            supervisor = subprocess.Popen(
-                [sys.executable, "-m", "redraft.serving.supervisor", str(run_dir.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=os.environ | {OWNER_VARIABLE: str(run_dir.path)},
-                cwd=Path(__file__).resolve().parents[2],
-                start_new_session=True,
-            )
-        return _follow(run_dir, supervisor, on_progress)
-    except BaseException:
+    with _launching(run_dir), _private():
+        _check_free(run_dir)
         stop(run_path)
-        raise
+        _check_ports(settings)
+        _write_settings(settings, run_dir)
+        try:
+            return _follow(run_dir, _start_supervisor(run_dir), on_progress)
+        except BaseException:
+            stop(run_path)
+            raise
 
 
 def stop(run_path: Path) -> int:
     """End the service of a run directory, whatever state it is in. Returns how many processes it had.
 
-    Afterwards no process and no shared memory of it is left, also when parts of it had been killed.
+    Afterwards no process and no shared memory of it is left, also when parts of it had been killed. Raises
+    ServingError where the run directory cannot be used.
     """
     run_dir = RunDir(run_path)
     processes = owned_processes(run_dir.path)
@@ -74,15 +67,18 @@ def stop(run_path: Path) -> int:
     end_processes(supervisor, grace=STOP_S)
     end_processes(owned_processes(run_dir.path), grace=0)
     remove_shared_memory(run_dir.path)
-    run_dir.socket.unlink(missing_ok=True)
+    try:
+        run_dir.socket.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unusable(run_dir, error) from None
     if state and state.phase not in ("stopped", "failed"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), _private():
             run_dir.write_state(state.model_copy(update={"phase": "stopped", "detail": ""}))
     return len(processes)
 
 
 def is_running(run_dir: RunDir) -> bool:
-    """Whether a supervisor holds the run directory."""
+    """Whether a supervisor holds the run directory. Raises ServingError where this user may not look into it."""
     try:
         with run_dir.lock_file.open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,7 +86,44 @@ def is_running(run_dir: RunDir) -> bool:
         return True
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise _unusable(run_dir, error) from None
     return False
+
+
+@contextlib.contextmanager
+def _private() -> Iterator[None]:
+    """Only this user can read what is made meanwhile, by the processes that are started too: the files, sockets and
+    shared memory of a service hold prompts."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def _launching(run_dir: RunDir) -> Iterator[None]:
+    """Hold the run directory until the supervisor holds it. Raises ServingError while another launcher does."""
+    folder = os.open(run_dir.path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServingError(
+                f"another `redraft serve` is starting a service from {run_dir.path}: wait until it is ready, or "
+                "choose another directory with --run-dir, and other ports"
+            ) from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def _unusable(run_dir: RunDir, error: OSError) -> ServingError:
+    return ServingError(
+        f"cannot use the run directory {run_dir.path}: {error.strerror}; choose another with --run-dir, or be the user "
+        "who started the service"
+    )
 
 
 def _check(settings: Settings, run_dir: RunDir) -> None:
@@ -99,9 +132,12 @@ def _check(settings: Settings, run_dir: RunDir) -> None:
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
     TritonInstallation()
     try:
-        run_dir.path.mkdir(parents=True, exist_ok=True)
+        run_dir.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ServingError(f"cannot use the run directory {run_dir.path}: {error.strerror}") from None
+        raise _unusable(run_dir, error) from None
+
+
+def _check_free(run_dir: RunDir) -> None:
     if is_running(run_dir):
         raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it")
 
@@ -125,12 +161,26 @@ def _check_ports(settings: Settings) -> None:
 
 def _write_settings(settings: Settings, run_dir: RunDir) -> None:
     """Leave the settings to the supervisor, in a directory without the last service's logs and state."""
-    for old in (run_dir.worker_log, run_dir.triton_log, run_dir.supervisor_log, run_dir.state_file):
-        old.unlink(missing_ok=True)
     try:
+        for old in (run_dir.worker_log, run_dir.triton_log, run_dir.supervisor_log, run_dir.state_file):
+            old.unlink(missing_ok=True)
         run_dir.settings_file.write_text(settings.model_dump_json(indent=1))
+        run_dir.settings_file.chmod(0o600)
     except OSError as error:
         raise ServingError(f"cannot write {run_dir.settings_file}: {error.strerror}") from None
+
+
+def _start_supervisor(run_dir: RunDir) -> subprocess.Popen[bytes]:
+    with run_dir.supervisor_log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "redraft.serving.supervisor", str(run_dir.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | {OWNER_VARIABLE: str(run_dir.path)},
+            cwd=Path(__file__).resolve().parents[2],
+            start_new_session=True,
+        )
 
 
 def _follow(run_dir: RunDir, supervisor: subprocess.Popen[bytes], on_progress: Callable[[str], None]) -> State:

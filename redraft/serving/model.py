@@ -72,6 +72,7 @@ class GenerationModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Connect to the worker at $REDRAFT_WORKER_SOCKET; it need not be there yet."""
+        _hide_shared_memory()
         config = json.loads(args["model_config"])
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         excluded = config["parameters"]["exclude_input_in_output"]["string_value"]
@@ -191,6 +192,14 @@ class GenerationModel:
             metrics.update(status)
             restarts.update()
             closing = self._closing.wait(STATUS_POLL_S)
+
+
+def _hide_shared_memory() -> None:
+    """Let only this user read the regions through which Triton passes requests: it makes them readable to all, whatever
+    the umask."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/dev/shm/" in line:
+            os.chmod(line[line.index("/") :], 0o600)
 
 
 def _send_error(sender: Any, code: str, text: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,7 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from redraft import cli
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError, owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
@@ -108,6 +112,52 @@ def test_a_second_service_in_the_same_place_is_refused(service, fake_bundle):
     assert service.ready()
 
 
+def test_of_two_serves_at_once_one_is_refused_and_the_other_is_unharmed(tmp_path, fake_bundle):
+    program = """
+import sys
+from pathlib import Path
+from redraft.serving import launcher
+from redraft.serving.processes import ServingError
+from redraft.serving.rundir import Settings
+
+try:
+    launcher.serve(Settings.model_validate_json(sys.argv[1]), Path(sys.argv[2]), lambda activity: None)
+except ServingError as error:
+    sys.exit(str(error))
+"""
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, settings(fake_bundle).model_dump_json(), str(tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in both]
+        assert sorted(process.returncode for process in both) == [0, 1], errors
+        assert re.fullmatch(r"(another `redraft serve` is starting|a service is running from) .*\n", "".join(errors))
+        state = RunDir(tmp_path).read_state()
+        assert state is not None
+        assert (state.phase, state.worker_restarts, state.triton_restarts) == ("ready", 0, 0)
+    finally:
+        launcher.stop(tmp_path)
+    assert_nothing_is_left(tmp_path)
+
+
+def test_nobody_else_can_read_what_a_service_writes(service):
+    """Prompts pass through its sockets, its logs and Triton's shared memory."""
+    made = [path for path in service.run_dir.path.rglob("*") if not path.is_symlink()]
+    regions = list(Path("/dev/shm").glob(f"{shared_memory_prefix(service.run_dir.path)}*"))
+    names = {path.name for path in made}
+    assert names > {"worker.sock", "worker.log", "triton.log", "supervisor.log", "settings.json", "state.json"}
+    assert len(regions) == 2
+    readable = [str(path) for path in (*made, *regions) if path.stat().st_mode & 0o077]
+    assert readable == []
+    status = redraft("status", "--run-dir", str(service.run_dir.path))
+    assert (status.wait(60), status.communicate()[0].split()[0]) == (0, "ready")
+
+
 def test_only_loopback_is_bound(service):
     ports = {service.settings.http_port, service.settings.grpc_port, service.settings.metrics_port}
     listening = [
@@ -194,6 +244,59 @@ def test_the_command_line(tmp_path, fake_bundle):
     assert "is not a bundle" in failed.communicate()[0]
     stop = redraft("stop", "--run-dir", str(tmp_path))
     assert (stop.wait(20), stop.communicate()[0]) == (0, "nothing was running\n")
+
+
+@pytest.mark.parametrize("damage", ["missing", "{"])
+def test_a_running_service_without_its_state(tmp_path, damage):
+    """One line, with the remedy."""
+    run_dir = RunDir(tmp_path)
+    if damage != "missing":
+        run_dir.state_file.write_text(damage)
+    with run_dir.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (["status"], ["generate", "hi"]):
+            done = CliRunner().invoke(cli.app, [*command, "--run-dir", str(tmp_path)])
+            assert done.exit_code == 1
+            assert "state.json is missing or damaged: if it stays so, `redraft stop`" in done.output
+            assert isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "serve", "generate"])
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_run_directory_that_is_a_file(tmp_path, fake_bundle, command, place):
+    (tmp_path / "file").touch()
+    arguments = {"serve": ["--bundle", str(fake_bundle)], "generate": ["hi"]}.get(command, [])
+    done = CliRunner().invoke(cli.app, [command, *arguments, "--run-dir", str(tmp_path / place)])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    assert re.fullmatch(r"redraft.*cannot use the run directory .*--run-dir.*\n", done.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "hi", "--max-tokens", "4294967297"], "--max-tokens"),
+        (["generate", "hi", "--seed", str(2**64)], "--seed"),
+        (["serve", "--bundle", "b", "--start-timeout-s", "inf"], "--start-timeout-s"),
+        (["serve", "--bundle", "b", "--silence-s", "nan"], "--silence-s"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_its_option(arguments, message):
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_what_generate_cannot_send(service):
+    ensure_running(service)
+    for arguments, message in (
+        (["hi"], "no chat_template.jinja .*--no-chat"),
+        (["--no-chat", "\udcff"], "not valid UTF-8"),
+        (["--no-chat", "hi", "--temperature", "nan"], "generate: temperature: .*got nan"),
+    ):
+        done = CliRunner().invoke(cli.app, ["generate", *arguments, "--run-dir", str(service.run_dir.path)])
+        assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+        assert re.search(message, done.output)
 
 
 def test_ctrl_c_while_starting_leaves_nothing(tmp_path, fake_bundle, monkeypatch):
