@@ -58,11 +58,6 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
             for output in kernel.outputs
         )
 
-    def autotune(*_: Any) -> list[Any]:
-        kinds = {"bf16": "BF16", "int32": "INT32", "float32": "FP32"}
-        listed = ", ".join(kinds[argument.dtype] for argument in (*kernel.inputs, *kernel.outputs))
-        return [trtp.AutoTuneCombination(listed, "LINEAR")]
-
     def implement(*arguments: Any) -> tuple[str, str, Any, Any]:
         attributes = dict(zip(kernel.attributes, arguments[len(names) :], strict=False))
         known = sizes(arguments, attributes)
@@ -78,7 +73,6 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
     outputs = ("outputs", results)
     kernel_returns = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
     trtp.register(kernel.plugin_id)(_signed(describe, parameters, results))
-    trtp.autotune(kernel.plugin_id)(_signed(autotune, [*parameters, outputs], list[trtp.AutoTuneCombination]))
     trtp.aot_impl(kernel.plugin_id)(_signed(implement, [*parameters, outputs, ("tactic", int)], kernel_returns))
     _unpack_attributes(trt.get_plugin_registry().get_creator(kernel.name, "1", NAMESPACE))
 

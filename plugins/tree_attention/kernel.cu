@@ -119,22 +119,23 @@ REDRAFT_DEVICE void attend(const uint4 (&q)[D / 32][2], const uint16_t* keys, co
 template <int D, int Keys>
 REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths,
                           const int* starts, const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache,
-                          int rows, int sequences, int words, int cache_rows, int heads, int kv_heads, float* partial,
-                          float* stats) {
+                          int rows, int sequences, int words, int cache_slots, int cache_rows, int heads, int kv_heads,
+                          float* partial, float* stats) {
     __shared__ int sequence;
     __shared__ float merged[kWarps - 1][D / 2 + 4][32];
     const int group = heads / kv_heads, tile = blockIdx.x, head = blockIdx.y;
     if (threadIdx.x == 0) sequence = -1;
     __syncthreads();
+    const auto last_tile = [=](int bound, int b) { return within(row_offsets[bound], 0, rows) * group / kTile + b; };
     for (int b = threadIdx.x; b < sequences; b += kThreads)
-        if (row_offsets[b] * group / kTile + b <= tile && tile <= row_offsets[b + 1] * group / kTile + b) sequence = b;
+        if (last_tile(b, b) <= tile && tile <= last_tile(b + 1, b)) sequence = b;
     __syncthreads();
     if (sequence < 0) return;
-    const int begin = row_offsets[sequence], count = row_offsets[sequence + 1] - begin;
+    const auto [begin, count, context, start, slot] =
+        span_of(sequence, row_offsets, slots, cache_lengths, starts, rows, cache_slots, cache_rows);
     const int first_query = (tile - (begin * group / kTile + sequence)) * kTile;
     const int queries = least(kTile, count * group - first_query);
     if (queries <= 0) return;
-    const int context = cache_lengths[sequence], start = starts[sequence];
     const int all_keys = start + (first_query + queries - 1) / group + 1, parts = gridDim.z;
     const int share = ((all_keys + parts - 1) / parts + kTile - 1) / kTile * kTile;
     const int from = blockIdx.z * share, end = least(all_keys, from + share);
@@ -154,7 +155,7 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
 #pragma unroll
         for (int c = 0; c < D / 32; ++c) fragments[c][half] = load16(q + at[half] * D + 32 * c + 8 * t);
     }
-    const int64_t place = (static_cast<int64_t>(slots[sequence]) * kv_heads + head) * cache_rows * D;
+    const int64_t place = (static_cast<int64_t>(slot) * kv_heads + head) * cache_rows * D;
     Partial<D> state = {{kNone, kNone}, {}, {}};
     for (int key = from + key_warp * Keys; key < end; key += key_warps * Keys)
         attend<D, Keys>(fragments, k_cache + place, v_cache + place, key, end, context, sight, g, t, state);
@@ -214,25 +215,26 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
 // Arguments: inputs, int32 scalars, outputs (tensorrt_plugin.py declares them). The caches come in as inputs and, at the
 // same address, as outputs.
 #define REDRAFT_TREE_ATTENTION(D, Keys)                                                                                \
-    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_##D(                    \
-        const uint16_t* qkv, const int* positions, const int* row_offsets, const int* slots, const int* cache_lengths,  \
-        const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table, const uint16_t*,  \
-        const uint16_t*, int commit_bounds, int cache_rows, int heads, int kv_heads, uint16_t* q, uint16_t* k_cache,    \
-        uint16_t* v_cache) {                                                                                           \
-        redraft::commit_write<uint16_t, D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src, commit_offsets, \
-                                 rope_table, commit_bounds, cache_rows, heads, kv_heads, q, k_cache, v_cache);          \
+    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_##D(                   \
+        const uint16_t* qkv, const int* positions, const int* row_offsets, const int* slots, const int* cache_lengths, \
+        const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table, const uint16_t*, \
+        const uint16_t*, int rows, int commits, int commit_bounds, int max_positions, int cache_slots, int cache_rows, \
+        int heads, int kv_heads, uint16_t* q, uint16_t* k_cache, uint16_t* v_cache) {                                  \
+        redraft::commit_write<uint16_t, D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src,      \
+                                      commit_offsets, rope_table, rows, commits, commit_bounds, max_positions,         \
+                                      cache_slots, cache_rows, heads, kv_heads, q, k_cache, v_cache);                  \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(redraft::kThreads, 2) tree_attention_split_##D(                        \
-        const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,       \
-        const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache, int rows, int sequences, int words, \
-        int cache_rows, int heads, int kv_heads, float* partial, float* stats) {                                       \
-        redraft::split<D, Keys>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows,        \
-                                sequences, words, cache_rows, heads, kv_heads, partial, stats);                        \
+    extern "C" __global__ void __launch_bounds__(redraft::kThreads, 2) tree_attention_split_##D(                       \
+        const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,      \
+        const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache, int rows, int sequences,          \
+        int words, int cache_slots, int cache_rows, int heads, int kv_heads, float* partial, float* stats) {           \
+        redraft::split<D, Keys>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows,       \
+                               sequences, words, cache_slots, cache_rows, heads, kv_heads, partial, stats);            \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_##D(                         \
-        const float* partial, const float* stats, const int* row_offsets, int rows, int bounds, int heads,              \
+    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_##D(                        \
+        const float* partial, const float* stats, const int* row_offsets, int rows, int bounds, int heads,             \
         int splits, uint16_t* out) {                                                                                   \
-        redraft::combine<uint16_t, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                             \
+        redraft::combine<uint16_t, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                  \
     }
 
 REDRAFT_TREE_ATTENTION(64, 32)

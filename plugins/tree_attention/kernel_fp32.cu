@@ -46,8 +46,8 @@ struct Path {
 template <int D>
 REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slots, const int* cache_lengths,
                           const int* starts, const uint32_t* tree_mask, const float* k_cache, const float* v_cache,
-                          int rows, int sequences, int words, int cache_rows, int heads, int kv_heads, float* partial,
-                          float* stats) {
+                          int rows, int sequences, int words, int cache_slots, int cache_rows, int heads, int kv_heads,
+                          float* partial, float* stats) {
     constexpr int kColumns = D / 32;
     __shared__ int sequence[kWarps];
     __shared__ float4 queries[kWarps][D / 4];
@@ -66,11 +66,12 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     if (lane < D / 4) queries[warp][lane] = *reinterpret_cast<const float4*>(q + at * D + 4 * lane);
     sync_warp();
 
-    Path path = {tree_mask + static_cast<int64_t>(row) * words, cache_lengths[b],
-                 starts[b] - cache_lengths[b] + row - row_offsets[b], true};
+    const Span span = span_of(b, row_offsets, slots, cache_lengths, starts, rows, cache_slots, cache_rows);
+    Path path = {tree_mask + static_cast<int64_t>(row) * words, span.context,
+                 least(span.start + row - span.begin, cache_rows - 1) - span.context, true};
     for (int w = 0; w < words; ++w) path.causal = path.causal && !path.mask[w];
     const int from = blockIdx.z * kSplitKeys, end = least(path.length(words), from + kSplitKeys);
-    const int64_t cache = (static_cast<int64_t>(slots[b]) * kv_heads + head) * cache_rows * D;
+    const int64_t cache = (static_cast<int64_t>(span.slot) * kv_heads + head) * cache_rows * D;
     const int64_t out = static_cast<int64_t>(blockIdx.z) * rows * heads + at;
     constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
     float maximum = kNone, sum = 0.0f, values[kColumns] = {};
@@ -125,26 +126,26 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
 
 // As in kernel.cu.
 #define REDRAFT_TREE_ATTENTION(D)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_fp32_##D(               \
-        const float* qkv, const int* positions, const int* row_offsets, const int* slots, const int* cache_lengths,     \
-        const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table, const float*,     \
-        const float*, int commit_bounds, int cache_rows, int heads, int kv_heads, float* q, float* k_cache,             \
-        float* v_cache) {                                                                                              \
-        redraft::commit_write<float, D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src,          \
-                                        commit_offsets, rope_table, commit_bounds, cache_rows, heads, kv_heads, q,      \
-                                        k_cache, v_cache);                                                             \
+    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_fp32_##D(              \
+        const float* qkv, const int* positions, const int* row_offsets, const int* slots, const int* cache_lengths,    \
+        const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table, const float*,    \
+        const float*, int rows, int commits, int commit_bounds, int max_positions, int cache_slots, int cache_rows,    \
+        int heads, int kv_heads, float* q, float* k_cache, float* v_cache) {                                           \
+        redraft::commit_write<float, D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src,         \
+                                      commit_offsets, rope_table, rows, commits, commit_bounds, max_positions,         \
+                                      cache_slots, cache_rows, heads, kv_heads, q, k_cache, v_cache);                  \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(redraft::kThreads, 4) tree_attention_split_fp32_##D(                   \
-        const float* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,          \
-        const uint32_t* tree_mask, const float* k_cache, const float* v_cache, int rows, int sequences, int words,      \
-        int cache_rows, int heads, int kv_heads, float* partial, float* stats) {                                       \
-        redraft::split<D>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows, sequences,   \
-                          words, cache_rows, heads, kv_heads, partial, stats);                                         \
+    extern "C" __global__ void __launch_bounds__(redraft::kThreads, 4) tree_attention_split_fp32_##D(                  \
+        const float* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,         \
+        const uint32_t* tree_mask, const float* k_cache, const float* v_cache, int rows, int sequences,                \
+        int words, int cache_slots, int cache_rows, int heads, int kv_heads, float* partial, float* stats) {           \
+        redraft::split<D>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows,             \
+                               sequences, words, cache_slots, cache_rows, heads, kv_heads, partial, stats);            \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_fp32_##D(                    \
-        const float* partial, const float* stats, const int* row_offsets, int rows, int bounds, int heads,              \
+    extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_fp32_##D(                   \
+        const float* partial, const float* stats, const int* row_offsets, int rows, int bounds, int heads,             \
         int splits, float* out) {                                                                                      \
-        redraft::combine<float, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                      \
+        redraft::combine<float, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                     \
     }
 
 REDRAFT_TREE_ATTENTION(64)

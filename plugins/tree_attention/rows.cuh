@@ -12,6 +12,20 @@ constexpr float kNone = -INFINITY;
 
 REDRAFT_DEVICE int least(int a, int b) { return a < b ? a : b; }
 REDRAFT_DEVICE int most(int a, int b) { return a > b ? a : b; }
+REDRAFT_DEVICE int within(int x, int low, int high) { return least(most(x, low), high); }
+
+// A sequence's rows and its places in a cache. They lie within the tensors whatever the inputs hold: TensorRT may run a
+// kernel on inputs of its own while it builds.
+struct Span {
+    int begin, count, context, start, slot;
+};
+REDRAFT_DEVICE Span span_of(int sequence, const int* row_offsets, const int* slots, const int* cache_lengths,
+                            const int* starts, int rows, int cache_slots, int cache_rows) {
+    const int begin = within(row_offsets[sequence], 0, rows), end = within(row_offsets[sequence + 1], begin, rows);
+    const int start = within(starts[sequence], 0, cache_rows);
+    return {begin, least(end - begin, cache_rows - start), within(cache_lengths[sequence], 0, cache_rows), start,
+            within(slots[sequence], 0, cache_slots - 1)};
+}
 template <class T>
 REDRAFT_DEVICE uint4 load16(const T* from) { return *reinterpret_cast<const uint4*>(from); }
 template <class T>
@@ -38,19 +52,25 @@ REDRAFT_DEVICE uint4 rotate(uint4 x, uint4 other, float sign, const float* cosin
 template <class T, int D>
 REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* row_offsets, const int* slots,
                                  const int* cache_lengths, const int* starts, const int* commit_src,
-                                 const int* commit_offsets, const float* rope_table, int commit_bounds, int cache_rows,
-                                 int heads, int kv_heads, T* q, T* k_cache, T* v_cache) {
+                                 const int* commit_offsets, const float* rope_table, int all_rows, int all_commits,
+                                 int commit_bounds, int max_positions, int cache_slots, int cache_rows, int heads,
+                                 int kv_heads, T* q, T* k_cache, T* v_cache) {
     constexpr int kEach = 16 / sizeof(T);     // elements of 16 bytes
     constexpr int kPieces = D / (2 * kEach);  // of 2 x kEach elements, i and i + D / 2
     const int head = blockIdx.x, sequence = blockIdx.y, part = blockIdx.z, group = heads / kv_heads;
-    const int begin = row_offsets[sequence], rows = row_offsets[sequence + 1] - begin;
-    const int first_commit = commit_bounds ? commit_offsets[sequence] : 0;
-    const int commits = commit_bounds ? commit_offsets[sequence + 1] - first_commit : 0;
-    const int base = cache_lengths[sequence] - commits, start = starts[sequence];
-    const int64_t place = (static_cast<int64_t>(slots[sequence]) * kv_heads + head) * cache_rows;
+    const auto [begin, rows, context, start, slot] =
+        span_of(sequence, row_offsets, slots, cache_lengths, starts, all_rows, cache_slots, cache_rows);
+    int first_commit = 0, commits = 0;
+    if (sequence + 1 < commit_bounds) {
+        first_commit = within(commit_offsets[sequence], 0, all_commits);
+        commits = least(within(commit_offsets[sequence + 1], first_commit, all_commits) - first_commit, context);
+    }
+    const int base = context - commits;
+    const auto source = [=](int commit) { return base + within(commit_src[first_commit + commit], 0, cache_rows - 1 - base); };
+    const int64_t place = (static_cast<int64_t>(slot) * kv_heads + head) * cache_rows;
     T* keys = k_cache + place * D;
     T* values = v_cache + place * D;
-    const int sources = commits ? most(0, base + commit_src[first_commit + commits - 1] + 1 - start) : 0;
+    const int sources = commits ? most(0, source(commits - 1) + 1 - start) : 0;
 
     if (part == 0) {
         constexpr int kWide = 2 * D / kEach, kAtOnce = kThreads / kWide;
@@ -58,7 +78,7 @@ REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* 
         T* cache = piece < D ? keys + piece : values + piece - D;
         for (int j = threadIdx.x / kWide; j - static_cast<int>(threadIdx.x) / kWide < commits; j += kAtOnce) {
             uint4 moved;
-            if (j < commits) moved = load16(cache + static_cast<int64_t>(base + commit_src[first_commit + j]) * D);
+            if (j < commits) moved = load16(cache + static_cast<int64_t>(source(j)) * D);
             __syncthreads();
             if (j < commits) store16(cache + static_cast<int64_t>(base + j) * D, moved);
         }
@@ -75,7 +95,7 @@ REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* 
                                 : (vector == group ? keys : values) + static_cast<int64_t>(start + row) * D;
         uint4 x0 = load16(x), x1 = load16(x + D / 2);
         if (vector <= group) {
-            const float* cosine = rope_table + static_cast<int64_t>(positions[at]) * D + i;
+            const float* cosine = rope_table + static_cast<int64_t>(within(positions[at], 0, max_positions - 1)) * D + i;
             const uint4 first = rotate<T>(x0, x1, -1.0f, cosine, cosine + D / 2);
             x1 = rotate<T>(x1, x0, 1.0f, cosine, cosine + D / 2);
             x0 = first;

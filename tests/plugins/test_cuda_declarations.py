@@ -249,6 +249,7 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
     out_shapes = [[dim.value for dim in dims] for dims in plugin.get_output_shapes(expressions, [], builder)]
     assert out_shapes == [[sizes[name] for name in output.shape] for output in kernel.outputs]
 
+    assert plugin.autotune_function is None, "with one TensorRT would run the kernel on inputs of its own"
     layout = trt.TensorFormat.LINEAR
     dims = [*shapes, *out_shapes]
     in_out = [
