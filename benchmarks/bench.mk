@@ -11,6 +11,7 @@ BUDGETS   := $(ENGINES)/$(NAME)-tree-budgets-$(PRECISION)$(SPLIT)
 SHAPES    := $(ENGINES)/$(NAME)-tree-shapes-$(PRECISION)$(SPLIT)
 WAYS      := $(ENGINES)/$(NAME)-constructions-$(PRECISION)$(SPLIT)
 RESAMPLED := $(ENGINES)/$(NAME)-resampling-$(PRECISION)$(SPLIT)
+BEAMS     := $(ENGINES)/$(NAME)-beam-packing-$(PRECISION)$(SPLIT)
 CHECKED   := $(ENGINES)/$(NAME)-cross-check-$(PRECISION)$(SPLIT)
 NARROW    := $(ENGINES)/$(NAME)-w3l4-$(PRECISION)$(SPLIT)
 UNTRAINED := artifacts/drafters/$(NAME)-untrained
@@ -86,9 +87,11 @@ bench-lyanna: $(BASELINE)/manifest.json $(RESAMPLED)/manifest.json $(LATENCY)/ma
 	$(PY) -m benchmarks.drafting_latency heads --output $(REPORTS)/drafting_heads.json
 	$(PY) -m benchmarks.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
 
-bench-redrafter: $(DISTILLED) $(CHECKED)/manifest.json answers ## ReDrafter, figures 6 and 7, table 6; replays checked live
+bench-redrafter: $(DISTILLED) $(CHECKED)/manifest.json $(BEAMS)/manifest.json answers ## ReDrafter, figures 6 and 7, table 6; replays checked live
 	$(PY) -m benchmarks.cross_check $(REPLAYED) --bundle $(CHECKED) --num-prompts 40 --output $(REPORTS)/cross_check.json
 	$(PY) -m benchmarks.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output $(REPORTS)/beam_packing.json
+	$(PY) -m benchmarks.beam_packing_throughput --bundle $(BEAMS) --dataset $(PROMPTS) --num-prompts 16 --warm-up 2 \
+	  --output $(REPORTS)/beam_packing_throughput.json
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --num-prompts 10 --output $(REPORTS)/beam_shapes.json
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(DISTILLED))) --num-prompts 20 \
 	  --lengths 5 --widths 1 4 16 64 --output $(REPORTS)/distillation.json
@@ -131,6 +134,8 @@ $(WAYS)/manifest.json: $(SOURCES) benchmarks/constructions.toml $(CALIBRATED) | 
 	$(COMPILE) --methods benchmarks/constructions.toml --output $(WAYS)
 $(CHECKED)/manifest.json: $(SOURCES) benchmarks/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/cross_check.toml --output $(CHECKED)
+$(BEAMS)/manifest.json: $(SOURCES) benchmarks/beam_packing.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/beam_packing.toml --max-tree 226 --slots 16 --output $(BEAMS)
 $(LEVEL)/manifest.json: $(SOURCES) benchmarks/methods.toml $(EQUAL) $(CALIBRATED) | $(MODEL)/source.json
 	sed -e 's|"drafters/$(DEFAULT)-|"$(TABLED)/equal/|; s|"drafters/$(DEFAULT)"|"$(TABLED)/equal/recurrent"|' \
 	  benchmarks/methods.toml > $(TABLED)/equal/methods.toml

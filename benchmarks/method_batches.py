@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.inprocess import Session, load_session, request
+from benchmarks.inprocess import Answer, Clock, Session, load_session, request
 from benchmarks.results import write_json
 from benchmarks.tables import Table
 from benchmarks.workload import ChatTokenizer
@@ -31,18 +31,22 @@ from redraft.protocol import AUTO_REGRESSIVE, InvalidRequest
 console = Console()
 
 
-def throughput(
+def answer_all(
     session: Session, method: str, prompts: Sequence[str], warm_up: Sequence[str], batch: int, options: dict[str, Any]
-) -> dict[str, float]:
-    """One round: all prompts answered, `batch` at a time, after those to warm up with. What was served before is
-    forgotten."""
+) -> tuple[list[Answer], Clock]:
+    """One round: all prompts answered, `batch` at a time, after those to warm up with, and the time that it took. What
+    was served before is forgotten."""
     session.use_plans(session.runtime.plans)
     plan = session.runtime.plans.get(method)
     served = warm_up if plan and plan.retrieves else warm_up[:batch]
     session.run([request(text, method=method, **options) for text in served], batch)
     before = session.clock()
     answers = session.run([request(text, method=method, seed=i, **options) for i, text in enumerate(prompts)], batch)
-    spent = session.clock().since(before)
+    return answers, session.clock().since(before)
+
+
+def throughput(answers: Sequence[Answer], spent: Clock) -> dict[str, float]:
+    """The figures of a round."""
     steps = max(sum(answer.stats.steps for answer in answers), 1)
     return {
         "tokens_per_s": sum(answer.stats.output_tokens for answer in answers) / spent.wall_s,
@@ -76,6 +80,38 @@ def table(results: Sequence[Mapping[str, Any]], best_of: str | None) -> Table:
     return shown
 
 
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """The flags that say what is answered, and how often."""
+    add = parser.add_argument
+    add("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="requests at a time")
+    add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
+    add("--num-prompts", type=int, default=48, help="so many, spread evenly over the file")
+    add("--max-tokens", type=int, default=64)
+    add("--warm-up", type=int, default=32, help="other prompts that a method has served which drafts from those")
+    add("--rounds", type=int, default=2)
+
+
+def load_workload(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, sessions: Sequence[Session]
+) -> tuple[list[str], list[str]]:
+    """The prompts, and those to warm up with, as chats that every session can answer; else the command ends with the
+    reason."""
+    if max(args.batches) > (slots := min(session.runtime.limits.slots for session in sessions)):
+        parser.error(f"--batches {max(args.batches)}: the bundle has {slots} slots")
+    tokenizer = ChatTokenizer(args.bundle)
+    chats = [tokenizer.chat(prompt.turns[0]) for prompt in load_prompts(args.dataset)]
+    prompts = spread(chats, args.num_prompts)
+    warm_up = spread([chat for chat in chats if chat not in prompts], args.warm_up)
+    if not warm_up:
+        parser.error(f"--num-prompts {len(prompts)}: expected fewer than the file's, some are to warm up with")
+    try:
+        for session in sessions:
+            session.require_fit([*prompts, *warm_up], args.max_tokens)
+    except InvalidRequest as error:
+        parser.error(f"{args.dataset}: {error}")
+    return prompts, warm_up
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run every method at every batch size, print the table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -84,39 +120,24 @@ def main(argv: list[str] | None = None) -> None:
     add("--methods", nargs="+", help="some of them; default: all")
     add("--auto-regressive", type=Path, help="bundle without drafter, of the same precision (default: the same engine)")
     add("--best-of", metavar="METHOD", help="compare this method with the best at each batch size")
-    add("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="requests at a time")
-    add("--dataset", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
-    add("--num-prompts", type=int, default=48, help="so many, spread evenly over the file")
-    add("--max-tokens", type=int, default=64)
     add("--temperature", type=float, default=0.0)
-    add("--warm-up", type=int, default=32, help="other prompts that a method has served which drafts from those")
-    add("--rounds", type=int, default=2)
+    add_workload(parser)
     add("--output", type=Path, default=Path("docs/results/method_batches.json"))
     args = parser.parse_args(argv)
-    session, tokenizer = load_session(parser, args.bundle), ChatTokenizer(args.bundle)
+    session = load_session(parser, args.bundle)
     plain = load_session(parser, args.auto_regressive) if args.auto_regressive else session
     known = [AUTO_REGRESSIVE, *session.runtime.plans]
     methods = list(dict.fromkeys([AUTO_REGRESSIVE, *(args.methods or known)]))
     if unknown := {*methods, args.best_of or AUTO_REGRESSIVE} - set(known):
         parser.error(f"the bundle has no method {', '.join(sorted(unknown))}; it has {', '.join(known)}")
-    if max(args.batches) > (slots := min(one.runtime.limits.slots for one in (session, plain))):
-        parser.error(f"--batches {max(args.batches)}: the bundle has {slots} slots")
-    chats = [tokenizer.chat(prompt.turns[0]) for prompt in load_prompts(args.dataset)]
-    prompts = spread(chats, args.num_prompts)
-    warm_up = spread([chat for chat in chats if chat not in prompts], args.warm_up)
-    if not warm_up:
-        parser.error(f"--num-prompts {len(prompts)}: expected fewer than the file's, some are to warm up with")
-    try:
-        for one in {session, plain}:
-            one.require_fit([*prompts, *warm_up], args.max_tokens)
-    except InvalidRequest as error:
-        parser.error(f"{args.dataset}: {error}")
+    prompts, warm_up = load_workload(parser, args, [session, plain])
     options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     best: dict[tuple[str, int], dict[str, Any]] = {}
     turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
     for batch, method in track(turns, "answering", console=console):
         engine = plain if method == AUTO_REGRESSIVE else session
-        row = {"method": method, "batch": batch, **throughput(engine, method, prompts, warm_up, batch, options)}
+        answers, spent = answer_all(engine, method, prompts, warm_up, batch, options)
+        row = {"method": method, "batch": batch, **throughput(answers, spent)}
         known_best = best.setdefault((method, batch), row)
         if row["tokens_per_s"] > known_best["tokens_per_s"]:
             best[method, batch] = row

@@ -27,7 +27,7 @@ from redraft.bundle import BundleConfig, BundleError, ContextInfo, MethodInfo
 from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
-from redraft.decoding.verification import VERIFIERS, check_pairing, draws_of
+from redraft.decoding.verification import ALONE, VERIFIERS, check_pairing, draws_of
 from redraft.engines.flavour import FLAVOURS
 from redraft.protocol import AUTO_REGRESSIVE, describe
 
@@ -164,7 +164,7 @@ class MethodSettings(BaseModel):
             beam_length=self.beam_length,
             candidates=self.candidates,
             tree_budget=self.tree_budget or (sum(random.shape(draws).widths) if random else USUAL_BUDGET),
-            ngram=merges and not self.retrieves if self.ngram is None else self.ngram,
+            ngram=merges and self.construction not in ALONE if self.ngram is None else self.ngram,
             verification=verification,
             levels=draws,
             support=self.support if random else 0,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from redraft.decoding.construction import CONSTRUCTIONS, Draws
+from redraft.decoding.construction import CONSTRUCTIONS, UNPACKED, Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.sampling import Sampler, log_probability
-from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.token_tree import Node, TokenTree
 
 
 @dataclass
@@ -38,6 +38,11 @@ class Verifier:
 
 
 VERIFIERS: dict[str, Verifier] = {}
+ALONE = {
+    NGRAM_TRIE: "it holds the n-gram branch already",
+    UNPACKED: "merging would share the prefixes that it repeats",
+}
+"""Constructions whose trees are never merged with others, and why."""
 
 
 class PairingError(ValueError):
@@ -71,8 +76,8 @@ def check_pairing(construction: str, verification: str, merged: bool = False) ->
     if draws not in verifier.lossless:
         reason = verifier.reasons.get(draws, f"it is not known to be lossless on {draws.value}")
         raise PairingError(f"{verification!r} does not go with {construction!r}: {reason}")
-    if merged and construction == NGRAM_TRIE:
-        raise PairingError(f"{NGRAM_TRIE!r} does not go with other trees: it holds the n-gram branch already")
+    if merged and construction in ALONE:
+        raise PairingError(f"{construction!r} does not go with other trees: {ALONE[construction]}")
     if merged and not verifier.merges:
         raise PairingError(f"{verification!r} does not go with merged trees: merging forgets the order of the draws")
 
@@ -81,11 +86,15 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, w
     """Choose the target's token at the root, follow the child that has it, and so on until there is none.
 
     Each token is chosen as auto-regressive decoding would choose it after the same tokens, so the walk is lossless on
-    any tree, greedy or sampled. It stops after an end token. `logits`: float32 [nodes, V], or the tokens that a plain
+    any tree, greedy or sampled. It stops after an end token. Where siblings repeat a token, it follows all of them:
+    of unpacked beams, the longest that matches. `logits`: float32 [nodes, V], or the tokens that a plain
     sampler chooses at every node, int32 [nodes], where log-probabilities are not asked for.
     """
     chosen = logits.ndim == 1
-    child_at = {(parent, token): node for node, (token, parent, _) in enumerate(tree.nodes[sequence])}
+    nodes = tree.nodes[sequence]
+    child_at = {(parent, token): node for node, (token, parent, _) in enumerate(nodes)}
+    if len(child_at) < len(nodes):
+        child_at = _joined(nodes)
     verdict = Verdict(path=[], tokens=[])
     node: int | None = 0
     while node is not None:
@@ -97,6 +106,16 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, w
             verdict.log_probs.append(log_probability(logits[node], token))
         node = None if token in sampler.end_ids else child_at.get((node, token))
     return verdict
+
+
+def _joined(nodes: list[Node]) -> dict[tuple[int, int], int]:
+    """The children of a tree that repeats prefixes, by parent and token: nodes of one prefix count as the first of
+    them, which has the same logits and the same keys and values."""
+    child_at: dict[tuple[int, int], int] = {}
+    first = [0]
+    for node, (token, parent, _) in enumerate(nodes[1:], 1):
+        first.append(child_at.setdefault((first[parent], token), node))
+    return child_at
 
 
 register_verifier(Verifier("greedy", walk, frozenset(Draws), merges=True))

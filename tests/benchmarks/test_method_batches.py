@@ -33,18 +33,22 @@ def made(drafts: bool = True) -> Session:
     return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), given))
 
 
+def round_of(*given):
+    return method_batches.throughput(*method_batches.answer_all(*given))
+
+
 def test_a_round_remembers_the_warm_up_alone(session):
     """Answers of the round before would be drafted whole."""
-    first, second = (method_batches.throughput(session, "served", PROMPTS, ["x"], 1, OPTIONS) for _ in range(2))
+    first, second = (round_of(session, "served", PROMPTS, ["x"], 1, OPTIONS) for _ in range(2))
     assert second["acceptance_length"] == first["acceptance_length"]
-    told = method_batches.throughput(session, "served", PROMPTS[:1], PROMPTS[:1], 1, OPTIONS)
-    untold = method_batches.throughput(session, "served", PROMPTS[:1], ["x"], 1, OPTIONS)
+    told = round_of(session, "served", PROMPTS[:1], PROMPTS[:1], 1, OPTIONS)
+    untold = round_of(session, "served", PROMPTS[:1], ["x"], 1, OPTIONS)
     assert told["acceptance_length"] > untold["acceptance_length"] + 1
 
 
 def test_a_round_measures_its_own_method(session):
-    plain = method_batches.throughput(session, AUTO_REGRESSIVE, PROMPTS, ["x"], 3, OPTIONS)
-    drafted = method_batches.throughput(session, TOY, PROMPTS, ["x"], 3, OPTIONS)
+    plain = round_of(session, AUTO_REGRESSIVE, PROMPTS, ["x"], 3, OPTIONS)
+    drafted = round_of(session, TOY, PROMPTS, ["x"], 3, OPTIONS)
     assert (plain["acceptance_length"], plain["drafted_per_step"], plain["drafting_share"]) == (1, 0, 0)
     assert drafted["acceptance_length"] > 1.2
     assert drafted["drafting_share"] > 0

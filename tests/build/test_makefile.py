@@ -29,7 +29,7 @@ NOT_OF_BENCH = {
     "zen4": "likewise",
     "icelake": "some of them, of a third",
 }
-BESIDE = {"beam_packing.png": "beam_packing.json", "beam_shapes.png": "beam_shapes.json"}
+BESIDE = {f"{name}.png": f"{name}.json" for name in ("beam_packing", "beam_packing_throughput", "beam_shapes")}
 """Plots that a script writes beside its JSON; tables have its name."""
 
 
