@@ -27,7 +27,7 @@ from methods import (
     read_methods,
 )
 from model_defs.calibration import Calibration
-from model_defs.config import UnsupportedModelError
+from model_defs.config import TargetConfig, UnsupportedModelError
 from model_defs.drafter import Drafter
 from model_defs.export_drafter import Drafting
 from model_defs.files import count_numbers
@@ -53,6 +53,8 @@ from redraft.engines.memory import (
 from redraft.protocol import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
+HEAD_STEP = 32
+"""The CPU operators take heads whose size is a multiple of this."""
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
 
 
@@ -163,6 +165,7 @@ def main(
         chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
         if bigrams and not any(settings.info().ngram for settings in chosen.values()):
             raise BundleError(f"--bigrams {bigrams}: no method here has an n-gram branch that would read them")
+        check_head_size("the target", TargetConfig.load(model).head_size, backend)
         require_memory(model, backend)
         with step("load the target"):
             target = Target.from_folder(model)
@@ -265,6 +268,15 @@ def check(config: BundleConfig, target: Target) -> None:
             raise BundleError(f"{name}: {error}" if len(config.methods) > 1 else str(error)) from None
 
 
+def check_head_size(whose: str, size: int, backend: str) -> None:
+    """Refuse heads that the CPU operators do not take. Raises BundleError."""
+    if backend == Backend.openvino and size % HEAD_STEP:
+        raise BundleError(
+            f"{whose} has heads of size {size}, the CPU operators take multiples of {HEAD_STEP} (32, 64, 96, ...); "
+            f"--backend {Backend.torch} takes any even size on the CPU"
+        )
+
+
 def check_caches(config: BundleConfig) -> None:
     """Refuse, for TensorRT, caches whose slots would not begin at multiples of ALIGNMENT bytes. Raises BundleError."""
     limits = config.limits
@@ -317,6 +329,9 @@ def build(
             token_info += size * (2 if methods[name].chain_levels and config.backend in FLAVOURS else 1)
             out.print(f"  token info of {name}: {size / 1e6:.1f} MB, {loop.drafter.info_form}")
     check_caches(config)
+    for name, method in methods.items():
+        if method.context:
+            check_head_size(name, method.context.head_size, config.backend)
     drafter_weights = sum(weight.numel() for drafter in drafters.values() for weight in drafter.parameters())
     target_weights = sum(weight.numel() for weight in target.parameters())
     if config.tensor_parallel > 1:

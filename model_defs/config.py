@@ -107,6 +107,12 @@ class TargetConfig:
         if sliding and window is not None and window < max_position:
             raise UnsupportedModelError(f"an active sliding window of {window} tokens")
         num_heads = raw["num_attention_heads"]
+        num_kv_heads = raw.get("num_key_value_heads") or num_heads
+        if num_heads % num_kv_heads:
+            raise UnsupportedModelError(f"{num_heads} heads, which {num_kv_heads} KV heads cannot share evenly")
+        head_size = raw.get("head_dim") or raw["hidden_size"] // num_heads
+        if head_size % 2:
+            raise UnsupportedModelError(f"heads of size {head_size}, whose elements RoPE cannot turn in pairs")
         eos = raw.get("eos_token_id")
         return cls(
             vocab_size=raw["vocab_size"],
@@ -114,8 +120,8 @@ class TargetConfig:
             intermediate_size=raw["intermediate_size"],
             num_layers=raw["num_hidden_layers"],
             num_heads=num_heads,
-            num_kv_heads=raw.get("num_key_value_heads") or num_heads,
-            head_size=raw.get("head_dim") or raw["hidden_size"] // num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
             rms_norm_eps=raw["rms_norm_eps"],
             rope=_rope_from_hf(raw),
             max_position=max_position,

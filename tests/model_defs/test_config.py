@@ -42,6 +42,8 @@ def test_old_and_new_rope_fields_say_the_same():
         ({"partial_rotary_factor": 0.5}, "a partial rotary factor"),
         ({"quantization_config": {"quant_method": "gptq"}}, "pre-quantized weights (gptq)"),
         ({"model_type": "mistral", "sliding_window": 64}, "an active sliding window of 64 tokens"),
+        ({"head_dim": 17}, "heads of size 17, whose elements RoPE cannot turn in pairs"),
+        ({"num_key_value_heads": 3}, "4 heads, which 3 KV heads cannot share evenly"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64},
             "an active sliding window of 64 tokens",
