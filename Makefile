@@ -35,11 +35,14 @@ SETUP   := .venv/.setup
 BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
 LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -genv UCX_TLS $(UCX_TLS) -genv PYTHONIOENCODING ascii:backslashreplace -n $(TP))
 CALIBRATED := $(if $(filter fp8,$(PRECISION)),$(CALIBRATION))
-COMPILE := $(BUILD) --precision $(PRECISION) $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tensor-parallel $(TP))
-SOURCES := $(wildcard build/build_engines.py build/methods.py build/networks.py build/tensorrt_engines.py model_defs/*.py plugins/*/*.py plugins/*/*.h plugins/*/*.cpp plugins/*/*.cu plugins/*/*.cuh redraft/engines/extents.py)
+# COMPILE builds a bundle, unless the one that is there was built from the same. One whose folder the user named is not replaced.
+COMPILE := $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --precision $(PRECISION) \
+  $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tensor-parallel $(TP))
+named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model distill train engines tune serve stop loadtest mpi quickstart test verify lint kernels clean
+# What decides by content whether it is to be made, not by time, asks for `always`.
+.PHONY: always help setup model distill train engines tune serve stop loadtest mpi quickstart test verify lint kernels clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -94,10 +97,10 @@ train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/draft
 	  --positions $(POSITIONS)
 
 engines: $(BUNDLE)/manifest.json $(BASELINE)/manifest.json ## build the bundles BUNDLE and, without drafter, BASELINE
-$(BUNDLE)/manifest.json: $(SOURCES) $(or $(METHODS),$(DRAFTER)/config.json) $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) --output $(BUNDLE)
-$(BASELINE)/manifest.json: $(SOURCES) $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --no-drafter --output $(BASELINE)
+$(BUNDLE)/manifest.json: always $(or $(METHODS),$(DRAFTER)/config.json) $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) $(call named,BUNDLE) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) --output $(BUNDLE)
+$(BASELINE)/manifest.json: always $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) $(call named,BASELINE) --no-drafter --output $(BASELINE)
 
 $(CALIBRATION): | $(MODEL)/source.json
 	$(PY) build/calibrate.py --model $(MODEL) --prompts benchmarks/prompts.jsonl --output $(CALIBRATION)
@@ -111,10 +114,10 @@ mpi: | $(SETUP)
 	@$(if $(LAUNCH),test -x $(firstword $(LAUNCH)) || { echo "make: $(NO_MPI)"; exit 1; })
 
 tune: mpi $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
-$(BUNDLE)/budget.json: $(BUNDLE)/manifest.json
-	$(LAUNCH) $(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
+$(BUNDLE)/budget.json: always $(BUNDLE)/manifest.json
+	$(PY) -m redraft.budget $(BUNDLE) || $(LAUNCH) $(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
 
-serve: mpi $(BUNDLE)/budget.json ## start Triton on 127.0.0.1; returns when a real request has succeeded
+serve: mpi $(BUNDLE)/budget.json ## build and tune what is not there, start Triton on 127.0.0.1; returns when a request has succeeded
 	$(PY) -m redraft.cli serve --bundle $(BUNDLE)
 
 stop: | $(SETUP) ## stop it
@@ -126,7 +129,7 @@ loadtest: | $(SETUP) ## load-test the running server at RATES
 include $(dir $(firstword $(MAKEFILE_LIST)))benchmarks/bench.mk
 
 PAIRS := $(ENGINES)/$(NAME)-lossless-$(PRECISION)$(SPLIT)
-$(PAIRS)/manifest.json: $(SOURCES) benchmarks/lossless.toml $(CALIBRATED) | $(MODEL)/source.json
+$(PAIRS)/manifest.json: always benchmarks/lossless.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/lossless.toml --slots 8 --output $(PAIRS)
 
 quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report

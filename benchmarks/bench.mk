@@ -122,33 +122,34 @@ bench-precision: $(CALIBRATION) ## what 8-bit networks change
 answers: $(BUNDLE)/manifest.json
 	$(PY) -m benchmarks.answers --bundle $(BUNDLE) --dataset $(PROMPTS) --output $(ANSWERS)
 
-$(COMPARED)/manifest.json: $(SOURCES) benchmarks/methods.toml $(CALIBRATED) | $(MODEL)/source.json
+$(COMPARED)/manifest.json: always benchmarks/methods.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
-$(BUDGETS)/manifest.json: $(SOURCES) benchmarks/tree_budgets.toml $(CALIBRATED) | $(MODEL)/source.json
+$(BUDGETS)/manifest.json: always benchmarks/tree_budgets.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/tree_budgets.toml --output $(BUDGETS)
-$(SHAPES)/manifest.json: $(SOURCES) benchmarks/tree_shapes.toml $(CALIBRATED) | $(MODEL)/source.json
+$(SHAPES)/manifest.json: always benchmarks/tree_shapes.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/tree_shapes.toml --output $(SHAPES)
-$(RESAMPLED)/manifest.json: $(SOURCES) benchmarks/resampling.toml $(CALIBRATED) | $(MODEL)/source.json
+$(RESAMPLED)/manifest.json: always benchmarks/resampling.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/resampling.toml --output $(RESAMPLED)
-$(WAYS)/manifest.json: $(SOURCES) benchmarks/constructions.toml $(CALIBRATED) | $(MODEL)/source.json
+$(WAYS)/manifest.json: always benchmarks/constructions.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/constructions.toml --output $(WAYS)
-$(CHECKED)/manifest.json: $(SOURCES) benchmarks/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
+$(CHECKED)/manifest.json: always benchmarks/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/cross_check.toml --output $(CHECKED)
-$(BEAMS)/manifest.json: $(SOURCES) benchmarks/beam_packing.toml $(CALIBRATED) | $(MODEL)/source.json
+$(BEAMS)/manifest.json: always benchmarks/beam_packing.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/beam_packing.toml --max-tree 226 --slots 16 --output $(BEAMS)
-$(LEVEL)/manifest.json: $(SOURCES) benchmarks/methods.toml $(EQUAL) $(CALIBRATED) | $(MODEL)/source.json
+$(LEVEL)/manifest.json: always benchmarks/methods.toml $(EQUAL) $(CALIBRATED) | $(MODEL)/source.json
 	sed -e 's|"drafters/$(DEFAULT)-|"$(TABLED)/equal/|; s|"drafters/$(DEFAULT)"|"$(TABLED)/equal/recurrent"|' \
 	  benchmarks/methods.toml > $(TABLED)/equal/methods.toml
 	$(COMPILE) --methods $(TABLED)/equal/methods.toml --output $(LEVEL)
 %-tuned/budget.json: %/manifest.json # a copy, since methods are also compared at trees of one size
 	rm -rf $(@D) && cp -r $* $(@D)
 	$(PY) build/tune.py --bundle $(@D) $(BATCHED:%=--method %) --num-prompts 8 --prompts $(OWN)
-$(WIDTHS)/budget.json: $(SOURCES) benchmarks/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
+$(WIDTHS)/manifest.json: always benchmarks/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
+$(WIDTHS)/budget.json: $(WIDTHS)/manifest.json
 	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts $(OWN)
-$(NARROW)/manifest.json: $(SOURCES) $(DRAFTER)/config.json $(CALIBRATED) | $(MODEL)/source.json
+$(NARROW)/manifest.json: always $(DRAFTER)/config.json $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --drafter $(DRAFTER) --beam-width 3 --beam-length 4 --output $(NARROW)
-$(LATENCY)/manifest.json: $(SOURCES) $(CALIBRATED) | $(MODEL)/source.json
+$(LATENCY)/manifest.json: always $(CALIBRATED) | $(MODEL)/source.json
 	$(PY) -m benchmarks.drafting_latency untrained --model $(MODEL) --output $(UNTRAINED)
 	$(COMPILE) --methods $(UNTRAINED)/methods.toml --output $(LATENCY)
 

@@ -16,6 +16,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
+from ensure_bundle import built_from
 from methods import (
     NGRAM,
     SOURCES,
@@ -36,7 +37,7 @@ from model_defs.shards import plan_shards
 from model_defs.target import Target
 from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
 from networks import CALIBRATION, WRITERS, Loops, extents, out, step
-from redraft.bundle import BundleConfig, BundleError, LimitsInfo, ShardInfo, TargetInfo
+from redraft.bundle import BuiltFrom, BundleConfig, BundleError, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.flavour import FLAVOURS
@@ -167,6 +168,7 @@ def main(
             raise BundleError(f"--bigrams {bigrams}: no method here has an n-gram branch that would read them")
         check_head_size("the target", TargetConfig.load(model).head_size, backend)
         require_memory(model, backend)
+        inputs = built_from(sys.argv[1:])
         with step("load the target"):
             target = Target.from_folder(model)
         config = BundleConfig(
@@ -185,7 +187,7 @@ def main(
             shards=shard_infos(target, tensor_parallel),
         )
         check(config, target)
-        build(config, target, model, chosen, output, hidden_states, bigrams, calibration)
+        build(config, target, model, chosen, output, hidden_states, bigrams, calibration, inputs)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
         out.print(f"[red]build_engines:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
@@ -299,9 +301,10 @@ def build(
     hidden: bool = False,
     bigrams: Path | None = None,
     calibration: Path | None = None,
+    inputs: BuiltFrom | None = None,
 ) -> None:
     """Write the bundle of methods with these settings. The target gives hidden states where there is a drafter, and
-    with `hidden`. Raises BundleError, FileNotFoundError or ValueError."""
+    with `hidden`. The manifest says what it was built from. Raises BundleError, FileNotFoundError or ValueError."""
     fingerprint = target_fingerprint(target)
     if calibration:
         Calibration.load(calibration).check(target, fingerprint, calibration)
@@ -350,7 +353,7 @@ def build(
                 shutil.copy2(successors, folder / BIGRAMS_FILE_NAME)
             versions |= {"torch": torch.__version__, "python": platform.python_version()}
             command = shlex.join(["python", "build/build_engines.py", *sys.argv[1:]])
-            finish_bundle(folder, config, versions, fingerprint, command)
+            finish_bundle(folder, config, versions, fingerprint, command, inputs)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
 

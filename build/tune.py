@@ -17,7 +17,6 @@ A method that drafts from what was served answers other prompts of the file befo
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -297,6 +296,7 @@ def main(
     """Write a bundle's budget tables: how many nodes to draft for each number of running sequences."""
     console = Console(stderr=True)
     try:
+        forget_unusable(bundle, console)
         runtime = Runtime.load(bundle, threads)
         known = load_prompts(prompts)
     except (ValueError, OSError, RuntimeError) as error:
@@ -344,13 +344,20 @@ def progress(name: str, console: Console) -> Iterator[Say]:
     yield say
 
 
+def forget_unusable(bundle: Path, console: Console) -> None:
+    """Remove tables that no bundle would be loaded with: damaged, edited, or another build's."""
+    try:
+        BudgetFile.load(bundle)
+    except ValueError:
+        console.print(f"{bundle / FILE_NAME} is damaged, or not of this build: measuring anew")
+        (bundle / FILE_NAME).unlink(missing_ok=True)
+
+
 def save(bundle: Path, method: str, table: BudgetTable) -> None:
     """Put a method's table into the bundle's file."""
     tables = BudgetFile.load(bundle)
     tables.methods[method] = table
-    partial = bundle / f".{FILE_NAME}.partial"
-    partial.write_text(tables.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, bundle / FILE_NAME)
+    tables.save(bundle)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,19 @@
-"""The budget table: how many nodes to draft per sequence, given how many sequences are running."""
+"""The budget table: how many nodes to draft per sequence, given how many sequences are running.
+
+`python -m redraft.budget BUNDLE` says whether a bundle's methods are tuned; the exit status is 0 if they are.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from redraft.bundle import MANIFEST, BundleConfig, BundleError, file_sha256
 
 FILE_NAME = "budget.json"
 
@@ -52,15 +61,64 @@ class BudgetFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    sha256: str = ""
+    """Digest of the tables and of the bundle's manifest, so that they are whole and were measured on this build."""
     methods: dict[str, BudgetTable] = Field(default_factory=dict)
 
     @classmethod
     def load(cls, bundle: Path) -> BudgetFile:
-        """A bundle's tables; none where it has not been tuned. Raises ValueError naming the file that is no table."""
+        """A bundle's tables; none where it has not been tuned.
+
+        Raises ValueError where the file is damaged, was edited, or belongs to another build.
+        """
         path = bundle / FILE_NAME
         if not path.is_file():
             return cls()
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise ValueError(f"{path} does not hold budget tables; run tune again: {error}") from None
+            found = cls.model_validate_json(path.read_bytes())
+        except ValidationError:
+            raise ValueError(f"{path} is truncated or damaged: {how_to_tune(bundle)}") from None
+        if found.sha256 != found.digest(bundle):
+            raise ValueError(f"{path} was edited, or measured on another build: {how_to_tune(bundle)}")
+        return found
+
+    def save(self, bundle: Path) -> None:
+        """Write the tables into the bundle, whole or not at all."""
+        signed = self.model_copy(update={"sha256": self.digest(bundle)})
+        partial = bundle / f".{FILE_NAME}.partial"
+        partial.write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(bundle / FILE_NAME)
+
+    def digest(self, bundle: Path) -> str:
+        """sha256 of the tables and of the bundle's manifest."""
+        tables = json.dumps(self.model_dump(mode="json")["methods"], sort_keys=True)
+        return hashlib.sha256(f"{file_sha256(bundle / MANIFEST)} {tables}".encode()).hexdigest()
+
+
+def how_to_tune(bundle: Path) -> str:
+    """The commands that measure a bundle's budgets."""
+    return f"run `make tune`, or `python build/tune.py --bundle {bundle} --prompts benchmarks/prompts.jsonl`"
+
+
+def untuned_warning(methods: Iterable[str], bundle: Path) -> str:
+    """What to know of a bundle, some of whose methods have not been tuned."""
+    return (
+        f"not tuned: {', '.join(methods)} drafts the same number of tokens however many requests run, which can be "
+        f"slower than no drafting; {how_to_tune(bundle)}"
+    )
+
+
+def main(bundle: Path) -> int:
+    """Say which methods of a bundle are not tuned, or why its tables cannot be used; 0 where all are."""
+    try:
+        tuned = BudgetFile.load(bundle).methods
+        if untuned := [name for name in BundleConfig.read(bundle).methods if name not in tuned]:
+            raise ValueError(f"{bundle}: {', '.join(untuned)} is not tuned")
+    except (BundleError, ValueError) as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -118,6 +118,14 @@ class BundleConfig(_Section):
             raise ValueError(f"{len(self.shards)} shards for {self.tensor_parallel} ranks: expected {expected}")
         return self
 
+    @classmethod
+    def read(cls, bundle: Path, rebuild: str = "rebuild it with build/build_engines.py") -> BundleConfig:
+        """A bundle's `config.json`. Raises BundleError, which says how to `rebuild` it."""
+        try:
+            return cls.model_validate(_json(bundle / CONFIG))
+        except ValidationError as error:
+            raise BundleError(f"{bundle / CONFIG} is invalid: {_first(error)}; {rebuild}") from None
+
     def kv_heads(self, rank: int) -> int:
         """KV heads of the target's cache on this rank."""
         return self.shards[rank].num_kv_heads if self.shards else self.target.num_kv_heads
@@ -126,6 +134,24 @@ class BundleConfig(_Section):
 class FileEntry(_Section):
     sha256: str
     size: int
+
+
+class InputFile(FileEntry):
+    """A file that a bundle was built from."""
+
+    modified_ns: int
+    """Its time of modification: a file with the same size and time is taken for the same."""
+
+
+class BuiltFrom(_Section):
+    """What a bundle was built from, by which build/ensure_bundle.py tells whether it is the one asked for."""
+
+    options: dict[str, str]
+    """The options of build/build_engines.py, but for those that name files; "" for those without a value."""
+    files: dict[str, InputFile]
+    """By option and file name, such as `--model config.json`, wherever they are."""
+    sources: str
+    """sha256 of the code that exports and compiles."""
 
 
 class Manifest(_Section):
@@ -137,6 +163,26 @@ class Manifest(_Section):
     cpu_features: list[str]
     target_fingerprint: str
     command: str
+    built_from: BuiltFrom | None = None
+
+    @classmethod
+    def read(cls, bundle: Path) -> Manifest:
+        """A bundle's manifest. Raises BundleError where there is none, or one of another format."""
+        path = bundle / MANIFEST
+        if not path.is_file():
+            hint = "is not an engine bundle (it has no manifest.json)" if bundle.exists() else "does not exist"
+            raise BundleError(f"{bundle} {hint}; build one with build/build_engines.py")
+        raw = _json(path)
+        rebuild = f"rebuild it with: {raw.get('command') or 'build/build_engines.py'}"
+        if raw.get("format_version") != FORMAT_VERSION:
+            raise BundleError(
+                f"{bundle} has bundle format {raw.get('format_version')}, this version reads format "
+                f"{FORMAT_VERSION}; {rebuild}"
+            )
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise BundleError(f"{path} is corrupted: {_first(error)}; {rebuild}") from None
 
 
 @dataclass(frozen=True)
@@ -153,21 +199,8 @@ class Bundle:
 
         Files that the manifest does not name (a budget table written later) are allowed. Raises BundleError.
         """
-        if not (path / MANIFEST).is_file():
-            hint = "is not an engine bundle (it has no manifest.json)" if path.exists() else "does not exist"
-            raise BundleError(f"{path} {hint}; build one with build/build_engines.py")
-        raw = _json(path / MANIFEST)
-        command = raw.get("command") or "build/build_engines.py"
-        rebuild = f"rebuild it with: {command}"
-        if raw.get("format_version") != FORMAT_VERSION:
-            raise BundleError(
-                f"{path} has bundle format {raw.get('format_version')}, this version reads format "
-                f"{FORMAT_VERSION}; {rebuild}"
-            )
-        try:
-            manifest = Manifest.model_validate(raw)
-        except ValidationError as error:
-            raise BundleError(f"{path / MANIFEST} is corrupted: {_first(error)}; {rebuild}") from None
+        manifest = Manifest.read(path)
+        rebuild = f"rebuild it with: {manifest.command or 'build/build_engines.py'}"
         missing = sorted(set(manifest.cpu_features) - cpu_features())
         if missing:
             raise BundleError(
@@ -175,11 +208,7 @@ class Bundle:
                 f"on this machine {rebuild}"
             )
         verify_files(path, manifest.files, rebuild)
-        try:
-            config = BundleConfig.model_validate(_json(path / CONFIG))
-        except ValidationError as error:
-            raise BundleError(f"{path / CONFIG} is invalid: {_first(error)}; {rebuild}") from None
-        return cls(path, config, manifest)
+        return cls(path, BundleConfig.read(path, rebuild), manifest)
 
 
 def target_folder(bundle: Path, rank: int, ranks: int) -> Path:

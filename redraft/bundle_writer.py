@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from redraft.bundle import CONFIG, MANIFEST, BundleConfig, BundleError, FileEntry, Manifest, file_sha256
+from redraft.bundle import CONFIG, MANIFEST, BuiltFrom, BundleConfig, BundleError, FileEntry, Manifest, file_sha256
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 REQUIRED_FEATURES = {"openvino": ["avx2", "fma"], "torch": [], "tensorrt": [], "tensorrt_rtx": []}
@@ -52,7 +52,12 @@ def new_bundle(path: Path, bytes_needed: int) -> Iterator[Path]:
 
 
 def finish_bundle(
-    folder: Path, config: BundleConfig, versions: dict[str, str], target_fingerprint: str, command: str
+    folder: Path,
+    config: BundleConfig,
+    versions: dict[str, str],
+    target_fingerprint: str,
+    command: str,
+    built_from: BuiltFrom | None = None,
 ) -> None:
     """Write `config.json`, and the manifest of every file in the folder."""
     (folder / CONFIG).write_text(config.model_dump_json(indent=2) + "\n")
@@ -67,6 +72,7 @@ def finish_bundle(
         cpu_features=REQUIRED_FEATURES[config.backend],
         target_fingerprint=target_fingerprint,
         command=command,
+        built_from=built_from,
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
 

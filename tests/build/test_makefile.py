@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -71,6 +72,77 @@ def test_verify_compares_the_default_the_published_methods_and_every_pair():
     for kind, line in zip(("redrafter", "methods", "lossless"), compared, strict=True):
         assert f"-{kind}-fp32 " in line
     assert len({line.partition("--output")[2] for line in compared}) == 3
+
+
+STAND_IN = """#!/bin/sh
+echo "$*" >> asked
+for last; do :; done
+case "$*" in
+  *ensure_bundle.py*)
+    [ ! -f stale ] || rm -rf "$last"
+    mkdir -p "$last"
+    [ -f "$last/manifest.json" ] || touch "$last/manifest.json";;
+  "-m redraft.budget "*) [ -f "$last/budget.json" ];;
+  *tune.py*) touch "$3/budget.json";;
+esac
+"""
+"""Python, where a bundle is built if it is not there, or if a file `stale` is, and tuned if it has no table."""
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Runs make with STAND_IN for Python, and returns what it was asked to run."""
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for name in ("requirements.txt", "requirements-gpu.txt", "requirements-triton.txt", ".venv/.setup", "m.toml"):
+        (tmp_path / name).touch()
+    for name in ("model/source.json", "drafter/config.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    python = tmp_path / ".venv/bin/python"
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    settings = "MODEL=model", "NAME=n", "DRAFTER=drafter"
+
+    def run(*arguments: str) -> list[str]:
+        (tmp_path / "asked").unlink(missing_ok=True)
+        command = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), *settings, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return (tmp_path / "asked").read_text().splitlines()
+
+    return run
+
+
+def test_bundles_are_asked_for_each_time_and_tuned_when_they_were_built(make, tmp_path):
+    def programs(target: str) -> list[str]:
+        return [line.removeprefix("-m ").split()[0].removeprefix("build/") for line in make(target)]
+
+    asked = ["ensure_bundle.py", "redraft.budget"]
+    assert programs("serve") == [*asked, "tune.py", "redraft.cli"]
+    assert programs("serve") == [*asked, "redraft.cli"]
+    for file in tmp_path.rglob("*"):
+        os.utime(file)
+    assert programs("serve") == [*asked, "redraft.cli"]
+    assert programs("engines") == ["ensure_bundle.py"] * 2
+    assert programs("quickstart") == [*asked, "ensure_bundle.py", "benchmarks.quickstart"]
+    (tmp_path / "stale").touch()
+    assert programs("serve") == [*asked, "tune.py", "redraft.cli"]
+    (tmp_path / "stale").unlink()
+    (tmp_path / "artifacts/engines/n-redrafter-bf16/budget.json").unlink()
+    assert programs("tune") == [*asked, "tune.py"]
+
+
+def test_all_settings_are_compared_and_a_folder_of_the_users_is_not_replaced(make):
+    built, baseline = make("engines", "METHODS=m.toml", "PRECISION=int8")
+    common = "build/ensure_bundle.py --backend openvino --model model --precision int8"
+    assert " ".join(built.split()) == f"{common} --methods m.toml --output artifacts/engines/n-redrafter-int8"
+    assert " ".join(baseline.split()) == f"{common} --no-drafter --output artifacts/engines/n-ar-int8"
+    built, baseline = make("engines", "BUNDLE=mine", "SHAPE=--beam-width 2")
+    assert built.endswith(" --named --drafter drafter --beam-width 2 --output mine")
+    assert "--named" not in baseline
+    built, baseline = make("engines", "BASELINE=mine")
+    assert "--named" not in built
+    assert baseline.endswith(" --named --no-drafter --output mine")
 
 
 def test_bundles_for_two_ranks_have_names_of_their_own():

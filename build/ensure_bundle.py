@@ -1,0 +1,167 @@
+"""Build an engine bundle, unless the one that is there was built from just what is asked for.
+
+    python build/ensure_bundle.py [--named] OPTIONS OF build_engines.py
+
+A bundle's manifest records what it was built from: the options of build_engines.py, the content of the model's,
+drafters' and other files that they name, and the code that exports and compiles. All of it is compared with what is
+there now. Paths do not matter, nor when a file was written. With --named the bundle's folder is the user's choice: one
+of other settings or files is refused, not replaced. Nothing here imports torch, so that make can ask each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from redraft.bundle import MANIFEST, BuiltFrom, BundleError, InputFile, Manifest, file_sha256
+from redraft.bundle_writer import TOKENIZER_FILES
+
+ROOT = Path(__file__).resolve().parents[1]
+PATHS = ("--model", "--drafter", "--methods", "--hot-vocabulary", "--calibration", "--bigrams")
+"""The options of build_engines.py that name what it reads."""
+IN_METHODS = ("drafter", "hot_vocabulary")
+"""The settings of a method in a TOML file that name what is read."""
+IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", *TOKENIZER_FILES, "*.npy")
+"""What is read of a model's or a drafter's folder, in which training leaves more."""
+NOT_IN_FOLDERS = "checkpoint.safetensors"
+SOURCES = (
+    "build/build_engines.py",
+    "build/methods.py",
+    "build/networks.py",
+    "build/tensorrt_engines.py",
+    "model_defs/*.py",
+    *(f"plugins/*/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
+    "redraft/engines/extents.py",
+)
+"""The code that decides what a bundle holds."""
+NAMED = "--named"
+CODE = "the code that builds it has changed"
+SHOWN = 4
+"""Differences that a message names."""
+
+
+def built_from(arguments: list[str], known: Mapping[str, InputFile] | None = None) -> BuiltFrom:
+    """What build_engines.py with these arguments builds a bundle from, now.
+
+    A file with the size and time of modification of its entry in `known` is not read again.
+    """
+    options = options_of(arguments)
+    known = known or {}
+    files: dict[str, InputFile] = {}
+    for name in PATHS:
+        if name in options:
+            for key, file in files_of(name, Path(options[name])):
+                if file.is_file():
+                    files[key] = input_file(file, known.get(key))
+    kept = {name: value for name, value in options.items() if name not in (*PATHS, "--output")}
+    return BuiltFrom(options=kept, files=files, sources=sources_digest())
+
+
+def options_of(arguments: list[str]) -> dict[str, str]:
+    """The options of a command line by name; those without a value have ""."""
+    options: dict[str, str] = {}
+    name = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, _, value = argument.partition("=")
+            options[name] = value
+        elif name:
+            options[name] = argument
+    return options
+
+
+def files_of(option: str, path: Path) -> Iterator[tuple[str, Path]]:
+    """The files that are read for an option, by names that hold wherever they are."""
+    if path.is_dir():
+        found = sorted({file for pattern in IN_FOLDERS for file in path.glob(pattern)})
+        yield from ((f"{option} {file.name}", file) for file in found if file.name != NOT_IN_FOLDERS)
+        return
+    yield option, path
+    if option == "--methods":
+        for method, table in methods_of(path).items():
+            for setting in IN_METHODS:
+                if isinstance(table, dict) and setting in table:
+                    yield from files_of(f"{option} [{method}] {setting}", Path(str(table[setting])))
+
+
+def methods_of(path: Path) -> dict[str, object]:
+    """The tables of a methods file; none of one that cannot be read, which build_engines.py will say."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def input_file(file: Path, known: InputFile | None = None) -> InputFile:
+    """A file's entry: the known one where size and time of modification are the same."""
+    stat = file.stat()
+    if known and (known.size, known.modified_ns) == (stat.st_size, stat.st_mtime_ns):
+        return known
+    return InputFile(sha256=file_sha256(file), size=stat.st_size, modified_ns=stat.st_mtime_ns)
+
+
+def sources_digest() -> str:
+    """sha256 of the code that decides what a bundle holds."""
+    digest = hashlib.sha256()
+    for file in sorted({file for pattern in SOURCES for file in ROOT.glob(pattern)}):
+        digest.update(f"{file.relative_to(ROOT)} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def differences(there: BuiltFrom | None, asked: BuiltFrom) -> list[str]:
+    """How what is asked for differs from what is there."""
+    if there is None:
+        return ["it does not say what it was built from"]
+    found = []
+    for name in sorted(there.options.keys() | asked.options.keys()):
+        was, now = (
+            f"{name} {side.options[name]}".rstrip() if name in side.options else f"no {name}" for side in (there, asked)
+        )
+        if was != now:
+            found.append(f"it has {was}, asked for is {now}")
+    for name in sorted(there.files.keys() | asked.files.keys()):
+        was, now = (side.files[name].sha256 if name in side.files else "" for side in (there, asked))
+        if was != now:
+            found.append(f"{name} {'is another' if was and now else 'was not there' if now else 'is gone'}")
+    if there.sources != asked.sources:
+        found.append(CODE)
+    return found
+
+
+def is_built(arguments: list[str], named: bool) -> bool:
+    """Whether the bundle is there that build_engines.py with these arguments would build. Ends the process where a
+    folder that the user `named` holds another one."""
+    output = Path(options_of(arguments).get("--output", "."))
+    if not (output / MANIFEST).is_file():
+        return False
+    try:
+        there = Manifest.read(output).built_from
+        changes = differences(there, built_from(arguments, there.files if there else None))
+    except BundleError as error:
+        changes = [str(error)]
+    if not changes:
+        return True
+    more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
+    why = "; ".join(changes[:SHOWN]) + more
+    if named and changes != [CODE]:
+        sys.exit(
+            f"{output} is another bundle than the one asked for: {why}. Remove it to build that one in its place, "
+            f"choose another folder, or serve it as it is: redraft serve --bundle {output}"
+        )
+    print(f"{output} is built again: {why}", flush=True)
+    return False
+
+
+def main(arguments: list[str]) -> None:
+    """Run build_engines.py unless its bundle is there."""
+    options = [argument for argument in arguments if argument != NAMED]
+    if not is_built(options, NAMED in arguments):
+        os.execv(sys.executable, [sys.executable, str(ROOT / "build" / "build_engines.py"), *options])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
