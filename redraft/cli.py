@@ -15,6 +15,7 @@ import typer
 from jinja2 import TemplateError
 from rich.console import Console
 
+from redraft.budget import untuned_warning
 from redraft.chat import render_chat
 from redraft.protocol import INT32_MAX
 from redraft.serving import launcher
@@ -98,6 +99,7 @@ def serve(
     out.print(f"  gRPC     {address.value}:{grpc_port}")
     out.print(f"  metrics  http://{address.value}:{metrics_port}/metrics")
     out.print(f"  logs     {RunDir(run_dir).path}")
+    _warn_of_untuned(state)
     if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
         _fail(f"redraft serve: {reason}")
 
@@ -132,6 +134,7 @@ def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
     if state.last_failure:
         out.print(f"  failed   {state.last_failure}", markup=False)
     out.print(f"  Triton   pid {state.triton_pid}, restarts {state.triton_restarts}")
+    _warn_of_untuned(state)
     raise typer.Exit(0 if state.phase == "ready" else 1)
 
 
@@ -208,6 +211,11 @@ def _error_text(body: bytes) -> str:
         return str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
         return text
+
+
+def _warn_of_untuned(state: State) -> None:
+    if state.untuned:
+        out.print(f"  warning  {untuned_warning(state.untuned, state.settings.bundle)}", markup=False)
 
 
 def _print_progress(activity: str) -> None:

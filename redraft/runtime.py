@@ -76,6 +76,11 @@ class Runtime:
             stream_interval_s=stream_interval_s,
         )
 
+    @property
+    def untuned(self) -> list[str]:
+        """The bundle's methods whose budgets rest on no measurement."""
+        return [name for name, plan in self.plans.items() if not (plan.budget and plan.budget.measured)]
+
     def with_plans(
         self, plans: Mapping[str, DraftingPlan], observe: Callable[[TokenTree, int, Verdict], None] | None = None
     ) -> None:

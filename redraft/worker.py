@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import zmq
 
+from redraft.budget import untuned_warning
 from redraft.engines import rank_process
 from redraft.protocol import (
     INTERNAL,
@@ -197,7 +198,7 @@ class Worker:
         limits = self._runtime.limits
         status = self._runtime.scheduler.status()
         status.limits = {**vars(limits), "vocab_size": self._runtime.vocab_size}
-        status.bundle, status.pid = self._runtime.name, os.getpid()
+        status.bundle, status.pid, status.untuned = self._runtime.name, os.getpid(), self._runtime.untuned
         self._send(client, status.model_dump())
 
     def _send(self, client: bytes, message: dict[str, Any]) -> None:
@@ -241,6 +242,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    if runtime.untuned:
+        print(f"redraft worker: {untuned_warning(runtime.untuned, options.bundle)}", file=sys.stderr, flush=True)
     serve(runtime, options.socket, None if options.outlive_parent else parent)
     return 0
 

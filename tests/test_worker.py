@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
 import pytest
 import zmq
 
+from redraft.budget import BudgetTable
 from redraft.client import WorkerClient, WorkerError, wait_for_worker
 from redraft.protocol import GenerateRequest
 from redraft.worker import Worker, main
@@ -52,6 +54,22 @@ def wait_until(condition, timeout=60.0):
     while not condition():
         assert time.monotonic() < deadline, "condition not met in time"
         time.sleep(0.01)
+
+
+def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, tmp_path, monkeypatch, capsys):
+    assert client.status(60).untuned == ["toy"]
+    monkeypatch.setattr("redraft.worker.Runtime.load", lambda *_: toy_runtime())
+    monkeypatch.setattr("redraft.worker.serve", lambda *_: None)
+    assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("redraft worker: not tuned: toy drafts the same number of tokens however many requests run")
+    assert "build/tune.py --bundle some/bundle" in said
+    tuned = BudgetTable(entries=BudgetTable.constant(8).entries, measured={"step_ms": {}})
+    runtime = toy_runtime()
+    runtime.plans = {name: replace(plan, budget=tuned) for name, plan in runtime.plans.items()}
+    monkeypatch.setattr("redraft.worker.Runtime.load", lambda *_: runtime)
+    assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_stream_and_whole_answer_agree(client):

@@ -55,6 +55,8 @@ class State(BaseModel):
     rank_pids: dict[int, int] = {}
     rank_failures: dict[int, int] = {}
     last_failure: str = ""
+    untuned: list[str] = []
+    """Methods of the bundle that the worker found not to be tuned when it loaded it."""
     settings: Settings
 
 

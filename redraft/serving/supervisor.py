@@ -164,7 +164,9 @@ class Supervisor:
 
     def _worker_answers(self, timeout: float = 2.0) -> bool:
         try:
-            self._worker.up = self._client.status(timeout).ready
+            status = self._client.status(timeout)
+            self._worker.up = status.ready
+            self._update(untuned=status.untuned)
         except WorkerError:
             self._worker.up = False
         return self._worker.up

@@ -8,7 +8,9 @@ import threading
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from redraft import cli
 from redraft.client import WorkerClient
 from redraft.protocol import GenerateRequest, SamplingConfig
 from redraft.serving import launcher
@@ -28,6 +30,19 @@ def directly(service: Service, prompt: str, max_tokens: int, sampling: SamplingC
         assert client.wait_connected(5)
         request = GenerateRequest(id=client.new_id(), text=prompt, max_tokens=max_tokens, sampling=sampling)
         return client.complete(request).text
+
+
+def test_a_bundle_that_is_not_tuned_is_said(service, monkeypatch):
+    warning = "warning  not tuned: toy drafts the same number of tokens however many requests run"
+    asked = CliRunner().invoke(cli.app, ["status", "--run-dir", str(service.run_dir.path)])
+    assert (asked.exit_code, warning in asked.output) == (0, True), asked.output
+    state = service.run_dir.read_state()
+    monkeypatch.setattr(launcher, "serve", lambda *_: state)
+    started = CliRunner().invoke(cli.app, ["serve", "--bundle", "b", "--run-dir", str(service.run_dir.path)])
+    assert (started.exit_code, warning in started.output) == (0, True), started.output
+    state.untuned = []
+    started = CliRunner().invoke(cli.app, ["serve", "--bundle", "b", "--run-dir", str(service.run_dir.path)])
+    assert "tuned" not in started.output
 
 
 @pytest.mark.parametrize("options", [{}, SEEDED])
