@@ -154,7 +154,7 @@ lint: | $(SETUP) ## ruff, format check, mypy
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-kernels: | $(SETUP) ## compile the CUDA kernels (no GPU needed): registers and spills of each; fails where one spills
+kernels: | $(SETUP) ## compile the CUDA kernels (no GPU needed): registers, spills, occupancy, instructions; fails beyond limits
 	$(PY) -m plugins.cuda.compile
 
 clean: ## remove what was built (not .venv, not downloads)

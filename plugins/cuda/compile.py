@@ -1,44 +1,38 @@
-"""Compiles the CUDA kernels with nvcc: PTX to embed, registers and spills. `python -m plugins.cuda.compile` reports.
-On a GPU: not run."""
+"""Compiles the CUDA kernels with nvcc: PTX to embed; registers, spills, occupancy and instructions to judge them by.
+
+`python -m plugins.cuda.compile` reports these and fails beyond the limits of resources.py. On a GPU: not run.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from plugins.cuda.declaration import PLUGINS
+from plugins.cuda.resources import (
+    ASSERTED,
+    Instructions,
+    Resources,
+    parse_instructions,
+    parse_resources,
+    problems,
+)
 from plugins.library import CACHE, BuildError
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 FLAGS = ["-std=c++17", "-O3"]
 PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
+DISASSEMBLER = "nvidia-cuda-nvdisasm"
 REMEDY = (
     "it compiles the CUDA kernels and needs no GPU. Install it with pip install -r requirements.txt "
     f"({', '.join(PACKAGES)}), or set NVCC"
 )
-
-
-class Resources(NamedTuple):
-    """What ptxas gave a kernel, per thread: registers, bytes of stack and of spills; bytes of shared memory a block."""
-
-    registers: int
-    stack: int
-    spill_stores: int
-    spill_loads: int
-    shared: int
-
-    @property
-    def spills(self) -> bool:
-        """Whether anything lies in local memory, which a stack is too."""
-        return bool(self.stack or self.spill_stores or self.spill_loads)
 
 
 def sources() -> list[Path]:
@@ -64,37 +58,30 @@ def ptx(source: Path, architecture: str = "sm_90") -> str:
     return path.read_text()
 
 
-def resources(source: Path, architecture: str) -> dict[str, Resources]:
-    """Each kernel's resources on an architecture. Raises BuildError."""
+def resources(source: Path, architecture: str) -> dict[str, tuple[Resources, Instructions | None]]:
+    """Each kernel's resources and, on the architecture that has limits, its instructions: None without nvdisasm.
+
+    Raises BuildError.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        log = _nvcc([str(source), "-cubin", f"-arch={architecture}", "-Xptxas", "-v", "-o", f"{folder}/kernel.cubin"])
-    return parse_resources(log)
+        cubin = f"{folder}/kernel.cubin"
+        used = parse_resources(_nvcc([str(source), "-cubin", f"-arch={architecture}", "-Xptxas", "-v", "-o", cubin]))
+        disassembler = nvdisasm() if architecture == ASSERTED else None
+        written = parse_instructions(_run([str(disassembler), "-c", cubin])) if disassembler else {}
+    return {name: (own, written.get(name)) for name, own in used.items()}
 
 
-def parse_resources(log: str) -> dict[str, Resources]:
-    """From what `ptxas -v` prints."""
-    blocks = re.findall(
-        r"Function properties for (\w+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-        r"\s+ptxas info\s*: Used (\d+) registers(.*)",
-        log,
-    )
-    found = {}
-    for name, stack, stores, loads, registers, rest in blocks:
-        shared = re.search(r"(\d+) bytes smem", rest)
-        found[name] = Resources(int(registers), int(stack), int(stores), int(loads), int(shared[1]) if shared else 0)
-    return found
+@cache
+def nvdisasm() -> Path | None:
+    """The disassembler: pip's, or the one in PATH or of CUDA's toolkit. None where there is none."""
+    return next(iter(_found("nvdisasm")), None)
 
 
 @cache
 def nvcc() -> Path:
     """The compiler: $NVCC, pip's, or the one in PATH. Raises BuildError."""
-    if chosen := os.environ.get("NVCC"):
-        found = [Path(chosen)] if shutil.which(chosen) else []
-    else:
-        found = [path for folder in sys.path for path in sorted(Path(folder).glob("nvidia/cu*/bin/nvcc"))]
-        found += [
-            Path(path) for path in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if path and Path(path).exists()
-        ]
+    chosen = os.environ.get("NVCC")
+    found = _found("nvcc") if not chosen else [Path(chosen)] if shutil.which(chosen) else []
     if not found:
         raise BuildError(f"nvcc not found{f' at NVCC={chosen}' if chosen else ''}: {REMEDY}")
     return found[0]
@@ -110,28 +97,58 @@ def _version(compiler: Path) -> str:
     return run.stdout
 
 
+def _found(program: str) -> list[Path]:
+    """Where one of CUDA's programs is: pip's packages, PATH, CUDA's toolkit."""
+    found = [path for folder in sys.path for path in sorted(Path(folder).glob(f"nvidia/cu*/bin/{program}"))]
+    others = (shutil.which(program), f"/usr/local/cuda/bin/{program}")
+    return found + [Path(path) for path in others if path and Path(path).exists()]
+
+
 def _nvcc(arguments: list[str]) -> str:
-    run = subprocess.run([str(nvcc()), *FLAGS, *arguments], capture_output=True, text=True)
+    return _run([str(nvcc()), *FLAGS, *arguments])
+
+
+def _run(command: list[str]) -> str:
+    run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:
-        raise BuildError(f"nvcc {' '.join(arguments)} failed:\n{(run.stdout + run.stderr)[-4000:]}")
+        raise BuildError(f"{' '.join(command)} failed:\n{(run.stdout + run.stderr)[-4000:]}")
     return run.stdout + run.stderr
 
 
+COLUMNS = (
+    "registers",
+    "stack",
+    "spill stores",
+    "spill loads",
+    "shared",
+    "blocks",
+    "occupancy",
+    "LDG.128",
+    "HMMA",
+    "local",
+)
+
+
 def main() -> str | None:
-    """Report every kernel on every architecture. Returns what is wrong: a kernel that spills, or no nvcc."""
-    spilling = []
-    print(f"{'kernel':<37} {'architecture':<12} {'registers':>9}", end="")
-    print(f"  {'stack':>5}  {'spill stores':>12}  {'spill loads':>11}  {'shared memory':>13}, bytes")
+    """Report every kernel on every architecture. Returns what is wrong: limits that are exceeded, or no nvcc."""
+    wrong = []
+    print(f"{'kernel':<38}{'architecture'}", *COLUMNS, sep="  ")
     try:
         for source in sources():
             for architecture in ARCHITECTURES:
-                for name, used in resources(source, architecture).items():
-                    print(f"{name:<37} {architecture:<12} {used.registers:>9}", end="")
-                    print(f"  {used.stack:>5}  {used.spill_stores:>12}  {used.spill_loads:>11}  {used.shared:>13}")
-                    spilling += [f"{name} on {architecture}"] if used.spills else []
+                for name, (used, instructions) in resources(source, architecture).items():
+                    cells = [*map(str, used)]
+                    if architecture == ASSERTED:
+                        cells += [str(used.resident), f"{used.occupancy:.0%}", *map(str, instructions or ())]
+                        wrong += problems(name, used, instructions)
+                    wrong += [f"{name}: registers spill to local memory on {architecture}"] if used.spills else []
+                    shown = (f"{cell:>{len(column)}}" for cell, column in zip(cells, COLUMNS, strict=False))
+                    print(f"{name:<38}{architecture:<12}", *shown, sep="  ")
     except BuildError as error:
         return str(error)
-    return f"registers spill to local memory: {', '.join(spilling)}" if spilling else None
+    if nvdisasm() is None:
+        print(f"nvdisasm not found: instructions are not counted. Install it with pip install {DISASSEMBLER}")
+    return "\n".join(wrong) or None
 
 
 if __name__ == "__main__":

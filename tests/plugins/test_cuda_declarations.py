@@ -1,6 +1,5 @@
 """Declarations against nvcc's PTX, and as plugins of TensorRT's own Python layer."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,46 +43,6 @@ OLDEST = "10.16.1.11"
 
 def test_the_oldest_version_that_is_taken_is_checked():
     assert OLDEST.startswith(f"{TENSORRT.oldest}.")
-
-
-@pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
-def test_kernels_compile_without_spills(architecture):
-    for source in compile.sources():
-        found = compile.resources(source, architecture)
-        declared = {k.entry_for({"head_size": size}) for k in KERNELS if k.source == source for size in HEAD_SIZES}
-        assert set(found) == declared
-        for used in found.values():
-            assert 0 < used.registers <= 255
-            assert not used.spills
-            assert used.shared <= 48 << 10, "TensorRT launches without opting in to more"
-
-
-LOG = """ptxas info    : Function properties for f
-    {} bytes stack frame, {} bytes spill stores, {} bytes spill loads
-ptxas info    : Used 168 registers, used 1 barriers, 13832 bytes smem
-"""
-
-
-def test_resources_are_reported(monkeypatch, capsys):
-    monkeypatch.setattr(compile, "_nvcc", lambda _: LOG.format(0, 0, 0))
-    assert compile.main() is None
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert re.split(r" {2,}", header) == ["kernel", *COLUMNS]
-    assert len(rows) == len(compile.sources()) * len(compile.ARCHITECTURES)
-    assert rows[1].split() == ["f", "sm_90", "168", "0", "0", "0", "13832"]
-
-
-COLUMNS = ["architecture registers", "stack", "spill stores", "spill loads", "shared memory, bytes"]
-
-
-@pytest.mark.parametrize("used", [(8, 0, 0), (0, 4, 0), (0, 0, 12)])
-def test_a_spill_is_an_error_behind_the_report(used, monkeypatch, capsys):
-    logs = {"sm_80": LOG.format(0, 0, 0), "sm_90": LOG.format(*used), "sm_100": LOG.format(0, 0, 0)}
-    monkeypatch.setattr(compile, "sources", lambda: [WRITE.source])
-    monkeypatch.setattr(compile, "_nvcc", lambda arguments: logs[arguments[2].removeprefix("-arch=")])
-    assert compile.main() == "registers spill to local memory: f on sm_90"
-    rows = capsys.readouterr().out.splitlines()[1:]
-    assert [tuple(map(int, row.split()[3:6])) for row in rows] == [(0, 0, 0), used, (0, 0, 0)]
 
 
 def test_an_nvcc_newer_than_the_driver_names_the_remedy(monkeypatch):

@@ -1,0 +1,140 @@
+"""What compiled kernels use, what that allows on an H100 or H200 (sm_90), and the limits that `make kernels` asserts.
+On a GPU: not run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ASSERTED = "sm_90"
+"""The architecture of LIMITS and of the sizes below."""
+THREADS = 128
+"""Of a block, in every kernel."""
+REGISTERS, WARPS, BLOCKS, SHARED = 65536, 64, 32, 228 << 10
+"""Of a multiprocessor: registers, resident warps and blocks, bytes of shared memory ("CUDA C++ Programming Guide",
+compute capability 9.0)."""
+PARTITIONS = 4
+"""Of a multiprocessor; each has a quarter of the registers and of the warps."""
+REGISTER_UNIT, SHARED_UNIT, SHARED_RESERVED = 256, 128, 1024
+"""Registers of a warp and bytes of a block come in multiples of these; CUDA keeps the last for itself."""
+WIDE_LOAD, PRODUCT, LOCAL = re.compile(r"LDG\.(?:\w+\.)*128\b"), re.compile(r"HMMA\."), re.compile(r"(?:LDL|STL)\b")
+
+
+class Resources(NamedTuple):
+    """What ptxas gave a kernel, per thread: registers, bytes of stack and of spills; bytes of shared memory a block."""
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+
+    @property
+    def spills(self) -> bool:
+        """Whether anything lies in local memory, which a stack is too."""
+        return bool(self.stack or self.spill_stores or self.spill_loads)
+
+    @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor of sm_90 holds at a time."""
+        in_registers = PARTITIONS * (REGISTERS // PARTITIONS // _multiple(32 * self.registers, REGISTER_UNIT))
+        in_shared = SHARED // _multiple(self.shared + SHARED_RESERVED, SHARED_UNIT)
+        return min(in_registers // (THREADS // 32), in_shared, WARPS // (THREADS // 32), BLOCKS)
+
+    @property
+    def occupancy(self) -> float:
+        """The share of a multiprocessor's warps that can be resident."""
+        return self.resident * (THREADS // 32) / WARPS
+
+
+class Instructions(NamedTuple):
+    """How often the instructions that decide a kernel's speed stand in its code."""
+
+    wide_loads: int
+    """From global memory, of 16 bytes."""
+    products: int
+    """Of the tensor cores, m16n8k16."""
+    local: int
+    """Loads and stores of local memory."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`registers` at most, `resident` blocks at least, `wide_loads` at least, `products` exactly."""
+
+    registers: int
+    resident: int
+    wide_loads: int = 0
+    products: int = 0
+
+
+LIMITS = {
+    # Wide loads: D / 16 of queries, 16 of keys and values. Products: 16 for the scores of 32 keys of 64 elements, or of
+    # 16 keys of 128, and as many for the values.
+    "tree_attention_split_64": Limits(registers=184, resident=2, wide_loads=20, products=32),
+    "tree_attention_split_128": Limits(registers=224, resident=2, wide_loads=24, products=32),
+    # Wide loads: a query's piece, and keys unrolled by 4. Bits that are a row's own forbid tensor cores.
+    "tree_attention_split_fp32_64": Limits(registers=80, resident=6, wide_loads=5),
+    "tree_attention_split_fp32_128": Limits(registers=80, resident=6, wide_loads=5),
+    # Wide loads: a committed piece, and both halves of a new one.
+    **{f"tree_attention_commit_write_{size}": Limits(registers=40, resident=12, wide_loads=3) for size in (64, 128)},
+    **{
+        f"tree_attention_commit_write_fp32_{size}": Limits(registers=32, resident=16, wide_loads=3)
+        for size in (64, 128)
+    },
+    **{f"tree_attention_combine_{size}": Limits(registers=32, resident=16) for size in (64, 128)},
+    **{f"tree_attention_combine_fp32_{size}": Limits(registers=32, resident=16) for size in (64, 128)},
+}
+"""By entry. A change that makes a kernel faster may need other limits: whoever makes it changes them here."""
+
+
+def parse_resources(log: str) -> dict[str, Resources]:
+    """Each kernel's, from what `ptxas -v` prints."""
+    blocks = re.findall(
+        r"Function properties for (\w+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+        r"\s+ptxas info\s*: Used (\d+) registers(.*)",
+        log,
+    )
+    found = {}
+    for name, stack, stores, loads, registers, rest in blocks:
+        shared = re.search(r"(\d+) bytes smem", rest)
+        found[name] = Resources(int(registers), int(stack), int(stores), int(loads), int(shared[1]) if shared else 0)
+    return found
+
+
+def parse_instructions(listing: str) -> dict[str, Instructions]:
+    """Each kernel's, from what `nvdisasm -c` prints: a label `.text.NAME:`, then lines of an address, a predicate or
+    none, and an instruction."""
+    names = re.split(r"^\.text\.(\w+):$", listing, flags=re.MULTILINE)
+    found = {}
+    for name, code in zip(names[1::2], names[2::2], strict=True):
+        written = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", code, re.MULTILINE)
+        counts = Counter(written)
+        found[name] = Instructions(
+            *(sum(n for one, n in counts.items() if kind.match(one)) for kind in (WIDE_LOAD, PRODUCT, LOCAL))
+        )
+    return found
+
+
+def problems(name: str, used: Resources, instructions: Instructions | None) -> list[str]:
+    """What exceeds the limits of a kernel that was compiled for sm_90."""
+    if name not in LIMITS:
+        return [f"{name}: expected its limits in plugins/cuda/resources.py"]
+    limits, found = LIMITS[name], []
+    if used.registers > limits.registers:
+        found.append(f"{used.registers} registers: expected at most {limits.registers}")
+    if used.resident < limits.resident:
+        found.append(f"{used.resident} resident blocks: expected at least {limits.resident}")
+    if instructions and instructions.wide_loads < limits.wide_loads:
+        found.append(f"{instructions.wide_loads} loads of 16 bytes: expected at least {limits.wide_loads}")
+    if instructions and instructions.products != limits.products:
+        found.append(f"{instructions.products} products of tensor cores: expected {limits.products}")
+    if instructions and instructions.local:
+        found.append(f"{instructions.local} loads and stores of local memory: expected none")
+    return [f"{name}: {problem}" for problem in found]
+
+
+def _multiple(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
