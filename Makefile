@@ -35,6 +35,8 @@ SETUP   := .venv/.setup
 BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
 LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -genv UCX_TLS $(UCX_TLS) -genv PYTHONIOENCODING ascii:backslashreplace -n $(TP))
 CALIBRATED := $(if $(filter fp8,$(PRECISION)),$(CALIBRATION))
+DISTILL := $(PY) build/distill.py --model $(MODEL) --prompts $(DATA) --output $(TEACHER) --held-out $(TEACHER)-held-out \
+  --tokens $(TOKENS)
 # COMPILE builds a bundle, unless the one that is there was built from the same. One whose folder the user named is not replaced.
 COMPILE := $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --precision $(PRECISION) \
   $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tensor-parallel $(TP))
@@ -42,7 +44,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
 # What decides by content whether it is to be made, not by time, asks for `always`.
-.PHONY: always help setup model distill train engines tune serve stop loadtest mpi quickstart test verify lint kernels clean
+.PHONY: always help setup model distill distill-check train engines tune serve stop loadtest mpi quickstart test verify lint kernels clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -85,11 +87,11 @@ $(MODEL)/source.json: | $(SETUP)
 	  make model SOURCE=<folder, .gguf or hub id> fetches it))
 	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL))
 
-distill: | $(TEACHER)-engine/manifest.json ## write teacher data from DATA (JSON lines) into TEACHER, and what to judge by
-	$(PY) build/distill.py --model $(MODEL) --bundle $(TEACHER)-engine --prompts $(DATA) --output $(TEACHER) --tokens $(TOKENS)
-	$(PY) build/distill.py --model $(MODEL) --bundle $(TEACHER)-engine --prompts $(DATA) --output $(TEACHER)-held-out \
-	  --tokens 100000 --held-out
-$(TEACHER)-engine/manifest.json: | $(MODEL)/source.json
+distill: distill-check | $(TEACHER)-engine/manifest.json ## write teacher data from DATA (JSON lines) into TEACHER, and what to judge by
+	$(DISTILL) --bundle $(TEACHER)-engine
+distill-check: | $(MODEL)/source.json
+	$(DISTILL) --bundle $(TEACHER)-engine --check
+$(TEACHER)-engine/manifest.json: | distill-check
 	$(BUILD) --no-drafter --hidden-states --slots 64 --max-len 704 --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters

@@ -10,23 +10,22 @@ Two sources, one format:
 The output folder holds numbered safetensors shards: `tokens` int32 [N], `hidden` bfloat16 [N, H]
 (hidden[t] is the state after the final norm whose logits predict tokens[t + 1]), `offsets` int64
 [documents + 1] and `answer_starts` int64 [documents] (positions in N). A shard appears whole or not at
-all; the command can be killed at any time and goes on where it stopped.
+all. The command can be killed at any time and loses at most the work since the last shard was closed,
+which is about SHARD_S ago: the documents under way are kept beside the shards.
 
-With --held-out it writes conversations to judge drafters by: one prompt in 64, by a hash of its text, is for these.
+With --held-out it also writes conversations to judge drafters by. Their prompts, 1 in 64 by a hash of
+the text and at least one, are in no training data.
 """
 
 from __future__ import annotations
 
-import itertools
+import os
 import random
-import shutil
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
@@ -34,27 +33,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import typer
-from pydantic import BaseModel, ValidationError
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import AutoTokenizer
 
-from forward import EngineForward, Forward, TorchForward
-from model_defs.attention import causal_attend
-from model_defs.files import save_tensors
+from conversations import MAX_USER_TOKENS, Generator, Template, documents, prefill
+from forward import EngineForward, TorchForward
+from model_defs.config import TargetConfig
+from model_defs.files import count_numbers
 from model_defs.target import Target
 from model_defs.working_precision import working_dtype
-from redraft.bundle import BundleError
 from redraft.interrupt import interruptible
+from redraft.progress import duration, progress, size
+from redraft.resources import free_disk, require_memory
+from teacher_prompts import RESERVED, Prompt, by_share, cutoff_of, divide, draw_prompts, parse_shares, read_prompts
+from teacher_shards import Document, Shards
 
-MAX_USER_TOKENS = 96
-PROMPT_TEMPERATURE = 0.8
-LOOP_TOKENS = 48
-LOOP_PERIODS = 16
-LOOP_CHECK = 8
-RESERVED = 64
+SHARD_S = 60.0
+"""Seconds after which a shard is closed, whatever it holds."""
+HELD_OUT_SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.02, 2_000, 100_000
+"""Held-out tokens: a share of the training tokens within these bounds."""
 HELD_OUT_SEED = 1_000_000
 """Far from the seeds of training data, which are the numbers of its shards: a model writes other prompts itself."""
-TEMPERATURES = ((0.0, 0.6), (0.7, 0.25), (1.0, 0.15))
+OPERATIONS_PER_CORE = 1e11
+"""Multiplications and additions a second, for the first estimate of the time; measured with 0.1B to 0.5B targets."""
 
 
 class Source(StrEnum):
@@ -62,241 +62,207 @@ class Source(StrEnum):
     prefill = "prefill"
 
 
-class Prompt(BaseModel):
-    """A line of --prompts."""
-
-    source: str
-    prompt: str
-    response: str | None = None
-
-
 @dataclass
-class Document:
-    """One conversation: `pending` tokens are fed as they are, further ones are drawn."""
+class Part:
+    """What one folder is to hold: `wanted` tokens of conversations, from its own prompts."""
 
-    pending: deque[int]
-    temperature: float
-    writes_prompt: bool = False
-    tokens: list[int] = field(default_factory=list)
-    hidden: list[torch.Tensor] = field(default_factory=list)
-    answer_start: int = 0
-    drawn: int = 0
+    held_out: bool
+    shards: Shards
+    wanted: int
+    prompts: list[tuple[float, list[Prompt]]]
+    """By group, with the group's share; none where the target writes all prompts itself"""
+    ended: list[Document] = field(default_factory=list)
+    """Documents that are in no shard yet"""
 
-    def loops(self) -> bool:
-        """Whether the last LOOP_TOKENS tokens repeat with a short period (looked at every LOOP_CHECK tokens)."""
-        if len(self.tokens) % LOOP_CHECK:
-            return False
-        tail = self.tokens[-LOOP_TOKENS:]
-        return len(tail) == LOOP_TOKENS and any(tail[p:] == tail[:-p] for p in range(1, LOOP_PERIODS + 1))
+    @property
+    def held(self) -> int:
+        """Tokens of the documents that ended."""
+        return self.shards.tokens + sum(len(doc.tokens) for doc in self.ended)
 
-
-def is_reserved(prompt: str) -> bool:
-    """Whether a prompt is of those that only held-out conversations begin with: one in RESERVED, by its text."""
-    return int.from_bytes(sha256(prompt.strip().encode()).digest()[:8], "big") % RESERVED == 0
+    def close(self, under_way: Sequence[Document]) -> None:
+        """Write the documents that ended as a shard, and those under way beside it."""
+        self.shards.add(self.ended, [doc for doc in under_way if doc.held_out == self.held_out])
+        self.ended = []
 
 
-def read_prompts(path: Path, shares: dict[str, float], seed: int, held_out: bool) -> Iterator[Prompt]:
-    """Endless prompts, drawn by source with the given shares (a source not named has share 0): the reserved ones for
-    held-out conversations, else the others.
+def held_out_tokens(tokens: int) -> int:
+    """How many held-out tokens go with so many to train on."""
+    return max(LEAST_HELD_OUT, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * tokens)))
 
-    Raises typer.BadParameter for a line that is no such row and for a share without prompts, OSError for the file.
+
+def open_parts(
+    path: Path, shares: Mapping[str, float], self_written: float, folders: Mapping[Path, int], meta: dict[str, str]
+) -> list[Part]:
+    """The parts of a run that fills `folders`, to train on and, where there is a second one, held out. Folders that
+    hold shards keep their division of prompts.
+
+    Raises ValueError for a file or folders that do not fit, OSError for the file.
     """
-    by_source: dict[str, list[Prompt]] = {}
-    for number, line in enumerate(path.open(), 1):
-        try:
-            row = Prompt.model_validate_json(line)
-        except ValidationError as error:
-            raise typer.BadParameter(f"{path}, line {number}: {error}") from None
-        if is_reserved(row.prompt) == held_out:
-            by_source.setdefault(row.source, []).append(row)
-    unknown = set(shares) - set(by_source)
-    if unknown:
-        which = f" with prompts for --held-out, which are 1 in {RESERVED}" if held_out else ""
-        raise typer.BadParameter(f"{path} has no source {sorted(unknown)}{which}; it has {sorted(by_source)}")
-    rng = random.Random(seed)
-    cycles = {name: itertools.cycle(rng.sample(by_source[name], len(by_source[name]))) for name in shares}
-    return (next(cycles[rng.choices(list(shares), list(shares.values()))[0]]) for _ in itertools.count())
+    prompts = read_prompts(path)
+    if unknown := set(shares) - {prompt.source for prompt in prompts}:
+        known = sorted({prompt.source for prompt in prompts})
+        raise ValueError(f"--shares: {path} has no source {sorted(unknown)}; it has {known}")
+    opened = [Shards(folder, meta | ({"held_out": "true"} if side else {})) for side, folder in enumerate(folders)]
+    cutoffs = {shards.cutoff for shards in opened} - {None}
+    if len(cutoffs) > 1:
+        names = " and ".join(map(str, folders))
+        raise ValueError(f"{names} do not hold out the same prompts: give folders that were written together")
+    cutoff = next(iter(cutoffs), None) or cutoff_of(prompts)
+    divided = [by_share(side, shares) for side in divide(prompts, cutoff)]
+    filled = zip(opened, folders.values(), strict=True)
+    parts = [Part(bool(side), shards, wanted, divided[side]) for side, (shards, wanted) in enumerate(filled)]
+    for part in parts:
+        part.shards.meta["held_out_below"] = str(cutoff)
+        if not part.prompts and (self_written < 1 if not part.held_out else not self_written):
+            side = "--held-out" if part.held_out else "training"
+            raise ValueError(f"{path} has no prompt for {side}, which shares none with the other part: give more")
+    return parts
 
 
-def draw(logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Tokens int64 [B] from float logits [B, V], on their and the generator's device; temperatures [B], on the CPU: 0
-    takes the largest."""
-    greedy = logits.argmax(-1)
-    rows = (temperatures > 0).nonzero().squeeze(-1)
-    if len(rows):
-        scale, rows = temperatures[rows, None].to(logits.device), rows.to(logits.device)
-        cdf = torch.softmax(logits[rows].float() / scale, dim=-1).cumsum_(-1)
-        uniform = torch.rand(len(rows), 1, generator=generator, device=logits.device) * cdf[:, -1:]
-        greedy[rows] = torch.searchsorted(cdf, uniform).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
-    return greedy
-
-
-def _draw_temperature(rng: random.Random) -> float:
-    temperatures, shares = zip(*TEMPERATURES, strict=True)
-    return rng.choices(temperatures, shares)[0]
-
-
-class Generator:
-    """Continuous batching over a preallocated cache: one token of every slot per forward.
-
-    All documents share the rows of `prefix` (the chat template's opening but its last token), computed once.
-    """
-
-    def __init__(self, forward: Forward, ends: set[int], prefix: list[int], seed: int):
-        self.forward, self.ends, self.prefix = forward, ends, prefix
-        slots = forward.slots
-        hidden, logits = forward([prefix or [0]] * slots, [0] * slots, [])
-        self.prefix_hidden = hidden[0, : len(prefix)]
-        self.random = torch.Generator(logits.device).manual_seed(seed)
-        self.rng = random.Random(seed)
-
-    def run(self, documents: Iterator[Document], max_new_tokens: int, assistant: list[int]) -> Iterator[Document]:
-        """Yield documents as they end: at an end token, `max_new_tokens`, a loop, or a full cache."""
-        running = [self._start(next(documents)) for _ in range(self.forward.slots)]
-        while True:
-            # The last token of a document is not in the cache yet.
-            lengths = [len(doc.tokens) - 1 for doc in running]
-            wanted = [slot for slot, doc in enumerate(running) if not doc.pending]
-            hidden, logits = self.forward([doc.tokens[-1:] for doc in running], lengths, wanted)
-            temperatures = torch.tensor([running[slot].temperature for slot in wanted])
-            drawn = dict(zip(wanted, draw(logits, temperatures, self.random).tolist(), strict=True))
-            for slot, doc in enumerate(running):
-                doc.hidden.append(hidden[slot, 0])
-                if doc.pending:
-                    doc.tokens.append(doc.pending.popleft())
-                    continue
-                token = drawn[slot]
-                doc.drawn += 1
-                finished = token in self.ends
-                if doc.writes_prompt and not (finished or doc.drawn >= MAX_USER_TOKENS or doc.loops()):
-                    doc.tokens.append(token)
-                    continue
-                if doc.writes_prompt:
-                    doc.writes_prompt, doc.drawn = False, 0
-                    doc.temperature = _draw_temperature(self.rng)
-                    doc.pending.extend(assistant[1:])
-                    doc.tokens.append(assistant[0])
-                    doc.answer_start = len(doc.tokens) - 1 + len(assistant)
-                    continue
-                doc.tokens.append(token)
-                full = len(doc.tokens) >= self.forward.length
-                if finished or full or doc.drawn >= max_new_tokens or doc.loops():
-                    doc.hidden.append(hidden[slot, 0])
-                    yield doc
-                    running[slot] = self._start(next(documents))
-
-    def _start(self, doc: Document) -> Document:
-        doc.tokens = [*self.prefix, doc.pending.popleft()]
-        doc.hidden = list(self.prefix_hidden)
-        return doc
-
-
-@dataclass(frozen=True)
-class Template:
-    """The pieces of a chat template around one user turn, as token ids."""
-
-    prefix: list[int]
-    assistant: list[int]
-
-    @classmethod
-    def of(cls, tokenizer) -> Template:
-        mark = "\u241f"
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
-        )
-        before, after = text.split(mark)
-        encode = lambda part: tokenizer.encode(part, add_special_tokens=False)  # noqa: E731
-        found = cls(encode(before), encode(after))
-        if not (found.prefix and found.assistant):
-            raise typer.BadParameter(
-                f"the chat template has {before!r} before the user's text and {after!r} behind it, "
-                f"{len(found.prefix)} and {len(found.assistant)} tokens: expected one at least of each"
+def require_answerable(parts: Sequence[Part], tokenizer, longest: int, responses: bool) -> None:
+    """Raises ValueError where a group has no prompt of at most `longest` tokens, or a response is missing."""
+    for _, group in (group for part in parts for group in part.prompts):
+        lengths = (len(tokenizer.encode(prompt.prompt, add_special_tokens=False)) for prompt in group)
+        if not any(length <= longest for length in lengths):
+            raise ValueError(
+                f"all {len(group)} prompts that begin with {group[0].prompt!r:.40} have more than {longest} tokens: "
+                "shorten them, or raise --max-new-tokens"
             )
-        return found
+        if responses and (missing := [prompt.prompt for prompt in group if prompt.response is None]):
+            raise ValueError(f"--source prefill needs a `response`, the prompt {missing[0]!r} has none")
 
 
-def documents(
-    prompts: Iterator[Prompt],
-    tokenizer,
-    template: Template,
-    self_written: float,
-    longest: int,
-    rng: random.Random,
-) -> Iterator[Document]:
-    while True:
-        if rng.random() < self_written:
-            yield Document(deque(template.prefix[-1:]), PROMPT_TEMPERATURE, writes_prompt=True)
-            continue
-        user = tokenizer.encode(next(prompts).prompt, add_special_tokens=False)
-        if len(user) > longest:
-            continue
-        pending = deque([template.prefix[-1], *user, *template.assistant])
-        start = len(template.prefix) - 1 + len(pending)
-        yield Document(pending, _draw_temperature(rng), answer_start=start)
-
-
-def prefill(
-    target: Target, prompts: Iterator[Prompt], tokenizer, template: Template, batch: int, longest: int
-) -> Iterator[Document]:
-    """Documents of the prompts' own responses, cut to `longest` tokens, hidden states by batched prefill."""
-    while True:
-        rows = [next(prompts) for _ in range(batch * 4)]
-        docs = []
-        for row in rows:
-            if row.response is None:
-                raise typer.BadParameter(f"--source prefill needs a `response`, the prompt {row.prompt!r} has none")
-            user, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (row.prompt, row.response))
-            head = [*template.prefix, *user, *template.assistant]
-            tokens = [*head, *answer, target.config.eos_token_ids[0]][:longest]
-            if len(tokens) > len(head) + 8:
-                docs.append(Document(deque(), 0.0, tokens=tokens, answer_start=len(head)))
-        docs.sort(key=lambda doc: len(doc.tokens))
-        for group in (docs[i : i + batch] for i in range(0, len(docs), batch)):
-            width = max(len(doc.tokens) for doc in group)
-            ids = torch.tensor([doc.tokens + [0] * (width - len(doc.tokens)) for doc in group])
-            device = target.embedding.weight.device
-            hidden = target(ids.to(device), causal_attend(target.config, width, device)).to(torch.bfloat16).cpu()
-            for row, doc in zip(hidden, group, strict=True):
-                doc.hidden = list(row[: len(doc.tokens)])
-                yield doc
-
-
-def write_shard(path: Path, docs: list[Document], meta: dict[str, str]) -> int:
-    offsets = torch.tensor([0, *itertools.accumulate(len(doc.tokens) for doc in docs)])
-    tensors = {
-        "tokens": torch.tensor([token for doc in docs for token in doc.tokens], dtype=torch.int32),
-        "hidden": torch.stack([row for doc in docs for row in doc.hidden]),
-        "offsets": offsets,
-        "answer_starts": offsets[:-1] + torch.tensor([doc.answer_start for doc in docs]),
-    }
-    save_tensors(tensors, path, meta)
-    return int(offsets[-1])
-
-
-def parse_shares(text: str) -> dict[str, float]:
-    try:
-        return {name: float(share) for name, share in (part.split("=") for part in text.split(","))}
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not of the form source=share,source=share") from None
-
-
-def require_space(output: Path, tokens: int, written: int, token_bytes: int) -> None:
-    """Raises typer.BadParameter where the tokens that are still to be written do not fit the disk."""
-    free = shutil.disk_usage(output).free
+def require_space(part: Part, token_bytes: int, engine: int = 0) -> None:
+    """Raises ValueError where the tokens that are still to be written do not fit the disk, beside an engine of so many
+    bytes."""
+    output, tokens, written = part.shards.folder, part.wanted, part.shards.tokens
+    free = max(free_disk(output) - engine, 0)
     if (tokens - written) * token_bytes > free:
         needed, there = tokens * token_bytes / 1e9, written * token_bytes / 1e9
-        raise typer.BadParameter(
+        raise ValueError(
             f"--tokens {tokens} take {needed:.1f} GB, of which {there:.1f} GB are there, and {output} has "
             f"{free / 1e9:.1f} GB free: at most --tokens {written + free // token_bytes} fit"
         )
 
 
-@interruptible("distill", "the shards written so far are kept: the same command goes on")
+def say(text: str) -> None:
+    print(f"distill: {text}", file=sys.stderr, flush=True)
+
+
+def say_plan(parts: Sequence[Part], token_bytes: int, weights: int, memory: int, engine: int) -> None:
+    """What the run is to write, and about what it takes beside an engine of so many bytes that is yet to be built."""
+    for part in parts:
+        kind = "held out, to judge drafters by" if part.held_out else "to train on"
+        count = len({prompt.prompt for _, group in part.prompts for prompt in group})
+        source = (
+            f"from {count:,} prompt{'s' * (count > 1)}"
+            if count
+            else "the target writes all prompts itself, for want of others"
+        )
+        there = f", {part.shards.tokens:,} of them there" if part.shards.tokens else ""
+        say(f"{part.shards.folder}: {part.wanted:,} tokens {kind}{there}; {source}")
+    left = sum(max(part.wanted - part.shards.tokens, 0) for part in parts)
+    cores = len(os.sched_getaffinity(0))
+    seconds = 2 * weights * left / (OPERATIONS_PER_CORE * cores)
+    disk = f"{size(left * token_bytes)} of disk" + (f" and {size(engine)} for the engine" if engine else "")
+    say(f"about {disk}, at least {size(memory)} of memory and, on {cores} cores of a CPU, about {duration(seconds)}")
+
+
+def cache_bytes(config: TargetConfig, slots: int, length: int) -> int:
+    """Bytes of the keys and values of `slots` sequences, at 16 bits a number."""
+    return 4 * slots * length * config.num_layers * config.num_kv_heads * config.head_size
+
+
+def write(
+    stream: Iterator[list[Document]],
+    under_way: Callable[[], list[Document]],
+    parts: Sequence[Part],
+    shard_documents: int,
+) -> None:
+    """Sort the documents of a stream into the shards of their parts."""
+    closed = time.monotonic()
+    with progress("distill", sum(part.wanted for part in parts), "tokens", sum(part.held for part in parts)) as shown:
+        for ended in stream:
+            for doc in ended:
+                parts[doc.held_out].ended.append(doc)
+            begun = under_way()
+            shown.update(sum(part.held for part in parts) + sum(len(doc.tokens) for doc in begun))
+            late = time.monotonic() - closed > SHARD_S
+            for part in parts:
+                if late or len(part.ended) >= shard_documents:
+                    part.close(begun)
+            closed = time.monotonic() if late else closed
+    for part in parts:
+        part.close([])
+
+
+def generate(
+    generator: Generator,
+    parts: Sequence[Part],
+    written: Mapping[bool, Iterator[Document]],
+    template: Template,
+    max_new_tokens: int,
+    shard_documents: int,
+) -> None:
+    """Have the target answer until all parts hold what they are to. The held-out part comes first; what was under way
+    when the last run ended goes on."""
+    usual = len(template) + MAX_USER_TOKENS // 2 + max_new_tokens
+
+    def under_way() -> list[Document]:
+        return [doc for doc in generator.running if doc]
+
+    def following() -> Document | None:
+        for part in reversed(parts):
+            begun = (len(doc.tokens) for doc in under_way() if doc.held_out == part.held_out)
+            if part.held + sum(max(length, usual) for length in begun) < part.wanted:
+                return next(written[part.held_out])
+        return None
+
+    resumed = [doc for part in parts for doc in part.shards.running() if part.held < part.wanted]
+    fitting = [doc for doc in resumed if len(doc.tokens) + len(doc.pending) < generator.forward.length]
+    stream = generator.run(following, max_new_tokens, template.assistant, fitting[: generator.forward.slots])
+    write(stream, under_way, parts, shard_documents)
+
+
+def read_responses(target: Target, parts: Sequence[Part], tokenizer, template: Template, batch: int, longest: int,
+                   seed: int) -> Iterator[list[Document]]:  # fmt: skip
+    """The documents of the prompts' own responses, until all parts hold what they are to."""
+    for part in parts:
+        stream = prefill(target, draw_prompts(part.prompts, part_seed(part, seed)), tokenizer, template, batch, longest)
+        while part.held < part.wanted:
+            docs = next(stream)
+            for doc in docs:
+                doc.held_out = part.held_out
+            yield docs
+
+
+def own_documents(
+    part: Part, tokenizer, template: Template, self_written: float, longest: int, seed: int
+) -> Iterator[Document]:
+    """What a part begins with: its own prompts and the target's."""
+    own = part_seed(part, seed)
+    drawn = draw_prompts(part.prompts, own) if part.prompts else None
+    return documents(drawn, tokenizer, template, self_written, longest, part.held_out, random.Random(own))
+
+
+def part_seed(part: Part, seed: int) -> int:
+    """A seed that no other run of the folder has."""
+    return seed + part.shards.count + HELD_OUT_SEED * part.held_out
+
+
+@interruptible("distill", "what was written so far is kept: the same command goes on")
 def main(
     model: Annotated[Path, typer.Option(help="Model folder written by fetch_model.py.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL with `source`, `prompt` and (for prefill) `response`.")],
+    prompts: Annotated[Path, typer.Option(help="JSON lines with `prompt` and, if any, `source` and `response`.")],
     output: Annotated[Path, typer.Option(help="Folder for the shards; existing ones are kept and continued.")],
     tokens: Annotated[int, typer.Option(min=1, help="Stop when the folder holds this many tokens.")] = 5_000_000,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Folder for conversations to judge drafters by, of prompts that nothing is trained on (1 in "
+            f"{RESERVED}): {HELD_OUT_SHARE:.0%} of --tokens, between {LEAST_HELD_OUT:,} and {MOST_HELD_OUT:,}."
+        ),
+    ] = None,
     bundle: Annotated[
         Path | None,
         typer.Option(help="Generate with this engine bundle, built with --hidden-states (the fast way on a CPU)."),
@@ -305,23 +271,25 @@ def main(
         Source, typer.Option(help="`generate` answers, or `prefill` the prompts' own responses.")
     ] = Source.generate,
     shares: Annotated[
-        str, typer.Option(help="How often each prompt source is drawn, as source=share,...")
-    ] = "gpteacher-codegen=3,gpteacher-roleplay=3,gsm8k-train=2,t0-sample=1.5,self-instruct-seed=0.5",
+        str | None,
+        typer.Option(
+            help="How often each prompt source is drawn, as source=share,...; a source not named is not. Default: "
+            "every prompt as often as another.",
+            show_default=False,
+        ),
+    ] = None,
     self_written: Annotated[
         float, typer.Option(min=0, max=1, help="Share of conversations whose prompt the target writes itself.")
     ] = 0.5,
     slots: Annotated[int, typer.Option(min=1, help="Sequences side by side (with a bundle: its slots).")] = 64,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
-    shard_documents: Annotated[int, typer.Option(min=1, help="Documents per shard.")] = 128,
-    held_out: Annotated[
-        bool,
-        typer.Option(
-            "--held-out",
-            help=f"Write conversations to judge drafters by, of 1 in {RESERVED} prompts; no other run uses "
-            "these, and train_drafter.py does not train on them.",
-        ),
+    shard_documents: Annotated[
+        int, typer.Option(min=1, help=f"Documents per shard; one is closed after {SHARD_S:.0f} s too.")
+    ] = 128,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the input, say what the run will take, and end.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed; shard k continues with seed + k.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed; a run that finds k shards begins with seed + k.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
     """Write teacher data (tokens and hidden states) for training drafters, without --bundle on a GPU where there is one
@@ -330,53 +298,50 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    folders = {output: tokens} | ({held_out: held_out_tokens(tokens)} if held_out else {})
+    meta = {"model": model.name, "source": source.value, "shares": shares or "", "self_written": str(self_written)}
+    writes_prompts = self_written if source is Source.generate else 0.0
+    user, longest = MAX_USER_TOKENS + max_new_tokens, MAX_USER_TOKENS + 2 * max_new_tokens
     try:
-        target = Target.from_folder(model, working_dtype(device)).to(device)
+        if held_out == output:
+            raise ValueError(f"--held-out {held_out}: expected another folder than --output")
+        parts = open_parts(prompts, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
+        config = TargetConfig.load(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
-        engine = EngineForward(bundle, threads) if bundle else None
-        done = sorted(output.glob("shard-*.safetensors"))
-        seed += len(done) + HELD_OUT_SEED * held_out
-        rows = read_prompts(prompts, parse_shares(shares), seed, held_out)
-    except (BundleError, OSError, ValueError) as error:
+        template = Template.of(tokenizer)
+        if source is Source.prefill:
+            user = longest - len(template) - 9
+        require_answerable(parts, tokenizer, user, source is Source.prefill)
+        token_bytes = config.hidden_size * 2 + 4
+        numbers = sum(count_numbers(file) for file in model.glob("*.safetensors"))
+        length = len(template) + user + max_new_tokens
+        memory = 2 * numbers + (cache_bytes(config, slots, length) if source is Source.generate else 0)
+        engine_bytes = 2 * numbers if bundle and not (bundle / "manifest.json").exists() else 0
+        for part in parts:
+            require_space(part, token_bytes, engine_bytes)
+        require_memory(memory, "distillation")
+        say_plan(parts, token_bytes, numbers, memory, engine_bytes)
+        if check or all(part.held >= part.wanted for part in parts):
+            return
+        engine = EngineForward(bundle, threads) if bundle and source is Source.generate else None
+        if engine and engine.length <= len(template) + user:
+            raise ValueError(
+                f"{bundle} takes {engine.length} tokens, and a prompt of up to {user} with an answer needs more than "
+                f"{len(template) + user}: build it with a larger --max-len, or ask for fewer --max-new-tokens"
+            )
+        target = None if engine else Target.from_folder(model, working_dtype(device)).to(device)
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
-    template = Template.of(tokenizer)
-    output.mkdir(parents=True, exist_ok=True)
-    token_bytes = target.config.hidden_size * 2 + 4
-    written = sum(file.stat().st_size for file in done) // token_bytes
-    require_space(output, tokens, written, token_bytes)
-    if source is Source.generate:
-        around = len(template.prefix) + len(template.assistant)
-        longest = MAX_USER_TOKENS + max_new_tokens
-        if engine and engine.length <= around + longest:
-            raise typer.BadParameter(
-                f"{bundle} takes {engine.length} tokens, and a prompt of up to {longest} with an answer needs "
-                f"more than {around + longest}: build it with a larger --max-len, or ask for fewer --max-new-tokens"
-            )
-        forward: Forward = engine or TorchForward(target, slots, around + longest + max_new_tokens)
-        drawn = documents(rows, tokenizer, template, self_written, longest, random.Random(seed))
-        generator = Generator(forward, set(target.config.eos_token_ids), template.prefix[:-1], seed)
-        stream = generator.run(drawn, max_new_tokens, template.assistant)
-    else:
-        stream = prefill(target, rows, tokenizer, template, slots, MAX_USER_TOKENS + 2 * max_new_tokens)
-    meta = {"model": str(model.name), "source": source.value, "shares": shares, "self_written": str(self_written)}
-    meta |= {"held_out": "true"} if held_out else {}
-    begun, fresh = time.monotonic(), 0
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("starting")
-        for shard in itertools.count(len(done)):
-            if written >= tokens:
-                break
-            docs = list(itertools.islice(stream, shard_documents))
-            count = write_shard(output / f"shard-{shard:05d}.safetensors", docs, meta)
-            written, fresh = written + count, fresh + count
-            rate = fresh / (time.monotonic() - begun)
-            line = (
-                f"{written:,} of {tokens:,} tokens, {rate:.0f} tokens/s, {(tokens - written) / rate / 60:.0f} min left"
-            )
-            progress.update(task, description=line)
-            if not sys.stderr.isatty():
-                print(line, flush=True)
+    if target and source is Source.prefill:
+        write(read_responses(target, parts, tokenizer, template, slots, longest, seed), list, parts, shard_documents)
+        return
+    forward = TorchForward(target, slots, length) if target else engine
+    assert forward is not None
+    generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], part_seed(parts[0], seed))
+    rate, left = generator.rate(), sum(max(part.wanted - part.held, 0) for part in parts)
+    say(f"about {duration(left / rate)} at {rate:,.0f} tokens/s, as a few steps took")
+    written = {part.held_out: own_documents(part, tokenizer, template, self_written, user, seed) for part in parts}
+    generate(generator, parts, written, template, max_new_tokens, shard_documents)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-import typer
 
 from model_defs.attention import DenseCache
 from model_defs.target import Target
-from redraft.bundle import Bundle
-from redraft.decoding.token_tree import mask_width
 from redraft.engines import load_engine
 from redraft.engines.hidden import on_host
 from redraft.engines.interface import TargetBatch
@@ -23,6 +20,8 @@ class Forward(Protocol):
 
     slots: int
     length: int
+    device: torch.device
+    """Where the logits are"""
 
     def __call__(
         self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
@@ -37,15 +36,15 @@ class TorchForward:
 
     def __init__(self, target: Target, slots: int, length: int):
         self.target, self.slots, self.length = target, slots, length
+        self.device = target.embedding.weight.device
         self.cache = DenseCache(target.config, slots, length, target.embedding.weight)
 
     def __call__(
         self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self.target.embedding.weight.device
         self.cache.starts.copy_(torch.tensor(lengths))
         self.cache.extent = max(lengths) + len(tokens[0])
-        hidden = self.target(torch.tensor(tokens, device=device), self.cache.attend)
+        hidden = self.target(torch.tensor(tokens, device=self.device), self.cache.attend)
         return hidden.to(torch.bfloat16).cpu(), self.target.lm_head(hidden[wanted, -1])
 
 
@@ -53,10 +52,19 @@ class EngineForward:
     """Through an engine bundle with hidden states: what will be served writes its own teacher data."""
 
     def __init__(self, path: Path, threads: int):
-        bundle = Bundle.load(path)
-        self.engine = load_engine(bundle, threads or None)
+        """Raises ValueError where the bundle cannot be loaded or gives no hidden states."""
+        from redraft.bundle import Bundle, BundleError
+        from redraft.decoding.token_tree import mask_width
+
+        try:
+            bundle = Bundle.load(path)
+            self.engine = load_engine(bundle, threads or None)
+        except BundleError as error:
+            raise ValueError(str(error)) from None
+        self.device = torch.device("cpu")
         self.slots, self.length = bundle.config.limits.slots, bundle.config.limits.max_len
         self.mask_words = mask_width(bundle.config.limits.max_tree)
+        self([[0]] * self.slots, [0] * self.slots, [])
 
     def __call__(
         self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
@@ -76,6 +84,6 @@ class EngineForward:
         )
         logits, hidden = self.engine.execute(batch)
         if hidden is None:
-            raise typer.BadParameter("the bundle gives no hidden states: build it with --hidden-states")
+            raise ValueError("the engine gives no hidden states: build it with --hidden-states")
         states = torch.from_numpy(on_host(hidden[: slots * n])).to(torch.bfloat16)
         return states.view(slots, n, -1), torch.from_numpy(np.asarray(logits))

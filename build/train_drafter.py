@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -24,30 +24,42 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import typer
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
 
 from model_defs.drafter import Decay, Drafter
 from model_defs.drafters import DRAFTERS, load_drafter
+from model_defs.files import count_numbers
 from model_defs.fingerprint import target_fingerprint
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.target import Target
 from model_defs.training import (
     Labels,
-    Progress,
+    RunState,
     Trainer,
     learning_rate,
     make_optimizer,
     restore_checkpoint,
     save_checkpoint,
 )
-from model_defs.windows import TeacherData, Windows, most_frequent
+from model_defs.windows import (
+    LARGEST_SHARE_HELD_OUT,
+    SHARDS_AT_ONCE,
+    USUAL_HELD_OUT,
+    TeacherData,
+    Windows,
+    most_frequent,
+)
 from redraft.interrupt import interruptible
+from redraft.progress import duration, progress, size
+from redraft.resources import free_disk, require_memory
 
 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bfloat16 under autocast, float32 norms
 
 AHEAD = 4
 """Batches that are read before they are needed."""
+CHECKPOINT_S = 100.0
+"""Seconds after which a checkpoint is written, whatever the step."""
+TIMED_STEPS = 3
+"""Steps after which the run says how long it will take."""
 GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary")
 SETTINGS = "; ".join(
     f"{name}: " + ", ".join(f"{f.name}={f.default}" for f in fields(kind.config_type) if f.name not in GIVEN)
@@ -141,7 +153,8 @@ def trained(windows: Windows) -> int:
 
 
 def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: dict[str, str], fresh: bool) -> None:
-    """Train to the end of the run; a log line, a checkpoint and the drafter itself every `run.every` steps."""
+    """Train to the end of the run; every `run.every` steps a log line, as often and after CHECKPOINT_S a checkpoint and
+    the drafter itself."""
     drafter, device = trainer.drafter, trainer.device
     optimizer = make_optimizer(drafter, run.peak_rate)
     checkpoint = output / "checkpoint.safetensors"
@@ -156,20 +169,18 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
         "seed": str(run.seed),
     }
     try:
-        progress = Progress() if fresh else restore_checkpoint(checkpoint, drafter, optimizer, recipe)
+        done = RunState() if fresh else restore_checkpoint(checkpoint, drafter, optimizer, recipe)
     except ValueError as error:
         raise typer.BadParameter(f"{error}; for these give another --output and --start-from {output}") from None
-    if progress.step:
-        print(f"resumed at step {progress.step}, {progress.positions} of {run.positions} positions")
-    read = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, progress.step)
+    if done.step:
+        print(f"resumed at step {done.step}, {done.positions} of {run.positions} positions")
+    read = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, done.step)
     batches = read_ahead(read, device)
-    begun, losses = Progress(progress.step, progress.positions, progress.seconds), list[torch.Tensor]()
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with ProgressBar(*columns, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("training", total=run.positions, completed=progress.positions)
-        while progress.positions < run.positions:
+    begun, losses, saved = replace(done), list[torch.Tensor](), time.monotonic()
+    with progress("train_drafter", run.positions, "positions", done.positions) as shown:
+        while done.positions < run.positions:
             started = time.monotonic()
-            rate = learning_rate(progress.positions / run.positions, run.peak_rate, run.decay)
+            rate = learning_rate(done.positions / run.positions, run.peak_rate, run.decay)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             windows, positions = next(batches)
@@ -179,28 +190,62 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
             torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
             optimizer.step()
             losses.append(loss.detach())
-            progress.step += 1
-            progress.positions += positions
-            progress.seconds += time.monotonic() - started
-            speed = (progress.positions - begun.positions) / (progress.seconds - begun.seconds)
-            bar.update(task, completed=progress.positions, description=f"step {progress.step}, {speed:.0f} positions/s")
-            if progress.step % run.every == 0 or progress.positions >= run.positions:
-                record: dict[str, Any] = {
-                    "drafter": drafter.name,
-                    "step": progress.step,
-                    "positions": progress.positions,
-                    "hours": round(progress.seconds / 3600, 4),
-                    "loss": round(torch.stack(losses).mean().item(), 4),
-                    "rate": round(speed),
-                }
-                record |= trainer.evaluate(teacher.held_out(run.window, trainer.unroll))
-                record["minutes_left"] = round((run.positions - progress.positions) / speed / 60, 1)
-                losses.clear()
-                drafter.save(output, card)
-                save_checkpoint(checkpoint, drafter, optimizer, progress, recipe)
+            done.step += 1
+            done.positions += positions
+            done.seconds += time.monotonic() - started
+            speed = (done.positions - begun.positions) / (done.seconds - begun.seconds)
+            shown.update(done.positions, f"step {done.step}")
+            if done.step == begun.step + TIMED_STEPS:
+                say(f"about {duration((run.positions - done.positions) / speed)} at {speed:,.0f} positions/s")
+            ends = done.step % run.every == 0 or done.positions >= run.positions
+            if not ends and time.monotonic() - saved < CHECKPOINT_S:
+                continue
+            done.losses += len(losses)
+            done.loss += torch.stack(losses).sum().item()
+            losses.clear()
+            record = judge(trainer, teacher, run, done, speed) if ends else None
+            if record:
+                done.losses, done.loss = 0, 0.0
+            drafter.save(output, card)
+            save_checkpoint(checkpoint, drafter, optimizer, done, recipe)
+            saved = time.monotonic()
+            if record:
                 with (output / "log.jsonl").open("a") as file:
                     print(json.dumps(record), file=file)
                 print(json.dumps(record), flush=True)
+
+
+def judge(trainer: Trainer, teacher: TeacherData, run: Run, done: RunState, speed: float) -> dict[str, Any]:
+    """A line of the log: how far the run is, its loss since the last line, and acceptance on held-out text if any."""
+    record: dict[str, Any] = {
+        "drafter": trainer.drafter.name,
+        "step": done.step,
+        "positions": done.positions,
+        "hours": round(done.seconds / 3600, 4),
+        "loss": round(done.loss / done.losses, 4),
+        "rate": round(speed),
+    }
+    if teacher.evaluation:
+        record |= trainer.evaluate(teacher.held_out(run.window, trainer.unroll))
+    record["minutes_left"] = round(max(run.positions - done.positions, 0) / speed / 60, 1)
+    return record
+
+
+def say(text: str) -> None:
+    print(f"train_drafter: {text}", file=sys.stderr, flush=True)
+
+
+def checkpoint_bytes(drafter: Drafter) -> int:
+    """Bytes of a drafter's folder: weights and both moments in float32, and the weights in bfloat16."""
+    return 14 * sum(weight.numel() for weight in drafter.parameters())
+
+
+def training_bytes(target: Target, drafter: Drafter, teacher: TeacherData) -> int:
+    """Memory of a run at least: the target and the head's rows, a drafter with gradients and moments in float32, and
+    the shards that are read together, twice while they are cut into windows."""
+    shards = sorted((file.stat().st_size for file in teacher.training), reverse=True)
+    numbers = sum(weight.numel() for weight in target.parameters()) + drafter.head_rows.numel()
+    return 4 * numbers + 16 * sum(weight.numel() for weight in drafter.parameters()) + 2 * sum(shards[:SHARDS_AT_ONCE])
 
 
 @interruptible("train_drafter", "the same command goes on from the last checkpoint")
@@ -238,9 +283,17 @@ def main(
     peak_rate: Annotated[float | None, typer.Option(help="Peak learning rate (Adam); default: the drafter's.")] = None,
     decay: Annotated[Decay | None, typer.Option(help="Of the learning rate; default: the drafter's.")] = None,
     held_out: Annotated[
-        int, typer.Option(min=0, help="Shards to judge by: of distill.py --held-out where given, else of --data.")
-    ] = 4,
-    every: Annotated[int, typer.Option(min=1, help="Steps between evaluation and checkpoint.")] = 200,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Shards to judge by: of distill.py --held-out where given, else of --data. Default: "
+            f"{USUAL_HELD_OUT}, of --data at most {LARGEST_SHARE_HELD_OUT:.0%} of the shards.",
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[
+        int, typer.Option(min=1, help=f"Steps between evaluations; a checkpoint comes every {CHECKPOINT_S:.0f} s too.")
+    ] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the data order and the weights.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
@@ -254,6 +307,11 @@ def main(
     kind = DRAFTERS[drafter]
     recipe = kind.recipe
     try:
+        teacher = TeacherData(data, held_out, kind.reads_context)
+        teacher.require(batch or recipe.batch, window or recipe.window, unroll)
+        require_memory(
+            4 * sum(count_numbers(file) for file in model.glob("*.safetensors")), "training beside the target"
+        )
         target = Target.from_folder(model).to(device)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
@@ -271,13 +329,19 @@ def main(
         seed,
     )
     try:
-        teacher = TeacherData(data, held_out, kind.reads_context)
-        teacher.require(run.batch, run.window, unroll)
         given = settings_of(kind, settings or [], vocab_size, device.type)
         module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
         module.require_steps(unroll)
+        disk, memory = checkpoint_bytes(module), training_bytes(target, module, teacher)
+        if disk > (free := free_disk(output)):
+            raise ValueError(f"{output} takes {size(disk)}, and {size(free)} of its disk are free")
+        require_memory(memory, "training")
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
+    shards = len(teacher.training)
+    judged = f"{len(teacher.evaluation)} held out to judge by" if teacher.evaluation else "none to judge by: too few"
+    say(f"{drafter} drafter on {shards} shards of teacher data, {judged}")
+    say(f"{positions:,} positions; about {size(memory)} of memory and {size(disk)} of disk at {output}")
     output.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(target, module, labels, unroll, recipe.hidden_weight if hidden_weight is None else hidden_weight)
     if not resumed and not start_from:

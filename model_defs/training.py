@@ -239,29 +239,31 @@ def make_optimizer(drafter: Drafter, peak_rate: float) -> torch.optim.AdamW:
 
 
 @dataclass
-class Progress:
-    """How far a run is."""
+class RunState:
+    """How far a run is, and the sum of its losses since the last line of its log."""
 
     step: int = 0
     positions: int = 0
     seconds: float = 0.0
+    losses: int = 0
+    loss: float = 0.0
 
 
 def save_checkpoint(
-    path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer, progress: Progress, recipe: dict[str, str]
+    path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer, state: RunState, recipe: dict[str, str]
 ) -> None:
     """Write what a run goes on from; `recipe` is what it must be given again."""
     tensors = {f"model.{name}": tensor for name, tensor in drafter.state_dict().items()}
     for name, parameter in drafter.named_parameters():
         for key, value in optimizer.state[parameter].items():
             tensors[f"optimizer.{name}.{key}"] = value
-    metadata = {name: str(value) for name, value in asdict(progress).items()} | {"recipe": json.dumps(recipe)}
+    metadata = {name: str(value) for name, value in asdict(state).items()} | {"recipe": json.dumps(recipe)}
     save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
 
 
 def restore_checkpoint(
     path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer, recipe: dict[str, str]
-) -> Progress:
+) -> RunState:
     """Load a run's weights and the optimizer's state. Raises ValueError where the run was begun with another recipe."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
@@ -279,4 +281,10 @@ def restore_checkpoint(
         optimizer.state[parameter] = {
             key[len(prefix) :]: value.to(parameter.device) for key, value in tensors.items() if key.startswith(prefix)
         }
-    return Progress(int(metadata["step"]), int(metadata["positions"]), float(metadata["seconds"]))
+    return RunState(
+        int(metadata["step"]),
+        int(metadata["positions"]),
+        float(metadata["seconds"]),
+        int(metadata.get("losses", 0)),
+        float(metadata.get("loss", 0)),
+    )

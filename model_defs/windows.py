@@ -6,7 +6,7 @@ depth d = 0, 1, ... of the draft predicts token t + 2 + d, which the target pred
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 SHARDS_AT_ONCE = 4
-"""Shards that are in memory, and shuffled together, at a time."""
+"""Shards that are in memory, and shuffled together, at a time; more where they hold less than a batch."""
+USUAL_HELD_OUT = 4
+"""Shards that a drafter is judged on, unless a number is given."""
+LARGEST_SHARE_HELD_OUT = 0.25
+"""Share of the training shards that is held out at most, where there are no others to judge by."""
+SAMPLED_POSITIONS = 10_000
+"""Positions of a sample, which begins a drafter's training."""
+USUAL_CUTOFF = 2**64 // 64
+"""The rank below which `distill.py` holds prompts out, where a shard does not say another."""
 EVALUATION_DOCUMENTS = 24
 """Documents of a held-out shard that a drafter is judged on."""
 NO_DOCUMENT = -1
@@ -92,26 +100,54 @@ class _Plan:
         return tokens[self.rows].long(), hidden[self.rows], self.documents
 
 
+def _read(plans: Sequence[_Plan]) -> list[Tensor]:
+    """Tokens, hidden states and documents of the windows of several shards."""
+    return [torch.cat(part) for part in zip(*(plan.read() for plan in plans), strict=True)]
+
+
+def _windows(plans: Sequence[_Plan], length: int) -> Windows:
+    """The windows of several shards, their positions in order."""
+    answers = torch.cat([plan.answers for plan in plans])
+    tokens, hidden, documents = _read(plans)
+    return Windows(tokens, hidden, documents, torch.arange(length).expand(len(answers), length), answers)
+
+
 class TeacherData:
     """Shards that build/distill.py wrote."""
 
-    def __init__(self, folders: Sequence[Path], held_out: int, prompts: bool):
+    def __init__(self, folders: Sequence[Path], held_out: int | None, prompts: bool):
         """Shards of `distill.py --held-out` are not trained on, and the first `held_out` of them are for evaluation;
-        where there are none, the first of the first folder. With `prompts`, windows hold whole documents and only
-        answers are drafted; without, they hold the answers alone.
+        where there are none, the first of the first folder. None is USUAL_HELD_OUT, of the first folder at most
+        LARGEST_SHARE_HELD_OUT. With `prompts`, windows hold whole documents and only answers are drafted; without,
+        they hold the answers only.
 
-        Raises ValueError where a folder has no shard.
+        Raises ValueError where a folder has no shard, or where training shards may hold held-out prompts.
         """
         files = [sorted(folder.glob("shard-*.safetensors")) for folder in folders]
         missing = [str(folder) for folder, found in zip(folders, files, strict=True) if not found]
         if missing:
             raise ValueError(f"no shard-*.safetensors in {missing}; write some with build/distill.py")
         self.prompts = prompts
-        reserved = [file for found in files for file in found if _is_held_out(file)]
+        metadata = {file: _metadata(file) for found in files for file in found}
+        reserved = [file for file, given in metadata.items() if "held_out" in given]
+        if held_out is None:
+            most = len(reserved) or max(int(LARGEST_SHARE_HELD_OUT * len(files[0])), len(files[0]) > 1)
+            held_out = min(USUAL_HELD_OUT, most)
         self.evaluation = (reserved or files[0])[:held_out]
         kept = {*reserved, *self.evaluation}
         self._training = [file for found in files for file in found if file not in kept]
         self._folder, self._kept = folders[0], len(kept)
+        self._check_division(reserved, metadata)
+
+    def _check_division(self, reserved: list[Path], metadata: Mapping[Path, Mapping[str, str]]) -> None:
+        """Raises ValueError where prompts of the reserved shards may have been trained on: those of a small file are
+        held out by a rank of their own."""
+        below = {file: int(given.get("held_out_below", USUAL_CUTOFF)) for file, given in metadata.items()}
+        highest = max(reserved, key=lambda file: below[file], default=None)
+        if highest and (mixed := [file for file in self._training if below[file] < below[highest]]):
+            raise ValueError(
+                f"{mixed[0].parent} may hold prompts that {highest.parent} holds out: write both with one make distill"
+            )
 
     @property
     def training(self) -> list[Path]:
@@ -137,25 +173,31 @@ class TeacherData:
         return counts
 
     def require(self, size: int, length: int, unroll: int) -> None:
-        """Raises ValueError where there is no shard to train on, or one holds fewer windows than a batch of `size`."""
-        found = len(self._plan(self.training[0], length, unroll).rows)
-        if found < size:
-            raise ValueError(f"a shard holds {found} windows of {length} positions, fewer than a batch of {size}")
+        """Raises ValueError where there is no shard to train on, or all hold fewer windows than a batch of `size`."""
+        found = 0
+        for file in self.training:
+            found += len(self._plan(file, length, unroll).rows)
+            if found >= size:
+                return
+        raise ValueError(
+            f"{self._folder} holds {found} windows of {length} positions, fewer than a batch of {size}: "
+            "distil more tokens, or give a smaller --batch"
+        )
 
-    def sample(self, length: int, unroll: int) -> Windows:
-        """The windows of the first training shard, their positions in order."""
-        return self._windows(self.training[0], length, unroll)
+    def sample(self, length: int, unroll: int, least: int = SAMPLED_POSITIONS) -> Windows:
+        """The windows of so many training shards that they hold at least `least` positions, those in order."""
+        plans: list[_Plan] = []
+        for file in self.training:
+            plans.append(self._plan(file, length, unroll))
+            if sum(int(plan.answers.sum()) for plan in plans) >= least:
+                break
+        return _windows(plans, length)
 
     def held_out(self, length: int, unroll: int) -> Iterator[Windows]:
         """The windows of the held-out documents, a shard at a time, their positions in order. Which positions are
         judged does not depend on `length` or `prompts`."""
         for file in self.evaluation:
-            yield self._windows(file, length, unroll, EVALUATION_DOCUMENTS)
-
-    def _windows(self, file: Path, length: int, unroll: int, documents: int | None = None) -> Windows:
-        plan = self._plan(file, length, unroll, documents)
-        positions = torch.arange(length).expand(len(plan.rows), length)
-        return Windows(*plan.read(), positions, plan.answers)
+            yield _windows([self._plan(file, length, unroll, EVALUATION_DOCUMENTS)], length)
 
     def batches(self, size: int, length: int, unroll: int, seed: int, skip: int = 0) -> Iterator[Windows]:
         """Endless shuffled batches of `size` windows of `length` positions, those in random order; the first `skip`
@@ -163,8 +205,7 @@ class TeacherData:
         generator = torch.Generator().manual_seed(seed)
         while True:
             order = torch.randperm(len(self.training), generator=generator)
-            for group in order.split(SHARDS_AT_ONCE):
-                plans = [self._plan(self.training[i], length, unroll) for i in group.tolist()]
+            for plans in self._groups(order.tolist(), size, length, unroll):
                 answers = torch.cat([plan.answers for plan in plans])
                 shuffled = torch.randperm(len(answers), generator=generator)
                 places = torch.rand(answers.shape, generator=generator) + ~answers
@@ -172,15 +213,24 @@ class TeacherData:
                 skip, batches = max(0, skip - len(batches)), batches[skip:]
                 if not batches:
                     continue
-                tokens, hidden, documents = (
-                    torch.cat(part) for part in zip(*(plan.read() for plan in plans), strict=True)
-                )
+                tokens, hidden, documents = _read(plans)
                 for rows in batches:
                     most = int(answers[rows].sum(-1).max())
                     most = min(most + -most % POSITIONS_MULTIPLE, length)
                     positions = places[rows].argsort(dim=-1)[:, :most]
                     drafted = answers[rows].gather(1, positions)
                     yield Windows(tokens[rows], hidden[rows], documents[rows], positions, drafted)
+
+    def _groups(self, order: Sequence[int], size: int, length: int, unroll: int) -> Iterator[list[_Plan]]:
+        """The training shards in this order, by SHARDS_AT_ONCE or by so many as fill a batch."""
+        plans: list[_Plan] = []
+        for place in order:
+            plans.append(self._plan(self.training[place], length, unroll))
+            if len(plans) >= SHARDS_AT_ONCE and sum(len(plan.rows) for plan in plans) >= size:
+                yield plans
+                plans = []
+        if plans:
+            yield plans
 
     def _plan(self, file: Path, length: int, unroll: int, documents: int | None = None) -> _Plan:
         """Documents back to back, cut every `length` rows; windows without a position to draft from are left out."""
@@ -204,9 +254,9 @@ def most_frequent(counts: Tensor, kept: int) -> Tensor:
     return counts.sort(descending=True, stable=True).indices[:kept]
 
 
-def _is_held_out(file: Path) -> bool:
+def _metadata(file: Path) -> dict[str, str]:
     with safe_open(file, framework="pt") as shard:
-        return "held_out" in (shard.metadata() or {})
+        return shard.metadata() or {}
 
 
 def _documents(file: Path) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shutil
+import signal
+import subprocess
 import sys
+from collections import deque
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +18,7 @@ import pytest
 import torch
 import typer
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from model_defs.attention import causal_attend
@@ -21,17 +26,22 @@ from model_defs.config import RopeConfig, TargetConfig
 from model_defs.eagle import EagleDrafter
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.target import Target
+from model_defs.windows import USUAL_CUTOFF, TeacherData
 from tests.engines.tiny import LIMITS, tiny_bundle, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "build"))
 
+import conversations  # noqa: E402
 import distill  # noqa: E402
+import teacher_prompts  # noqa: E402
 import train_drafter  # noqa: E402
 from forward import EngineForward, TorchForward  # noqa: E402
+from teacher_shards import Document, Shards, write_shard  # noqa: E402
 
 VOCAB, END = 111, 2
 LETTERS = SimpleNamespace(
+    chat_template="<>",
     apply_chat_template=lambda messages, **_: f"<{messages[0]['content']}>",
     encode=lambda text, **_: [ord(character) for character in text],
 )
@@ -47,6 +57,11 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def letters(monkeypatch):
+    monkeypatch.setattr(distill, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: LETTERS))
+
+
 @pytest.fixture(scope="module")
 def target() -> Target:
     torch.manual_seed(0)
@@ -58,13 +73,11 @@ def target() -> Target:
 
 def generate(
     target: Target, count: int, prompts: list[list[int]], slots: int = 3, prefix: tuple[int, ...] = (7, 8, 9)
-) -> list[distill.Document]:
-    docs = (
-        distill.Document(distill.deque(prompt), 0.0, answer_start=len(prefix) + len(prompt))
-        for prompt in itertools.cycle(prompts)
-    )
-    stream = distill.Generator(TorchForward(target, slots, 64), {END}, list(prefix), seed=0).run(docs, 20, [END, 5])
-    return [next(stream) for _ in range(count)]
+) -> list[Document]:
+    docs = (Document(deque(prompt), 0.0, answer_start=len(prefix) + len(prompt)) for prompt in itertools.cycle(prompts))
+    generator = conversations.Generator(TorchForward(target, slots, 64), {END}, list(prefix), seed=0)
+    stream = generator.run(partial(next, docs), 20, [END, 5])
+    return list(itertools.islice(itertools.chain.from_iterable(stream), count))
 
 
 @pytest.mark.parametrize("backend", ["openvino", "torch"])
@@ -81,14 +94,207 @@ def test_an_engine_gives_what_the_module_gives(tmp_path, backend):
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
+def write_lines(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def begun_with(folder: Path) -> set[str]:
+    """What the users of all conversations of a folder say."""
+    texts = set()
+    for file in folder.glob("shard-*.safetensors"):
+        shard = load_file(file)
+        for begin, answer in zip(shard["offsets"][:-1].tolist(), shard["answer_starts"].tolist(), strict=True):
+            texts.add("".join(map(chr, shard["tokens"][begin + 1 : answer - 1].tolist())))
+    return texts
+
+
+def write_teacher(folder: Path, prompts: Path, tokens: int = 600, **more) -> tuple[Path, Path]:
+    """The folders to train on and held out that distilling with this file filled."""
+    where = {"model": folder, "prompts": prompts, "output": folder / "data", "held_out": folder / "held"}
+    distill.main(**where | {"tokens": tokens, "slots": 8, "max_new_tokens": 12, "self_written": 0, "threads": 1} | more)
+    return folder / "data", folder / "held"
+
+
+UNRESERVED = [text for text in map(str, range(300)) if teacher_prompts.rank(text) >= USUAL_CUTOFF]
+RESERVED = [text for text in map(str, range(300)) if teacher_prompts.rank(text) < USUAL_CUTOFF]
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+@pytest.mark.parametrize(("texts", "apart"), [(UNRESERVED[:40], 1), (RESERVED[:3], 2), (["7", "8", "7 "], 1)])
+def test_anybodys_prompts_are_distilled(target, tmp_path, monkeypatch, texts, apart):
+    """Prompts without a source, some with: both parts are written, however few prompts there are, from none of the
+    same."""
+    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 100)
+    write_model(target, tmp_path)
+    rows = [{"prompt": text} | ({"source": "mine"} if place % 3 == 1 else {}) for place, text in enumerate(texts)]
+    data, held = map(begun_with, write_teacher(tmp_path, write_lines(tmp_path / "mine.jsonl", rows), 2000))
+    assert held
+    assert {text.strip() for text in data | held} == {text.strip() for text in texts}
+    assert not {text.strip() for text in held} & {text.strip() for text in data}
+    assert len({text.strip() for text in held}) == apart
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_a_single_prompt_is_trained_on(target, tmp_path, monkeypatch, capsys):
+    """Judging is by prompts that the target writes itself; where it must not write any, the file is refused."""
+    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 100)
+    write_model(target, tmp_path)
+    prompts = write_lines(tmp_path / "one.jsonl", [{"prompt": RESERVED[0]}])
+    with pytest.raises(typer.BadParameter, match=r"one.jsonl has no prompt for --held-out, which shares none"):
+        write_teacher(tmp_path, prompts)
+    data, held = write_teacher(tmp_path, prompts, self_written=0.1)
+    assert RESERVED[0] in begun_with(data)
+    assert begun_with(held)
+    assert RESERVED[0] not in begun_with(held)
+    assert "held: 100 tokens held out, to judge drafters by; the target writes all prompts" in capsys.readouterr().err
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_a_larger_file_moves_no_prompt_to_the_other_part(target, tmp_path, monkeypatch):
+    """The first file has no prompt that is held out by the usual rank; the second has."""
+    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 60)
+    write_model(target, tmp_path)
+    few = [{"prompt": text} for text in UNRESERVED[:3]]
+    first = [begun_with(part) for part in write_teacher(tmp_path, write_lines(tmp_path / "few.jsonl", few), 300)]
+    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 600)
+    more = few + [{"prompt": text} for text in UNRESERVED[3:12] + RESERVED[:2]]
+    data, held = write_teacher(tmp_path, write_lines(tmp_path / "more.jsonl", more), 2400)
+    assert len(first[1]) == 1
+    assert first[1] | set(RESERVED[:2]) <= begun_with(held)
+    assert not begun_with(held) & begun_with(data)
+    shutil.rmtree(held)
+    shutil.copytree(data, tmp_path / "all")
+    shutil.rmtree(data)
+    data, held = write_teacher(tmp_path, write_lines(tmp_path / "other.jsonl", more[3:]), 300)
+    with pytest.raises(typer.BadParameter, match="do not hold out the same prompts"):
+        write_teacher(tmp_path, tmp_path / "more.jsonl", output=tmp_path / "all", held_out=held, tokens=9999)
+
+
+def test_training_refuses_prompts_that_are_held_out(tmp_path):
+    """Where folders of different files were brought together."""
+    doc = Document(deque(), 0.0, tokens=[5, 6, 7], hidden=[torch.zeros(4, dtype=torch.bfloat16)] * 3)
+    for name, meta in (("data", {}), ("usual", {"held_out": "true"}), ("more", {"held_out": "true"})):
+        below = {"held_out_below": str(USUAL_CUTOFF + (name == "more"))}
+        (tmp_path / name).mkdir()
+        write_shard(tmp_path / name / "shard-00000.safetensors", [doc], meta | below)
+    assert TeacherData([tmp_path / "data", tmp_path / "usual"], 1, False).training
+    with pytest.raises(ValueError, match=r"data may hold prompts that .*more holds out"):
+        TeacherData([tmp_path / "data", tmp_path / "more"], 1, False)
+
+
+@pytest.mark.parametrize("tokens", [20_000, 1_000_000, 5_000_000, 90_000_000])
+def test_held_out_conversations_are_a_small_share(tokens):
+    assert 2_000 <= distill.held_out_tokens(tokens) <= 100_000
+    assert tokens < 1_000_000 or distill.held_out_tokens(tokens) <= tokens / 50
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_shares_are_drawn_as_they_are_named(target, tmp_path):
+    prompts = [teacher_prompts.Prompt(str(place), "few" if place < 2 else "many") for place in range(50)]
+    even = teacher_prompts.draw_prompts(teacher_prompts.by_share(prompts, {}), 0)
+    assert sorted(prompt.prompt for prompt in itertools.islice(even, 50)) == sorted(map(str, range(50)))
+    shared = teacher_prompts.draw_prompts(teacher_prompts.by_share(prompts, {"few": 3, "many": 1}), 0)
+    drawn = [prompt.source for prompt in itertools.islice(shared, 4000)]
+    assert drawn.count("few") == pytest.approx(3000, abs=150)
+    write_model(target, tmp_path)
+    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text, "source": "a"} for text in UNRESERVED[:9]])
+    for shares, message in (("b=1", r"no source \['b'\]; it has \['a'\]"), ("a=-1", "above 0"), ("a", "form source=")):
+        with pytest.raises(typer.BadParameter, match=message):
+            write_teacher(tmp_path, lines, shares=shares)
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_a_check_says_what_a_run_takes_and_writes_nothing(target, tmp_path, capsys):
+    write_model(target, tmp_path)
+    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:9]])
+    write_teacher(tmp_path, lines, 20_000, check=True, bundle=tmp_path / "not-built-yet")
+    said = capsys.readouterr().err
+    assert "data: 20,000 tokens to train on; from 8 prompts" in said
+    assert "held: 2,000 tokens held out, to judge drafters by; from 1 prompt\n" in said
+    assert re.search(
+        r"about 1 MB of disk and 1 MB for the engine, at least \d+ MB of memory and, on \d+ cores of a CPU, about 0 s",
+        said,
+    )
+    assert not (tmp_path / "data").exists()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("prefix", [(7, 8, 9), ()])
+def test_documents_under_way_go_on_after_a_kill(target, tmp_path, prefix):
+    """In another process, from the file: the text and hidden states of a run in one piece."""
+    count, docs = itertools.count(), []
+
+    def following() -> Document | None:
+        place = next(count)
+        return Document(deque([11 + place, 12]), 0.0, answer_start=len(prefix) + 2) if place < 7 else None
+
+    for _ in range(4):  # killed after 9 steps each, but the last time
+        shards = Shards(tmp_path, {"model": "tiny"})
+        generator = conversations.Generator(TorchForward(target, 3, 64), {END}, list(prefix), seed=0)
+        stream = generator.run(following, 20, [END, 5], shards.running())
+        for _, ended in zip(range(9), stream, strict=False):
+            docs += ended
+        shards.add(docs[shards.tokens :], [])
+        shards.add([], [doc for doc in generator.running if doc])
+    for ended in generator.run(following, 20, [END, 5], Shards(tmp_path, {"model": "tiny"}).running()):
+        docs += ended
+    assert len(docs) == 7
+    for doc in docs:
+        hidden = target(torch.tensor([doc.tokens]), causal_attend(target.config, len(doc.tokens)))[0]
+        greedy = target.lm_head(hidden).argmax(-1)
+        assert doc.tokens[doc.answer_start :] == greedy[doc.answer_start - 1 : -1].tolist()
+        torch.testing.assert_close(torch.stack(doc.hidden).float(), hidden[:-1], atol=0.05, rtol=0.02)
+
+
+def test_a_killed_run_goes_on_with_what_was_under_way(target, tmp_path):
+    """`kill -9` before a document has ended: the same command continues each of them."""
+    write_model(target, tmp_path)
+    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:40]])
+    script = f"""
+import itertools, os, signal, sys
+sys.path[:0] = {[str(ROOT), str(ROOT / "build")]!r}
+from pathlib import Path
+from types import SimpleNamespace
+import conversations, distill
+from tests.build.test_distill_and_train import LETTERS, write_teacher
+
+step, steps = conversations.Generator._step, itertools.count()
+
+def killed(*arguments):
+    if next(steps) == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*arguments)
+
+conversations.Generator._step = killed
+distill.AutoTokenizer = SimpleNamespace(from_pretrained=lambda _: LETTERS)
+distill.SHARD_S = 0.0
+write_teacher(Path({str(tmp_path)!r}), Path({str(lines)!r}), 4000, max_new_tokens=60)
+"""
+    assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL).returncode == -signal.SIGKILL
+    begun = Shards(tmp_path / "held", {"model": tmp_path.name}).running()
+    assert len(begun) >= 4
+    with torch.no_grad():
+        parts = write_teacher(tmp_path, lines, 4000, max_new_tokens=60)
+    for folder, least in zip(parts, (4000, 2000), strict=True):
+        shards = [load_file(file) for file in sorted(folder.glob("shard-*"))]
+        ends = [itertools.pairwise(shard["offsets"].tolist()) for shard in shards]
+        texts = [shard["tokens"][a:b].tolist() for shard, pairs in zip(shards, ends, strict=True) for a, b in pairs]
+        assert least <= sum(map(len, texts)) < 1.2 * least
+        assert not list(folder.glob("running-*"))
+    assert all(any(text[: len(doc.tokens)] == doc.tokens for text in texts) for doc in begun)
+
+
 def test_more_tokens_than_the_disk_holds_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=64_000_000_000))
-    distill.require_space(tmp_path, 60_000_000, 5_000_000, 1156)
+    part = distill.Part(False, Shards(tmp_path / "new", {"model": "tiny"}), 60_000_000, [])
+    part.shards.tokens = 5_000_000
+    distill.require_space(part, 1156)
+    part.wanted = 90_000_000
     with pytest.raises(
-        typer.BadParameter,
-        match=r"--tokens 90000000 take 104\.0 GB, .* has 64\.0 GB free: at most --tokens 60363321 fit",
+        ValueError, match=r"--tokens 90000000 take 104\.0 GB, .* has 64\.0 GB free: at most --tokens 60363321 fit"
     ):
-        distill.require_space(tmp_path, 90_000_000, 5_000_000, 1156)
+        distill.require_space(part, 1156)
 
 
 @torch.no_grad()
@@ -100,49 +306,47 @@ def test_batched_generation_equals_the_target_alone(target, prefix):
         hidden = target(ids, causal_attend(target.config, len(doc.tokens)))[0]
         greedy = target.lm_head(hidden).argmax(-1)
         assert doc.tokens[doc.answer_start :] == greedy[doc.answer_start - 1 : -1].tolist()
-        stored = torch.stack(doc.hidden)[:-1].float()
+        stored = torch.stack(doc.hidden).float()
         torch.testing.assert_close(stored, hidden[:-1], atol=0.05, rtol=0.02)
-        assert len(doc.hidden) == len(doc.tokens)
+        assert len(doc.hidden) == len(doc.tokens) - 1
 
 
 @torch.no_grad()
 def test_a_prompt_of_the_targets_own_ends_where_it_repeats_itself(target):
     """And is answered: what the user says is no answer, however short answers are."""
-    docs = iter(lambda: distill.Document(distill.deque([11]), 0.0, writes_prompt=True), None)
-    generator = distill.Generator(TorchForward(target, 3, 160), {END}, [7, 8, 9], seed=0)
-    for doc in itertools.islice(generator.run(docs, 4, [END, 5]), 9):
+    generator = conversations.Generator(TorchForward(target, 3, 160), {END}, [7, 8, 9], seed=0)
+    stream = generator.run(lambda: Document(deque([11]), 0.0, writes_prompt=True), 4, [END, 5])
+    for doc in itertools.islice(itertools.chain.from_iterable(stream), 9):
         turn = doc.answer_start - 2
         assert doc.tokens[turn : doc.answer_start] == [END, 5]
-        assert 4 < turn - 4 < distill.MAX_USER_TOKENS
+        assert 4 < turn - 4 < conversations.MAX_USER_TOKENS
         assert len(doc.tokens) - doc.answer_start <= 4
 
 
 @torch.no_grad()  # which ends with the test, unlike the command's own
 def test_an_engine_too_short_for_prompts_and_answers_is_refused(target, tmp_path, monkeypatch):
     write_model(target, tmp_path)
-    monkeypatch.setattr(distill, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: LETTERS))
     monkeypatch.setattr(distill, "EngineForward", lambda *_: SimpleNamespace(length=118))
     row = {"source": "own", "prompt": "word"}
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row | {"prompt": str(i)}) + "\n" for i in range(9)))
     where = {"model": tmp_path, "prompts": tmp_path / "prompts.jsonl", "output": tmp_path / "data"}
     with pytest.raises(typer.BadParameter, match=r"takes 118 tokens, and a prompt of up to 116 .* more than 118"):
-        distill.main(**where, bundle=tmp_path, shares="own=1", tokens=100, max_new_tokens=20)
+        distill.main(**where, bundle=tmp_path, tokens=100, max_new_tokens=20)
 
 
 def test_a_chat_template_of_the_users_text_alone_is_refused():
     tokenizer = SimpleNamespace(
+        chat_template="!",
         apply_chat_template=lambda messages, **_: messages[0]["content"] + "!",
         encode=lambda text, **_: [ord(character) for character in text],
     )
-    with pytest.raises(
-        typer.BadParameter, match="has '' before the user's text and '!' behind it, 0 and 1 tokens: exp"
-    ):
-        distill.Template.of(tokenizer)
+    with pytest.raises(ValueError, match="has '' before the user's text and '!' after it, 0 and 1 tokens: exp"):
+        conversations.Template.of(tokenizer)
 
 
 def test_drawn_tokens_follow_the_softmax():
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0]).expand(20_000, 4)
-    drawn = distill.draw(logits, torch.full((20_000,), 0.7), torch.Generator().manual_seed(0))
+    drawn = conversations.draw(logits, torch.full((20_000,), 0.7), torch.Generator().manual_seed(0))
     expected = torch.softmax(logits[0] / 0.7, dim=-1)
     assert (torch.bincount(drawn, minlength=4) / 20_000 - expected).abs().max() < 0.015
 
@@ -179,7 +383,7 @@ def taught(target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     for shard in range(3):
         docs = generate(target, 24, [[token] for token in range(10 + shard, 100, 3)])
-        distill.write_shard(folder / f"data/shard-{shard:05d}.safetensors", docs, {})
+        write_shard(folder / f"data/shard-{shard:05d}.safetensors", docs, {})
     return folder
 
 
@@ -253,6 +457,57 @@ def test_a_run_that_was_stopped_goes_on_identically(taught: Path, tmp_path: Path
     assert (parts / "drafter.safetensors").read_bytes() == (whole / "drafter.safetensors").read_bytes()
 
 
+def test_a_run_is_killed_between_two_lines_of_its_log(taught: Path, tmp_path: Path, monkeypatch):
+    """It goes on from a checkpoint of the clock's, and logs what a run in one piece logs."""
+    log = train(taught, tmp_path / "whole", "recurrent", 2400)
+    steps, save = itertools.count(1), train_drafter.save_checkpoint
+
+    def save_and_stop(*arguments) -> None:
+        save(*arguments)
+        if next(steps) == 40:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_drafter, "CHECKPOINT_S", 0.0)
+        patched.setattr(train_drafter, "save_checkpoint", save_and_stop)
+        with pytest.raises(SystemExit):
+            train(taught, tmp_path / "parts", "recurrent", 2400)
+    assert len(log) >= 3
+    assert (tmp_path / "parts/log.jsonl").read_text().count("\n") == 1
+    timing = {"hours", "rate", "minutes_left"}
+    for again, expected in zip(train(taught, tmp_path / "parts", "recurrent", 2400), log, strict=True):
+        assert [again[key] for key in again.keys() - timing] == [expected[key] for key in again.keys() - timing]
+
+
+@pytest.mark.parametrize(("shards", "judged", "trained"), [(1, 0, 1), (2, 1, 1), (3, 1, 2)])
+def test_whatever_number_of_shards_is_trained_on(taught: Path, tmp_path: Path, capsys, shards, judged, trained):
+    """A single one is not judged by; conversations that were held out are, however few."""
+    (tmp_path / "data").mkdir()
+    for shard in range(shards):
+        shutil.copy(taught / f"data/shard-{shard:05d}.safetensors", tmp_path / "data")
+    log = train(taught, tmp_path / "drafter", "recurrent", 100, data=[tmp_path / "data"], held_out=None)
+    assert ("chain_acceptance_length" in log[-1]) == (judged > 0)
+    teacher = TeacherData([tmp_path / "data"], None, False)
+    assert (len(teacher.evaluation), len(teacher.training)) == (judged, trained)
+    assert f"on {trained} shard" in capsys.readouterr().err
+    docs = generate(Target.from_folder(taught), 4, [[11]])
+    (tmp_path / "held").mkdir()
+    write_shard(tmp_path / "held/shard-00000.safetensors", docs, {"held_out": "true"})
+    teacher = TeacherData([tmp_path / "data", tmp_path / "held"], None, False)
+    assert (len(teacher.evaluation), len(teacher.training)) == (1, shards)
+
+
+def test_shards_of_less_than_a_batch_are_trained_on_together(taught: Path, tmp_path: Path):
+    """A clock closes them where the target is slow."""
+    (tmp_path / "data").mkdir()
+    target = Target.from_folder(taught)
+    for shard in range(7):
+        docs = generate(target, 1, [[11 + shard]])
+        write_shard(tmp_path / f"data/shard-{shard:05d}.safetensors", docs, {})
+    log = train(taught, tmp_path / "drafter", "recurrent", 100, data=[tmp_path / "data"], held_out=None, batch=8)
+    assert log[-1]["positions"] >= 100
+
+
 def test_a_run_goes_on_from_another_drafter(taught: Path, tmp_path: Path):
     """Its shape is kept, its weights are the start; another kind is refused."""
     log = train(taught, tmp_path / "first", "eagle", 2400)
@@ -274,7 +529,7 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
         train(taught, tmp_path / "new", "eagle", 200, data=[tmp_path])
     with pytest.raises(typer.BadParameter, match="holds only the 3 held-out shards"):
         train(taught, tmp_path / "new", "eagle", 200, held_out=3)
-    with pytest.raises(typer.BadParameter, match="windows of 24 positions, fewer than a batch of 500"):
+    with pytest.raises(typer.BadParameter, match=r"data holds .* windows of 24 positions, fewer than a batch of 500"):
         train(taught, tmp_path / "new", "eagle", 200, batch=500)
     with pytest.raises(typer.BadParameter, match="4 drafting steps need as many heads, this drafter has 3"):
         train(taught, tmp_path / "new", "medusa", 200, unroll=4)
@@ -292,24 +547,28 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
         ({"model": "nowhere"}, "config.json does not exist"),
         ({"bundle": "nowhere"}, "nowhere does not exist; build one with"),
         ({"prompts": "nowhere.jsonl"}, "No such file.*nowhere.jsonl"),
-        ({"prompts": "nameless.jsonl"}, "nameless.jsonl, line 2: .*\\n.*prompt\\n.*[Rr]equired"),
-        ({"prompts": "prose.jsonl"}, "prose.jsonl, line 1: .*\\n.*Invalid JSON"),
+        ({"prompts": "nameless.jsonl"}, r"nameless.jsonl, line 2: no `prompt` among \['source'\]; expected"),
+        ({"prompts": "prose.jsonl"}, "prose.jsonl, line 1: Expecting value.*; expected"),
+        ({"prompts": "empty.jsonl"}, "empty.jsonl holds no prompts"),
+        ({"prompts": "long.jsonl"}, "all 2 prompts that begin with '1+ have more than 352 tokens: shorten"),
+        ({"held_out": "data"}, "expected another folder than --output"),
         ({"source": distill.Source.prefill}, "needs a `response`, the prompt .* has none"),
     ],
 )
 def test_input_that_is_not_there_is_refused(target, tmp_path, monkeypatch, given, message):
     """In one line, before a folder is made for the output or a shard is written."""
     write_model(target, tmp_path)
-    monkeypatch.setattr(distill, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda _: LETTERS))
     rows = [json.dumps({"source": "own", "prompt": str(i)}) + "\n" for i in range(9)]
     (tmp_path / "prompts.jsonl").write_text("".join(rows))
     (tmp_path / "nameless.jsonl").write_text(rows[0] + '{"source": "own"}\n')
     (tmp_path / "prose.jsonl").write_text("Once upon a time")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"prompt": "1" * n}) + "\n" for n in (353, 400, 500)))
     paths = {key: value if key == "source" else tmp_path / value for key, value in given.items()}
     where = {"model": tmp_path, "prompts": tmp_path / "prompts.jsonl", "output": tmp_path / "data"}
     with pytest.raises(typer.BadParameter, match=message):
-        distill.main(**(where | paths), shares="own=1", tokens=100)
-    assert not list((tmp_path / "data").glob("*")) if "source" in given else not (tmp_path / "data").exists()
+        distill.main(**(where | paths), tokens=100)
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_chain_of_one_step_is_trained(taught: Path, tmp_path: Path):

@@ -214,12 +214,21 @@ def test_bench_tunes_a_copy_of_the_methods_and_says_what_it_leaves_out():
     assert commands.count("left out: ") == 4
 
 
-def test_what_drafters_are_judged_by_is_distilled_apart(tmp_path):
+def test_prompts_are_checked_before_the_teachers_engine_is_built(tmp_path):
+    """And conversations to judge by are distilled apart."""
     teacher = f"TEACHER={tmp_path}/teacher"
-    teaching, judging = dry_run("distill", teacher).replace("\\\n", "").split("build/distill.py")[1:]
-    assert "--held-out" not in teaching
-    assert f"--output {tmp_path}/teacher-held-out" in judging
-    assert judging.split()[-1] == "--held-out"
+    checked, built, taught = (
+        line
+        for line in dry_run("distill", teacher, "DATA=mine.jsonl").replace("\\\n", "").splitlines()
+        if "--model" in line
+    )
+    assert "build/build_engines.py" in built
+    parts = f"--prompts mine.jsonl --output {tmp_path}/teacher --held-out {tmp_path}/teacher-held-out "
+    for line in (checked, taught):
+        assert parts in " ".join(line.split())
+        assert f"--bundle {tmp_path}/teacher-engine" in line
+    assert checked.endswith(" --check")
+    assert "--check" not in taught
     assert "held-out" not in dry_run("train", teacher)
     (tmp_path / "teacher-held-out").mkdir()
     assert f"--data {tmp_path}/teacher --data {tmp_path}/teacher-held-out --output" in dry_run("train", teacher)

@@ -95,7 +95,7 @@ def drafted_pairs(windows, depth: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("depth", range(UNROLL))
 def test_every_answer_token_is_drafted_once(folder: Path, length: int, prompts: bool, depth: int):
     """From two tokens before the answer on, within one document, whatever the windows."""
-    windows = TeacherData([folder], 1, prompts).sample(length, UNROLL)
+    windows = TeacherData([folder], 1, prompts).sample(length, UNROLL, 1)
     expected = [
         (100 * (i + 10) + t, 100 * (i + 10) + t + 2 + depth)
         for i, (n, answer) in enumerate(zip([30, 7, 22, 41], [9, 0, 20, 8], strict=True))
@@ -107,7 +107,8 @@ def test_every_answer_token_is_drafted_once(folder: Path, length: int, prompts: 
 
 def test_prompts_are_in_the_windows_of_drafters_with_context(folder: Path):
     with_prompts, without = (
-        set(TeacherData([folder], 1, prompts).sample(16, UNROLL).tokens.flatten().tolist()) for prompts in (True, False)
+        set(TeacherData([folder], 1, prompts).sample(16, UNROLL, 1).tokens.flatten().tolist())
+        for prompts in (True, False)
     )
     prompt = set(range(1000, 1007))
     assert prompt <= with_prompts

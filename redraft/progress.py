@@ -1,0 +1,91 @@
+"""Progress of a long command: a bar in a terminal, elsewhere a log line at least every LINE_S seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+LINE_S = 15.0
+"""Seconds between two lines of a log."""
+
+
+class Progress:
+    """Work done of a total. Rate and time left follow from what was done since this was made."""
+
+    def __init__(self, name: str, total: int, unit: str, done: int = 0):
+        self.name, self.total, self.unit, self.done = name, total, unit, done
+        self.note = ""
+        self._begun_with, self._started = done, time.monotonic()
+        self.changed: Callable[[], None] = lambda: None
+
+    def update(self, done: int, note: str | None = None) -> None:
+        """Set how much is done, and what is under way."""
+        self.done, self.note = done, self.note if note is None else note
+        self.changed()
+
+    def line(self) -> str:
+        """Done, total, rate and time left."""
+        rate = (self.done - self._begun_with) / max(time.monotonic() - self._started, 1e-9)
+        parts = [f"{min(self.done, self.total):,.0f} of {self.total:,.0f} {self.unit}"]
+        if rate > 0:
+            parts += [f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"]
+            parts += [f"about {duration((self.total - self.done) / rate)} left"]
+        return f"{self.name}: {', '.join(parts)}" + (f" ({self.note})" if self.note else "")
+
+    def summary(self) -> str:
+        """What was done, and in what time."""
+        elapsed = duration(time.monotonic() - self._started)
+        return f"{self.name}: {self.done - self._begun_with:,.0f} {self.unit} in {elapsed}"
+
+
+@contextmanager
+def progress(name: str, total: int, unit: str, done: int = 0, console: Console | None = None) -> Iterator[Progress]:
+    """Show the progress of what runs inside, on standard error unless a console is given.
+
+    Without a terminal a thread writes the lines, so that one long call into a library cannot hold them up.
+    """
+    console = console or Console(stderr=True)
+    shown = Progress(name, total, unit, done)
+    if console.is_terminal:
+        with Bar(TextColumn("{task.description}"), BarColumn(), console=console) as bar:
+            task = bar.add_task(shown.line(), total=total, completed=done)
+            shown.changed = lambda: bar.update(task, completed=shown.done, description=shown.line())
+            yield shown
+        return
+    ended = Event()
+
+    def write(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def write_lines() -> None:
+        while not ended.wait(LINE_S):
+            write(shown.line())
+
+    thread = Thread(target=write_lines, daemon=True)
+    thread.start()
+    try:
+        yield shown
+    finally:
+        ended.set()
+        thread.join()
+    write(shown.summary())
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, never fewer than none: 40 s, 12 min, 3 h 20 min."""
+    seconds = max(round(seconds), 0)
+    if seconds < 100:
+        return f"{seconds} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(count: float) -> str:
+    """Bytes in words: 36 MB, 1.3 GB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(count / 1e6, 1):.0f} MB"
