@@ -132,7 +132,7 @@ def _check(settings: Settings, run_dir: RunDir) -> None:
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
     TritonInstallation()
     try:
-        run_dir.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run_dir.create()
     except OSError as error:
         raise _unusable(run_dir, error) from None
 

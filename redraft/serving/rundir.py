@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import Literal
@@ -79,6 +80,26 @@ class RunDir:
                 f"the path {self.socket} is too long for a Unix socket ({_MAX_SOCKET_PATH} bytes): "
                 "choose a shorter one with --run-dir"
             )
+
+    def create(self) -> None:
+        """Make the directory, or close it to other users (0700): its socket takes orders, its models are run.
+
+        Raises ServingError for one of another user, or one that is open to others and holds something else; OSError.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = self.path.stat()
+        if status.st_uid != os.geteuid():
+            raise ServingError(
+                f"the run directory {self.path} belongs to another user, who could run code as this service: "
+                "choose another with --run-dir"
+            )
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            if any(self.path.iterdir()) and not self.settings_file.exists():
+                raise ServingError(
+                    f"the run directory {self.path} is open to other users and holds other files: "
+                    "`chmod 700` it, or choose another with --run-dir"
+                )
+            self.path.chmod(0o700)
 
     def read_state(self) -> State | None:
         """The last state that was written, None if there is none."""

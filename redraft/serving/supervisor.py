@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import secrets
 import signal
 import sys
 import time
@@ -26,7 +25,7 @@ from redraft.serving.rundir import Phase, RunDir, Settings, State
 
 HOUSE = Path(__file__).resolve().parents[2]
 TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 60.0, 120.0, 10.0
-TICK_S, PING_S = 0.1, 5.0
+TICK_S, PING_S, SHOW_S = 0.1, 5.0, 0.2
 LAST_WORDS_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
 
@@ -45,8 +44,7 @@ class Supervisor:
         self._settings = settings
         self._state = State(settings=settings, supervisor_pid=os.getpid())
         self._client = WorkerClient(run_dir.socket)
-        self._next_ping = 0.0
-        self._control_key = secrets.token_hex(16)
+        self._next_ping = self._next_show = 0.0
         self._stubs: list[psutil.Process] = []
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings.decoupled)
@@ -64,7 +62,7 @@ class Supervisor:
             run_dir,
             "triton",
             "the Triton server",
-            tritonserver.command(installation, run_dir, settings, self._control_key),
+            tritonserver.command(installation, run_dir, settings),
             run_dir.triton_log,
             tritonserver.environment(installation, run_dir),
             run_dir.path,
@@ -90,6 +88,7 @@ class Supervisor:
             time.sleep(TICK_S)
             self._watch_triton()
             self._watch_worker()
+            self._show_worker()
 
     def shut_down(self, error: str = "") -> None:
         """End the worker, then the server (its requests have failed by then), then whatever they left."""
@@ -111,6 +110,7 @@ class Supervisor:
                 self._report(ranks.death([], self._worker.log, self._state.rank_pids))
             if self._worker.restart_due():
                 self._worker.start()
+                self._say("degraded", "the engine worker is starting again")
         elif not self._worker.up:
             if self._worker_answers() and self._models_answer():
                 self._find_ranks()
@@ -173,10 +173,25 @@ class Supervisor:
 
     def _set_worker_up(self, up: bool) -> None:
         self._worker.up = up
-        tritonserver.set_worker_ready(self._settings.http_port, up, self._control_key)
-        self._say(*(("ready", "") if up else ("degraded", "the engine worker died and is restarting")))
+        self._next_show = 0.0
+        if not up:
+            self._say("degraded", "the engine worker died and is restarting")
+
+    def _show_worker(self) -> None:
+        """Have Triton's health say what is true; the service is ready again when it does."""
+        if self._triton.up and time.monotonic() >= self._next_show:
+            try:
+                shown = tritonserver.show_worker(self._run_dir, self._settings.http_port, self._worker.up)
+            except OSError as error:
+                shown = False
+                log.error("cannot tell Triton how the engine worker is: %s", error)
+            self._next_show = time.monotonic() + (PING_S if shown else SHOW_S)
+            if shown and self._worker.up and self._state.phase == "degraded":
+                self._say("ready")
 
     def _start_triton(self) -> None:
+        self._next_show = 0.0
+        tritonserver.remove_stand_in(self._run_dir)
         self._triton.start()
         self._wait(self._triton, TRITON_START_S, lambda: tritonserver.is_ready(self._settings.http_port))
         self._stubs = psutil.Process(self._triton.pid).children()
@@ -189,15 +204,13 @@ class Supervisor:
             self._triton.up = False
             self._say("degraded", "the Triton server or one of its model processes died and is restarting")
             self._clear_triton()
-        if not self._triton.restart_due():
+        if not (self._triton.restart_due() and self._worker.up):
             return
         try:
             self._start_triton()
         except ServingError as error:
             log.error("%s", error)
             self._clear_triton()
-            return
-        self._set_worker_up(self._worker.up)
 
     def _clear_triton(self) -> None:
         self._triton.end(grace=0)

@@ -22,10 +22,16 @@ from redraft.serving.processes import ServingError, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "triton_repo"
-MODELS = ("ensemble", "tensorrt_llm", "engine_worker")
+MODELS = ("ensemble", "tensorrt_llm")
+STAND_IN = "engine_worker"
+"""The model that stands for the engine worker in /v2/health/ready: see `show_worker`."""
 EXIT_TIMEOUT_S = 3
+HEALTH_S = 2.0
 LOOPBACK = "127.0.0.1"
-CONTROL_HEADER, RESTRICTED_APIS = "redraft-control", ("http-restricted-api", "grpc-restricted-protocol")
+CLOSED_APIS = "model-repository,shared-memory,trace,logging"
+CLOSED_HEADER = "closed\n"
+"""Triton opens a restricted API to requests with a header of this name. No request has one: a line feed ends a header
+in HTTP/1, and gRPC refuses it in a name. In a value gRPC would let it pass."""
 SERVER_VARIABLE, ENVIRONMENT_VARIABLE = "REDRAFT_TRITON_SERVER", "REDRAFT_TRITON_ENV"
 CONTAINER_SERVER = Path("/opt/tritonserver")
 """Where NGC's containers have the server."""
@@ -90,7 +96,7 @@ class TritonInstallation:
 
 
 def prepare(installation: TritonInstallation, run_dir: RunDir, decoupled: bool) -> None:
-    """Lay out the backend and the model repository (code linked, configuration rendered) in the run directory."""
+    """Lay out the backend (linked) and the model repository (copied, configuration rendered) in the run directory."""
     for folder in (run_dir.backends, run_dir.models):
         shutil.rmtree(folder, ignore_errors=True)
     backend = run_dir.backends / "python"
@@ -98,22 +104,25 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, decoupled: bool) 
     for source in {*installation.backend.iterdir(), installation.stub}:
         (backend / source.name).symlink_to(source)
     for model in MODELS:
-        folder = run_dir.models / model
-        folder.mkdir(parents=True)
-        (folder / "1").symlink_to(REPOSITORY / model / "1")
-        config = (REPOSITORY / model / "config.pbtxt").read_text()
+        source, folder = REPOSITORY / model, run_dir.models / model
+        (folder / "1").mkdir(parents=True)
+        (folder / "1" / "model.py").write_text((source / "1" / "model.py").read_text())
+        (folder / "1" / "__pycache__").touch()  # a file: bytecode written there would pass for a change of the model
+        config = (source / "config.pbtxt").read_text()
         (folder / "config.pbtxt").write_text(config.replace("decoupled: true", f"decoupled: {str(decoupled).lower()}"))
 
 
-def command(installation: TritonInstallation, run_dir: RunDir, settings: Settings, control_key: str) -> list[str]:
-    """Command line of the server. Where other machines reach it, what changes it takes a header with `control_key`."""
-    restricted = f"model-repository,shared-memory,trace,logging:{CONTROL_HEADER}={control_key}"
+def command(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> list[str]:
+    """Command line of the server: what changes it is closed to everybody, and models come from the run directory."""
+    closed = f"{CLOSED_APIS}:{CLOSED_HEADER}=closed"
     return [
         str(installation.server),
         f"--model-repository={run_dir.models}",
         f"--backend-directory={run_dir.backends}",
-        "--model-control-mode=explicit",
-        *(f"--load-model={model}" for model in MODELS),
+        "--model-control-mode=poll",
+        "--repository-poll-secs=1",
+        f"--http-restricted-api={closed}",
+        f"--grpc-restricted-protocol={closed}",
         f"--http-address={settings.address}",
         f"--grpc-address={settings.address}",
         f"--metrics-address={settings.address}",
@@ -125,7 +134,7 @@ def command(installation: TritonInstallation, run_dir: RunDir, settings: Setting
         "--disable-auto-complete-config",
         "--allow-gpu-metrics=false",
         "--allow-cpu-metrics=false",
-    ] + [f"--{api}={restricted}" for api in RESTRICTED_APIS if settings.address != LOOPBACK]
+    ]
 
 
 def environment(installation: TritonInstallation, run_dir: RunDir) -> dict[str, str]:
@@ -135,29 +144,47 @@ def environment(installation: TritonInstallation, run_dir: RunDir) -> dict[str, 
     return {name: value for name, value in os.environ.items() if name not in foreign} | {
         "LD_LIBRARY_PATH": installation.library_path,
         "PATH": f"{binaries}:{os.environ.get('PATH', os.defpath)}",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "REDRAFT_HOME": str(REPOSITORY.parent),
         "REDRAFT_WORKER_SOCKET": str(run_dir.socket),
     }
 
 
 def is_ready(http_port: int) -> bool:
     """What /v2/health/ready says."""
-    return _call(http_port, "v2/health/ready", None)[0] == 200
+    return _call(http_port, "v2/health/ready", None, timeout=HEALTH_S)[0] == 200
 
 
-def set_worker_ready(http_port: int, ready: bool, control_key: str) -> None:
-    """Make /v2/health/ready say whether the engine worker is there.
+def show_worker(run_dir: RunDir, http_port: int, up: bool) -> bool:
+    """Take one step towards a /v2/health/ready that says whether the engine worker is up. Returns whether it does now.
 
-    Triton is not ready while a model has failed to load, and a model that was unloaded does not count. So the model
-    `engine_worker` is loaded as it stands in the repository, or with a configuration that cannot load and says why.
+    Triton looks for changes in its repository once a second. It is not ready while a model's last load has failed, and
+    a model whose folder has gone does not count, unless its last load failed. So the stand-in has no folder while all
+    is well; while the worker is away it has a configuration that cannot load and says why; then one that loads; then
+    none again. One that is loaded is removed before it is broken: Triton would keep it when the broken one fails.
     """
-    model, headers = "v2/repository/models/engine_worker", {CONTROL_HEADER: control_key}
-    if ready:
-        _call(http_port, f"{model}/load", {}, headers=headers)
+    folder, ready = run_dir.models / STAND_IN, is_ready(http_port)
+    if ready and (up or _call(http_port, f"v2/models/{STAND_IN}/ready", None, timeout=HEALTH_S)[0] == 200):
+        remove_stand_in(run_dir)
+    else:
+        whole, broken = REPOSITORY / STAND_IN / "config.pbtxt", 'backend: "worker_is_restarting"'
+        _write_config(folder, whole.read_text() if up else broken)
+    return ready == up
+
+
+def remove_stand_in(run_dir: RunDir) -> None:
+    """Take the stand-in's folder away, as it must be when Triton starts: a broken one would end it."""
+    shutil.rmtree(run_dir.models / STAND_IN, ignore_errors=True)
+
+
+def _write_config(folder: Path, text: str) -> None:
+    """Give a model this configuration, unless it has it."""
+    config = folder / "config.pbtxt"
+    if config.exists() and config.read_text() == text:
         return
-    broken = {"parameters": {"config": json.dumps({"backend": "worker_is_restarting"})}}
-    _call(http_port, f"{model}/unload", {}, headers=headers)
-    _call(http_port, f"{model}/load", broken, headers=headers)
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    new = folder / "new"
+    new.write_text(text)
+    new.replace(config)
 
 
 def send_first_requests(http_port: int, timeout: float) -> None:
@@ -170,13 +197,11 @@ def send_first_requests(http_port: int, timeout: float) -> None:
             raise ServingError(f"the first request to {model} failed: {answer.strip() or 'no answer from Triton'}")
 
 
-def _call(
-    http_port: int, path: str, body: dict | None, timeout: float = 10, headers: dict[str, str] | None = None
-) -> tuple[int, str]:
+def _call(http_port: int, path: str, body: dict | None, timeout: float) -> tuple[int, str]:
     """Status and text of an HTTP request (GET without body), status 0 when there is no answer."""
     data = None if body is None else json.dumps(body).encode()
     try:
-        request = urllib.request.Request(f"http://{LOOPBACK}:{http_port}/{path}", data, headers or {})
+        request = urllib.request.Request(f"http://{LOOPBACK}:{http_port}/{path}", data)
         with _HTTP.open(request, timeout=timeout) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:

@@ -74,6 +74,28 @@ def test_a_full_disk_is_named(tmp_path, fake_bundle):
     assert_nothing_is_left(tmp_path)
 
 
+def test_a_run_directory_is_closed_to_other_users(tmp_path):
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create()
+    assert run_dir.path.stat().st_mode & 0o777 == 0o700
+    run_dir.settings_file.touch()
+    run_dir.path.chmod(0o755)
+    run_dir.create()
+    assert run_dir.path.stat().st_mode & 0o777 == 0o700
+    run_dir.settings_file.rename(run_dir.path / "novel")
+    run_dir.path.chmod(0o755)
+    with pytest.raises(ServingError, match=r"run is open to other users and holds other files: `chmod 700` it, or"):
+        run_dir.create()
+    assert run_dir.path.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_run_directory_of_another_user_is_refused(tmp_path, fake_bundle):
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(ServingError, match=r"belongs to another user, .*: choose another with --run-dir"):
+        serve(tmp_path, settings(fake_bundle))
+
+
 def test_no_bundle(tmp_path):
     with pytest.raises(ServingError, match=r"is not a bundle"):
         serve(tmp_path, settings(tmp_path / "nothing"))
@@ -212,7 +234,8 @@ def test_a_disk_that_fills_up_ends_no_service(service):
     ensure_running(service)
     (service.run_dir.path / "state.tmp").symlink_to("/dev/full")
     os.kill(service.state.worker_pid, signal.SIGKILL)
-    wait_until(lambda: not service.ready())
+    wait_until(lambda: "degraded" in service.run_dir.supervisor_log.read_text())
+    wait_until(lambda: "text_output" in service.generate({"text_input": "hi", "max_tokens": 2}))
     wait_until(service.ready)
     assert "text_output" in service.generate({"text_input": "hi", "max_tokens": 2})
     launcher.stop(service.run_dir.path)

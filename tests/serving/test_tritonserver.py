@@ -59,12 +59,9 @@ def test_a_server_in_ngcs_layout(container, tmp_path):
     assert laid_out == {file.name for file in (container / "backends" / "python").iterdir()}
     assert STUB in laid_out
     settings = Settings(bundle=tmp_path, address="0.0.0.0")
-    command = tritonserver.command(found, run_dir, settings, "key")
+    command = tritonserver.command(found, run_dir, settings)
     assert command[0] == str(container / "bin" / "tritonserver")
     assert {"--http-address=0.0.0.0", "--grpc-address=0.0.0.0", "--metrics-address=0.0.0.0"} < set(command)
-    assert sum("restricted" in option and option.endswith("=key") for option in command) == 2
-    local = tritonserver.command(found, run_dir, Settings(bundle=tmp_path), "key")
-    assert not any("restricted" in option for option in local)
     assert tritonserver.environment(found, run_dir)["PATH"].startswith(f"{found.environment}/bin:")
 
 

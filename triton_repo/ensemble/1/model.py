@@ -1,5 +1,6 @@
 """Text in, text out: the TensorRT-LLM backend's `ensemble` fields."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
+sys.path.append(os.environ.get("REDRAFT_HOME", str(Path(__file__).resolve().parents[3])))
 
 from redraft.protocol import Chunk
 from redraft.serving.fields import ENSEMBLE

@@ -1,5 +1,6 @@
 """Token ids in, token ids out: the TensorRT-LLM backend's `tensorrt_llm` fields."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
+sys.path.append(os.environ.get("REDRAFT_HOME", str(Path(__file__).resolve().parents[3])))
 
 from redraft.protocol import Chunk
 from redraft.serving.fields import TENSORRT_LLM
