@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -17,10 +18,12 @@ from redraft.protocol import (
     CANCELLED,
     INVALID,
     MAX_MESSAGE_BYTES,
+    PROTOCOL_LIMITS,
     RESTARTING,
     Chunk,
     ErrorMessage,
     GenerateRequest,
+    PromptLimits,
     WorkerStatus,
     pack,
     unpack,
@@ -46,6 +49,8 @@ class WorkerClient:
     """
 
     def __init__(self, socket_path: str | Path, context: zmq.Context[zmq.Socket[bytes]] | None = None):
+        self.prompt_limits = PROTOCOL_LIMITS
+        """The protocol's, until a worker has told its own."""
         self._address = f"ipc://{socket_path}"
         self._context = context or zmq.Context.instance()
         self._ids = itertools.count()
@@ -210,8 +215,11 @@ class WorkerClient:
         if op == "status":
             with self._lock:
                 waiter = self._status_waiters.pop(0) if self._status_waiters else None
+            status = WorkerStatus.model_validate(message)
+            if status.limits:
+                self.prompt_limits = PromptLimits.of(status.limits)
             if waiter:
-                waiter.put(WorkerStatus.model_validate(message))
+                waiter.put(status)
         elif op == "chunk":
             self._deliver(Chunk.model_validate(message), last=bool(message.get("done")))
         elif op == "error":
@@ -226,6 +234,8 @@ class WorkerClient:
     def _follow(self, event: int, dealer: zmq.Socket[bytes]) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected.set()
+            with contextlib.suppress(zmq.Again):
+                dealer.send(pack({"op": "status"}), zmq.NOBLOCK)  # for the limits; no waiter needs the answer
         elif event == zmq.EVENT_DISCONNECTED:
             self._connected.clear()
             self._receive(dealer)

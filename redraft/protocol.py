@@ -9,14 +9,28 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
 INT32_MAX = 2**31 - 1
 MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_INPUT_IDS = 2**20
+MAX_WORDS = {"stop_words": 64, "bad_words": 1024}
+MAX_WORDS_CHARACTERS = {"stop_words": 4096, "bad_words": 16_384}
+"""Of all words of a list together: every token of the answer is held against each of them."""
 MAX_PENALTY = 1e6
 """Of any penalty's size: products and sums of logits stay far inside float32."""
 MIN_TEMPERATURE = 1e-4
@@ -32,6 +46,35 @@ Word = Annotated[str, Field(max_length=1000)]
 
 class InvalidRequest(ValueError):
     """A message that cannot be served as it is; the text says which field, its value and what was expected."""
+
+
+@dataclass(frozen=True)
+class PromptLimits:
+    """The largest prompt that a worker takes. What is larger is refused before it is decoded or encoded."""
+
+    tokens: int = MAX_INPUT_IDS
+    text_bytes: int = MAX_MESSAGE_BYTES
+
+    @classmethod
+    def of(cls, limits: Mapping[str, int]) -> PromptLimits:
+        """Those that a worker's status tells."""
+        return cls(limits["max_len"] - 1, limits["text_bytes"])
+
+    def check_text(self, size: int) -> None:
+        """Raises InvalidRequest for a text of `size` bytes that cannot fit."""
+        if size > self.text_bytes:
+            raise InvalidRequest(
+                f"text: {size} bytes cannot fit a context of {self.tokens + 1} tokens: expected at most "
+                f"{self.text_bytes} bytes"
+            )
+
+    def check_tokens(self, count: int) -> None:
+        """Raises InvalidRequest for a prompt of too many tokens."""
+        if count > self.tokens:
+            raise InvalidRequest(f"the prompt has {count} tokens: expected at most {self.tokens}")
+
+
+PROTOCOL_LIMITS = PromptLimits()
 
 
 class _Message(BaseModel):
@@ -81,22 +124,25 @@ class GenerateRequest(_Message):
     op: Literal["generate"] = "generate"
     id: str = Field(min_length=1, max_length=200)
     text: str | None = None
-    input_ids: list[TokenId] | None = Field(default=None, max_length=2**20)
+    input_ids: list[TokenId] | None = Field(default=None, max_length=MAX_INPUT_IDS, fail_fast=True)
     max_tokens: PositiveInt32
     stream: bool = False
     sampling: SamplingConfig = SamplingConfig()
     end_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     pad_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
-    stop_words: list[Word] = Field(default_factory=list, max_length=64)
+    stop_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
     include_stop_words: bool = True
-    bad_words: list[Word] = Field(default_factory=list, max_length=1024)
+    bad_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
     return_log_probs: bool = False
     exclude_input_in_output: bool = True
     method: str | None = Field(default=None, max_length=200)
 
     @field_validator("stop_words", "bad_words")
     @classmethod
-    def _drop_empty(cls, words: list[str]) -> list[str]:
+    def _drop_empty(cls, words: list[str], info: ValidationInfo) -> list[str]:
+        most, size = MAX_WORDS_CHARACTERS[str(info.field_name)], sum(map(len, words))
+        if size > most:
+            raise PydanticCustomError("words_too_long", f"expected at most {most} characters in all, got {size}")
         return [word for word in words if word]
 
     @model_validator(mode="after")
@@ -178,7 +224,7 @@ class ErrorMessage(BaseModel):
 
 
 class WorkerStatus(BaseModel):
-    """State of a worker; `totals` count since its start, `limits` are its bundle's."""
+    """State of a worker; `totals` count since its start, `limits` are its bundle's, with those of `PromptLimits`."""
 
     op: Literal["status"] = "status"
     ready: bool = True
@@ -206,11 +252,11 @@ _SHORT.maxstring = _SHORT.maxother = 60
 def parse_request(message: Any) -> Request:
     """Check a client's message. Raises InvalidRequest with the field, its value and the expectation."""
     if not isinstance(message, dict):
-        raise InvalidRequest(f"expected a map with the key 'op', got {_shown(message)}")
+        raise InvalidRequest(f"expected a map with the key 'op', got {shown(message)}")
     op = message.get("op")
     model = _REQUESTS.get(op) if isinstance(op, str) else None
     if model is None:
-        raise InvalidRequest(f"op: expected one of {', '.join(_REQUESTS)}, got {_shown(op)}")
+        raise InvalidRequest(f"op: expected one of {', '.join(_REQUESTS)}, got {shown(op)}")
     try:
         return model.model_validate(message)  # type: ignore[return-value]
     except ValidationError as error:
@@ -221,16 +267,18 @@ def describe(error: ValidationError) -> str:
     """The first problems of a pydantic error in one line, each with its field and value."""
     problems = []
     for item in error.errors()[:4]:
-        field = ".".join(str(part) for part in item["loc"])
+        field = clipped(".".join(str(part) for part in item["loc"]))
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             problems.append(f"{field}: unknown field")
         elif item["type"] == "missing":
             problems.append(f"{field}: required field is missing")
+        elif item["type"] == "words_too_long":
+            problems.append(f"{field}: {text}")
         elif unit := _LENGTH_UNITS.get(item["type"]):
             problems.append(f"{field}: expected at most {item['ctx']['max_length']} {unit}, got {len(item['input'])}")
         elif field:
-            problems.append(f"{field}: {text[:1].lower()}{text[1:]}, got {_shown(item['input'])}")
+            problems.append(f"{field}: {text[:1].lower()}{text[1:]}, got {shown(item['input'])}")
         else:
             problems.append(text)
     return "; ".join(problems)
@@ -251,5 +299,11 @@ def unpack(data: bytes) -> Any:
         raise InvalidRequest(f"not a msgpack message: {error}") from None
 
 
-def _shown(value: Any) -> str:
+def clipped(text: str, most: int = 60) -> str:
+    """The start of a text that a client chose, for a message."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def shown(value: Any) -> str:
+    """A client's value in one short line, for a message."""
     return _SHORT.repr(value)

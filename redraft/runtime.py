@@ -14,7 +14,7 @@ from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan
 from redraft.engines.interface import Engine
-from redraft.protocol import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest
+from redraft.protocol import AUTO_REGRESSIVE, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, PromptLimits, shown
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from redraft.text import TextCodec
@@ -48,6 +48,8 @@ class Runtime:
         self.bigrams = bigrams
         self.name = name
         self.stream_interval_s = stream_interval_s
+        most = limits.max_len - 1
+        self.prompt_limits = PromptLimits(most, min(most * codec.longest_token, MAX_MESSAGE_BYTES))
         self.plans = dict(plans or {})
         """The bundle's own, by method."""
         self.scheduler = Scheduler(engine, limits, self.plans, bigrams)
@@ -90,40 +92,37 @@ class Runtime:
             raise RuntimeError("the plans can change only while no request is running")
         self.scheduler = Scheduler(self.engine, self.limits, plans, self.bigrams, observe)
 
-    def sequence(self, key: Hashable, request: GenerateRequest) -> Sequence:
-        """The sequence of a request. Raises InvalidRequest where it does not fit the bundle."""
+    def check(self, request: GenerateRequest) -> None:
+        """Raises InvalidRequest where a request does not fit the bundle, as far as can be told without encoding it."""
         if request.method not in (None, AUTO_REGRESSIVE, *self.plans):
             known = ", ".join((*self.plans, AUTO_REGRESSIVE))
-            raise InvalidRequest(f"method: expected one of {known}, got {request.method!r}")
+            raise InvalidRequest(f"method: expected one of {known}, got {shown(request.method)}")
+        if request.text is not None:
+            self.prompt_limits.check_text(len(request.text.encode()))
+        self.prompt_limits.check_tokens(len(request.input_ids or ()))
+        if request.end_id is not None and request.end_id >= self.vocab_size:
+            raise InvalidRequest(f"end_id: expected an id below {self.vocab_size}, got {request.end_id}")
+
+    def sequence(self, key: Hashable, request: GenerateRequest) -> Sequence:
+        """The sequence of a request. Raises InvalidRequest where it does not fit the bundle."""
+        self.check(request)
         seed = secrets.randbits(63)
         return Sequence(key, request, self._prompt(request), self.codec, self.end_ids, seed, self.stream_interval_s)
 
     def _prompt(self, request: GenerateRequest) -> list[int]:
-        most = self.limits.max_len - 1
-        if request.text is not None:
-            longest = most * self.codec.longest_token
-            if len(request.text) > longest:
-                raise InvalidRequest(
-                    f"text: {len(request.text)} characters cannot fit the context of {self.limits.max_len} tokens, "
-                    f"expected at most {longest}"
-                )
-            prompt = self.codec.encode(request.text)
-        else:
-            prompt = request.input_ids or []
-            if max(prompt) >= self.vocab_size:
-                raise InvalidRequest(f"input_ids: expected ids below {self.vocab_size}, got {max(prompt)}")
+        prompt = self.codec.encode(request.text) if request.text is not None else request.input_ids
         if not prompt:
             raise InvalidRequest("text: expected at least one token, got none")
-        if len(prompt) > most:
-            raise InvalidRequest(f"the prompt has {len(prompt)} tokens: expected at most {most}")
+        self.prompt_limits.check_tokens(len(prompt))
+        if max(prompt) >= self.vocab_size:
+            field = "input_ids" if request.text is None else "text"
+            raise InvalidRequest(f"{field}: expected token ids below {self.vocab_size}, got {max(prompt)}")
         left = self.limits.max_len - len(prompt)
         if request.max_tokens > left:
             raise InvalidRequest(
                 f"max_tokens: expected at most {left} after a prompt of {len(prompt)} tokens in a context of "
                 f"{self.limits.max_len}, got {request.max_tokens}"
             )
-        if request.end_id is not None and request.end_id >= self.vocab_size:
-            raise InvalidRequest(f"end_id: expected an id below {self.vocab_size}, got {request.end_id}")
         return prompt
 
 

@@ -98,7 +98,7 @@ class Sequence:
             request.sampling,
             prompt,
             self.end_ids,
-            [ids for word in request.bad_words for ids in codec.encode_bad_word(word)],
+            codec.encode_bad_words(request.bad_words),
             seed,
         )
         self.ngram: NgramIndex | RetrievalText | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 _REPLACEMENT = "\ufffd"
 _UNFINISHED = 3
@@ -19,8 +19,8 @@ class TextCodec:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self.longest_token = max(map(len, tokenizer.get_vocab()))
-        """Characters of the longest token: a text has at least 1 / `longest_token` tokens per character."""
+        self.longest_token = _longest_token(tokenizer)
+        """Bytes of the longest token: a text of n bytes has at least n / `longest_token` tokens."""
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
 
     @classmethod
@@ -30,14 +30,18 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the tokenizer's own special tokens unless the text has them already."""
-        ids = self._tokenizer.encode(text).ids
+        (ids,) = self._encode([text])
         return ids[1:] if len(ids) > 1 and ids[0] == ids[1] and ids[0] in self._special.values() else ids
 
-    def encode_bad_word(self, word: str) -> list[list[int]]:
-        """The token sequences that stand for a bad word: at the start of a text and after a space."""
-        variants = [word] if word[0].isspace() else [word, f" {word}"]
-        encoded = [self._tokenizer.encode(variant, add_special_tokens=False).ids for variant in variants]
-        return [ids for place, ids in enumerate(encoded) if ids and ids not in encoded[:place]]
+    def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """The token sequences that stand for bad words, each once: at the start of a text and after a space."""
+        variants = [variant for word in words for variant in ([word] if word[0].isspace() else [word, f" {word}"])]
+        return [list(ids) for ids in dict.fromkeys(map(tuple, self._encode(variants, add_special_tokens=False))) if ids]
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text. Other Python threads run meanwhile, as they do not with Tokenizer.encode."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def special_id(self, word: str) -> int | None:
         """The id of a special token given by its text, None for any other text."""
@@ -127,3 +131,12 @@ def _overlap(text: str, word: str) -> int:
         if text.endswith(word[:length]):
             return length
     return 0
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    """Bytes of text that the longest token stands for, or more: a byte-level vocabulary has a character per byte."""
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+    return max(
+        len(token) if byte_level and token not in added else len(token.encode()) for token in tokenizer.get_vocab()
+    )

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -134,15 +135,14 @@ class Worker:
                 self._cancel((client, request.id))
             else:
                 self._send_status(client)
-        except InvalidRequest as error:
-            self._send_error((client, request_id), INVALID, str(error))
-        except Overloaded as error:
-            self._send_error((client, request_id), OVERLOADED, str(error))
+        except Exception as error:
+            self._refuse((client, request_id), error)
 
     def _generate(self, key: Key, request: GenerateRequest) -> None:
         if key in self._active:
             raise InvalidRequest(f"id: {request.id!r} is in use by a request that is still running")
         self._runtime.scheduler.require_room()
+        self._runtime.check(request)
         if len(request.text or "") <= INLINE_CHARACTERS and len(request.bad_words) <= INLINE_BAD_WORDS:
             self._submit(key, self._runtime.sequence(key, request))
             return
@@ -166,10 +166,8 @@ class Worker:
             del self._active[key]
             try:
                 self._submit(key, future.result())
-            except InvalidRequest as error:
-                self._send_error(key, INVALID, str(error))
-            except Overloaded as error:
-                self._send_error(key, OVERLOADED, str(error))
+            except Exception as error:
+                self._refuse(key, error)
 
     def _cancel(self, key: Key) -> None:
         if isinstance(self._active.get(key), Future):
@@ -191,13 +189,21 @@ class Worker:
             message["stats"] = asdict(output.stats) if output.stats else None
         self._send(client, message)
 
+    def _refuse(self, key: Key, error: Exception) -> None:
+        """Answer a request that failed before it reached the engine, which serves the others on."""
+        if code := {InvalidRequest: INVALID, Overloaded: OVERLOADED}.get(type(error)):
+            self._send_error(key, code, str(error))
+        else:
+            traceback.print_exception(error)
+            self._send_error(key, INTERNAL, "the engine worker failed on this request: worker.log has the cause")
+
     def _send_error(self, key: Key, code: str, text: str) -> None:
         self._send(key[0], {"op": "error", "id": key[1], "code": code, "message": text})
 
     def _send_status(self, client: bytes) -> None:
-        limits = self._runtime.limits
+        limits, prompt = self._runtime.limits, self._runtime.prompt_limits
         status = self._runtime.scheduler.status()
-        status.limits = {**vars(limits), "vocab_size": self._runtime.vocab_size}
+        status.limits = {**vars(limits), "vocab_size": self._runtime.vocab_size, "text_bytes": prompt.text_bytes}
         status.bundle, status.pid, status.untuned = self._runtime.name, os.getpid(), self._runtime.untuned
         self._send(client, status.model_dump())
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
-from redraft.text import TextStream
+from redraft.text import TextCodec, TextStream
 from tests.toy_engine import toy_codec
 
 CODEC = toy_codec(257)
@@ -96,5 +99,30 @@ def test_special_tokens_are_skipped_and_bad_words_have_variants():
     assert CODEC.decode([0, *CODEC.encode("a"), 0]) == "a"
     assert CODEC.special_id("<end>") == 0
     assert CODEC.special_id("a") is None
-    assert [CODEC.decode(ids) for ids in CODEC.encode_bad_word("ab")] == ["ab", " ab"]
-    assert len(CODEC.encode_bad_word(" ab")) == 1
+    assert [CODEC.decode(ids) for ids in CODEC.encode_bad_words(["ab"])] == ["ab", " ab"]
+    assert [CODEC.decode(ids) for ids in CODEC.encode_bad_words([" ab", "ab"])] == [" ab", "ab"]
+
+
+def test_other_threads_run_while_a_text_is_encoded():
+    """Encoding half a megabyte takes a quarter of a second, in which a worker's other requests want to go on."""
+    steps, running = 0, [False]
+
+    def encode() -> None:
+        running[0] = True
+        CODEC.encode("ab" * 500_000)
+        running[0] = False
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while thread.is_alive():
+        steps += running[0]
+        time.sleep(0.0005)
+    assert steps > 10
+
+
+def test_no_token_has_more_bytes_than_the_longest():
+    assert CODEC.longest_token == len("<end>")
+    for text in (TEXT, "<end>" * 9, " " * 50):
+        assert len(CODEC.encode(text)) * CODEC.longest_token >= len(text.encode()) - CODEC.longest_token
+    words = Tokenizer(models.WordLevel({"日本": 0, "abc": 1}, unk_token="abc"))
+    assert TextCodec(words).longest_token == len("日本".encode())

@@ -17,7 +17,7 @@ import zmq
 
 from redraft.budget import BudgetTable
 from redraft.client import WorkerClient, WorkerError, wait_for_worker
-from redraft.protocol import GenerateRequest
+from redraft.protocol import PROTOCOL_LIMITS, GenerateRequest
 from redraft.worker import Worker, main
 from tests.toy_worker import LIMITS, toy_runtime
 
@@ -102,9 +102,9 @@ BAD = [
     ({"text": ""}, "text is empty"),
     ({"text": 7}, "text: input should be a valid string, got 7"),
     ({"text": "x" * 300}, "the prompt has 300 tokens: expected at most 255"),
-    ({"text": "x" * 100_000}, "100000 characters cannot fit"),
+    ({"text": "x" * 100_000}, "100000 bytes cannot fit a context of 256 tokens: expected at most 1275 bytes"),
     ({"text": None, "input_ids": []}, "input_ids is empty"),
-    ({"text": None, "input_ids": [1, 111]}, "input_ids: expected ids below 111, got 111"),
+    ({"text": None, "input_ids": [1, 111]}, "input_ids: expected token ids below 111, got 111"),
     ({"text": None, "input_ids": [-1]}, "input_ids.0: input should be greater than or equal to 0, got -1"),
     ({"text": None, "input_ids": [1] * (2**20 + 1)}, "input_ids: expected at most 1048576 items, got 1048577"),
     ({"text": None, "input_ids": "abc"}, "input_ids: input should be a valid list"),
@@ -137,6 +137,10 @@ BAD = [
     ({"stop_words": ["x"] * 65}, "stop_words: expected at most 64 items, got 65"),
     ({"bad_words": ["x" * 1001]}, "bad_words.0: expected at most 1000 characters, got 1001"),
     ({"bad_words": [3]}, "bad_words.0: input should be a valid string, got 3"),
+    ({"stop_words": ["x" * 129] * 32}, "stop_words: expected at most 4096 characters in all, got 4128"),
+    ({"bad_words": ["x" * 17] * 1000}, "bad_words: expected at most 16384 characters in all, got 17000"),
+    ({"method": "x" * 201}, "method: expected at most 200 characters, got 201"),
+    ({"x" * 2000: 1}, f"{'x' * 57}...: unknown field"),
     ({"id": ""}, "id: string should have at least 1 character"),
     ({"op": "explode"}, "op: expected one of generate, cancel, status, got 'explode'"),
 ]
@@ -208,6 +212,41 @@ def test_a_text_is_not_encoded_where_the_queue_is_full(client, worker, monkeypat
     monkeypatch.setattr(worker[1], "sequence", None)
     with pytest.raises(WorkerError, match="overloaded"):
         client.complete(request(client), timeout=60)
+
+
+def test_the_largest_text_is_encoded_and_no_larger_one(client, worker, monkeypatch):
+    """Every token of it is the longest of the vocabulary."""
+    wait_until(lambda: client.prompt_limits == worker[1].prompt_limits)
+    assert client.prompt_limits.tokens == LIMITS.max_len - 1
+    largest = "<end>" * client.prompt_limits.tokens
+    assert client.complete(request(client, text=largest, max_tokens=1), timeout=60).stats.output_tokens == 1
+    monkeypatch.setattr(worker[1], "sequence", None)
+    for text in (largest + "x", "é" * 700, "x" * 500_000):
+        with pytest.raises(WorkerError, match=f"{len(text.encode())} bytes cannot fit"):
+            client.complete(request(client, text=text), timeout=60)
+
+
+@pytest.mark.parametrize("length", [5, 5000])
+def test_an_error_of_ours_ends_one_request(client, worker, monkeypatch, capfd, length):
+    """It comes while a request is encoded, in the worker's own thread or its helper's."""
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
+    next(running)
+    sequence = worker[1].sequence
+
+    def fail(key, wanted):
+        if wanted.text.startswith("x"):
+            raise LookupError("a bug")
+        return sequence(key, wanted)
+
+    monkeypatch.setattr(worker[1], "sequence", fail)
+    monkeypatch.setattr(worker[1], "prompt_limits", PROTOCOL_LIMITS)
+    with pytest.raises(WorkerError) as failed:
+        client.complete(request(client, text="x" * length), timeout=60)
+    assert failed.value.code == "internal"
+    assert str(failed.value) == "the engine worker failed on this request: worker.log has the cause"
+    assert "LookupError: a bug" in capfd.readouterr().err
+    assert list(running)[-1].finish_reason == "length"
+    assert client.complete(request(client), timeout=60).finish_reason == "length"
 
 
 def test_clients_come_and_go(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -74,6 +74,22 @@ class Distribution:
         return places, self.ids[places] == tokens
 
 
+_LAST = -1
+"""Key of a word tree's leaves."""
+
+
+def _word_tree(words: Iterable[Sequence[int]]) -> dict[int, Any]:
+    """Words by their tokens from the last but one back to the first; there, at _LAST, are their last tokens. So what a
+    text may not go on with is found in as many steps as its end has in common with a word."""
+    tree: dict[int, Any] = {}
+    for word in words:
+        node = tree
+        for token in reversed(word[:-1]):
+            node = node.setdefault(token, {})
+        node.setdefault(_LAST, []).append(word[-1])
+    return tree
+
+
 class Sampler:
     """One request's sampling: its configuration and the history that its processors and randomness depend on.
 
@@ -102,8 +118,8 @@ class Sampler:
         self._presence = np.float32(config.presence_penalty or 0.0)
         self._frequency = np.float32(config.frequency_penalty or 0.0)
         self._min_length = config.min_length or 0
-        self._bad_words = [list(word) for word in bad_words]
-        self._tail_length = max((len(word) - 1 for word in self._bad_words), default=0)
+        self._bad_words = _word_tree(bad_words)
+        self._tail_length = max((len(word) - 1 for word in bad_words), default=0)
         self._tail = list(prompt[max(len(prompt) - self._tail_length, 0) :])
         self._penalized = bool(self._repetition != 1 or self._presence or self._frequency)
         self._scratch = np.empty(0, np.float32)
@@ -164,11 +180,20 @@ class Sampler:
             self._penalize(logits)
         if self.position < self._min_length:
             logits[[token for token in self.end_ids if token < len(logits)]] = -np.inf
-        for word in self._bad_words:
-            before = word[:-1]
-            if not before or self._tail[-len(before) :] == before:
-                logits[word[-1]] = -np.inf
+        if self._bad_words:
+            logits[[token for token in self._banned() if token < len(logits)]] = -np.inf
         return logits
+
+    def _banned(self) -> list[int]:
+        """The tokens that would complete a bad word."""
+        node = self._bad_words
+        banned = [*node.get(_LAST, ())]
+        for token in reversed(self._tail):
+            if token not in node:
+                break
+            node = node[token]
+            banned += node.get(_LAST, ())
+        return banned
 
     def _uniform(self) -> float:
         """This position's random number: made for many positions together, it costs a tenth."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 import subprocess
 import time
 from pathlib import Path
@@ -20,7 +21,8 @@ log = logging.getLogger("redraft.supervisor")
 
 class Child:
     """One process and its log, and the processes that it starts in turn, which carry the mark `part`. It gets a session
-    of its own, so that a terminal's Ctrl-C does not reach it."""
+    of its own, so that a terminal's Ctrl-C does not reach it. No file that they write, log and shared memory included,
+    grows beyond `max_file_bytes`: they get an error instead."""
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class Child:
         log_file: Path,
         environment: dict[str, str],
         folder: Path,
+        max_file_bytes: int | None = None,
     ):
         self.name = name
         self.up = False
@@ -40,6 +43,7 @@ class Child:
         self._run_dir, self._part = run_dir.path, part
         self._environment = environment | {OWNER_VARIABLE: str(run_dir.path), PART_VARIABLE: part}
         self._folder = folder
+        self._max_file_bytes = max_file_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._log_start = 0
@@ -84,6 +88,7 @@ class Child:
     def start(self) -> None:
         """Start it, its output appended to the log. What the last one left is ended before."""
         end_processes(self.processes(), grace=0)
+        limit = self._max_file_bytes
         with self._log_file.open("ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
@@ -94,7 +99,10 @@ class Child:
                 env=self._environment,
                 cwd=self._folder,
                 start_new_session=True,
+                restore_signals=limit is None,  # Python ignores SIGXFSZ, which ends what grows a file too far
             )
+            if limit is not None:
+                resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (limit, limit))
         self._started = time.monotonic()
         self._restart_at = None
         self.restarts += 1

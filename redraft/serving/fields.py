@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from redraft.protocol import MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, describe
+from redraft.protocol import (
+    MAX_MESSAGE_BYTES,
+    MAX_WORDS,
+    PROTOCOL_LIMITS,
+    GenerateRequest,
+    InvalidRequest,
+    PromptLimits,
+    describe,
+    shown,
+)
 
 _SHARED = {
     "temperature": "sampling.temperature",
@@ -36,6 +45,8 @@ _SEQUENCE_PARAMETERS = {"sequence_id", "sequence_start", "sequence_end"}
 _TRITON_PARAMETERS = {"id", "priority", "timeout", "binary_data_output"} | _SEQUENCE_PARAMETERS
 _CLIENT_PARAMETERS = {"Streaming"}
 """Sent by TensorRT-LLM's own clients; the tensor `stream` says the same."""
+_MAX_PARAMETERS = 10_000
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -49,31 +60,36 @@ class Contract:
     fields: Mapping[str, str]
     without_effect: tuple[str, ...]
 
-    def parse(self, request_id: str, tensors: Mapping[str, np.ndarray], parameters: str = "") -> GenerateRequest:
+    def parse(
+        self,
+        request_id: str,
+        tensors: Mapping[str, np.ndarray],
+        parameters: str = "",
+        limits: PromptLimits = PROTOCOL_LIMITS,
+    ) -> GenerateRequest:
         """The worker's request for one Triton request.
 
         `tensors` are the inputs by name, batch dimension included; `parameters` is Triton's JSON of request
-        parameters, where the HTTP generate endpoint puts every field that the model does not know.
-        Raises InvalidRequest with the client's field name, the value and the expectation.
+        parameters, where the HTTP generate endpoint puts the id and every field that the model does not know; `limits`
+        are the worker's. Raises InvalidRequest with the client's field name, the value and the expectation.
         """
         self._refuse_unknown(parameters)
         for name in self.required:
             if name not in tensors:
                 raise InvalidRequest(f"{name}: required field is missing")
+        if "input_lengths" in tensors:
+            tensors = _cut(tensors)
         message: dict[str, Any] = {"id": request_id}
         for name, tensor in tensors.items():
             if name in _MUST_BE_ONE:
                 if (value := _scalar(name, tensor)) != 1:
                     raise InvalidRequest(f"{name}: expected 1 (one sequence per request), got {value}")
             elif name in self.fields:
+                self._check_size(name, tensor, limits)
                 value = _list(name, tensor) if self.fields[name] in _LISTS else _scalar(name, tensor)
                 _put(message, self.fields[name], value)
-            elif name == "input_lengths":
-                _check_length(_scalar(name, tensor), tensors.get("input_ids"))
             elif name not in self.without_effect:
                 raise InvalidRequest(f"{name}: unknown field")
-        if "input_lengths" in tensors and "input_ids" in message:
-            message["input_ids"] = message["input_ids"][: _scalar("input_lengths", tensors["input_lengths"])]
         try:
             return GenerateRequest.model_validate(message)
         except ValidationError as error:
@@ -86,12 +102,31 @@ class Contract:
         return re.sub(rf"(?:^|(?<=; ))({pattern})(?!\w)", lambda match: names[match.group()], text)
 
     def _refuse_unknown(self, parameters: str) -> None:
+        if len(parameters) > _MAX_PARAMETERS:
+            raise InvalidRequest(
+                f"id and unknown fields: expected at most {_MAX_PARAMETERS} characters, got {len(parameters)}"
+            )
         given = json.loads(parameters) if parameters else {}
         expected = _TRITON_PARAMETERS | _CLIENT_PARAMETERS
         unknown = [name for name in given if name not in expected and not name.startswith("triton_")]
         if unknown:
             known = ", ".join(sorted({*self.fields, *_MUST_BE_ONE, *self.without_effect}))
-            raise InvalidRequest(f"unknown field {', '.join(sorted(unknown))}: expected some of {known}")
+            named = ", ".join(shown(name) for name in sorted(unknown)[:_MOST_NAMED])
+            more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+            raise InvalidRequest(f"unknown field {named}{more}: expected some of {known}")
+
+    def _check_size(self, name: str, tensor: np.ndarray, limits: PromptLimits) -> None:
+        """Refuse what is too large before it is converted."""
+        field = self.fields[name]
+        try:
+            if field == "text" and tensor.size == 1:
+                limits.check_text(len(tensor.item()))
+            elif field == "input_ids":
+                limits.check_tokens(tensor.size)
+            elif tensor.size > (most := MAX_WORDS.get(field, tensor.size)):
+                raise InvalidRequest(f"{field}: expected at most {most} items, got {tensor.size}")
+        except InvalidRequest as error:
+            raise InvalidRequest(self.in_client_terms(str(error))) from None
 
 
 ENSEMBLE = Contract(
@@ -146,10 +181,13 @@ def _value(name: str, item: Any) -> Any:
     return item.item() if isinstance(item, np.generic) else item
 
 
-def _check_length(length: int, input_ids: np.ndarray | None) -> None:
-    given = 0 if input_ids is None else input_ids.size
-    if not 1 <= length <= given:
-        raise InvalidRequest(f"input_lengths: expected 1 to {given}, the number of input_ids, got {length}")
+def _cut(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors without `input_lengths`, and `input_ids` cut to it."""
+    rest = dict(tensors)
+    length, ids = _scalar("input_lengths", rest.pop("input_lengths")), rest["input_ids"].reshape(-1)
+    if not 1 <= length <= ids.size:
+        raise InvalidRequest(f"input_lengths: expected 1 to {ids.size}, the number of input_ids, got {length}")
+    return rest | {"input_ids": ids[:length]}
 
 
 def _put(message: dict[str, Any], path: str, value: Any) -> None:

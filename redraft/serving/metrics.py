@@ -93,8 +93,9 @@ class RestartMetrics:
         """Publish what the file says now."""
         try:
             state = json.loads(self._file.read_bytes())
-            restarts, failures = int(state["worker_restarts"]), dict(state["rank_failures"])
-        except (OSError, ValueError, KeyError, TypeError):
+            restarts = int(state["worker_restarts"])
+            failures = {rank: int(count) for rank, count in state["rank_failures"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
         self._metrics[""].set(restarts)
         for rank, count in failures.items():

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ _ERROR_CODES = {  # names: Triton adds its part of pb_utils only after this modu
     protocol.RESTARTING: "UNAVAILABLE",
     protocol.CANCELLED: "CANCELLED",
 }
+_INTERNAL_ERROR = "internal error: the Triton server's log has the cause"
 
 
 class Exchange:
@@ -122,7 +124,7 @@ class GenerationModel:
         try:
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             tensors.setdefault("exclude_input_in_output", np.array([[self._exclude_input]]))
-            parsed = self.contract.parse(request_id, tensors, request.parameters())
+            parsed = self.contract.parse(request_id, tensors, _parameters(request), self._client.prompt_limits)
             if parsed.stream and not self._decoupled:
                 raise InvalidRequest("stream: expected false, since this server runs without --decoupled, got true")
             self._in_flight[request_id] = Exchange(parsed, sender)
@@ -134,6 +136,16 @@ class GenerationModel:
         except WorkerError as error:
             self._in_flight.pop(request_id, None)
             _send_error(sender, error.code, str(error))
+        except Exception:
+            self._give_up(request_id, sender)
+
+    def _give_up(self, request_id: str, sender: Any) -> None:
+        """End one request after an exception, which the log gets; the others go on."""
+        pb_utils.Logger.log_error(f"request {request_id} failed: {traceback.format_exc()}")
+        self._in_flight.pop(request_id, None)
+        self._client.cancel(request_id)
+        with contextlib.suppress(Exception):
+            _send_error(sender, protocol.INTERNAL, _INTERNAL_ERROR)
 
     def _wake(self) -> None:
         """Let the response thread look at what has changed: it sleeps while nothing is in flight."""
@@ -151,7 +163,9 @@ class GenerationModel:
                 self._pass_on_cancellations()
 
     def _deliver(self, message: Message) -> None:
-        exchange = self._in_flight[message.id]
+        exchange = self._in_flight.get(message.id)
+        if exchange is None:
+            return
         ended = isinstance(message, ErrorMessage) or message.done
         if ended:
             del self._in_flight[message.id]
@@ -165,9 +179,8 @@ class GenerationModel:
                 exchange.sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0)
                 if message.stats:
                     self._latency.observe(message.stats)
-        except Exception as error:  # one client's broken response must not end the thread that serves them all
-            pb_utils.Logger.log_error(f"response of request {message.id} failed: {error!r}")
-            self._client.cancel(message.id)
+        except Exception:
+            self._give_up(message.id, exchange.sender)
 
     def _pass_on_cancellations(self) -> None:
         """Ask Triton about some of the requests in flight, in turn: each question waits for its answer."""
@@ -177,9 +190,12 @@ class GenerationModel:
         some = exchanges[self._poll_from : self._poll_from + CANCELLATIONS_PER_POLL]
         self._poll_from += len(some)
         for request_id, exchange in some:
-            if not exchange.cancelled and exchange.sender.is_cancelled():
-                exchange.cancelled = True
-                self._client.cancel(request_id)
+            try:
+                if not exchange.cancelled and exchange.sender.is_cancelled():
+                    exchange.cancelled = True
+                    self._client.cancel(request_id)
+            except Exception:
+                self._give_up(request_id, exchange.sender)
 
     def _publish_metrics(self) -> None:
         metrics = WorkerMetrics()
@@ -192,6 +208,14 @@ class GenerationModel:
             metrics.update(status)
             restarts.update()
             closing = self._closing.wait(STATUS_POLL_S)
+
+
+def _parameters(request: Any) -> str:
+    """Triton's JSON of a request's parameters, id included. Raises InvalidRequest where it is not UTF-8."""
+    try:
+        return request.parameters()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"id and unknown fields: expected UTF-8 text, got {error.reason}") from None
 
 
 def _hide_shared_memory() -> None:

@@ -66,6 +66,7 @@ class Supervisor:
             run_dir.triton_log,
             tritonserver.environment(installation, run_dir),
             run_dir.path,
+            tritonserver.MAX_FILE_BYTES,
         )
 
     def run(self) -> NoReturn:

@@ -170,6 +170,21 @@ def test_bad_words_of_one_and_more_tokens():
     assert words.choose(logits) == 0
 
 
+WORDS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=6)
+
+
+@given(WORDS, st.lists(st.integers(0, 2), max_size=5), st.lists(st.integers(0, 2), max_size=5))
+def test_what_would_complete_a_bad_word_is_banned_and_nothing_else(bad_words, prompt, answer):
+    words = sampler(prompt=prompt, bad_words=bad_words)
+    for token in answer:
+        words.accept(token)
+    text = [*prompt, *answer]
+    banned = {
+        word[-1] for word in bad_words if text[len(text) - len(word) + 1 :] == word[:-1] and len(text) + 1 >= len(word)
+    }
+    assert set(np.flatnonzero(np.isneginf(words.process(np.zeros(4, np.float32))))) == banned
+
+
 def test_bad_words_that_a_prompt_begins_which_is_shorter_than_others():
     words = sampler(prompt=[3, 1], bad_words=[[2, 2, 2, 2], [3, 1, 0]])
     assert words.choose(np.array([5, 3, 2, 4], np.float32)) == 3

@@ -72,8 +72,8 @@ class Service:
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("redraft_")]
         return {name: float(value) for name, value in lines}
 
-    def generate(self, body: dict[str, Any] | str, model: str = "ensemble") -> dict[str, Any]:
-        content = body if isinstance(body, str) else json.dumps(body)
+    def generate(self, body: dict[str, Any] | str | bytes, model: str = "ensemble") -> dict[str, Any]:
+        content = json.dumps(body) if isinstance(body, dict) else body
         return httpx.post(f"{self.url}/v2/models/{model}/generate", content=content, timeout=120).json()
 
     def generate_stream(self, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from redraft.protocol import InvalidRequest
+from redraft.protocol import InvalidRequest, PromptLimits
 from redraft.serving.fields import ENSEMBLE, TENSORRT_LLM
 
 
@@ -82,8 +82,42 @@ def test_a_bad_value_is_named_as_the_client_named_it(changes, message):
 def test_missing_and_unknown_fields():
     with pytest.raises(InvalidRequest, match="text_input: required"):
         ENSEMBLE.parse("r", {"max_tokens": ints(1)})
-    with pytest.raises(InvalidRequest, match=r"unknown field max_token: expected some of .*max_tokens"):
+    with pytest.raises(InvalidRequest, match=r"unknown field 'max_token': expected some of .*max_tokens"):
         ENSEMBLE.parse("r", ensemble(), '{"max_token": 3}')
+
+
+def test_what_is_too_large_is_refused_before_it_is_converted():
+    limits = PromptLimits(tokens=9, text_bytes=45)
+    assert ENSEMBLE.parse("r", ensemble(text_input=text("é" * 22)), limits=limits).text == "é" * 22
+    with pytest.raises(InvalidRequest, match=r"^text_input: 46 bytes cannot fit .* 10 tokens: expected at most 45 byt"):
+        ENSEMBLE.parse("r", ensemble(text_input=text("é" * 23)), limits=limits)
+    tensors = {"input_ids": ints(*[-1] * 10), "request_output_len": ints(3)}
+    with pytest.raises(InvalidRequest, match=r"^the prompt has 10 tokens: expected at most 9$"):
+        TENSORRT_LLM.parse("r", tensors, limits=limits)
+    assert TENSORRT_LLM.parse("r", tensors | {"input_ids": ints(*[1] * 10), "input_lengths": ints(9)}, limits=limits)
+    not_text = np.array([[b"\xff"] * 10_000], dtype=np.object_)
+    with pytest.raises(InvalidRequest, match=r"^stop_words: expected at most 64 items, got 10000$"):
+        ENSEMBLE.parse("r", ensemble(stop_words=not_text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters"),
+    [
+        ({}, json.dumps({"x" * 9_000: 1})),
+        ({}, json.dumps({"x" * 2**20: 1})),
+        ({}, json.dumps({f"x{place}": 1 for place in range(1_000)})),
+        ({}, json.dumps({"\n\x1b[31m": 1})),
+        ({"drafting_method": text("m" * 2**20)}, ""),
+        ({"stop_words": text("m" * 2**20)}, ""),
+        ({"bad_words": text(*["m" * 900] * 900)}, ""),
+        ({"text_input": text("m" * 2**24)}, ""),
+    ],
+)
+def test_no_message_is_long_or_has_control_characters(changes, parameters):
+    with pytest.raises(InvalidRequest) as caught:
+        ENSEMBLE.parse("r", ensemble(**changes), parameters, PromptLimits(100, 1000))
+    assert len(str(caught.value)) < 700
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("length", [0, 3])

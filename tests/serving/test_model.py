@@ -9,9 +9,11 @@ import threading
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
-from redraft.protocol import GenerateRequest, WorkerStatus
+from redraft.protocol import PROTOCOL_LIMITS, Chunk, GenerateRequest, WorkerStatus
+from redraft.serving.fields import ENSEMBLE
 
 
 class Sender:
@@ -21,6 +23,41 @@ class Sender:
     def is_cancelled(self) -> bool:
         self.asked += 1
         return False
+
+
+class Request:
+    """Triton's request, with what cannot be read in `broken`."""
+
+    def __init__(self, parameters: object = "", inputs: object = ()):
+        self.sender, self._parameters, self._inputs = Answers(), parameters, inputs
+
+    def get_response_sender(self):
+        return self.sender
+
+    def inputs(self):
+        return self._read(self._inputs)
+
+    def parameters(self):
+        return self._read(self._parameters)
+
+    def _read(self, value):
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+class Answers(list):
+    """A sender that keeps the errors that it sends; `fault` is raised instead."""
+
+    fault: Exception | None = None
+
+    def send(self, response, flags):
+        if self.fault:
+            raise self.fault
+        self.append(response.error)
+
+    def is_cancelled(self) -> bool:
+        raise RuntimeError("Triton does not know")
 
 
 class Family:
@@ -41,8 +78,81 @@ class Family:
 
 @pytest.fixture
 def module(monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace(MetricFamily=Family))
-    return importlib.import_module("redraft.serving.model")
+    class Error(str):
+        INVALID_ARG, INTERNAL, UNAVAILABLE, CANCELLED = "invalid", "internal", "unavailable", "cancelled"
+
+        def __new__(cls, text: str, code: str):
+            return super().__new__(cls, f"{code}: {text}")
+
+    logged: list[str] = []
+    stand_in = SimpleNamespace(
+        MetricFamily=Family,
+        TritonError=Error,
+        InferenceResponse=lambda error: SimpleNamespace(error=error),
+        Logger=SimpleNamespace(log_error=logged.append),
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+    )
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
+    loaded = importlib.import_module("redraft.serving.model")
+    monkeypatch.setattr(loaded, "pb_utils", stand_in)
+    loaded.logged = logged
+    return loaded
+
+
+@pytest.fixture
+def model(module):
+    """A model whose worker remembers what it was told."""
+    made = module.GenerationModel()
+    told: list[tuple] = []
+    made._client = SimpleNamespace(
+        new_id=lambda: "r0",
+        prompt_limits=PROTOCOL_LIMITS,
+        submit=lambda request, on_message: told.append(("submit", request.text)),
+        cancel=lambda request_id: told.append(("cancel", request_id)),
+        told=told,
+    )
+    made.contract, made._decoupled, made._exclude_input = ENSEMBLE, True, True
+    made._in_flight, made._messages, made._poll_from = {}, queue.SimpleQueue(), 0
+    return made
+
+
+def test_parameters_that_are_not_utf_8_are_refused_in_one_line(model):
+    request = Request(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
+    model.execute([request])
+    assert request.sender == ["invalid: id and unknown fields: expected UTF-8 text, got invalid start byte"]
+
+
+@pytest.mark.parametrize("fault", [{"parameters": LookupError("a bug")}, {"inputs": LookupError("a bug")}])
+def test_an_error_of_ours_ends_one_request_of_several(module, model, fault):
+    tensors = {"text_input": np.array([[b"hi"]], np.object_), "max_tokens": np.array([[4]], np.int32)}
+    inputs = [SimpleNamespace(name=lambda n=name: n, as_numpy=lambda t=tensor: t) for name, tensor in tensors.items()]
+    bad, good = Request(**fault), Request(inputs=inputs)
+    model.execute([bad, good])
+    assert bad.sender == ["internal: internal error: the Triton server's log has the cause"]
+    assert (good.sender, model._client.told[-1]) == ([], ("submit", "hi"))
+    assert "LookupError: a bug" in module.logged[-1]
+
+
+def test_a_response_that_fails_ends_one_request(module, model):
+    request = GenerateRequest(id="r", text="x", max_tokens=1)
+    answers = {name: Answers() for name in ("r", "other")}
+    model._in_flight = {name: module.Exchange(request, sender) for name, sender in answers.items()}
+    model._deliver(Chunk(id="r", text="x", done=True))
+    assert answers["r"] == ["internal: internal error: the Triton server's log has the cause"], "tensors() is missing"
+    assert "NotImplementedError" in module.logged[-1]
+    model._deliver(Chunk(id="r", text="late"))
+    answers["other"].fault = OSError("the client is gone")
+    model._deliver(Chunk(id="other", text="x", done=True))
+    assert model._in_flight == {}
+    assert model._client.told == [("cancel", "r"), ("cancel", "other")]
+
+
+def test_a_request_that_triton_cannot_be_asked_about_is_given_up(module, model):
+    answers = Answers()
+    model._in_flight = {"r": module.Exchange(GenerateRequest(id="r", text="x", max_tokens=1), answers)}
+    model._pass_on_cancellations()
+    model._pass_on_cancellations()
+    assert len(answers) == len(module.logged) == 1
 
 
 def test_many_requests_in_flight_are_asked_about_in_turn(module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
+from pathlib import Path
 
 import httpx
 import psutil
@@ -12,6 +13,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from redraft.serving import tritonserver
+from redraft.serving.processes import owned_processes, shared_memory_prefix
 from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, GrpcStream, grpc_inputs, start, wait_until
 
 ANSWER = " w0é w1é w2é w3é"
@@ -105,10 +108,20 @@ BAD_REQUESTS = [
     ({"text_input": "hi", "max_tokens": 4, "top_p": 0}, "top_p.*got 0"),
     ({"text_input": "hi", "max_tokens": 4, "top_p": 1.01}, "top_p.*got 1.01"),
     ({"text_input": "hi", "max_tokens": 4, "beam_width": 2}, "beam_width: expected 1"),
-    ({"text_input": "hi", "max_tokens": 4, "max_token": 4}, "unknown field max_token"),
+    ({"text_input": "hi", "max_tokens": 4, "max_token": 4}, "unknown field 'max_token'"),
+    ({"text_input": "hi", "max_tokens": 4, "x" * 2**20: 1}, "id and unknown fields: expected at most 10000 char"),
+    ({"text_input": "hi", "max_tokens": 4, "drafting_method": "x" * 2**20}, "expected at most 200 characters"),
+    ({"text_input": "hi", "max_tokens": 4, "stop_words": ["x"] * 10_000}, "stop_words: expected at most 64 items"),
+    (b'{"text_input": "hi", "max_tokens": 4, "x\xff": 1}', "id and unknown fields: expected UTF-8 text"),
+    (b'{"text_input": "hi", "max_tokens": 4, "x": "\xff"}', "id and unknown fields: expected UTF-8 text"),
+    (b'{"text_input": "hi", "max_tokens": 4, "id": "\xff"}', "id and unknown fields: expected UTF-8 text"),
+    (b'{"text_input": "\xff", "max_tokens": 4}', "text_input: expected UTF-8 text"),
+    ('{"text_input": "\\ud800", "max_tokens": 4}', "surrogate"),
     ({"text_input": "overload", "max_tokens": 4}, "queue is full"),
     ('{"text_input": "hi", "max_tokens": 4, "temperature": NaN}', "temperature.*got nan"),
     ("{", "JSON"),
+    ("", "JSON"),
+    ("[]", "non-object"),
 ]
 
 
@@ -119,6 +132,8 @@ def test_bad_requests_get_a_clear_message_and_harm_no_neighbour(service, stream)
         answer = service.generate(body)
         assert set(answer) == {"error"}, body
         assert_matches(message, answer["error"])
+        assert "model.py" not in answer["error"]
+        assert len(answer["error"]) < 700
     results = stream.receive_all()
     assert len(results) == 39, "the neighbour's other chunks all came"
 
@@ -141,6 +156,30 @@ def test_bad_grpc_requests(service, stream, fields, message):
     assert_matches(message, str(caught.value))
     stream.send(text_input="hi", max_tokens=1)
     assert len(stream.receive_all()) == 1, "the stream goes on"
+
+
+@pytest.mark.parametrize("way", ["HTTP", "gRPC"])
+def test_a_huge_request_leaves_no_memory_behind(service, way):
+    """Over gRPC it stays as long as the stream that brought it is open."""
+    processes = owned_processes(service.run_dir.path)
+    before = {process.pid: process.memory_info().rss for process in processes}
+    huge = "a" * (3 * tritonserver.MAX_FILE_BYTES // 2)
+    if way == "HTTP":
+        error = service.generate({"text_input": huge, "max_tokens": 4})["error"]
+    else:
+        connection = GrpcStream(service.grpc)
+        connection.send(text_input=huge, max_tokens=4)
+        with pytest.raises(InferenceServerException) as caught:
+            connection.receive()
+        connection.close()
+        error = str(caught.value)
+    assert "Failed to increase the shared memory" in error
+    assert service.generate({"text_input": "hi", "max_tokens": 4})["text_output"] == ANSWER
+    most = tritonserver.MAX_FILE_BYTES // 2
+    wait_until(lambda: all(process.memory_info().rss - before[process.pid] < most for process in processes))
+    regions = Path("/dev/shm").glob(f"{shared_memory_prefix(service.run_dir.path)}*")
+    assert all(region.stat().st_size <= tritonserver.MAX_FILE_BYTES for region in regions)
+    assert service.state.triton_restarts == 0
 
 
 def test_unary_calls_are_refused_in_this_mode(service):
