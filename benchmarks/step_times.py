@@ -77,9 +77,9 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
     calls: dict[tuple[int, int, int, str | None], Callable[[], object]] = {}
     greedy = Sampler(SamplingConfig(), [])
     for step in steps:
-        calls[*step, None] = partial(engine.execute, causal_batch(*step, words), [greedy] * step[0])
+        calls[*step, None] = partial(engine.execute, TargetBatch.causal(*step, words), [greedy] * step[0])
     for name, drafter in engine.drafters.items():
-        _, hidden = engine.execute(causal_batch(1, 1, 0, words))
+        _, hidden = engine.execute(TargetBatch.causal(1, 1, 0, words))
         assert hidden is not None, "the engine has drafters"
         for sequences in (count for count in (1, *BATCHES) if count <= limits.slots):
             roots = DraftBatch.of_roots(take(hidden, [0] * sequences), np.ones(sequences, np.int32))
@@ -106,22 +106,6 @@ def drafting_call(drafter: DraftEngine, method: MethodInfo, roots: DraftBatch) -
     noise = np.zeros((count, sum(shape.noise_rows), method.support), np.float32)
     ones = np.ones(count, np.float32)
     return partial(drafter.draw, roots, DraftSampling(noise, ones, np.zeros(count, np.int32), ones))
-
-
-def causal_batch(sequences: int, rows: int, context: int, words: int) -> TargetBatch:
-    """`rows` new tokens of each sequence over `context` cached ones, every row with logits."""
-    count = sequences * rows
-    return TargetBatch(
-        input_ids=np.arange(count, dtype=np.int32),
-        positions=np.tile(np.arange(context, context + rows, dtype=np.int32), sequences),
-        row_offsets=np.arange(0, count + 1, rows, dtype=np.int32),
-        slots=np.arange(sequences, dtype=np.int32),
-        cache_lengths=np.full(sequences, context, np.int32),
-        tree_mask=np.zeros((count, words), np.int32),
-        commit_src=np.zeros(0, np.int32),
-        commit_offsets=np.zeros(sequences + 1, np.int32),
-        logit_rows=np.arange(count, dtype=np.int32),
-    )
 
 
 def report(times: list[StepTime], bundle: Bundle) -> Table:

@@ -33,13 +33,13 @@ from benchmarks.inprocess import Session, load_session, request
 from benchmarks.race import AR, WARM_UP, race, report_single
 from benchmarks.results import write_json
 from benchmarks.served import Served, worker_of
-from benchmarks.step_times import CONTEXT, causal_batch
+from benchmarks.step_times import CONTEXT
 from benchmarks.tables import Table, number
 from benchmarks.workload import ChatTokenizer
 from plugins import kernels
 from redraft.bundle import Bundle, BundleError
 from redraft.decoding.token_tree import mask_width
-from redraft.engines.interface import Engine
+from redraft.engines.interface import Engine, TargetBatch
 from redraft.engines.parallel import ParallelEngine
 from redraft.prompts import load_prompts, spread
 from redraft.protocol import AUTO_REGRESSIVE
@@ -74,7 +74,7 @@ def pure_sums(bundle: Bundle, repeats: int) -> dict[int, float]:
 def time_steps(session: Session, repeats: int, sums_ms: dict[int, float]) -> list[dict[str, float]]:
     """Median milliseconds of a step and of its parts, by rows."""
     engine, limits = session.runtime.engine, session.runtime.limits
-    batches = {rows: causal_batch(1, rows, CONTEXT, mask_width(limits.max_tree)) for rows in ROWS}
+    batches = {rows: TargetBatch.causal(1, rows, CONTEXT, mask_width(limits.max_tree)) for rows in ROWS}
     found = []
     for rows, batch in batches.items():
         engine.execute(batch)

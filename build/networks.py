@@ -1,4 +1,7 @@
-"""Writes the networks of a bundle: one writer for each backend. What TensorRT builds of them: not run."""
+"""Writes the networks of a bundle: one writer for each backend.
+
+Writers import what only their backend needs: `torch` bundles are built on machines without ONNX.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx_ir as ir
 import torch
 from rich.console import Console
 
@@ -26,17 +29,17 @@ from model_defs.export_drafter import (
 )
 from model_defs.export_target import CacheShape, export_target_native, export_target_plugin
 from model_defs.hidden_state import Resampler
-from model_defs.quantization import FP8, QUANTIZED, quantize_network
 from model_defs.shards import plan_shards, shard_target
 from model_defs.target import Target
-from plugins.all_reduce import tensorrt_form as all_reduce
-from plugins.cpu.lowering import lower
 from plugins.library import operators_digest
-from plugins.program.fuse import Constants, detach_constants, fuse
-from plugins.tree_attention import tensorrt_form as tree_attention
 from redraft.bundle import BundleConfig, target_folder
 from redraft.engines.tensorrt import dtype_of
 from tensorrt_engines import EngineBuilder
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from plugins.program.fuse import Constants
 
 Loops = dict[str, Drafting]
 """The drafting loops of a bundle's methods: one object for those of the same network."""
@@ -52,6 +55,9 @@ DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
 
 def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
     """Plugin-form networks, lowered to the CPU operators. The methods share their weights."""
+    from plugins.cpu.lowering import lower
+    from plugins.program.fuse import Constants
+
     cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     for part in target_parts(config, target, folder):
         with step(f"export {part.name}"):
@@ -108,6 +114,9 @@ def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path
 def write_tensorrt(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
     """Networks, and the engines that a TensorRT builds from them: the target's in plugin form where it takes plugins,
     all others in native form."""
+    from plugins.all_reduce import tensorrt_form as all_reduce
+    from plugins.tree_attention import tensorrt_form as tree_attention
+
     builder = EngineBuilder(config)
     dtype, cache = dtype_of(builder.flavour, config.precision), cache_shape(config)
     for part in target_parts(config, target.to(dtype), folder):
@@ -176,6 +185,8 @@ WRITERS = {"openvino": write_openvino, "torch": write_torch, "tensorrt": write_t
 def quantized(network: ir.Model, precision: str, folder: Path) -> ir.Model:
     """A target's network with 8-bit linear layers where the precision asks for them, calibrated by the file in the
     bundle's folder. Everything else keeps the network's dtype."""
+    from model_defs.quantization import FP8, QUANTIZED, quantize_network
+
     if precision not in QUANTIZED:
         return network
     largest_inputs = Calibration.load(folder / CALIBRATION).largest_inputs if precision == FP8 else None
@@ -210,6 +221,10 @@ def cache_shape(config: BundleConfig) -> CacheShape:
 
 def save_cpu_network(network: ir.Model, path: Path, constants: Constants) -> None:
     """Write a lowered network, whose programs' weights go to `constants`."""
+    import onnx_ir as ir
+
+    from plugins.program.fuse import detach_constants, fuse
+
     fused = fuse(network, constants)
     detach_constants(fused)
     ir.save(fused, path)
@@ -223,6 +238,8 @@ def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
 
 def save(network: ir.Model, path: Path) -> None:
     """Write a network with its weights beside it."""
+    import onnx_ir as ir
+
     ir.save(network, path, external_data=f"{path.name}.data")
 
 

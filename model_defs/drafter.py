@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from model_defs.draft_context import Context, DraftContext
@@ -149,8 +148,12 @@ class Drafter(nn.Module):
         known = {field.name for field in fields(cls.config_type)} - set(given)
         if unknown := set(settings or {}) - known:
             raise ValueError(f"a drafter {cls.name!r} has no setting {sorted(unknown)}; it has {sorted(known)}")
+        if not settings:
+            return cls.config_type(**given)
+        from pydantic import TypeAdapter, ValidationError
+
         try:
-            return TypeAdapter(cls.config_type).validate_python(given | dict(settings or {}))
+            return TypeAdapter(cls.config_type).validate_python(given | dict(settings))
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"setting {first['loc'][-1]} is {first['input']!r}: {first['msg']}") from None

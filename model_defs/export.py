@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import onnx_ir as ir
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 OPSET = 24
 

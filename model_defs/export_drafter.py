@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +17,9 @@ from model_defs.export import cache_names, export_network
 from model_defs.hidden_state import Resampler
 from model_defs.native_context import NativeContext
 from model_defs.random_draws import RandomDraws
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 class NodeOperators:

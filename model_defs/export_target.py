@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,6 +21,9 @@ from model_defs.export import cache_names, export_network
 from model_defs.native_context import scatter_rows
 from model_defs.shards import rank_join
 from model_defs.target import Join, Target
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 @dataclass(frozen=True)

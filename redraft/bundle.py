@@ -11,6 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from redraft.errors import BundleError
+
 FORMAT_VERSION = 2
 CONFIG, MANIFEST = "config.json", "manifest.json"
 METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
@@ -18,10 +20,6 @@ METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 
 Backend = Literal["openvino", "torch", "tensorrt", "tensorrt_rtx"]
 Precision = Literal["fp32", "bf16", "int8", "fp16", "fp8"]
-
-
-class BundleError(RuntimeError):
-    """A bundle that cannot be loaded; the message says why and what to rebuild."""
 
 
 class _Section(BaseModel):

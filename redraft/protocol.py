@@ -110,6 +110,11 @@ class SamplingConfig(_Message):
             return self.top_k == 1 or (self.top_k is None and self.top_p is None)
         return self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
+    @property
+    def divisor(self) -> float:
+        """What sampling divides the logits by: the temperature, at least 1e-4; 1 where there is none."""
+        return 1.0 if self.temperature is None else max(self.temperature, MIN_TEMPERATURE)
+
 
 class GenerateRequest(_Message):
     """Generate up to `max_tokens` tokens after a prompt given as `text` or as `input_ids`.

@@ -29,6 +29,14 @@ def run_script(*arguments: str | Path) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu` only files and folders that have such tests: others import packages that a GPU machine may lack."""
+    if config.option.markexpr != "gpu":
+        return None
+    files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    return None if any("mark.gpu" in file.read_text() for file in files) else True
+
+
 @contextmanager
 def one_process() -> Iterator[None]:
     """Where test processes run side by side, one at a time prepares what they share."""

@@ -12,17 +12,20 @@ import os
 import types
 from collections.abc import Iterator
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
 import torch
 from torch import nn
 from torch.onnx._internal._lazy_import import onnxscript_apis
 
 from model_defs import export_drafter, export_target
 from model_defs.export import export_network
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 UNTOLD = {"training", "_non_persistent_buffers_set", "_is_full_backward_hook"}
 """Attributes of every module that no export depends on; those of hooks are empty."""
@@ -35,6 +38,9 @@ class Unknown(Exception):
 def share(folder: Path) -> None:
     """From now on look for exports in `folder`, which other processes may share, and leave new ones there."""
     folder.mkdir(parents=True, exist_ok=True)
+    if not find_spec("onnxscript"):
+        return  # nor does anything here export to ONNX
+    import onnx_ir as ir
 
     def shared_export(module: nn.Module, args: tuple, *others: Any) -> ir.Model:
         try:

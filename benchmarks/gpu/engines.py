@@ -1,4 +1,4 @@
-"""Do engines that were built ahead of time load and run on this GPU, and how fast? Not run on a GPU yet.
+"""Do engines that were built ahead of time load and run on this GPU, and how fast?
 
     make engines BACKEND=tensorrt_rtx PRECISION=fp16       # on any machine
     python -m benchmarks.gpu.engines BUNDLE [BUNDLE ...]
@@ -17,16 +17,17 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.gpu.machine import add_device, describe, device_of, write_report
-from benchmarks.step_times import measure, report
-from redraft.bundle import Bundle
-from redraft.engines import load_engine
+from benchmarks.gpu.machine import PACKAGES, add_device, describe, device_of, write_report
 
 console = Console()
 
 
 def run(path: Path, repeats: int) -> dict[str, Any]:
     """One bundle: its times, or why there are none. Whatever goes wrong is an answer here."""
+    from benchmarks.step_times import measure, report
+    from redraft.bundle import Bundle
+    from redraft.engines import load_engine
+
     found: dict[str, Any] = {"bundle": path.name}
     try:
         bundle = Bundle.load(path)
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("bundles", type=Path, nargs="+")
     parser.add_argument("--repeats", type=int, default=60)
     args = parser.parse_args(argv)
-    machine = describe(device_of(parser, args))
+    machine = describe(device_of(parser, args, PACKAGES))
     results = []
     for path in args.bundles:
         results.append(run(path, args.repeats))

@@ -1,5 +1,4 @@
 """Are the CUDA kernels right on this GPU, clean under compute-sanitizer, and how much of the bandwidth do they reach?
-Not run on a GPU yet.
 
     python -m benchmarks.gpu.kernels
 
@@ -61,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-sanitizer", action="store_true")
     parser.add_argument("--no-times", action="store_true")
     args = parser.parse_args(argv)
-    device = device_of(parser, args)
+    device = device_of(parser, args, kernels=True)
     on_gpu = device.type == "cuda"
     report: dict[str, Any] = {
         "machine": describe(device),

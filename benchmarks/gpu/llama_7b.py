@@ -1,4 +1,4 @@
-"""What a Llama-2-7B-shaped target with random weights allows on this GPU. Not run on a GPU yet.
+"""What a Llama-2-7B-shaped target with random weights allows on this GPU.
 
     python -m benchmarks.gpu.llama_7b
 
@@ -27,7 +27,6 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.gpu.machine import add_device, describe, device_of, milliseconds, write_report
-from benchmarks.step_times import causal_batch
 from benchmarks.tables import Table
 from model_defs.config import RopeConfig, TargetConfig
 from model_defs.draft_context import CacheTables
@@ -41,7 +40,7 @@ from model_defs.target import Target
 from redraft.decoding.construction import beam, best_first
 from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, prune_tree, shared_budgets
 from redraft.engines.fixed_calls import FixedCalls, Inputs
-from redraft.engines.interface import DraftCandidates
+from redraft.engines.interface import DraftCandidates, TargetBatch
 from redraft.engines.transfer import Results
 
 LLAMA_2_7B = TargetConfig(
@@ -130,7 +129,7 @@ def time_target(
     for batch in batches:
         calls = graphs(step, device)
         for count in rows:
-            inputs = vars(causal_batch(batch, count, context, shape.mask_words))
+            inputs = vars(TargetBatch.causal(batch, count, context, shape.mask_words))
             inputs["input_ids"] = inputs["input_ids"] % config.vocab_size
             taken = milliseconds(partial(calls, inputs), repeats)
             found.append({"batch": batch, "rows": count, "milliseconds": taken})
@@ -308,7 +307,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--packed-rows", type=int, default=19, help="rows of 6 x 5 beams with the root, packed by 40%%")
     parser.add_argument("--repeats", type=int, default=30)
     args = parser.parse_args(argv)
-    report = measure(args, device_of(parser, args))
+    report = measure(args, device_of(parser, args, kernels=True))
     for table in tables(report):
         table.show(console)
     console.print(f"written to {write_report(args, report)}")

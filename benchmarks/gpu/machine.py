@@ -1,5 +1,4 @@
-"""What the scripts of this folder share: the device, what it is, timing, results beside the scripts. On a GPU:
-not run."""
+"""What the scripts of this folder share: the device and its checks, timing, and results beside the scripts."""
 
 from __future__ import annotations
 
@@ -7,7 +6,8 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +15,13 @@ from typing import Any
 import torch
 
 from benchmarks.results import write_json
+from plugins.cuda.compile import nvcc
+from plugins.library import BuildError
+from redraft.engines import gpu
+from redraft.errors import BundleError
+
+PACKAGES = ("msgpack", "psutil", "pydantic")
+"""What bundles and the scheduler import besides torch, transformers and what these bring."""
 
 
 def add_device(parser: argparse.ArgumentParser, script: str) -> None:
@@ -24,16 +31,48 @@ def add_device(parser: argparse.ArgumentParser, script: str) -> None:
     parser.set_defaults(script=Path(script))
 
 
-def device_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> torch.device:
-    """The device asked for; without it the command ends with the reason. On the CPU `--output` is required, as the
-    figures beside the scripts are a GPU's; engines and child processes then see no GPU."""
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no CUDA device that torch can use: run on a GPU machine with torch's CUDA build, or --device cpu")
+def device_of(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, packages: Sequence[str] = (), kernels: bool = False
+) -> torch.device:
+    """The device asked for. The command ends with the reason where it, one of `packages` or, for `kernels`, nvcc is
+    missing. On the CPU `--output` is required, since the figures beside the scripts are a GPU's; engines and child
+    processes then see no GPU."""
     if args.device == "cpu" and not args.output:
         parser.error("--device cpu needs --output: the results beside the script are a GPU's")
+    if problem := obstacle(args.device, packages, kernels):
+        parser.error(problem)
     if args.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return torch.device(args.device)
+
+
+def obstacle(device: str, packages: Sequence[str] = (), kernels: bool = False) -> str | None:
+    """What keeps this machine from measuring on the device, in one line with the remedy."""
+    if missing := absent(packages):
+        return f"not installed here: {', '.join(missing)}. Bring what python -m benchmarks.gpu.pack packs (docs/gpu.md)"
+    if device == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        return "no CUDA device that torch can use: run on a GPU machine with torch's CUDA build, or --device cpu"
+    try:
+        gpu.require_capability(torch.device("cuda"), or_take="--device cpu")
+        if kernels:
+            nvcc()
+    except (BundleError, BuildError) as error:
+        return str(error)
+    return None
+
+
+def absent(packages: Iterable[str]) -> list[str]:
+    """Those of the packages that cannot be imported here."""
+    return [name for name in packages if not _importable(name)]
+
+
+def _importable(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ImportError:
+        return False
 
 
 def describe(device: torch.device) -> dict[str, Any]:

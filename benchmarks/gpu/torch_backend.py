@@ -1,4 +1,4 @@
-"""SmolLM2 by the torch backend with CUDA graphs and our kernels, with each shipped drafter. Not run on a GPU yet.
+"""SmolLM2 by the torch backend with CUDA graphs and our kernels, with each shipped drafter.
 
     python -m benchmarks.gpu.torch_backend --model artifacts/models/SmolLM2-135M-Instruct
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.gpu.machine import add_device, describe, device_of, write_report
+from benchmarks.gpu.machine import PACKAGES, add_device, describe, device_of, write_report
 
 ROOT = Path(__file__).parents[2]
 PRECISIONS = ("fp32", "bf16")
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=int, default=8)
     parser.add_argument("--dataset", type=Path, help="default: benchmarks/prompts.jsonl")
     args = parser.parse_args(argv)
-    device = device_of(parser, args)
+    device = device_of(parser, args, PACKAGES, kernels=True)
     args.work = args.work.resolve()
     args.work.mkdir(parents=True, exist_ok=True)
     parts = run_parts(args)

@@ -1,4 +1,4 @@
-"""Distil and train drafters on a GPU with 10 times the tokens and positions of those that ship. Not run on a GPU yet.
+"""Distil and train drafters on a GPU with 10 times the tokens and positions of those that ship.
 
     python -m benchmarks.gpu.train --model MODEL --prompts PROMPTS --output FOLDER
 
@@ -25,7 +25,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.gpu.machine import describe, device_of
+from benchmarks.gpu.machine import PACKAGES, describe, device_of
 from benchmarks.results import write_json
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--kinds {' '.join(sorted(unknown))}: expected some of {', '.join(args.shipped)}")
     args.output_folder = args.output_folder.resolve()
     args.output = args.output_folder / "report.json"
-    device = device_of(parser, args)
+    device = device_of(parser, args, PACKAGES)
     report = {"machine": describe(device), **run_all(args)}
     beside = [Path(__file__).with_suffix(".json")] if device.type == "cuda" else []
     for path in (args.output, *beside):

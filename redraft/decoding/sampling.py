@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from redraft.protocol import MIN_TEMPERATURE, SamplingConfig
+if TYPE_CHECKING:
+    from redraft.protocol import SamplingConfig
 
 _MASK32 = 0xFFFFFFFF
 _BLOCK = 128
@@ -110,8 +111,7 @@ class Sampler:
         self.seed = config.seed if config.seed is not None else seed
         self.end_ids = frozenset(end_ids)
         self.position = 0
-        temperature = 1.0 if config.temperature is None else config.temperature
-        self.inverse_temperature = np.float32(1.0 / max(temperature, MIN_TEMPERATURE))
+        self.inverse_temperature = np.float32(1.0 / config.divisor)
         self.top_k = config.top_k or 0
         self.top_p = 1.0 if config.top_p is None else config.top_p
         self._repetition = np.float32(config.repetition_penalty or 1.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from redraft.bundle import BundleError
+from redraft.errors import BundleError
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """There where NVIDIA's driver is loaded, in the containers of such a machine too."""

@@ -45,6 +45,23 @@ class TargetBatch:
     commit_offsets: np.ndarray  # [B+1]
     logit_rows: np.ndarray  # [R]
 
+    @classmethod
+    def causal(cls, sequences: int, rows: int, context: int, words: int) -> TargetBatch:
+        """`rows` new tokens of each of the slots 0, 1, ... over `context` cached ones, every row with logits; `words`
+        int32 words of tree mask a row."""
+        count = sequences * rows
+        return cls(
+            input_ids=np.arange(count, dtype=np.int32),
+            positions=np.tile(np.arange(context, context + rows, dtype=np.int32), sequences),
+            row_offsets=np.arange(0, count + 1, rows, dtype=np.int32),
+            slots=np.arange(sequences, dtype=np.int32),
+            cache_lengths=np.full(sequences, context, np.int32),
+            tree_mask=np.zeros((count, words), np.int32),
+            commit_src=np.zeros(0, np.int32),
+            commit_offsets=np.zeros(sequences + 1, np.int32),
+            logit_rows=np.arange(count, dtype=np.int32),
+        )
+
 
 @dataclass
 class DraftBatch:

@@ -3,7 +3,9 @@ for those that start other scripts."""
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,8 +13,14 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import Whitespace
 
+from benchmarks.gpu.machine import PACKAGES
 from model_defs.target import Target
 from tests.engines.tiny import random_model, tiny_target, write_model
+
+ROOT = Path(__file__).parents[3]
+GIVEN = {"torch", "transformers", "numpy", "mpi4py", "safetensors", "tokenizers", "rich", "typer", "Jinja2"}
+"""Pinned packages of a bare CUDA machine, with what torch and transformers bring."""
+TESTING = ("pytest",)
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +46,38 @@ def model(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
     (folder / "chat_template.jinja").write_text("t3 {{ messages[0]['content'] }} t4")
     return folder
+
+
+BARE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in BLOCKED else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
+"""
+
+
+def bare_environment(folder: Path, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """Variables for child processes that find of requirements.txt only what a CUDA machine has and what is packed, less
+    the packages `without`."""
+    pinned = set(re.findall(r"^([\w.-]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    found = GIVEN | {*PACKAGES, *TESTING} - set(without)
+    blocked = [
+        module
+        for module, distributions in packages_distributions().items()
+        if {*distributions} & pinned and not {*distributions} & found
+    ]
+    assert {"openvino", "tritonclient", "zmq", "onnx_ir", "gguf", *without} <= {*blocked}
+    (folder / "sitecustomize.py").write_text(f"BLOCKED = {blocked}\n{BARE}")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+
+@pytest.fixture
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Children of this test run as on a CUDA machine, with what is packed."""
+    with patch.dict(os.environ, bare_environment(tmp_path_factory.mktemp("bare"))):
+        yield

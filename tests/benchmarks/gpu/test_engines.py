@@ -37,6 +37,6 @@ def test_an_engine_that_fails_is_an_answer(tmp_path, monkeypatch):
     def broken(engine, bundle, repeats):
         raise RuntimeError("no kernel image")
 
-    monkeypatch.setattr(engines, "measure", broken)
+    monkeypatch.setattr("benchmarks.step_times.measure", broken)
     found = engines.run(tiny_bundle(tmp_path, tiny_target(), drafts=False).path, 1)
     assert (found["loads"], found["runs"], found["error"]) == (True, False, "RuntimeError: no kernel image")

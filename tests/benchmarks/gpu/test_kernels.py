@@ -48,7 +48,7 @@ def test_what_the_tools_run_checks_attention(monkeypatch):
 )
 def test_complaints_and_a_missing_sanitizer_are_errors(options, tools, status, program, tmp_path, monkeypatch):
     found = None if tools is None else str(program)
-    monkeypatch.setattr(kernels, "device_of", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(kernels, "device_of", lambda *_, **__: torch.device("cuda"))
     monkeypatch.setattr(kernels, "describe", lambda _: {})
     monkeypatch.setattr(kernels, "check_attention", lambda device, small: [])
     monkeypatch.setattr(kernels, "TOOLS", tools)

@@ -12,10 +12,10 @@ import build_engines
 from benchmarks import method_batches, step_times, verify_lossless
 from benchmarks.gpu import torch_backend
 from benchmarks.gpu.torch_backend import ROOT
-from benchmarks.step_times import causal_batch
 from methods import check_method, read_methods
 from redraft.bundle import Bundle, BundleConfig, LimitsInfo
 from redraft.engines import load_engine
+from redraft.engines.interface import TargetBatch
 from tests.engines.tiny import tiny_drafter
 
 
@@ -112,7 +112,7 @@ def raise_parsed() -> None:
     raise Parsed
 
 
-def test_the_whole_sequence_on_the_cpu(target, model, tmp_path):
+def test_the_whole_sequence_on_the_cpu(target, model, tmp_path, bare):
     """One method of a tiny target: bundles are built, answers compared, steps and batches timed."""
     tiny_drafter(target).save(tmp_path / "drafter")
     (tmp_path / "methods.toml").write_text(f'[tiny]\ndrafter = "{tmp_path}/drafter"\nngram = false\n')
@@ -134,7 +134,9 @@ def test_the_whole_sequence_on_the_cpu(target, model, tmp_path):
     assert plain[0]["rows"] == 1
     assert all(row["rows"] for row in plain), "it drafts nothing"
     for precision in ("fp32", "bf16"):
-        _, hidden = load_engine(Bundle.load(tmp_path / "work" / f"ar-{precision}")).execute(causal_batch(1, 1, 0, 1))
+        _, hidden = load_engine(Bundle.load(tmp_path / "work" / f"ar-{precision}")).execute(
+            TargetBatch.causal(1, 1, 0, 1)
+        )
         assert hidden is None
     assert equality["inputs"]["auto_regressive"] == str(tmp_path / "work" / "ar-fp32")
     cells = [(cell["method"], cell["batch"]) for cell in batches["cells"]]

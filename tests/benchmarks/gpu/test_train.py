@@ -176,7 +176,7 @@ def test_prompts_of_held_out_conversations_are_in_no_others(model, tmp_path, mon
     assert data.evaluation == sorted((tmp_path / "held").glob(train.SHARDS))[:1]
 
 
-def test_the_whole_sequence_on_the_cpu(target, model, tmp_path, monkeypatch):
+def test_the_whole_sequence_on_the_cpu(target, model, tmp_path, monkeypatch, bare):
     """A tiny target teaches a drafter, whose training is interrupted and goes on where it was; then it is judged beside
     another."""
     out, prompts = tmp_path / "out", tmp_path / "prompts.jsonl"

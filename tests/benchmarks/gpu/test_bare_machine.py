@@ -1,0 +1,53 @@
+"""The scripts and the tests marked `gpu` on a machine with torch, transformers and mpi4py but not the rest."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.machine import PACKAGES
+from tests.benchmarks.gpu.conftest import ROOT, bare_environment
+
+SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks/gpu").glob("*.py") if "def main(" in file.read_text())
+NEED_PACKAGES = {"engines": ["x"], "torch_backend": ["--model", "x"], "train": ["--model", "x", "--prompts", "x"]}
+"""Scripts that run bundles, with the arguments that they require."""
+
+
+def run_bare(folder: Path, *command: str, without: tuple[str, ...] = ()) -> str:
+    environment = {**os.environ, **bare_environment(folder, without), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_script_starts_without_what_is_packed(tmp_path):
+    """Those that need a packed package say so in one line before they begin."""
+    arguments = {
+        name: ["--device", "cpu", "--output", str(tmp_path / "out"), *NEED_PACKAGES[name]] for name in NEED_PACKAGES
+    }
+    script = f"""
+from contextlib import redirect_stderr
+from importlib import import_module
+from io import StringIO
+for name in {SCRIPTS}:
+    main = import_module("benchmarks.gpu." + name).main
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            main({arguments}.get(name, ["--help"]))
+    except SystemExit as exit:
+        print(name, exit.code, *said.getvalue().strip().splitlines()[-1:])
+"""
+    said = run_bare(tmp_path, "-c", script, without=PACKAGES)
+    for name in SCRIPTS:
+        expected = f"{name} 0"
+        if name in NEED_PACKAGES:
+            expected = (
+                f"error: not installed here: {', '.join(PACKAGES)}. Bring what python -m benchmarks.gpu.pack packs"
+            )
+        assert expected in said
+
+
+def test_tests_for_a_gpu_are_collected(tmp_path):
+    said = run_bare(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only")
+    assert "test_a_gpu_agrees_with_the_cpu[bf16]" in said
