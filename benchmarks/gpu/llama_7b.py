@@ -39,7 +39,7 @@ from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
 from redraft.decoding.construction import beam, best_first
 from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, prune_tree, shared_budgets
-from redraft.engines.fixed_calls import FixedCalls, Inputs
+from redraft.engines.fixed_calls import FixedCalls, Inputs, available_graphs
 from redraft.engines.interface import DraftCandidates, TargetBatch
 from redraft.engines.transfer import Results
 
@@ -105,8 +105,7 @@ def graphs(
     function: Callable[[dict[str, Tensor]], Sequence[Tensor]], device: torch.device, **options: Any
 ) -> Callable[[Inputs], list[np.ndarray]]:
     """Calls of a function by CUDA graphs, each of which waits for its results."""
-    pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-    calls, results = FixedCalls(function, device, pool, **options), Results(device)
+    calls, results = FixedCalls(function, device, available_graphs(device), **options), Results(device)
     return lambda inputs: results.fetch(calls(inputs, {}))
 
 

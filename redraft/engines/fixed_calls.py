@@ -1,10 +1,10 @@
-"""Calls of fixed shapes: inputs staged in one copy, on a GPU (not run) a CUDA graph. The host waits for none of
-it."""
+"""Calls of padded shapes: inputs staged in one copy and, on a GPU (not run), a CUDA graph per shape. The host waits for
+none of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,77 +15,141 @@ ALIGNED = 4
 REPEATED = "row_offsets"
 """Padded with its last value, so that the sequences behind it have no rows."""
 
-GraphPool = Any
-"""Memory that CUDA graphs share: what `torch.cuda.graph_pool_handle` gives."""
 Inputs = Mapping[str, np.ndarray | Tensor]
 """Arrays int32 or float32, or tensors that are on the device already."""
+Sizes = Mapping[str, int]
+"""First dimensions that inputs are padded to, by name; an input without an entry keeps its own."""
 Function = Callable[[dict[str, Tensor]], Sequence[Tensor]]
-"""Tensors by name to results; those are read before the next call."""
+"""Tensors by name to results, whose first dimensions may differ between shapes."""
 
 
-def padded_size(count: int, most: int) -> int:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that holds `count`, and at most `most`."""
-    size = 1 << (count - 1).bit_length()
-    return min(3 * size // 4 if size > 3 and 3 * size // 4 >= count else size, most)
+class Graphs(Protocol):
+    """Makes CUDA graphs."""
+
+    def warm_up(self, function: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+        """Run a function that is about to be captured, and wait for it: the results."""
+        ...
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Record what a function enqueues, without running it. What is returned enqueues it again."""
+        ...
+
+
+class CudaGraphs:
+    """CUDA graphs that share one memory pool. They must not run at the same time. A graph takes little more memory than
+    those captured before it if none of these is smaller: capture the largest first."""
+
+    def __init__(self) -> None:
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, function: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            results = function()
+        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().synchronize()
+        return results
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            function()
+        return graph.replay
+
+
+def available_graphs(device: torch.device) -> Graphs | None:
+    """What captures CUDA graphs on a GPU; None on the CPU."""
+    return CudaGraphs() if device.type == "cuda" else None
 
 
 class FixedCalls:
-    """A function at every shape that is asked for: made when first needed, then kept.
+    """A function at padded shapes, on a GPU by CUDA graphs.
 
-    A call only enqueues: before the next one the host must have waited for the device. `padding` is what inputs are
-    padded with, 0 where it names none. A new shape's first call has padding alone and the inputs of `idle`, so that it
-    changes nothing that another would read. Where memory does not suffice for it, the shapes that are kept are given
-    up, to be made again when they are needed: not without `tries_again`, as of ranks, whose calls are each other's.
+    A call only enqueues: before the next one the host must have waited for the device. Inputs are padded with
+    `padding`, or with 0. A shape is captured from a call of padding only and the inputs of `idle`, so that it changes
+    nothing that another call would read. The results of all graphs lie in the same memory, that of the largest.
     """
 
     def __init__(
         self,
         function: Function,
         device: torch.device,
-        graph_pool: GraphPool | None = None,
+        graphs: Graphs | None = None,
         padding: Mapping[str, float] | None = None,
         idle: Mapping[str, np.ndarray] | None = None,
-        tries_again: bool = True,
     ):
-        self._function, self._device, self._pool = function, device, graph_pool
-        self._padding, self._idle, self._tries_again = dict(padding or {}), dict(idle or {}), tries_again
+        """`graphs` None: the function is called each time, as on the CPU."""
+        self._function, self._device, self._graphs = function, device, graphs
+        self._padding, self._idle = dict(padding or {}), dict(idle or {})
         self._calls: dict[tuple[tuple[int, ...], ...], _FixedCall] = {}
+        self.outputs: list[Tensor] = []
+        """The memory of all graphs' results: the largest graph's."""
 
-    def __call__(self, inputs: Inputs, rows: Mapping[str, int]) -> Sequence[Tensor]:
-        """The results on the device for inputs padded to the first dimensions in `rows`, where it names them; valid
-        until the next call, of another function too where they share a graph pool."""
-        shapes = {name: (rows.get(name, len(array)), *array.shape[1:]) for name, array in inputs.items()}
-        key = tuple(shapes.values())
-        if key not in self._calls:
-            self._calls[key] = self._made_with_room(inputs, shapes)
-        call = self._calls[key]
-        call.fill(inputs, self._padding)
+    def prepare(self, inputs: Inputs, buckets: Iterable[Sizes]) -> None:
+        """Make the calls of these shapes, in this order. `inputs` give names, dtypes and the other dimensions."""
+        for sizes in buckets:
+            self._call(inputs, sizes)
+
+    def __call__(self, inputs: Inputs, sizes: Sizes) -> Sequence[Tensor]:
+        """The results on the device for inputs padded to `sizes`, valid until the next call. A shape that was not
+        prepared is captured now."""
+        call = self._call(inputs, sizes)
+        call.inputs.fill(inputs, self._padding)
         return call.run()
+
+    def eager(self, inputs: Inputs) -> Sequence[Tensor]:
+        """The results for inputs of any shape, not padded and without a graph."""
+        staged = StagedInputs(_shapes(inputs, {}), inputs, self._device)
+        staged.fill(inputs, {})
+        return self._function(staged.tensors)
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def _made_with_room(self, inputs: Inputs, shapes: dict[str, tuple[int, ...]]) -> _FixedCall:
-        """Raises torch.OutOfMemoryError where memory does not suffice for this shape alone."""
-        try:
-            return self._made(inputs, shapes)
-        except torch.OutOfMemoryError:
-            if not self._tries_again:
-                raise
-            self._calls.clear()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        return self._made(inputs, shapes)
+    def _call(self, inputs: Inputs, sizes: Sizes) -> _FixedCall:
+        shapes = _shapes(inputs, sizes)
+        key = tuple(shapes.values())
+        if key not in self._calls:
+            staged = StagedInputs(shapes, inputs, self._device)
+            run = self._captured(inputs, staged) if self._graphs else lambda: self._function(staged.tensors)
+            self._calls[key] = _FixedCall(staged, run)
+        return self._calls[key]
 
-    def _made(self, inputs: Inputs, shapes: dict[str, tuple[int, ...]]) -> _FixedCall:
-        call = _FixedCall(shapes, inputs, self._device)
-        call.fill({name: self._idle.get(name, array[:0]) for name, array in inputs.items()}, self._padding)
-        call.capture(self._function, self._pool)
-        return call
+    def _captured(self, inputs: Inputs, staged: StagedInputs) -> Callable[[], Sequence[Tensor]]:
+        assert self._graphs is not None
+        staged.fill({name: self._idle.get(name, given[:0]) for name, given in inputs.items()}, self._padding)
+        views = self._room_for(self._graphs.warm_up(lambda: self._function(staged.tensors)))
+
+        def step() -> None:
+            for view, result in zip(views, self._function(staged.tensors), strict=True):
+                view.copy_(result)
+
+        replay = self._graphs.capture(step)
+
+        def run() -> Sequence[Tensor]:
+            replay()
+            return views
+
+        return run
+
+    def _room_for(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """Views of `outputs` with the results' shapes. Where these are larger, `outputs` becomes new memory, and the
+        graphs that were captured before keep theirs."""
+        if not self.outputs or any(len(new) > len(old) for new, old in zip(results, self.outputs, strict=True)):
+            self.outputs = [torch.empty_like(result) for result in results]
+        return [output[: len(result)] for output, result in zip(self.outputs, results, strict=True)]
 
 
 class _FixedCall:
-    """Buffers of one shape: of arrays back to back, pinned on the host and on the device, which on the CPU are one; of
+    """The inputs of one shape, and what runs the function on them."""
+
+    def __init__(self, inputs: StagedInputs, run: Callable[[], Sequence[Tensor]]):
+        self.inputs, self.run = inputs, run
+
+
+class StagedInputs:
+    """Buffers of one shape: arrays back to back, pinned on the host and on the device (on the CPU the same memory),
     tensors apart."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], inputs: Inputs, device: torch.device):
@@ -96,14 +160,14 @@ class _FixedCall:
         self._device = torch.zeros(starts[-1], dtype=torch.int32, device=device) if self._on_gpu else self._host
         places = {name: slice(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)}
         self._arrays: dict[str, np.ndarray] = {}
-        self._tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
         for name, given in inputs.items():
             if isinstance(given, np.ndarray):
                 dtype = torch.from_numpy(given[:0]).dtype
                 staged, buffer = (x[places[name]].view(dtype).view(shapes[name]) for x in (self._host, self._device))
-                self._arrays[name], self._tensors[name] = staged.numpy(), buffer
+                self._arrays[name], self.tensors[name] = staged.numpy(), buffer
             else:
-                self._tensors[name] = torch.zeros(shapes[name], dtype=given.dtype, device=device)
+                self.tensors[name] = torch.zeros(shapes[name], dtype=given.dtype, device=device)
 
     def fill(self, inputs: Inputs, padding: Mapping[str, float]) -> None:
         """Copy the inputs into the buffers, and padding behind them."""
@@ -116,27 +180,9 @@ class _FixedCall:
             self._device.copy_(self._host, non_blocking=True)
         for name, tensor in inputs.items():
             if not isinstance(tensor, np.ndarray):
-                self._tensors[name][: len(tensor)].copy_(tensor)
-                self._tensors[name][len(tensor) :].fill_(padding.get(name, 0))
+                self.tensors[name][: len(tensor)].copy_(tensor)
+                self.tensors[name][len(tensor) :].fill_(padding.get(name, 0))
 
-    def capture(self, function: Function, pool: GraphPool | None) -> None:
-        """Run the function on what is in the buffers, and make the CUDA graph of it."""
-        if not self._on_gpu:
-            function(self._tensors)
-            self.run = lambda: function(self._tensors)
-            return
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            function(self._tensors)
-        torch.cuda.current_stream().wait_stream(beside)
-        torch.cuda.current_stream().synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            outputs = function(self._tensors)
 
-        def replay() -> Sequence[Tensor]:
-            graph.replay()
-            return outputs
-
-        self.run = replay
+def _shapes(inputs: Inputs, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    return {name: (sizes.get(name, len(given)), *given.shape[1:]) for name, given in inputs.items()}

@@ -17,6 +17,9 @@ ALIGNMENT = 256
 """TensorRT takes addresses that are multiples of so many bytes."""
 WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2}
 """Bytes of a cached number."""
+WORKING = 16
+"""Numbers that a torch program holds at once for a row, in units of the hidden size: 4 for each of an MLP 4 times as
+wide."""
 COPIES_WHILE_BUILDING = 2
 """Of the weights: TensorRT holds the network and the engine."""
 COPIES_ON_THE_HOST: dict[str, float] = {"openvino": 4, "torch": 2.5, "tensorrt": 2.5, "tensorrt_rtx": 3.5}
@@ -58,8 +61,32 @@ def unaligned_caches(config: BundleConfig, max_len: int) -> list[int]:
 
 
 def output_bytes(config: BundleConfig) -> int:
-    """Of the largest step's logits, where those of all others lie too."""
-    return config.limits.slots * config.limits.max_tree * config.target.vocab_size * WIDTH.get(config.precision, 2)
+    """Of the largest decode step's logits, and for torch its hidden states, where those of all others lie too."""
+    limits, target = config.limits, config.target
+    hidden = target.hidden_size if config.backend == "torch" and config.methods else 0
+    return limits.slots * limits.max_tree * (target.vocab_size + hidden) * WIDTH.get(config.precision, 2)
+
+
+def working_bytes(config: BundleConfig) -> int:
+    """About what torch's programs hold while they execute: the largest decode step in the pool that all CUDA graphs
+    share, and the largest step with a part of a prompt outside of it. 0 for TensorRT, whose engines say it at load."""
+    if config.backend != "torch":
+        return 0
+    limits, target = config.limits, config.target
+    rows = limits.slots * limits.max_tree
+    logits, others = 2 * rows + limits.slots, 2 * rows + limits.prefill_chunk
+    return (logits * target.vocab_size + WORKING * others * target.hidden_size) * WIDTH.get(config.precision, 2)
+
+
+def step_bytes(config: BundleConfig) -> int:
+    """Of everything that a step takes."""
+    return output_bytes(config) + working_bytes(config)
+
+
+def _limit_bytes(config: BundleConfig, slots: int) -> int:
+    """What the limits take, with so many slots."""
+    config = config.model_copy(update={"limits": config.limits.model_copy(update={"slots": slots})})
+    return cache_bytes(config) + step_bytes(config)
 
 
 def of_rank(config: BundleConfig, rank: int) -> BundleConfig:
@@ -83,13 +110,13 @@ def loaded_bytes(bundle: Bundle, rank: int, suffix: str) -> int:
 def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 1) -> str:
     """How much is needed of `free` bytes, and with which limits less would be."""
     limits, row = config.limits, row_bytes(config)
-    weights, outputs, caches = copies * weight_bytes, output_bytes(config), cache_bytes(config)
+    weights, steps, caches = copies * weight_bytes, step_bytes(config), cache_bytes(config)
     needed = (
-        f"about {_gb(weights + outputs + caches)} GB are needed (weights {_gb(weights)}, caches {_gb(caches)}, "
-        f"logits {_gb(outputs)}), {_gb(free)} GB are free"
+        f"about {_gb(weights + steps + caches)} GB are needed (weights {_gb(weights)}, caches {_gb(caches)}, "
+        f"steps {_gb(steps)}), {_gb(free)} GB are free"
     )
-    room = free - weights - outputs
-    slots = room // (row * (limits.max_len + limits.max_tree))
+    room = free - weights - steps
+    slots = next((slots for slots in range(limits.slots, 0, -1) if _limit_bytes(config, slots) <= free - weights), 0)
     most = min(room // (row * limits.slots) - limits.max_tree, limits.max_len)
     length = next((length for length in range(most, 1, -1) if not unaligned_caches(config, length)), 0)
     fitting = [f"--slots {slots}"] * (0 < slots < limits.slots) + [f"--max-len {length}"] * (
@@ -104,15 +131,29 @@ def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 
     )
 
 
+def require_room(bundle: Bundle, rank: int, suffix: str, free: int) -> None:
+    """Raise BundleError where the weights, caches and outputs of a rank do not fit into the `free` bytes of its GPU,
+    before anything is loaded."""
+    config, weights = of_rank(bundle.config, rank), loaded_bytes(bundle, rank, suffix)
+    if weights + cache_bytes(config) + output_bytes(config) > free:
+        raise _too_large(bundle, config, weights, free)
+
+
 @contextmanager
 def within(bundle: Bundle, rank: int, suffix: str, free: int) -> Iterator[None]:
     """Where the memory of a rank's GPU runs out, of which `free` bytes were free before its files with this suffix were
     loaded, say what would fit: raises BundleError."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        fits = what_fits(of_rank(bundle.config, rank), loaded_bytes(bundle, rank, suffix), free)
-        raise BundleError(f"{bundle.path} does not fit this GPU: {fits}") from None
+    except RuntimeError as error:
+        if not (isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error)):
+            raise
+        weights = loaded_bytes(bundle, rank, suffix)
+        raise _too_large(bundle, of_rank(bundle.config, rank), weights, free) from None
+
+
+def _too_large(bundle: Bundle, config: BundleConfig, weight_bytes: int, free: int) -> BundleError:
+    return BundleError(f"{bundle.path} does not fit this GPU: {what_fits(config, weight_bytes, free)}")
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -174,7 +174,7 @@ class Ranks:
             import torch
 
             if not any(self.comm.allgather(torch.cuda.is_available())):
-                self._gather = lambda logits: torch.from_numpy(self._gather_arrays(logits.numpy()))
+                self._gather = lambda logits: torch.from_numpy(self._gather_arrays(logits.float().numpy()))
                 return
         from plugins.all_reduce import nccl
 

@@ -187,6 +187,10 @@ class SamplingBuffers:
             given, expected = getattr(sampling, name), (count, *buffer.shape[1:])
             _expect(given.shape == expected, f"shape of {name}", given.shape, expected)
             buffer[:count] = given
+        return self.views(count)
+
+    def views(self, count: int) -> dict[str, np.ndarray]:
+        """The buffers' first `count` sequences by name."""
         return {name: buffer[:count] for name, buffer in self._buffers.items()}
 
 

@@ -1,13 +1,14 @@
 """The `torch` backend: exported programs, on CUDA (not run) where there is a device, else on the CPU, as the reference
 in tests.
 
-Rows and sequences are padded to a few numbers, so that each shape is prepared once: on a GPU as a CUDA graph.
+Decode steps and drafts are padded to a few buckets: on a GPU CUDA graphs, captured at load. Steps with a part of a
+prompt run as they are: see `redraft.engines.buckets`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,9 @@ from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
 from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
 from redraft.engines import gpu, memory
+from redraft.engines.buckets import Bucket, decode_buckets, draft_buckets, fitting
 from redraft.engines.choice import choose
-from redraft.engines.fixed_calls import FixedCalls, GraphPool, padded_size
+from redraft.engines.fixed_calls import FixedCalls, Graphs, available_graphs
 from redraft.engines.interface import (
     DraftBatch,
     DraftCandidates,
@@ -41,8 +43,10 @@ from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, Sampling
 from redraft.engines.transfer import Results
 
 CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROWS = ("input_ids", "positions", "tree_mask", "logit_rows")
+SEQUENCES, BOUNDS = ("slots", "cache_lengths"), ("row_offsets", "commit_offsets")
 PAIRS, NEXT = ("hidden", "tokens"), "row_offsets"
-CONTEXT = (NEXT, "slots", "cache_lengths")
+CONTEXT = (NEXT, *SEQUENCES)
 
 Program = Callable[..., Sequence[Tensor]]
 
@@ -51,56 +55,68 @@ class TorchEngine:
     """A bundle's programs, and caches in the bundle's precision. Of several ranks, one's: see `OpenVINOEngine`."""
 
     def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
-        """Says on stderr which device executes. Raises BundleError where the GPU's kernels do not fit the bundle, or
-        its memory does not suffice."""
+        """Says on stderr which device executes. Raises BundleError for a bundle of another torch, and where the GPU's
+        kernels do not fit the bundle or its memory does not suffice."""
         if threads is not None:
             torch.set_num_threads(threads)
+        require_version(bundle)
         self.gather = gather
         device, free = available_device(), 0
         if device.type == "cuda":
             require_kernels(bundle, device)
             free = gpu.free_bytes(device)
+            memory.require_room(bundle, rank, ".pt2", free)
         print(f"{bundle.path} executes on {gpu.describe(device)}", file=sys.stderr)
         self._within_memory = partial(memory.within, bundle, rank, ".pt2", free)
         with self._within_memory():
             self._load(bundle, rank, device)
+        if bundle.config.tensor_parallel == 1:
+            self.self_test()
 
     def _load(self, bundle: Bundle, rank: int, device: torch.device) -> None:
         config = bundle.config
         target, limits = config.target, config.limits
-        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        graphs = available_graphs(device)
         folder = target_folder(bundle.path, rank, config.tensor_parallel)
         program = load_program(folder / "target.pt2", device)
         self._rows = RowBuffers(limits, target.vocab_size)
         heads, rows = (config.kv_heads(rank), target.head_size), (limits.slots, limits.max_tree)
         self.caches = [_allocate(config, *heads, target.num_layers, *rows, device) for _ in "kv"]
-        self.steps = FixedCalls(
-            lambda inputs: self._forward(program, inputs), device, pool, tries_again=config.tensor_parallel == 1
-        )
+        self._buckets = decode_buckets(limits)
+        self.steps = FixedCalls(lambda inputs: self._forward(program, inputs), device, graphs)
         self._results = Results(device)
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
         self.drafters = {
-            name: TorchDrafter(bundle, name, method, device, self._within_memory, pool)
+            name: TorchDrafter(bundle, name, method, device, self._within_memory, graphs)
             for name, method in methods.items()
         }
 
-    def _forward(self, program: Program, inputs: dict[str, Tensor]) -> list[Tensor]:
+    def _forward(self, program: Program, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
         input_ids, *rows, logit_rows = inputs.values()
-        return [output.float() for output in program(input_ids, rows, logit_rows, *self.caches)]
+        return program(input_ids, rows, logit_rows, *self.caches)
+
+    @torch.inference_mode()
+    def self_test(self) -> None:
+        """Capture the graphs of all buckets, on a GPU, each of which executes once before. Of several ranks, all do it
+        together, when all are loaded. Raises BundleError where memory does not suffice."""
+        with self._within_memory():
+            self.steps.prepare(self._rows.fill(no_batch(self._rows.mask_words)), map(step_sizes, self._buckets))
+            for drafter in self.drafters.values():
+                drafter.prepare()
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where a GPU's
         memory does not suffice for it."""
-        inputs, most = self._rows.fill(batch), self._rows.most_rows
-        sequences = padded_size(len(batch.slots), len(inputs["slots"]))
-        inputs |= {name: inputs[name][:sequences] for name in ("slots", "cache_lengths")}
-        inputs |= {name: inputs[name][: sequences + 1] for name in ("row_offsets", "commit_offsets")}
-        rows, logit_rows = (padded_size(len(inputs[name]), most) for name in ("input_ids", "logit_rows"))
-        padded = dict.fromkeys(("input_ids", "positions", "tree_mask"), rows)
+        inputs, rows = self._rows.fill(batch), len(batch.input_ids)
+        decodes = len(batch.logit_rows) == rows
+        bucket = fitting(self._buckets, len(batch.slots), rows) if decodes else None
+        sequences = bucket.sequences if bucket else len(batch.slots)
+        inputs |= {name: inputs[name][:sequences] for name in SEQUENCES}
+        inputs |= {name: inputs[name][: sequences + 1] for name in BOUNDS}
         with self._within_memory():
-            outputs = self.steps(inputs, padded | {"logit_rows": logit_rows})
-            hidden = outputs[1][: len(batch.input_ids)] if len(outputs) > 1 else None
+            outputs = self.steps(inputs, step_sizes(bucket)) if bucket else self.steps.eager(inputs)
+            hidden = outputs[1][:rows] if len(outputs) > 1 else None
             logits = self.gather(outputs[0][: len(batch.logit_rows)])
             return choose(logits, batch, samplers, self._results), hidden
 
@@ -120,7 +136,7 @@ class TorchDrafter:
         method: MethodInfo,
         device: torch.device,
         within_memory: Callable[[], AbstractContextManager[None]],
-        pool: GraphPool | None = None,
+        graphs: Graphs | None = None,
     ):
         """`within_memory` says what would fit where a call runs out of memory."""
         config, context = bundle.config, method.context
@@ -136,14 +152,26 @@ class TorchDrafter:
         program = load_program(bundle.path / f"drafter.{name}.pt2", device)
         padding, idle = {"slots": self._slots, "top_p": 1.0}, {NEXT: np.array([0, 1], np.int32)}
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
+        self._hidden_size = config.target.hidden_size
+        self._buckets = draft_buckets(config.limits, self.reads_context)
         self._sampling = SamplingBuffers.of(method, self._slots)
-        self.drafts = FixedCalls(lambda inputs: self._forward(program, inputs), device, pool, padding, idle)
+        self.drafts = FixedCalls(lambda inputs: self._forward(program, inputs), device, graphs, padding, idle)
         self._device, self._results = device, Results(device)
         self._chains: ChainBuffers | None = None
         if method.chain_levels:
             again = load_program(bundle.path / f"resampler.{name}.pt2", device)
             self._chains, self._levels = ChainBuffers(self._slots, method.chain_levels), method.chain_levels
-            self.resamples = FixedCalls(lambda inputs: again(list(inputs.values())), device, pool)
+            self.resamples = FixedCalls(lambda inputs: again(list(inputs.values())), device, graphs)
+
+    def prepare(self) -> None:
+        """Capture the graphs of all buckets, on a GPU."""
+        nothing = DraftBatch.of_roots(np.zeros((1, self._hidden_size), np.float32), np.zeros(1, np.int32))
+        inputs = self._inputs(nothing, self._sampling.views(1) if self._sampling else {})
+        self.drafts.prepare(inputs, [draft_sizes(inputs, bucket) for bucket in self._buckets])
+        if self._chains and self.drafts.outputs:
+            *_, raw_logits = self.drafts.outputs
+            chains = self._chains_of([np.zeros((0, raw_logits.shape[-1]), np.float32)], np.zeros(1, np.int32))
+            self.resamples.prepare(chains, [dict.fromkeys(chains, bucket.sequences) for bucket in self._buckets])
 
     def _forward(self, program: Program, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
         own = [tensor for name, tensor in inputs.items() if name not in SamplingBuffers.NAMES]
@@ -151,16 +179,25 @@ class TorchDrafter:
         return program([*own, *self.caches, *drawing])
 
     def _run(self, batch: DraftBatch, sampling: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The program's outputs for a batch, padded to more sequences and cut again."""
+        """The program's outputs for a batch."""
         self._pairs.check(batch)
-        inputs = {name: getattr(batch, name) for name in (*PAIRS, *(CONTEXT if self.reads_context else ()))} | sampling
         count = len(batch.slots)
-        sequences = padded_size(count, self._slots)
-        pairs = padded_size(len(inputs["tokens"]), self._pairs.most_pairs) if self.reads_context else sequences
-        padded = dict.fromkeys(inputs, sequences) | dict.fromkeys(PAIRS, pairs) | {NEXT: sequences + 1}
+        bucket = fitting(self._buckets, count, len(batch.tokens))
         with self._within_memory():
-            inputs["hidden"] = torch.as_tensor(batch.hidden, device=self._device)
-            return self._results.fetch([_first(output, sequences, count) for output in self.drafts(inputs, padded)])
+            inputs = self._inputs(batch, sampling)
+            outputs = self.drafts(inputs, draft_sizes(inputs, bucket)) if bucket else self.drafts.eager(inputs)
+            sequences = bucket.sequences if bucket else count
+            return self._results.fetch([_first(output, sequences, count) for output in outputs])
+
+    def _inputs(self, batch: DraftBatch, sampling: dict[str, np.ndarray]) -> dict[str, np.ndarray | Tensor]:
+        hidden = torch.as_tensor(batch.hidden, device=self._device).float()
+        others = {name: getattr(batch, name) for name in ("tokens", *(CONTEXT if self.reads_context else ()))}
+        return {"hidden": hidden, **others, **sampling}
+
+    def _chains_of(self, chains: list[np.ndarray], roots: np.ndarray) -> dict[str, np.ndarray]:
+        assert self._chains is not None
+        inputs = self._chains.fill(chains, roots)
+        return inputs | {"raw_logits": inputs["raw_logits"].reshape(len(chains), self._levels, -1)}
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftCandidates:
@@ -178,10 +215,11 @@ class TorchDrafter:
         chains that do not fit it."""
         if self._chains is None:
             raise RuntimeError("this drafter leaves no chain to draft again from")
-        inputs, count = self._chains.fill(chains, roots), len(chains)
-        inputs["raw_logits"] = inputs["raw_logits"].reshape(count, self._levels, -1)
+        inputs, count = self._chains_of(chains, roots), len(chains)
+        bucket = fitting(self._buckets, count, count)
+        assert bucket is not None, "the limits that fill() enforces"
         with self._within_memory():
-            outputs = self.resamples(inputs, dict.fromkeys(inputs, padded_size(count, self._slots)))
+            outputs = self.resamples(inputs, dict.fromkeys(inputs, bucket.sequences))
             candidates, log_probs, parents = self._results.fetch([output[:count] for output in outputs])
         for b, chain in enumerate(chains):
             log_probs[b, len(chain) :] = -np.inf
@@ -198,6 +236,40 @@ class TorchDrafter:
 def available_device() -> torch.device:
     """The GPU, if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def require_version(bundle: Bundle) -> None:
+    """Raises BundleError where another release of torch than this exported the bundle's programs."""
+    built, here = bundle.manifest.versions.get("torch", "unknown"), torch.__version__
+    if _release(built) != _release(here):
+        raise BundleError(
+            f"{bundle.path} was exported by torch {built}, this is {here}, which need not read it; on this machine "
+            f"rebuild it with: {bundle.manifest.command}"
+        )
+
+
+def _release(version: str) -> list[str]:
+    """Major and minor."""
+    return version.split(".")[:2]
+
+
+def step_sizes(bucket: Bucket) -> dict[str, int]:
+    """The first dimensions of a target's inputs."""
+    rows, sequences = dict.fromkeys(ROWS, bucket.rows), dict.fromkeys(SEQUENCES, bucket.sequences)
+    return rows | sequences | dict.fromkeys(BOUNDS, bucket.sequences + 1)
+
+
+def draft_sizes(inputs: Iterable[str], bucket: Bucket) -> dict[str, int]:
+    """The first dimensions of a drafter's inputs of these names."""
+    sizes = dict.fromkeys(inputs, bucket.sequences) | dict.fromkeys(PAIRS, bucket.rows)
+    return sizes | {NEXT: bucket.sequences + 1}
+
+
+def no_batch(mask_words: int) -> TargetBatch:
+    """One sequence without rows."""
+    none, one = np.zeros(0, np.int32), np.zeros(1, np.int32)
+    bounds = np.zeros(2, np.int32)
+    return TargetBatch(none, none, bounds, one, one, np.zeros((0, mask_words), np.int32), none, bounds, none)
 
 
 def require_kernels(bundle: Bundle, device: torch.device) -> None:

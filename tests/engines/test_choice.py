@@ -95,6 +95,24 @@ def test_sequences_without_a_sampler_have_their_logits():
     np.testing.assert_array_equal(everything, logits, strict=True)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_logits_in_bf16_give_the_tokens_of_their_float32_copy(device):
+    """Each bf16 number is a float32 number, and of equals the first is taken: rounding makes many equals."""
+    rng = np.random.default_rng(3)
+    batch, depths = steps_of(rng, len(SETTINGS))
+    samplers = [sampler(setting, 5, 1) for setting in (*SETTINGS.values(), {})]
+    logits = torch.from_numpy(rng.standard_normal((len(batch.logit_rows), 1031)).astype(np.float32) + 40).bfloat16()
+    largest = logits.float().amax(1, keepdim=True)
+    assert ((logits.float() == largest).sum(1) > 1).any()
+    given = logits.to(device)
+    found, expected = (choose(x, batch, samplers, Results(given.device)) for x in (given, given.float()))
+    start = 0
+    for of_rows in depths:
+        rows = slice(start, start + len(of_rows))
+        np.testing.assert_array_equal(found[rows].copy(), expected[rows], strict=True)
+        start += len(of_rows)
+
+
 @pytest.mark.parametrize("chooser", [None, sampler({}, 0, 0), sampler({"top_p": 0.5}, 0, 0)])
 def test_a_step_may_have_no_logit_rows(chooser):
     batch = make_batch([chain(0, [], [4, 5], causal=True)])

@@ -10,16 +10,11 @@ import pytest
 import torch
 
 from redraft.engines import fixed_calls, transfer
-from redraft.engines.fixed_calls import FixedCalls, padded_size
+from redraft.engines.fixed_calls import CudaGraphs, FixedCalls
 from redraft.engines.transfer import Results
+from tests.engines.graphs import FakeGraphs
 
 CPU = torch.device("cpu")
-
-
-def test_sizes_waste_a_third_at_most_and_are_few():
-    sizes = [padded_size(count, 1000) for count in range(1, 1001)]
-    assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000]
-    assert all(count <= size < 1.5 * count for count, size in enumerate(sizes, 1))
 
 
 def calls(seen: list[dict], **options) -> FixedCalls:
@@ -51,17 +46,54 @@ def test_inputs_are_padded_and_stale_ones_are_not_seen():
         assert seen[-1]["slots"].dtype == torch.int32
 
 
-def test_a_shape_is_prepared_once_with_padding_alone():
+def test_a_shape_is_captured_once_from_padding_only():
     seen: list[dict] = []
-    fixed = calls(seen, padding={"slots": 7}, idle={"row_offsets": np.array([0, 1], np.int32)})
+    graphs = FakeGraphs()
+    fixed = calls(seen, graphs=graphs, padding={"slots": 7}, idle={"row_offsets": np.array([0, 1], np.int32)})
+    sizes = {"x": 3, "row_offsets": 4, "slots": 3}
+    fixed.prepare(inputs(1), [sizes])
+    assert len(seen) == 2
+    for idle in seen:
+        assert not idle["x"].any()
+        assert idle["row_offsets"].tolist() == [0, 1, 1, 1]
+        assert idle["slots"].tolist() == [7, 7, 7]
     for count in (3, 2, 3, 1):
-        fixed(inputs(count), {"x": 3, "row_offsets": 4, "slots": 3})
-    assert (len(fixed), len(seen)) == (1, 5)
-    assert not seen[0]["x"].any()
-    assert seen[0]["row_offsets"].tolist() == [0, 1, 1, 1]
-    assert seen[0]["slots"].tolist() == [7, 7, 7]
+        fixed(inputs(count), sizes)
+    assert (len(fixed), graphs.captured, len(seen)) == (1, 1, 6)
     fixed(inputs(4), {})
-    assert len(fixed) == 2
+    assert (len(fixed), graphs.captured) == (2, 2)
+
+
+@pytest.mark.parametrize("counts", [(6, 4, 2), (2, 4, 6), (4, 6, 2)])
+def test_results_of_all_graphs_lie_in_the_largest_ones_memory(counts):
+    """Captured from the largest down they share it. In any order each has its own results, until the next call."""
+    fixed = calls([], graphs=FakeGraphs())
+    fixed.prepare(inputs(1), [{"x": count, "row_offsets": count + 1, "slots": count} for count in counts])
+    places = set()
+    for count in (2, 6, 4, 6, 2):
+        given = inputs(count)
+        doubled, offsets = fixed(given, {})
+        np.testing.assert_array_equal(doubled, 2 * given["x"])
+        assert offsets.tolist() == given["row_offsets"].tolist()
+        places.add((doubled.data_ptr(), offsets.data_ptr()))
+    assert [len(output) for output in fixed.outputs] == [6, 7]
+    if counts[0] == 6:
+        assert places == {tuple(output.data_ptr() for output in fixed.outputs)}
+        small = fixed(inputs(2), {})[0]
+        before = small.clone()
+        fixed(inputs(4), {})
+        assert not torch.equal(small, before)
+
+
+def test_without_a_graph_nothing_is_padded_or_kept():
+    seen: list[dict] = []
+    fixed = calls(seen, graphs=FakeGraphs())
+    kept = [(given := inputs(count), fixed.eager(given)[0]) for count in (3, 2)]
+    assert [len(tensors["slots"]) for tensors in seen] == [3, 2]
+    for given, doubled in kept:
+        np.testing.assert_array_equal(doubled, 2 * given["x"])
+    assert not fixed.outputs
+    assert not len(fixed)
 
 
 def test_inputs_lie_where_16_bytes_can_be_loaded():
@@ -74,9 +106,8 @@ def test_inputs_lie_where_16_bytes_can_be_loaded():
 class StandIn:
     """torch, whose GPU is the CPU's memory: a graph runs its function again."""
 
-    def __init__(self, function) -> None:
-        self.function, self.cuda, self.events = function, self, list[str]()
-        self.inputs: dict[str, torch.Tensor] = {}
+    def __init__(self) -> None:
+        self.cuda, self.events = self, list[str]()
 
     def __getattr__(self, name: str):
         return getattr(torch, name)
@@ -101,27 +132,37 @@ class StandIn:
     def stream(self, stream: StandIn):
         return nullcontext()
 
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
     def graph(self, graph: StandIn, pool: object, capture_error_mode: str):
         self.events.append(f"capture into {pool}")
         return nullcontext()
 
-    def run(self, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        self.inputs = inputs
-        self.outputs = self.function(inputs)
-        return self.outputs
+    def graphs(self) -> fixed_calls.CudaGraphs:
+        """Those whose functions a replay runs again."""
+        graphs = fixed_calls.CudaGraphs()
+        capture = graphs.capture
+
+        def captured(function):
+            self.captured = function
+            return capture(function)
+
+        graphs.capture = captured
+        return graphs
 
     def replay(self) -> None:
         self.events.append("replay")
-        for output, new in zip(self.outputs, self.function(self.inputs), strict=True):
-            output.copy_(new)
+        self.captured()
 
 
 def test_a_graph_is_captured_once_and_only_fetching_waits(monkeypatch):
     """The path of a GPU, with a stand-in for one: inputs are there before the graph runs, results after it."""
-    gpu, device = StandIn(lambda given: [given["x"] * 2, given["slots"] + 1]), SimpleNamespace(type="cuda")
+    gpu, device = StandIn(), SimpleNamespace(type="cuda")
     monkeypatch.setattr(fixed_calls, "torch", gpu)
     monkeypatch.setattr(transfer, "torch", gpu)
-    fixed, results = FixedCalls(gpu.run, device, graph_pool="pool", padding={"slots": 9}), Results(device)
+    function = lambda given: [given["x"] * 2, given["slots"] + 1]  # noqa: E731
+    fixed, results = FixedCalls(function, device, gpu.graphs(), padding={"slots": 9}), Results(device)
     kept = []
     for count in (3, 2, 4):
         given = inputs(count)
@@ -136,10 +177,15 @@ def test_a_graph_is_captured_once_and_only_fetching_waits(monkeypatch):
 
 def test_what_is_on_the_device_stays_there(monkeypatch):
     """Tensors go to the buffers of a GPU without the host's, padding behind them; a first call has padding alone."""
-    gpu, device = StandIn(lambda given: [given["x"] * 2, given["slots"] + 1]), SimpleNamespace(type="cuda")
+    gpu, device = StandIn(), SimpleNamespace(type="cuda")
     monkeypatch.setattr(fixed_calls, "torch", gpu)
     seen: list[np.ndarray] = []
-    fixed = FixedCalls(lambda given: seen.append(given["x"].numpy().copy()) or gpu.run(given), device)
+
+    def function(given):
+        seen.append(given["x"].numpy().copy())
+        return [given["x"] * 2, given["slots"] + 1]
+
+    fixed = FixedCalls(function, device, gpu.graphs())
     for count in (3, 2):
         given = inputs(count) | {"x": torch.from_numpy(inputs(count)["x"])}
         doubled, slots = fixed(given, {"x": 4, "row_offsets": 5, "slots": 4})
@@ -152,48 +198,11 @@ def test_what_is_on_the_device_stays_there(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_graph_gives_what_the_function_gives():
     device = torch.device("cuda")
-    fixed, results = FixedCalls(lambda given: [given["x"] * 2, given["slots"] + 1], device), Results(device)
+    fixed = FixedCalls(lambda given: [given["x"] * 2, given["slots"] + 1], device, CudaGraphs())
+    fixed.prepare(inputs(1), [{"x": size, "slots": size} for size in (6, 4)])
+    results = Results(device)
     for count in (5, 3):
-        given = inputs(count)
-        doubled, slots = results.fetch(fixed(given, {"x": 6, "slots": 6}))
+        given, size = inputs(count), 6 if count > 4 else 4
+        doubled, slots = results.fetch(fixed(given, {"x": size, "slots": size}))
         np.testing.assert_array_equal(doubled[:count], 2 * given["x"])
         np.testing.assert_array_equal(slots[:count], given["slots"] + 1)
-
-
-@pytest.mark.parametrize("most", [2, 0])
-def test_where_memory_does_not_suffice_other_shapes_are_given_up(monkeypatch, most):
-    """Room for the calls of two shapes, or of none."""
-    fixed, capture = calls([]), fixed_calls._FixedCall.capture
-
-    def capture_where_there_is_room(*arguments) -> None:
-        if len(fixed) >= most:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        capture(*arguments)
-
-    monkeypatch.setattr(fixed_calls._FixedCall, "capture", capture_where_there_is_room)
-    if not most:
-        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-            fixed(inputs(3), {})
-        return
-    kept = []
-    for count in (3, 2, 4, 3):
-        given = inputs(count)
-        np.testing.assert_array_equal(fixed(given, {})[0], 2 * given["x"])
-        kept.append(len(fixed))
-    assert kept == [1, 2, 1, 2]
-
-
-def test_a_rank_does_not_try_again(monkeypatch):
-    """Others would wait for it in another sum."""
-    fixed, tries = calls([], tries_again=False), []
-
-    def capture(*_) -> None:
-        tries.append(1)
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    fixed(inputs(3), {})
-    monkeypatch.setattr(fixed_calls._FixedCall, "capture", capture)
-    with pytest.raises(torch.OutOfMemoryError):
-        fixed(inputs(2), {})
-    assert len(tries) == 1
-    assert len(fixed) == 1

@@ -13,12 +13,16 @@ from redraft.budget import BudgetTable
 from redraft.bundle import BundleError
 from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
+from redraft.engines.buckets import Bucket, decode_buckets, draft_buckets
 from redraft.engines.fixed_calls import FixedCalls, Inputs
 from redraft.engines.gpu import describe
 from redraft.engines.hidden import on_host
-from redraft.engines.interface import DraftBatch, DraftCandidates
+from redraft.engines.interface import DraftBatch, DraftCandidates, ResamplingEngine
+from redraft.engines.memory import cache_bytes, output_bytes
+from redraft.engines.torch import TorchEngine
 from redraft.engines.transfer import Results
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, sampling_of
+from tests.engines.graphs import FakeGraphs
 from tests.engines.scheduling import TABLE, generate
 from tests.engines.test_context_drafters import Drafting, arrays_of, draft
 from tests.engines.tiny import (
@@ -123,7 +127,7 @@ def copied(given) -> list[np.ndarray]:
 
 
 def unpadded(monkeypatch) -> None:
-    monkeypatch.setattr("redraft.engines.torch.padded_size", lambda count, most: count)
+    monkeypatch.setattr("redraft.engines.torch.fitting", lambda _, sequences, rows: Bucket(sequences, rows))
 
 
 def test_padding_changes_nothing(bundle_of_kind, monkeypatch):
@@ -169,21 +173,75 @@ def test_padding_changes_no_draws(construction, target, tmp_path, monkeypatch):
     assert_same_draws(*drawn)
 
 
-def test_few_shapes_are_prepared(bundle):
+@pytest.fixture
+def graphs(monkeypatch):
+    """As on a GPU: what bundles are loaded with from now on."""
+    graphs = FakeGraphs()
+    monkeypatch.setattr("redraft.engines.torch.available_graphs", lambda _: graphs)
+    return graphs
+
+
+@pytest.mark.parametrize("bundle_of_kind", ["recurrent", "hidden_state", "eagle"], indirect=True)
+def test_all_graphs_are_captured_at_load_from_the_largest_down(bundle_of_kind, graphs):
+    """No step and no draft captures another one, and the caches are as they were."""
+    engine = load_engine(bundle_of_kind)
+    steps, drafter = decode_buckets(LIMITS), engine.drafters[METHOD]
+    drafts = draft_buckets(LIMITS, drafter.reads_context)
+    again = len(drafter.resamples) if isinstance(drafter, ResamplingEngine) and drafter._chains else 0
+    captured = len(steps) + len(drafts) + again
+    assert graphs.captured == captured == len(engine.steps) + len(drafter.drafts) + again
+    assert [shapes[0] for shapes in graphs.results[: len(steps)]] == [(bucket.rows, VOCAB) for bucket in steps]
+    assert graphs.results[len(steps)][0][0] == LIMITS.slots
+    assert not any(cache.any() for cache in engine.caches[0] + engine.caches[1])
+    assert not any(cache[: LIMITS.slots].any() for cache in drafter.caches)
+    tokens, scheduler = generate(engine, DraftingPlan(construction="best_first", budget=TABLE))
+    assert graphs.captured == captured
+    assert graphs.replayed > scheduler.totals.steps
+    assert tokens == generate(engine, None)[0]
+
+
+def test_steps_share_the_memory_of_their_results(bundle, graphs):
     engine = load_engine(bundle)
-    for rows in range(1, 31):
-        engine.execute(make_batch([random_tree(np.random.default_rng(rows), 0, [], rows)]))
-    assert len(engine.steps) == 10
-    hidden, tokens = np.zeros((9, 96), np.float32), np.arange(9, dtype=np.int32)
-    for count in range(1, 10):
-        engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden[:count], tokens[:count]))
-    assert len(engine.drafters[METHOD].drafts) == 7
+    logits, hidden = engine.steps.outputs
+    assert len(logits) == len(hidden) == LIMITS.slots * LIMITS.max_tree
+    assert sum(output.numel() * output.element_size() for output in (logits, hidden)) == output_bytes(bundle.config)
+    rng = np.random.default_rng(0)
+    for rows in (1, 9, 40):
+        assert engine.execute(make_batch([random_tree(rng, 0, [], rows)]))[1].data_ptr() == hidden.data_ptr()
+    assert engine.execute(make_batch([chain(0, [], [5] * 9, causal=True)]))[1].data_ptr() == hidden.data_ptr()
+    prompt = make_batch([chain(0, [], [5] * 9, causal=True)])
+    prompt.logit_rows = prompt.logit_rows[-1:]
+    assert engine.execute(prompt)[1].data_ptr() != hidden.data_ptr()
+
+
+def test_too_little_memory_for_the_graphs_says_what_would_fit(bundle, monkeypatch):
+    """Nothing is given up and tried again."""
+    for room in (0, 3):
+        graphs = FakeGraphs(room)
+        monkeypatch.setattr("redraft.engines.torch.available_graphs", lambda _, graphs=graphs: graphs)
+        with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed"):
+            load_engine(bundle)
+        assert len(graphs.results) == room + 1
+
+
+def test_a_bundle_of_another_torch_names_the_command(bundle, monkeypatch):
+    monkeypatch.setattr("redraft.engines.torch.load_program", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("torch.__version__", "2.11.1+cu130")
+    with pytest.raises(
+        BundleError, match=r"was exported by torch 2\.\d+.*, this is 2\.11\.1.* rebuild it with: python "
+    ):
+        load_engine(bundle)
+    versions = bundle.manifest.versions | {"torch": "2.11.0"}
+    manifest = bundle.manifest.model_copy(update={"versions": versions})
+    with pytest.raises(pytest.fail.Exception):
+        load_engine(dataclasses.replace(bundle, manifest=manifest))
 
 
 def test_programs_make_no_tensor_on_another_device(bundle_of_kind, monkeypatch):
     """As on a GPU: everything that a program makes follows its inputs' device."""
     monkeypatch.setattr(FixedCalls, "__call__", on_meta)
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(TorchEngine, "self_test", lambda _: None)
     engine = load_engine(bundle_of_kind)
     with pytest.raises(Ran):
         engine.execute(make_batch([chain(0, [], [5, 6, 7])]))
@@ -199,6 +257,7 @@ def test_drawing_makes_no_tensor_on_another_device(construction, target, tmp_pat
     bundle = tiny_bundle(tmp_path, target, "torch", **plan)
     monkeypatch.setattr(FixedCalls, "__call__", on_meta)
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(TorchEngine, "self_test", lambda _: None)
     with pytest.raises(Ran):
         load_engine(bundle).drafters[METHOD].draw(draft_batch(5), sampling_of(construction, 5))
 
@@ -310,12 +369,15 @@ def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
 
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
     monkeypatch.setattr("redraft.engines.torch.require_kernels", lambda *_: None)
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
+    monkeypatch.setattr("redraft.engines.torch.available_graphs", lambda _: None)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "the GPU")
-    monkeypatch.setattr("redraft.engines.torch.load_program", full)
     size = sum(file.stat().st_size for file in bundle.path.glob("*.pt2"))
+    least = size + cache_bytes(bundle.config) + output_bytes(bundle.config)
+    loads = []
+    monkeypatch.setattr("redraft.engines.torch.load_program", lambda *_: loads.append(0) or full())
     for free, remedy in (
-        (size + 600_000, r"--slots \d or --max-len \d+ would fit"),
+        (least, r"--slots \d would fit"),
+        (least - 1, r"--slots \d would fit"),
         (size, "no limits would fit beside the weights"),
     ):
         monkeypatch.setattr("redraft.engines.gpu.free_bytes", lambda _, free=free: free)
@@ -323,6 +385,7 @@ def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
             BundleError, match=rf"does not fit this GPU: about .* \(weights {size / 1e9:.2f}.*; {remedy}"
         ):
             load_engine(bundle)
+    assert len(loads) == 1, "what cannot fit is refused before anything is loaded"
 
 
 def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, tmp_path):
@@ -341,8 +404,11 @@ def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, t
     with monkeypatch.context() as patch:
         patch.setattr("redraft.engines.torch.choose", full)
         refused(lambda: engine.execute(tree))
-    monkeypatch.setattr(FixedCalls, "_made", full)
-    refused(lambda: engine.execute(make_batch([chain(0, [], [5] * 9)])))
+    monkeypatch.setattr(FixedCalls, "eager", full)
+    prompt = make_batch([chain(0, [], [5] * 9)])
+    prompt.logit_rows = prompt.logit_rows[-1:]
+    refused(lambda: engine.execute(prompt))
+    monkeypatch.setattr(FixedCalls, "__call__", full)
     refused(lambda: drafter.draft(draft_batch(3)))
     refused(lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)))
 
