@@ -66,6 +66,11 @@ class Backend(StrEnum):
     tensorrt_rtx = "tensorrt_rtx"
 
 
+class TargetForm(StrEnum):
+    plugin = "plugin"
+    native = "native"
+
+
 class Precision(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
@@ -80,6 +85,13 @@ PRECISIONS = {
     Backend.tensorrt: (Precision.bf16, Precision.int8, Precision.fp8),
     Backend.tensorrt_rtx: (Precision.fp16, Precision.bf16, Precision.fp32, Precision.int8, Precision.fp8),
 }
+
+
+FORMS = {
+    Backend.tensorrt: (TargetForm.plugin, TargetForm.native),
+    Backend.tensorrt_rtx: (TargetForm.native,),
+}
+"""By backend, the usual one first."""
 
 
 def setting(name: str, *flags: str) -> Any:
@@ -114,6 +126,14 @@ def main(
     ] = Backend.openvino,
     precision: Annotated[
         Precision | None, typer.Option(help="Stored weights; default bf16 (tensorrt_rtx: fp16).", show_default=False)
+    ] = None,
+    form: Annotated[
+        TargetForm | None,
+        typer.Option(
+            help="The target with our kernels as plugins, or of TensorRT's own layers; default: plugin with tensorrt, "
+            "native with tensorrt_rtx, which takes nothing else.",
+            show_default=False,
+        ),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="What build/calibrate.py wrote for the target, for --precision fp8.")
@@ -156,6 +176,10 @@ def main(
         precision = precision or (Precision.fp16 if backend == Backend.tensorrt_rtx else Precision.bf16)
         if precision not in PRECISIONS[backend]:
             raise BundleError(f"--precision {precision}: {backend} takes {', '.join(PRECISIONS[backend])}")
+        forms = FORMS.get(backend, ())
+        if form and form not in forms:
+            takes = ", ".join(forms) or "none: only the TensorRT backends have one"
+            raise BundleError(f"--form {form}: {backend} takes {takes}")
         if (calibration is not None) != (precision == Precision.fp8):
             wrong = f"--calibration {calibration}: expected with --precision fp8 alone, got {precision}"
             raise BundleError(wrong if calibration else "--precision fp8 needs --calibration, from build/calibrate.py")
@@ -185,6 +209,7 @@ def main(
             methods={name: settings.info() for name, settings in chosen.items()},
             tensor_parallel=tensor_parallel,
             shards=shard_infos(target, tensor_parallel),
+            form=form.value if form else next((usual.value for usual in forms), None),
         )
         check(config, target)
         build(config, target, model, chosen, output, hidden_states, bigrams, calibration, inputs)

@@ -112,7 +112,7 @@ def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path
 
 
 def write_tensorrt(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
-    """Networks, and the engines that a TensorRT builds from them: the target's in plugin form where it takes plugins,
+    """Networks, and the engines that a TensorRT builds from them: the target's in the form that the bundle asks for,
     all others in native form."""
     from plugins.all_reduce import tensorrt_form as all_reduce
     from plugins.tree_attention import tensorrt_form as tree_attention
@@ -123,7 +123,7 @@ def write_tensorrt(config: BundleConfig, target: Target, loops: Loops, folder: P
         network, gives_hidden = part.folder / "target.onnx", hidden and part.rank == 0
         ranks = {"rank": part.rank, "ranks": config.tensor_parallel}
         with step(f"export {part.name}"):
-            if builder.flavour.has_plugins:
+            if config.plugin_form:
                 form = export_target_plugin(
                     part.target, cache, cache_dtype=dtype, aliased_outputs=True, hidden_output=gives_hidden, **ranks
                 )

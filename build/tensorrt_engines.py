@@ -22,7 +22,7 @@ from plugins.tree_attention.tensorrt_plugin import HEAD_SIZES, KERNELS
 from redraft.bundle import BundleConfig, BundleError, file_sha256
 from redraft.engines import extents, gpu, memory
 from redraft.engines.extents import Extents, Shapes
-from redraft.engines.flavour import CAPABILITY, FLAVOURS, GPU, TENSORRT_RTX, Flavour, Messages
+from redraft.engines.flavour import CAPABILITY, FLAVOURS, GPU, Flavour, Messages
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class EngineBuilder:
     def __init__(self, config: BundleConfig):
         self._config = config
         self.flavour: Flavour = FLAVOURS[config.backend]
-        if self.flavour.has_plugins and (size := config.target.head_size) not in HEAD_SIZES:
+        if config.plugin_form and (size := config.target.head_size) not in HEAD_SIZES:
             raise BundleError(
                 f"heads of size {size}, and {self.flavour.title}'s plugins take {', '.join(map(str, HEAD_SIZES))}; "
-                f"--backend {TENSORRT_RTX.backend} takes any"
+                "--form native takes any"
             )
-        self._device = gpu.device() if self.flavour.has_plugins else None
+        self._device = gpu.device() if self.flavour.builds_on_gpu else None
         self._trt = self.flavour.module(config.tensor_parallel)
         if self.flavour.gpus and torch.cuda.is_available():
             try:
@@ -61,6 +61,7 @@ class EngineBuilder:
         if self._device:
             gpu.require_capability(self._device)
             gpu.require_precision(self._device, config.precision)
+        if config.plugin_form:
             try:
                 self._register_plugins()
             except BuildError as error:
@@ -78,19 +79,20 @@ class EngineBuilder:
         """NAME.engine of the network of a rank's target. Raises BundleError; MemoryError without a
         GPU."""
         limits = self._config.limits
-        if self.flavour.has_plugins:
+        if self._config.plugin_form:
             return self._build(network, extents.plugin_target(limits), extents.plugin_target_shapes(limits), rank)
-        return self._build(network, extents.native_target(limits, fixed=False), extents.native_target_shapes, rank)
+        made_for = extents.native_target(limits, self.flavour.builds_on_gpu)
+        return self._build(network, made_for, extents.native_target_shapes, rank)
 
     def build_drafter(self, network: Path, reads_context: bool) -> BuildReport:
         """NAME.engine of a drafter's network, or of one that re-samples, without context. Raises as `build_target`."""
-        made_for = extents.drafter(self._config.limits, reads_context, self.flavour.has_plugins)
+        made_for = extents.drafter(self._config.limits, reads_context, self.flavour.builds_on_gpu)
         return self._build(network, made_for, extents.drafter_shapes(reads_context))
 
     def _build(self, network: Path, made_for: Extents, shapes: Shapes, rank: int = 0) -> BuildReport:
         trt, messages = self._trt, Messages(self._trt)
         flags = [trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED]
-        if self.flavour.has_plugins:
+        if self._config.plugin_form:
             flags.append(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
         builder = messages.given_to(trt.Builder)
         definition = builder.create_network(sum(1 << int(flag) for flag in flags))
@@ -107,9 +109,9 @@ class EngineBuilder:
             for name, sizes in ranges.items():
                 profile.set_shape(name, *sizes)
             options.add_optimization_profile(profile)
-        if self.flavour.has_plugins:
+        if self._config.plugin_form:
             options.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-        else:  # without it no step can be captured in a CUDA graph
+        if not self.flavour.builds_on_gpu:  # without it no step can be captured in a CUDA graph
             options.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         timings = self._timing_cache(options)
         layers = [definition.get_layer(i) for i in range(definition.num_layers)]
@@ -150,7 +152,7 @@ class EngineBuilder:
     def _timing_cache(self, options: Any) -> Path | None:
         """Give TensorRT what earlier builds measured on such a GPU, unless it refuses that; the file for this build's
         measurements."""
-        if not self.flavour.has_plugins:
+        if not self.flavour.builds_on_gpu:
             return None
         name = re.sub(r"[^A-Za-z0-9.]+", "-", " ".join(self.versions.values()))
         path = CACHE / f"tensorrt-{name}.timings"

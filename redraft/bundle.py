@@ -20,6 +20,8 @@ METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 
 Backend = Literal["openvino", "torch", "tensorrt", "tensorrt_rtx"]
 Precision = Literal["fp32", "bf16", "int8", "fp16", "fp8"]
+Form = Literal["plugin", "native"]
+"""A target for TensorRT: with our attention kernels as plugins, or of TensorRT's own layers only."""
 
 
 class _Section(BaseModel):
@@ -108,6 +110,8 @@ class BundleConfig(_Section):
     """Ranks that execute the target together: see `target_folder`."""
     shards: tuple[ShardInfo, ...] = ()
     """By rank, where there are several."""
+    form: Form | None = None
+    """The target's form in engines of TensorRT."""
 
     @model_validator(mode="after")
     def _one_shard_for_each_rank(self) -> Self:
@@ -123,6 +127,11 @@ class BundleConfig(_Section):
             return cls.model_validate(_json(bundle / CONFIG))
         except ValidationError as error:
             raise BundleError(f"{bundle / CONFIG} is invalid: {_first(error)}; {rebuild}") from None
+
+    @property
+    def plugin_form(self) -> bool:
+        """Whether a target for TensorRT is in plugin form."""
+        return self.backend == "tensorrt" and self.form != "native"
 
     def kv_heads(self, rank: int) -> int:
         """KV heads of the target's cache on this rank."""

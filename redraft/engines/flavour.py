@@ -29,9 +29,9 @@ class Flavour:
     """The first release that sums over several GPUs."""
     gpus: tuple[tuple[int, int], ...] | None
     """The compute capabilities that its engines run on; None: all from `gpu.OLDEST_CAPABILITY` on."""
-    has_plugins: bool
-    """Whether the target is in plugin form, and kernels are chosen while an engine is built: on the GPU that is to run
-    it, and for every step's own shapes. Otherwise they are chosen when it is loaded."""
+    builds_on_gpu: bool
+    """Whether kernels are chosen while an engine is built, on the GPU that is to run it. Otherwise they are compiled
+    when it is loaded."""
 
     def module(self, ranks: int = 1) -> ModuleType:
         """The library, for so many ranks. Raises BundleError where it is missing or too old."""

@@ -119,7 +119,7 @@ class Step:
 
     def _capturable(self) -> bool:
         """What TensorRT for RTX says; full TensorRT's steps can be captured."""
-        return self._flavour.has_plugins or self._context.is_stream_capturable(self._stream.handle)
+        return self._flavour.builds_on_gpu or self._context.is_stream_capturable(self._stream.handle)
 
     def _enqueue(self) -> None:
         if not self._context.execute_async_v3(self._stream.handle):
@@ -213,7 +213,7 @@ class Session:
         """A new context of a profile, of one shape or of many."""
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(
-            strategy if self._flavour.has_plugins else self._compiling(strategy, fixed)
+            strategy if self._flavour.builds_on_gpu else self._compiling(strategy, fixed)
         )
         if context is None:
             self._messages.require_memory()

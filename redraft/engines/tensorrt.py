@@ -25,12 +25,12 @@ from redraft.engines.tensorrt_target import NativeTarget, PluginTarget
 from redraft.engines.transfer import Results
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Of native form by precision, of all others fp16."""
+"""TensorRT for RTX by precision; fp16 for all others."""
 
 
 def dtype_of(flavour: Flavour, precision: str) -> torch.dtype:
-    """What caches and all that is not quantized are in. The kernels of plugin form take bf16."""
-    return torch.bfloat16 if flavour.has_plugins else DTYPES.get(precision, torch.float16)
+    """The dtype of caches and of all that is not quantized. Full TensorRT's is bf16, which our kernels take."""
+    return torch.bfloat16 if flavour.builds_on_gpu else DTYPES.get(precision, torch.float16)
 
 
 class TensorRTEngine:
@@ -59,7 +59,7 @@ class TensorRTEngine:
         dtype = dtype_of(flavour, config.precision)
         limits, target = config.limits, memory.of_rank(config, rank).target
         self.caches = _allocate(limits, target, target.num_layers, limits.max_tree, dtype, stream)
-        kind = PluginTarget if flavour.has_plugins else NativeTarget
+        kind = PluginTarget if config.plugin_form else NativeTarget
         folder = target_folder(bundle.path, rank, config.tensor_parallel)
         communicator = nccl.communicator() if config.tensor_parallel > 1 else None
         self._target: PluginTarget | NativeTarget = kind(

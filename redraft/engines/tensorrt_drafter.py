@@ -45,7 +45,7 @@ class TensorRTDrafter:
         self._limits = config.limits
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._sampling = SamplingBuffers.of(method, config.limits.slots)
-        self._extents = extents.drafter(config.limits, self.reads_context, flavour.has_plugins)
+        self._extents = extents.drafter(config.limits, self.reads_context, flavour.builds_on_gpu)
         self._session = Session(
             flavour,
             bundle.path / f"drafter.{name}.engine",
@@ -171,7 +171,7 @@ class _Resampler:
     def __init__(self, bundle: Bundle, flavour: Flavour, name: str, stream: Stream):
         limits, self._levels = bundle.config.limits, bundle.config.methods[name].chain_levels
         self._chains = ChainBuffers(limits.slots, self._levels)
-        self._extents = extents.drafter(limits, reads_context=False, fixed=flavour.has_plugins)
+        self._extents = extents.drafter(limits, reads_context=False, fixed=flavour.builds_on_gpu)
         path, shapes = bundle.path / f"resampler.{name}.engine", extents.drafter_shapes(reads_context=False)
         self._session = Session(flavour, path, self._extents, shapes, {}, stream)
         self._host, self._stream, self._results = HostBuffers(stream), stream, Results(stream.device)

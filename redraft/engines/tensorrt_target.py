@@ -64,7 +64,7 @@ class NativeTarget:
         """Of the engine at `path`. See `Session` for what is raised."""
         self._limits = config.limits
         self._check = RowBuffers(self._limits, config.target.vocab_size).check
-        self._extents, self._caches = extents.native_target(self._limits, flavour.has_plugins), caches
+        self._extents, self._caches = extents.native_target(self._limits, flavour.builds_on_gpu), caches
         shapes = extents.native_target_shapes
         self.session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
         self._host, self._device = HostBuffers(stream), stream.device

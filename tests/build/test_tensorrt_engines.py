@@ -111,6 +111,22 @@ def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, t
     assert "compute_capability" not in bundle.manifest.versions
 
 
+def test_full_tensorrts_native_form_takes_any_head_and_no_compiler(monkeypatch, tmp_path, cache):
+    """No plugin, so no nvcc; kernels are still chosen for each step's own shapes, on this GPU."""
+    stand_in_tensorrt.install(monkeypatch, "tensorrt")
+    monkeypatch.setattr("tensorrt_engines.ptx", None)
+    options = {"precision": "bf16", "drafts": False, "limits": LIMITS, "form": "native"}
+    bundle = tiny_bundle(tmp_path, tiny_target(), "tensorrt", **options)
+    assert bundle.config.form == "native"
+    head = head_of(bundle, "target")
+    assert head["flags"] == 1 << stand_in_tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
+    assert (head["preview"], head["builder_flags"]) == ([], [])
+    assert len(head["profiles"]) == 4 * 4 + 1
+    assert head["profiles"][5]["input_ids"] == [[2, 2]] * 3
+    assert bundle.manifest.versions["compute_capability"] == "9.0"
+    assert list(cache.glob("*.timings"))
+
+
 def test_every_profile_of_limits_of_one_is_whole():
     limits = LimitsInfo(slots=1, max_len=2, max_tree=1, prefill_chunk=1)
     ranges = list(
@@ -178,7 +194,7 @@ def test_heads_that_the_plugins_do_not_take_are_refused_before_anything_is_looke
     config = BundleConfig(
         name="t", backend="tensorrt", precision="bf16", target=target_info(tiny_target()), limits=LIMITS, methods={}
     )
-    with pytest.raises(BundleError, match=r"heads of size 32, .* take 64, 128; --backend tensorrt_rtx takes any"):
+    with pytest.raises(BundleError, match=r"heads of size 32, .* take 64, 128; --form native takes any"):
         EngineBuilder(config)
 
 

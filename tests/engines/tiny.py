@@ -25,7 +25,7 @@ from model_defs.drafters import DRAFTERS
 from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.target import Target
 from model_defs.token_info import InfoForm
-from redraft.bundle import Bundle, BundleConfig, LimitsInfo, MethodInfo
+from redraft.bundle import Bundle, BundleConfig, Form, LimitsInfo, MethodInfo
 from redraft.engines.interface import TargetBatch
 
 VOCAB = 111
@@ -185,6 +185,7 @@ def tiny_bundle(
     limits: LimitsInfo = LIMITS,
     tensor_parallel: int = 1,
     tokenizer: str = "{}",
+    form: Form | None = None,
     **plan: Any,
 ) -> Bundle:
     """Build and load a bundle under `folder`, with the recurrent drafter or the one given; `plan` changes DRAFTING."""
@@ -202,7 +203,7 @@ def tiny_bundle(
     elif drafts:
         trained.save(drafter)
     methods = {METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {}
-    config = bundle_config(target, methods, limits, precision, backend, tensor_parallel)
+    config = bundle_config(target, methods, limits, precision, backend, tensor_parallel, form)
     build(config, target, model, {METHOD: settings} if drafts else {}, folder / "bundle")
     return Bundle.load(folder / "bundle")
 
@@ -214,6 +215,7 @@ def bundle_config(
     precision: str = "fp32",
     backend: str = "openvino",
     tensor_parallel: int = 1,
+    form: Form | None = None,
 ) -> BundleConfig:
     return BundleConfig(
         name="test",
@@ -224,6 +226,7 @@ def bundle_config(
         methods=methods,
         tensor_parallel=tensor_parallel,
         shards=shard_infos(target, tensor_parallel),
+        form=form,
     )
 
 
