@@ -50,4 +50,4 @@ def tree_attention(
         attributes,
     )
     partial, stats = run(split, (q, *places, tree_mask, k, v), attributes)
-    return run(combine, (partial, stats, row_offsets), attributes)[0]
+    return run(combine, (partial, stats, positions, row_offsets, k), attributes)[0]

@@ -232,8 +232,8 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
                                sequences, words, cache_slots, cache_rows, heads, kv_heads, partial, stats);            \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_##D(                        \
-        const float* partial, const float* stats, const int* row_offsets, int rows, int bounds, int heads,             \
-        int splits, uint16_t* out) {                                                                                   \
+        const float* partial, const float* stats, const int*, const int* row_offsets, const uint16_t*, int rows,       \
+        int bounds, int heads, int splits, uint16_t* out) {                                                            \
         redraft::combine<uint16_t, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                  \
     }
 

@@ -143,8 +143,8 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
                                sequences, words, cache_slots, cache_rows, heads, kv_heads, partial, stats);            \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_fp32_##D(                   \
-        const float* partial, const float* stats, const int* row_offsets, int rows, int bounds, int heads,             \
-        int splits, float* out) {                                                                                      \
+        const float* partial, const float* stats, const int*, const int* row_offsets, const float*, int rows,          \
+        int bounds, int heads, int splits, float* out) {                                                               \
         redraft::combine<float, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                     \
     }
 

@@ -43,7 +43,8 @@ def _rewrite(graph: ir.Graph, node: ir.Node) -> None:
     q, k, v = _plugin(graph, node, WRITE, [given[name] for name in INPUTS], sizes)
     given |= {"q": q, "k_cache": k, "v_cache": v}
     partial, stats = _plugin(graph, node, SPLIT, [given[argument.name] for argument in SPLIT.inputs], sizes)
-    (out,) = _plugin(graph, node, COMBINE, [partial, stats, given["row_offsets"]], sizes)
+    combined = [partial, stats, given["positions"], given["row_offsets"], k]
+    (out,) = _plugin(graph, node, COMBINE, combined, sizes)
     for old, new in zip(node.outputs, (out, k, v), strict=False):
         name, new.shape, new.type = old.name, old.shape, old.type
         old.replace_all_uses_with(new, replace_graph_outputs=True)

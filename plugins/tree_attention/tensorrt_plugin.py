@@ -33,13 +33,15 @@ _ROW_OFFSETS = Argument("row_offsets", "int32", ("bounds",))
 _SLOTS = Argument("slots", "int32", ("sequences",))
 _LENGTHS, _STARTS = (Argument(name, "int32", ("sequences",)) for name in ("cache_lengths", "starts"))
 _Q = Argument("q", "bf16", ("rows", "columns"))
-_PARTIAL = Argument("partial", "float32", ("splits", "rows", "heads", "head_size"))
-_STATS = Argument("stats", "float32", ("splits", "rows", "heads", "two"))
+_POSITIONS = Argument("positions", "int32", ("rows",))
+_PARTIAL, _STATS = (
+    Argument(name, "float32", ("places", size)) for name, size in (("partial", "head_size"), ("stats", "two"))
+)
 
 
 def tiles(sizes: Sizes) -> int:
     """Blocks that hold all queries, whatever the sequences' lengths: see `split` in kernel.cu."""
-    return sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // TILE + sizes["sequences"]
+    return sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // TILE + (sizes["bounds"] - 1)
 
 
 def splits(sizes: Sizes) -> int:
@@ -48,13 +50,23 @@ def splits(sizes: Sizes) -> int:
     return sizes.least(wanted, (sizes["cache_rows"] + (LEAST_KEYS - 1)) // LEAST_KEYS)
 
 
+def places(sizes: Sizes) -> int:
+    """Rows under query heads in all splits at most, for any number of rows: the partial results' memory must not depend
+    on how many splits there are, which fall as rows grow.
+
+    With several splits, splits x kv_heads x tiles <= BLOCKS, and a tile holds more than rows x group / tiles queries on
+    average, TILE at most: splits x rows x heads < BLOCKS x TILE.
+    """
+    return sizes.most(sizes["rows"] * sizes["heads"], BLOCKS * TILE)
+
+
 WRITE = Kernel(
     name="TreeAttentionWrite",
     source=SOURCE,
     entry="tree_attention_commit_write_{head_size}",
     attributes=ATTRIBUTES,
     inputs=(
-        *(Argument("qkv", "bf16", ("rows", "projections")), Argument("positions", "int32", ("rows",))),
+        *(Argument("qkv", "bf16", ("rows", "projections")), _POSITIONS),
         *(_ROW_OFFSETS, _SLOTS, _LENGTHS, _STARTS),
         *(Argument("commit_src", "int32", ("commits",)), Argument("commit_offsets", "int32", ("commit_bounds",))),
         *(Argument("rope_table", "float32", ("max_positions", "head_size")), _K, _V),
@@ -85,7 +97,7 @@ SPLIT = Kernel(
     outputs=(_PARTIAL, _STATS),
     grid=("tiles", "kv_heads", "splits"),
     threads=THREADS,
-    derived={"tiles": tiles, "splits": splits, "two": lambda _: 2},
+    derived={"tiles": tiles, "splits": splits, "places": places, "two": lambda _: 2},
 )
 
 COMBINE = Kernel(
@@ -93,12 +105,13 @@ COMBINE = Kernel(
     source=SOURCE,
     entry="tree_attention_combine_{head_size}",
     attributes=ATTRIBUTES,
-    inputs=(_PARTIAL, _STATS, _ROW_OFFSETS),
+    inputs=(_PARTIAL, _STATS, _POSITIONS, _ROW_OFFSETS, _K),
     scalars=("rows", "bounds", "heads", "splits"),
     outputs=(Argument("out", "bf16", ("rows", "columns")),),
     grid=("blocks", "one", "one"),
     threads=THREADS,
     derived={
+        "splits": splits,
         "columns": lambda sizes: sizes["heads"] * sizes["head_size"],
         "blocks": lambda sizes: (sizes["rows"] * sizes["heads"] + (WARPS - 1)) // WARPS,
         "one": lambda _: 1,
@@ -117,12 +130,19 @@ def _in_fp32(kernel: Kernel) -> Kernel:
     return replace(kernel, name=f"{kernel.name}Fp32", source=FP32_SOURCE, entry=entry, inputs=inputs, outputs=outputs)
 
 
+def fp32_splits(sizes: Sizes) -> int:
+    """Parts of the keys in fp32: the same for any number of rows."""
+    return (sizes["cache_rows"] + (FP32_SPLIT_KEYS - 1)) // FP32_SPLIT_KEYS
+
+
 FP32_SPLIT = replace(
     _in_fp32(SPLIT),
     derived={
         "tiles": lambda sizes: (sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) + (WARPS - 1)) // WARPS,
-        "splits": lambda sizes: (sizes["cache_rows"] + (FP32_SPLIT_KEYS - 1)) // FP32_SPLIT_KEYS,
+        "splits": fp32_splits,
+        "places": lambda sizes: sizes["splits"] * sizes["rows"] * sizes["heads"],
         "two": lambda _: 2,
     },
 )
-FP32_KERNELS = (_in_fp32(WRITE), FP32_SPLIT, _in_fp32(COMBINE))
+FP32_COMBINE = replace(_in_fp32(COMBINE), derived={**COMBINE.derived, "splits": fp32_splits})
+FP32_KERNELS = (_in_fp32(WRITE), FP32_SPLIT, FP32_COMBINE)

@@ -31,10 +31,10 @@ SHAPES = {
         *[(5, 3, 600, 64)] * 2,
     ],
     "TreeAttentionSplit": [(93, 576), (6,), (5,), (5,), (5,), (93, 2), *[(5, 3, 600, 64)] * 2],
-    "TreeAttentionCombine": [(16, 93, 9, 64), (16, 93, 9, 2), (6,)],
+    "TreeAttentionCombine": [(33792, 64), (33792, 2), (93,), (6,), (5, 3, 600, 64)],
 }
 SHAPES |= {f"{kernel.name}Fp32": SHAPES[kernel.name] for kernel in ATTENTION}
-SHAPES["TreeAttentionCombineFp32"] = [(3, 93, 9, 64), (3, 93, 9, 2), (6,)]
+SHAPES["TreeAttentionCombineFp32"] = [(2511, 64), (2511, 2), (93,), (6,), (5, 3, 600, 64)]
 Q = replace(SPLIT.inputs[0], in_place_of="q")
 ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64}
 OLDEST = "10.16.1.11"
