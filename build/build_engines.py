@@ -194,7 +194,7 @@ def main(
         require_memory(model, backend)
         inputs = built_from(sys.argv[1:])
         with step("load the target"):
-            target = Target.from_folder(model)
+            target = load_target(model, backend, any(settings.drafter for settings in chosen.values()))
         config = BundleConfig(
             name=output.name,
             backend=backend.value,
@@ -236,6 +236,18 @@ def require_memory(model: Path, backend: Backend) -> None:
         raise MemoryError(f"foreseen, with {most / 1e9:.2f} GB in all")
     if needed > host_bytes():
         out.print(f"build_engines: if it is killed, memory ran out: {what_builds(weights, backend)}")
+
+
+def load_target(model: Path, backend: str, drafts: bool) -> Target:
+    """A model folder's target: in float32 for the CPU's networks, else as it is stored, which takes half the memory.
+    Embedding and head are in float32 too where there is a drafter, since drafters share them and are in float32."""
+    if backend == Backend.openvino:
+        return Target.from_folder(model)
+    target = Target.from_folder(model, None)
+    if drafts:
+        target.embedding.float()
+        target.lm_head.float()
+    return target
 
 
 def weight_bytes(model: Path) -> int:

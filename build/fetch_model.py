@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from model_defs.config import SUPPORTED, RopeConfig, TargetConfig
-from model_defs.files import save_tensors
+from model_defs.files import StoredTensors, save_tensors
 from model_defs.target import Target
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
@@ -95,12 +95,8 @@ def to_bf16(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def check(folder: Path) -> None:
     """Raises ValueError for missing weights or unexpected shapes; reads the files' headers only."""
-    weights = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                weights[name] = torch.empty(tensors.get_slice(name).get_shape(), device="meta")
-    Target.check_weights(weights, TargetConfig.load(folder))
+    with StoredTensors.open(sorted(folder.glob("*.safetensors"))) as stored:
+        Target.check_weights(stored.shapes(), TargetConfig.load(folder))
 
 
 # -- sources -----------------------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,10 +33,35 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
 
 
+class StoredTensors:
+    """The tensors of several safetensors files, of which only the headers are read until a tensor is asked for."""
+
+    def __init__(self, opened: Mapping[str, Any]):
+        self._opened = opened
+
+    @classmethod
+    @contextmanager
+    def open(cls, files: Iterable[Path]) -> Iterator[StoredTensors]:
+        """While the files are open. Raises as `read_tensors` does."""
+        with ExitStack() as stack:
+            opened = [stack.enter_context(_opened(file)) for file in files]
+            yield cls({name: tensors for tensors in opened for name in tensors.keys()})  # noqa: SIM118
+
+    def shapes(self) -> dict[str, Tensor]:
+        """Tensors of device "meta" of all shapes, by name."""
+        return {
+            name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name, file in self._opened.items()
+        }
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, as it is stored."""
+        return self._opened[name].get_tensor(name)
+
+
 def count_numbers(file: Path) -> int:
-    """In a safetensors file, of which only the header is read. Raises as `read_tensors` does."""
-    with _opened(file) as tensors:
-        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    """Numbers in a safetensors file, of which only the header is read. Raises as `read_tensors` does."""
+    with StoredTensors.open([file]) as stored:
+        return sum(tensor.numel() for tensor in stored.shapes().values())
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:

@@ -7,7 +7,7 @@ same definition trains drafters (dense attention), generates (a preallocated cac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.config import TargetConfig
-from model_defs.files import read_tensors
+from model_defs.files import StoredTensors
 
 Join = Callable[[Tensor, Tensor], Tensor]
 """join(stream, part) -> stream: the residual stream and what a block gives, both [..., hidden_size]. Their sum; of a
@@ -81,56 +81,65 @@ class Target(nn.Module):
         return self.norm(x)
 
     @classmethod
-    def check_weights(cls, hf: dict[str, Tensor], config: TargetConfig) -> tuple[Target, dict[str, Tensor]]:
-        """A target without storage (device "meta") and the weights it needs, under its own names.
+    def check_weights(cls, hf: Mapping[str, Tensor], config: TargetConfig) -> Target:
+        """A target without storage (device "meta"), for which these Hugging Face weights do; meta tensors are enough.
 
-        `hf` holds Hugging Face names; meta tensors do for a check of names and shapes.
         Raises ValueError naming a missing weight, or one of another shape.
         """
         with torch.device("meta"):
             target = cls(config)
-        try:
-            weights = fuse_hf_weights(hf, config)
-        except KeyError as missing:
-            raise ValueError(f"weight {missing} is missing") from None
-        for name, expected in target.state_dict().items():
-            if weights[name].shape != expected.shape:
-                raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, expected {tuple(expected.shape)}")
-        return target, weights
+        expected = target.state_dict()
+        for name, sources in hf_names(config).items():
+            try:
+                shapes = [hf[source].shape for source in sources]
+            except KeyError as missing:
+                raise ValueError(f"weight {missing} is missing") from None
+            shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+            if shape != expected[name].shape or any(other[1:] != shape[1:] for other in shapes):
+                raise ValueError(f"{name} has shape {shape}, expected {tuple(expected[name].shape)}")
+        return target
 
     @classmethod
-    def from_folder(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Target:
-        """Load a Hugging Face folder's safetensors. Raises UnsupportedModelError, FileNotFoundError or
-        ValueError (a missing weight, or one of another shape)."""
+    def from_folder(cls, folder: Path, dtype: torch.dtype | None = torch.float32) -> Target:
+        """Load a Hugging Face folder's safetensors, converted to `dtype`, or as they are stored where it is None.
+
+        The files are mapped, and one weight at a time is concatenated and converted: memory beyond the target's own is
+        that of the largest. Raises UnsupportedModelError, FileNotFoundError or ValueError (a missing weight, or one of
+        another shape).
+        """
         config = TargetConfig.load(folder)
-        target, weights = cls.check_weights(_read_safetensors(folder), config)
-        target.load_state_dict({name: weight.to(dtype) for name, weight in weights.items()}, assign=True)
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"{folder}: no .safetensors file")
+        weights: dict[str, Tensor] = {}
+        with StoredTensors.open(files) as stored:
+            target = cls.check_weights(stored.shapes(), config)
+            for name, sources in hf_names(config).items():
+                parts = [stored.read(source) for source in sources]
+                weights[name] = (torch.cat(parts) if len(parts) > 1 else parts[0]).to(dtype or parts[0].dtype)
+        if config.tie_embeddings:
+            weights["lm_head.weight"] = weights["embedding.weight"]
+        target.load_state_dict(weights, assign=True)
         if config.tie_embeddings:
             target.lm_head.weight = target.embedding.weight
         return target.eval().requires_grad_(False)
 
 
-def _read_safetensors(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder}: no .safetensors file")
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        weights |= read_tensors(file)
-    return weights
-
-
-def fuse_hf_weights(hf: dict[str, Tensor], config: TargetConfig) -> dict[str, Tensor]:
-    """Hugging Face names to ours, with Q, K, V and gate, up concatenated along their rows."""
-    out = {"embedding.weight": hf["model.embed_tokens.weight"], "norm.weight": hf["model.norm.weight"]}
-    out["lm_head.weight"] = hf["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
+def hf_names(config: TargetConfig) -> dict[str, tuple[str, ...]]:
+    """Our names of weights, each with the Hugging Face weights whose rows it concatenates. Tied embeddings are one."""
+    names: dict[str, tuple[str, ...]] = {
+        "embedding.weight": ("model.embed_tokens.weight",),
+        "norm.weight": ("model.norm.weight",),
+    }
+    if not config.tie_embeddings:
+        names["lm_head.weight"] = ("lm_head.weight",)
     for i in range(config.num_layers):
         source, layer = f"model.layers.{i}", f"layers.{i}"
         for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-            out[f"{layer}.qkv.{kind}"] = torch.cat([hf[f"{source}.self_attn.{p}_proj.{kind}"] for p in "qkv"])
-        out[f"{layer}.attention_out.weight"] = hf[f"{source}.self_attn.o_proj.weight"]
-        out[f"{layer}.gate_up.weight"] = torch.cat([hf[f"{source}.mlp.{p}_proj.weight"] for p in ("gate", "up")])
-        out[f"{layer}.down.weight"] = hf[f"{source}.mlp.down_proj.weight"]
-        out[f"{layer}.attention_norm.weight"] = hf[f"{source}.input_layernorm.weight"]
-        out[f"{layer}.mlp_norm.weight"] = hf[f"{source}.post_attention_layernorm.weight"]
-    return out
+            names[f"{layer}.qkv.{kind}"] = tuple(f"{source}.self_attn.{p}_proj.{kind}" for p in "qkv")
+        names[f"{layer}.attention_out.weight"] = (f"{source}.self_attn.o_proj.weight",)
+        names[f"{layer}.gate_up.weight"] = tuple(f"{source}.mlp.{p}_proj.weight" for p in ("gate", "up"))
+        names[f"{layer}.down.weight"] = (f"{source}.mlp.down_proj.weight",)
+        names[f"{layer}.attention_norm.weight"] = (f"{source}.input_layernorm.weight",)
+        names[f"{layer}.mlp_norm.weight"] = (f"{source}.post_attention_layernorm.weight",)
+    return names

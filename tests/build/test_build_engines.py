@@ -17,7 +17,7 @@ from redraft.bundle import Bundle
 from redraft.engines import load_engine
 from redraft.engines.interface import DraftBatch
 from tests.build.commands import invoke
-from tests.engines.tiny import VOCAB, tiny_drafter, tiny_drafter_of, tiny_target
+from tests.engines.tiny import VOCAB, tiny_drafter, tiny_drafter_of, tiny_target, write_model
 
 run = partial(invoke, build_engines.main)
 
@@ -138,6 +138,19 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
     assert "method narrow recurrent, best_first, beam width 2" in printed
     assert "method lookup no drafter; " in printed
     assert "method served no drafter, ngram_trie; " in printed
+
+
+def test_the_target_of_a_gpu_backend_is_loaded_as_it_is_stored(tmp_path):
+    """What drafters share with it is in float32, as they are; the fingerprint is the same."""
+    write_model(tiny_target().to(torch.bfloat16), tmp_path)
+    whole, drafted, plain = (
+        build_engines.load_target(tmp_path, *how) for how in (("openvino", True), ("torch", True), ("tensorrt", False))
+    )
+    wide = {name for name, weight in drafted.named_parameters() if weight.dtype == torch.float32}
+    assert wide == {"embedding.weight", "lm_head.weight"}
+    assert {weight.dtype for weight in whole.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in plain.parameters()} == {torch.bfloat16}
+    assert len({target_fingerprint(target) for target in (whole, drafted, plain)}) == 1
 
 
 def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):

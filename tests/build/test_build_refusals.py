@@ -273,7 +273,7 @@ def test_too_little_memory_says_what_would_fit(model, tmp_path, monkeypatch, pla
     assert done.exit_code == 1
     assert "build_engines: out of memory (" in done.output
     assert said in done.output
-    assert "0.16 GB are free; a target with weights of 0.06 GB would fit: choose one" in done.output
+    assert "0.16 GB are free; a target with weights of 0.09 GB would fit: choose one" in done.output
     assert not list(tmp_path.iterdir())
 
 
@@ -302,7 +302,7 @@ def test_a_target_too_large_for_the_machine_is_refused_before_it_is_loaded(
     model, tmp_path, monkeypatch, machine, limits
 ):
     """Where Linux would end the build without a word."""
-    monkeypatch.setattr("build_engines.Target.from_folder", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr("build_engines.Target.from_folder", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr("build_engines.weight_bytes", lambda _: 1_000_000_000)
     machine(**limits)
     done = run("--model", model, "--output", tmp_path / "b", "--no-drafter", "--max-len", 64)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -16,6 +20,7 @@ from transformers import (
 )
 
 from model_defs.attention import DenseCache, causal_attend
+from model_defs.fingerprint import target_fingerprint
 from model_defs.target import Target
 
 SHAPE = {
@@ -88,6 +93,63 @@ def test_cache_in_ragged_chunks_equals_whole_sequences(tiny):
     staggered = torch.stack([input_ids[0, 20:30], input_ids[1, 7:17]])
     out = target(staggered, cache.attend)
     torch.testing.assert_close(out, torch.stack([whole[0, 20:30], whole[1, 7:17]]), atol=1e-4, rtol=1e-5)
+
+
+def assert_dtypes(target: Target, expected: set[torch.dtype]) -> None:
+    assert {weight.dtype for weight in target.parameters()} == expected
+    assert (target.lm_head.weight is target.embedding.weight) == target.config.tie_embeddings
+
+
+def test_weights_are_loaded_in_the_dtype_asked_for_or_as_stored(tiny, tmp_path):
+    _, target, folder = tiny
+    assert_dtypes(target, {torch.float32})
+    half = Target.from_folder(folder, torch.bfloat16)
+    assert_dtypes(half, {torch.bfloat16})
+    for name, weight in target.state_dict().items():
+        assert torch.equal(half.state_dict()[name], weight.bfloat16()), name
+    stored = {name: weight.bfloat16() for name, weight in load_file(folder / "model.safetensors").items()}
+    names = sorted(stored)
+    save_file({name: stored[name] for name in names[::2]}, tmp_path / "model-1.safetensors")
+    save_file({name: stored[name] for name in names[1::2]}, tmp_path / "model-2.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    as_stored = Target.from_folder(tmp_path, None)
+    assert_dtypes(as_stored, {torch.bfloat16})
+    assert target_fingerprint(as_stored) == target_fingerprint(target) == target_fingerprint(half)
+    for name, weight in half.state_dict().items():
+        assert torch.equal(as_stored.state_dict()[name], weight), name
+
+
+class Allocated(TorchDispatchMode):
+    """Follows the bytes of all tensors that operations made and that are still there."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        seen = {arg.untyped_storage().data_ptr() for arg in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(arg)}
+        if torch.is_tensor(out) and out.device.type == "cpu" and out.untyped_storage().data_ptr() not in seen:
+            storage = out.untyped_storage()
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self.free, storage.nbytes())
+        return out
+
+    def free(self, count: int) -> None:
+        self.now -= count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_loading_takes_the_targets_memory_and_no_more(tmp_path, dtype):
+    """The largest weight's beside it, as stored: one weight at a time is concatenated and converted."""
+    config = LlamaConfig(**SHAPE | {"num_hidden_layers": 12})
+    LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    with Allocated() as allocated:
+        target = Target.from_folder(tmp_path, dtype)
+    whole = sum(weight.nbytes for weight in target.parameters())
+    largest = max(weight.numel() for weight in target.parameters())
+    assert whole <= allocated.most <= whole + 2 * largest
 
 
 def test_names_missing_and_misshaped_weights(tiny, tmp_path):
