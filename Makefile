@@ -116,6 +116,7 @@ mpi: | $(SETUP)
 	@$(if $(LAUNCH),test -x $(firstword $(LAUNCH)) || { echo "make: $(NO_MPI)"; exit 1; })
 
 tune: mpi $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
+.PRECIOUS: $(BUNDLE)/budget.json # it is whole whenever tuning ends: the methods that were tuned
 $(BUNDLE)/budget.json: always $(BUNDLE)/manifest.json
 	$(PY) -m redraft.budget $(BUNDLE) || $(LAUNCH) $(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
 

@@ -44,14 +44,13 @@ from redraft.engines.flavour import FLAVOURS
 from redraft.engines.memory import (
     ALIGNMENT,
     WIDTH,
-    host_bytes,
     is_out_of_memory,
-    most_bytes,
     needed_to_build,
     unaligned_caches,
     what_builds,
 )
 from redraft.protocol import describe
+from redraft.resources import host_bytes, most_bytes
 from redraft.runtime import BIGRAMS_FILE_NAME
 
 HEAD_STEP = 32

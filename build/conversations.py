@@ -66,6 +66,16 @@ class Generator:
             self.forward(*step)
         return TIMED_STEPS * slots / (time.monotonic() - begun)
 
+    def of(self, held_out: bool) -> list[Document]:
+        """The documents under way of one part."""
+        return [doc for doc in self.running if doc and doc.held_out == held_out]
+
+    def cut(self, held_out: bool) -> list[Document]:
+        """End the documents under way of one part: those with an answer as far as they are, the others without."""
+        found = self.of(held_out)
+        self.running = [None if doc and doc.held_out == held_out else doc for doc in self.running]
+        return [doc for doc in found if doc.answered]
+
     def run(
         self,
         following: Callable[[], Document | None],

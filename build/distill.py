@@ -23,7 +23,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -81,7 +81,7 @@ class Part:
 
     def close(self, under_way: Sequence[Document]) -> None:
         """Write the documents that ended as a shard, and those under way beside it."""
-        self.shards.add(self.ended, [doc for doc in under_way if doc.held_out == self.held_out])
+        self.shards.add(self.ended, under_way)
         self.ended = []
 
 
@@ -173,24 +173,31 @@ def cache_bytes(config: TargetConfig, slots: int, length: int) -> int:
     return 4 * slots * length * config.num_layers * config.num_kv_heads * config.head_size
 
 
+def end_full_parts(generator: Generator, parts: Sequence[Part]) -> list[Document]:
+    """End the documents of parts that hold, with them, what they are to. Returns those that go on."""
+    for part in parts:
+        answered = (len(doc.tokens) for doc in generator.of(part.held_out) if doc.answered)
+        if part.held + sum(answered) >= part.wanted:
+            part.ended += generator.cut(part.held_out)
+    return [doc for part in parts for doc in generator.of(part.held_out)]
+
+
 def write(
-    stream: Iterator[list[Document]],
-    under_way: Callable[[], list[Document]],
-    parts: Sequence[Part],
-    shard_documents: int,
+    stream: Iterator[list[Document]], parts: Sequence[Part], shard_documents: int, generator: Generator | None = None
 ) -> None:
-    """Sort the documents of a stream into the shards of their parts."""
+    """Sort the documents of a stream into the shards of their parts. Where a generator writes them, those under way
+    count, and end when their part holds what it is to."""
     closed = time.monotonic()
     with progress("distill", sum(part.wanted for part in parts), "tokens", sum(part.held for part in parts)) as shown:
         for ended in stream:
             for doc in ended:
                 parts[doc.held_out].ended.append(doc)
-            begun = under_way()
+            begun = end_full_parts(generator, parts) if generator else []
             shown.update(sum(part.held for part in parts) + sum(len(doc.tokens) for doc in begun))
             late = time.monotonic() - closed > SHARD_S
             for part in parts:
                 if late or len(part.ended) >= shard_documents:
-                    part.close(begun)
+                    part.close([doc for doc in begun if doc.held_out == part.held_out])
             closed = time.monotonic() if late else closed
     for part in parts:
         part.close([])
@@ -208,20 +215,17 @@ def generate(
     when the last run ended goes on."""
     usual = len(template) + MAX_USER_TOKENS // 2 + max_new_tokens
 
-    def under_way() -> list[Document]:
-        return [doc for doc in generator.running if doc]
-
     def following() -> Document | None:
         for part in reversed(parts):
-            begun = (len(doc.tokens) for doc in under_way() if doc.held_out == part.held_out)
-            if part.held + sum(max(length, usual) for length in begun) < part.wanted:
+            planned = sum(max(len(doc.tokens), usual) for doc in generator.of(part.held_out))
+            if part.held + planned < part.wanted:
                 return next(written[part.held_out])
         return None
 
     resumed = [doc for part in parts for doc in part.shards.running() if part.held < part.wanted]
     fitting = [doc for doc in resumed if len(doc.tokens) + len(doc.pending) < generator.forward.length]
     stream = generator.run(following, max_new_tokens, template.assistant, fitting[: generator.forward.slots])
-    write(stream, under_way, parts, shard_documents)
+    write(stream, parts, shard_documents, generator)
 
 
 def read_responses(target: Target, parts: Sequence[Part], tokenizer, template: Template, batch: int, longest: int,
@@ -333,7 +337,7 @@ def main(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     if target and source is Source.prefill:
-        write(read_responses(target, parts, tokenizer, template, slots, longest, seed), list, parts, shard_documents)
+        write(read_responses(target, parts, tokenizer, template, slots, longest, seed), parts, shard_documents)
         return
     forward = TorchForward(target, slots, length) if target else engine
     assert forward is not None

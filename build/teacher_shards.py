@@ -34,9 +34,14 @@ class Document:
     held_out: bool = False
     tokens: list[int] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
-    """bfloat16 [H] of each token; while the document is under way, of all but the last"""
+    """bfloat16 [H] of each token but the last"""
     answer_start: int = 0
     drawn: int = 0
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has a part of an answer."""
+        return not self.writes_prompt and len(self.tokens) > self.answer_start > 0
 
     def loops(self) -> bool:
         """Whether the last LOOP_TOKENS tokens repeat with a short period (looked at every LOOP_CHECK tokens)."""

@@ -13,31 +13,31 @@ How many nodes to draft depends on what a step costs, which depends on how many 
    gains at least `MARGIN`.
 
 A method that drafts from what was served answers other prompts of the file before it is measured.
+
+A method's table is written when the method is measured. The same command goes on with the methods that have none; of
+the method under way nothing is kept.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import psutil
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from acceptance import Acceptance, CutAcceptance
 from redraft.budget import FILE_NAME, BudgetEntry, BudgetFile, BudgetTable
 from redraft.chat import render_chat
-from redraft.decoding.token_tree import TokenTree
-from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan
 from redraft.interrupt import interruptible
+from redraft.progress import duration, progress, size
 from redraft.prompts import load_prompts, spread
 from redraft.protocol import GenerateRequest, InvalidRequest
 from redraft.runtime import Runtime
@@ -55,48 +55,66 @@ SAMPLED = {"temperature": 1.0, "seed": 1}
 ROUNDS = 4
 SERVED = 32
 """Other prompts of the file that a method has answered before which drafts from what was served."""
-LINE_S = 15.0
-"""Between two lines of a log that say how far it is."""
+STEP_ROWS = 24
+"""What a step costs beside its rows, in rows: for the estimate of the time only."""
 
-Say = Callable[[str], None]
-
-
-@dataclass
-class Acceptance:
-    """How deep the accepted paths go in trees of each budget: filled by one run with the largest tree."""
-
-    steps: list[tuple[list[float], list[float]]] = field(default_factory=list)
-    """Of each step of a sequence, the scores of all drafted nodes and of the accepted ones."""
-
-    def observe(self, tree: TokenTree, sequence: int, verdict: Verdict) -> None:
-        """Add one step."""
-        scores = tree.scores[sequence, : tree.sizes[sequence]]
-        self.steps.append((scores[1:].tolist(), scores[verdict.path[1:]].tolist()))
-
-    def length(self, budget: int, running: int = 1) -> float:
-        """Acceptance length (bonus token included) of `running` sequences whose trees have the `budget` x `running`
-        best-scored nodes of all: those that stood in one step, as far as they are neighbours here."""
-        gained = 0
-        for first in range(0, len(self.steps), running):
-            together = self.steps[first : first + running]
-            ranked = sorted(chain.from_iterable(drafted for drafted, _ in together), reverse=True)
-            least = ranked[: budget * len(together)][-1:]
-            gained += sum(score >= least[0] for _, accepted in together for score in accepted) if least else 0
-        return 1 + gained / max(len(self.steps), 1)
+Say = Callable[[int, str], None]
+"""Takes the rows computed since the last call, as they were estimated, and what is under way."""
+Shape = tuple[str | None, bool]
+"""Construction and n-gram branch."""
 
 
-@dataclass
-class CutAcceptance:
-    """The same, measured with trees of each budget."""
-
-    by_budget: dict[int, Acceptance]
-
-    def length(self, budget: int, running: int = 1) -> float:
-        """Acceptance length (bonus token included) with trees of `budget` nodes, however many sequences run."""
-        return self.by_budget[budget].length(budget)
+def answer_rows(prompts: int, tokens: int, budget: int, slots: int) -> int:
+    """Estimated rows of so many answers: two tokens a step where there are drafts."""
+    steps = prompts * tokens / (2 if budget else 1)
+    return round(steps * (1 + budget + STEP_ROWS / max(min(slots, prompts), 1)))
 
 
-def measure_cuts(runtime: Runtime, method: str, shape: tuple[str | None, bool], prompts: list[str], tokens: int,
+def timed_rows(running: int, budget: int) -> int:
+    """Rows of a measurement of the step time, which takes two steps."""
+    return 2 * (STEP_ROWS + running * (1 + budget))
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What a method is measured with: tree shapes, numbers of running sequences, budgets, the largest tree, and the
+    prompts that are served before."""
+
+    shapes: list[Shape]
+    counts: list[int]
+    budgets: list[int]
+    largest: int
+    served: Sequence[str]
+    random: bool
+
+    @classmethod
+    def of(cls, runtime: Runtime, method: str, others: Sequence[str] = ()) -> Measurements:
+        """Of a bundle's method; one that drafts from what was served answers the `others` before."""
+        plan, slots = runtime.plans[method], runtime.limits.slots
+        own = (plan.construction, plan.ngram)
+        budgets = [budget for budget in BUDGETS if budget < runtime.limits.max_tree]
+        if plan.shape is not None and not plan.ngram:
+            draws = sum(plan.shape.widths)
+            budgets = [budget for budget in budgets if budget < draws] + [draws]
+        return cls(
+            shapes=list(SHAPES) if own == SHAPES[-1] else [own],
+            counts=sorted({count for count in RUNNING if count < slots} | {slots}),
+            budgets=budgets,
+            largest=min(runtime.limits.max_tree - 1, BUDGETS[-1]),
+            served=others if plan.retrieves else (),
+            random=plan.shape is not None,
+        )
+
+    def rows(self, prompts: int, tokens: int, slots: int) -> int:
+        """Estimated rows of all measurements."""
+        drawn = [budget for budget in self.budgets if budget] if self.random else [self.largest]
+        answers = sum(answer_rows(prompts, tokens, budget, slots) for budget in drawn)
+        serving = answer_rows(len(self.served), tokens, 1, slots)
+        steps = ROUNDS * sum(timed_rows(count, budget) for count in self.counts for budget in self.budgets)
+        return 2 * len(self.shapes) * (answers + serving) + serving + steps
+
+
+def measure_cuts(runtime: Runtime, method: str, shape: Shape, prompts: list[str], tokens: int,
                  sampling: dict, budgets: list[int], say: Say) -> CutAcceptance:  # fmt: skip
     """Generate `tokens` after each prompt with trees of each budget."""
     return CutAcceptance(
@@ -109,7 +127,7 @@ def measure_cuts(runtime: Runtime, method: str, shape: tuple[str | None, bool], 
     )
 
 
-def measure_acceptance(runtime: Runtime, method: str, shape: tuple[str | None, bool], prompts: list[str],
+def measure_acceptance(runtime: Runtime, method: str, shape: Shape, prompts: list[str],
                        tokens: int, sampling: dict, say: Say, budget: int = BUDGETS[-1],
                        served: Sequence[str] = ()) -> Acceptance:  # fmt: skip
     """Generate `tokens` after each prompt with trees of one shape, of `budget` nodes; the `served` prompts come first
@@ -117,27 +135,26 @@ def measure_acceptance(runtime: Runtime, method: str, shape: tuple[str | None, b
     largest = min(runtime.limits.max_tree - 1, budget)
     found = Acceptance()
     runtime.with_plans(plan_of(runtime, method, shape, BudgetTable.constant(largest)), found.observe)
-    _answer(runtime, served, tokens, sampling, lambda: say("serving prompts to draft from"))
+    _answer(runtime, served, tokens, sampling, 1, say, "serving prompts to draft from")
     found.steps.clear()
-    _answer(runtime, prompts, tokens, sampling, lambda: say(
-        f"acceptance of {shape_name(shape)}: {found.length(largest):.2f} tokens per step"))  # fmt: skip
+    _answer(runtime, prompts, tokens, sampling, largest, say, f"{method}: acceptance of {shape_name(shape)}")
     return found
 
 
-def measure_steps(runtime: Runtime, method: str, shape: tuple[str | None, bool], prompts: list[str],
+def measure_steps(runtime: Runtime, method: str, shape: Shape, prompts: list[str],
                   budgets: list[int], counts: list[int], say: Say, served: Sequence[str] = (),
-                  tokens: int = 1) -> dict[int, dict[int, float]]:  # fmt: skip
+                  tokens: int = 1, rounds: int | None = None) -> dict[int, dict[int, float]]:  # fmt: skip
     """Median wall time of a whole step, seconds, for each number of running sequences and budget, after `tokens` have
     been generated for each of the `served` prompts."""
     table = BudgetTable.constant(0)
     runtime.with_plans(plan_of(runtime, method, shape, table))
-    _answer(runtime, served, tokens, {}, lambda: say("serving prompts to draft from"))
+    _answer(runtime, served, tokens, {}, 1, say, "serving prompts to draft from")
     scheduler = runtime.scheduler
     times: dict[int, dict[int, float]] = {}
     joined = 0
     for count in counts:
         samples: dict[int, list[float]] = defaultdict(list)
-        for _ in range(ROUNDS):
+        for _ in range(rounds or ROUNDS):
             for budget in budgets:
                 table.entries[0].greedy = budget
                 while _load(scheduler) < count:
@@ -146,7 +163,7 @@ def measure_steps(runtime: Runtime, method: str, shape: tuple[str | None, bool],
                 _settle(scheduler)
                 _timed_step(scheduler)
                 samples[budget].append(_timed_step(scheduler))
-                say(f"step times with {count} running, {budget} drafted")
+                say(timed_rows(count, budget), f"{method}: step times, {count} running, {budget} drafted")
         times[count] = {budget: float(np.median(values)) for budget, values in samples.items()}
     for place in range(joined):
         scheduler.cancel(f"s{place}")
@@ -154,23 +171,29 @@ def measure_steps(runtime: Runtime, method: str, shape: tuple[str | None, bool],
     return times
 
 
-def plan_of(
-    runtime: Runtime, method: str, shape: tuple[str | None, bool], budget: BudgetTable
-) -> dict[str, DraftingPlan]:
+def plan_of(runtime: Runtime, method: str, shape: Shape, budget: BudgetTable) -> dict[str, DraftingPlan]:
     """One method's plan with another tree shape and budget, as the only one."""
     return {method: replace(runtime.plans[method], construction=shape[0], ngram=shape[1], budget=budget)}
 
 
-def _answer(runtime: Runtime, prompts: Sequence[str], tokens: int, sampling: dict, stepped: Callable[[], None]) -> None:
+def _answer(
+    runtime: Runtime, prompts: Sequence[str], tokens: int, sampling: dict, budget: int, say: Say, note: str
+) -> None:
     """Generate `tokens` after each prompt, as many at a time as there are slots."""
     waiting = [(f"p{place}", prompt) for place, prompt in enumerate(prompts)]
+    rows, said = answer_rows(len(prompts), tokens, budget, runtime.limits.slots), 0
+    totals = runtime.scheduler.totals
+    before = totals.output_tokens
     while waiting or not runtime.scheduler.idle:
         while waiting and _load(runtime.scheduler) < runtime.limits.slots:
             name, prompt = waiting.pop()
             request = GenerateRequest(id=name, text=prompt, max_tokens=tokens, sampling=sampling)  # type: ignore[arg-type]
             runtime.scheduler.submit(runtime.sequence(name, request))
         runtime.scheduler.step()
-        stepped()
+        done = int(rows * (totals.output_tokens - before) / (len(prompts) * tokens))
+        say(done - said, note)
+        said = done
+    say(rows - said, note)
 
 
 def _join(runtime: Runtime, prompt: str, place: int) -> None:
@@ -222,27 +245,19 @@ def tune(
 ) -> BudgetTable:
     """Measure a runtime's method and return its budget table. The runtime must be idle. A method that drafts from what
     was served has answered the `others` before."""
-    plan = runtime.plans[method]
-    served = others if plan.retrieves else ()
-    random = plan.shape is not None
-    own = (plan.construction, plan.ngram)
-    shapes: list[tuple[str | None, bool]] = list(SHAPES) if own == SHAPES[-1] else [own]
-    counts = sorted({count for count in RUNNING if count < runtime.limits.slots} | {runtime.limits.slots})
-    budgets = [budget for budget in BUDGETS if budget < runtime.limits.max_tree]
-    if plan.shape is not None and not plan.ngram:
-        draws = sum(plan.shape.widths)
-        budgets = [budget for budget in budgets if budget < draws] + [draws]
-    accepted: dict[tuple[str | None, bool], list[Acceptance | CutAcceptance]] = {
+    found = Measurements.of(runtime, method, others)
+    shapes, budgets = found.shapes, found.budgets
+    accepted: dict[Shape, list[Acceptance | CutAcceptance]] = {
         shape: [
             measure_cuts(runtime, method, shape, prompts, tokens, sampling, budgets, say)
-            if random
-            else measure_acceptance(runtime, method, shape, prompts, tokens, sampling, say, served=served)
+            if found.random
+            else measure_acceptance(runtime, method, shape, prompts, tokens, sampling, say, found.largest, found.served)
             for sampling in ({}, SAMPLED)
         ]
         for shape in shapes
     }
     best: tuple[float, BudgetTable] | None = None
-    times = measure_steps(runtime, method, shapes[-1], prompts, budgets, counts, say, served, tokens)
+    times = measure_steps(runtime, method, shapes[-1], prompts, budgets, found.counts, say, found.served, tokens)
     step_ms = {str(r): {str(n): round(1e3 * t, 3) for n, t in row.items()} for r, row in times.items()}
     for shape in shapes:
         entries, gains = choose(times, *accepted[shape])
@@ -251,8 +266,8 @@ def tune(
             "step_ms": step_ms,
             "acceptance": {
                 shape_name(other): {
-                    mode: {str(n): round(found.length(n), 3) for n in budgets}
-                    for mode, found in zip(("greedy", "sampled"), both, strict=True)
+                    mode: {str(n): round(lengths.length(n), 3) for n in budgets}
+                    for mode, lengths in zip(("greedy", "sampled"), both, strict=True)
                 }
                 for other, both in accepted.items()
             },
@@ -265,7 +280,7 @@ def tune(
     return best[1]
 
 
-def shape_name(shape: tuple[str | None, bool]) -> str:
+def shape_name(shape: Shape) -> str:
     """A tree shape in words."""
     return " + ".join([*([shape[0]] if shape[0] else []), *(["n-gram"] if shape[1] else [])])
 
@@ -282,12 +297,13 @@ def show(method: str, table: BudgetTable, console: Console) -> None:
     console.print(shown)
 
 
-@interruptible("tune", "the bundle is as it was")
+@interruptible("tune", "tables that were written are kept: the same command goes on with the other methods")
 def main(
     bundle: Annotated[Path, typer.Option(help="Folder of the engine bundle to tune.")],
     prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` or `prompt`.")],
     method: Annotated[
-        list[str] | None, typer.Option(help="A method to tune; may be given several times. Default: all.")
+        list[str] | None,
+        typer.Option(help="A method to tune; may be given several times. Default: those without a table, else all."),
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure acceptance on.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 64,
@@ -311,12 +327,18 @@ def main(
     chosen = spread(known, num_prompts)
     others = spread([prompt for prompt in known if prompt not in chosen], SERVED)
     texts, other_texts = ([render_chat(bundle, prompt.turns[0]) for prompt in some] for some in (chosen, others))
+    tuned = BudgetFile.load(bundle).methods
+    names = method or [name for name in runtime.plans if name not in tuned] or list(runtime.plans)
+    slots = runtime.limits.slots
+    total = sum(Measurements.of(runtime, name, other_texts).rows(len(texts), tokens, slots) for name in names)
     try:
-        for name in method or list(runtime.plans):
-            with progress(name, console) as say:
-                table = tune(runtime, name, texts, tokens, say, other_texts)
-            save(bundle, name, table)
-            show(name, table, console)
+        say_plan(runtime, names, texts, total, console)
+        with progress("tune", total, "rows", console=console) as shown:
+            for name in names:
+                table = tune(runtime, name, texts, tokens, lambda rows, note: shown.update(shown.done + rows, note),
+                             other_texts)  # fmt: skip
+                save(bundle, name, table)
+                show(name, table, console)
     except InvalidRequest as error:
         console.print(f"tune: {prompts}: {error}")
         raise typer.Exit(2) from None
@@ -324,24 +346,15 @@ def main(
         runtime.engine.close()
 
 
-@contextmanager
-def progress(name: str, console: Console) -> Iterator[Say]:
-    """Tells what is going on: in one line of a terminal, elsewhere (in a log, or of ranks) by a line now and then."""
-    if console.is_terminal:
-        columns = TextColumn(name + ": {task.description}"), BarColumn(), TimeElapsedColumn()
-        with Progress(*columns, console=console) as shown:
-            task = shown.add_task("loading", total=None)
-            yield lambda text: shown.update(task, description=text)
-        return
-    said = 0.0
-
-    def say(text: str) -> None:
-        nonlocal said
-        if (now := time.monotonic()) - said > LINE_S:
-            said = now
-            console.print(f"{name}: {text}")
-
-    yield say
+def say_plan(runtime: Runtime, names: list[str], prompts: list[str], rows: int, console: Console) -> None:
+    """What tuning takes, by the time of a step with every slot in use."""
+    budget, slots = Measurements.of(runtime, names[0]).budgets[-1], runtime.limits.slots
+    shape = runtime.plans[names[0]].construction, runtime.plans[names[0]].ngram
+    times = measure_steps(runtime, names[0], shape, prompts, [budget], [slots], lambda *_: None, rounds=1)
+    seconds = rows * times[slots][budget] / (timed_rows(slots, budget) / 2)
+    memory = size(psutil.Process().memory_info().rss)
+    console.print(f"tune: {', '.join(names)}: about {duration(seconds)}, {memory} of memory, next to no disk",
+                  markup=False, highlight=False, soft_wrap=True)  # fmt: skip
 
 
 def forget_unusable(bundle: Path, console: Console) -> None:

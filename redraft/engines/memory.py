@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import psutil
 import torch
 
 from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, TargetInfo, target_folder
 from redraft.engines.flavour import FLAVOURS
+from redraft.resources import host_bytes
 
 ALIGNMENT = 256
 """TensorRT takes addresses that are multiples of so many bytes."""
@@ -26,9 +24,6 @@ COPIES_ON_THE_HOST: dict[str, float] = {"openvino": 4, "torch": 1.7, "tensorrt":
 """Copies of a target's weights, at 16 bits a number, that a build holds at once at least: as loaded (openvino: in
 float32), exported and compiled. Measured less what a build of a tiny target takes: `torch` and `tensorrt`, which was
 measured up to its export, with 311M random weights in bfloat16, the others with SmolLM2."""
-CGROUPS = Path("/sys/fs/cgroup")
-"""Where limits of control groups are, in containers too."""
-OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def row_bytes(config: BundleConfig) -> int:
@@ -163,39 +158,6 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(
         sign in said for sign in ("can't allocate memory", "bad_alloc", "bad allocation", "out of memory")
     )
-
-
-def host_bytes() -> int:
-    """What this process has of the machine's memory and could still get, without swapping."""
-    available = psutil.virtual_memory().available + psutil.Process().memory_info().rss
-    return min([available, *_cgroup_limits(), *_address_limit()])
-
-
-def most_bytes() -> int:
-    """What it could get if no other program had anything, swap included. Without that much it is killed, or an
-    allocation fails."""
-    swap = psutil.swap_memory().total
-    return min([min([psutil.virtual_memory().total, *_cgroup_limits()]) + swap, *_address_limit()])
-
-
-def _address_limit() -> list[int]:
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return [] if limit == resource.RLIM_INFINITY else [limit]
-
-
-def _cgroup_limits() -> list[int]:
-    """Of the control groups that this process is in, and of those around them: of version 2 and of version 1."""
-    limits = []
-    for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []:
-        _, controllers, group = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root, name = (CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (CGROUPS, "memory.max")
-        own = root / group.strip("/")
-        files = [folder / name for folder in (own, *own.parents) if folder.is_relative_to(root)]
-        texts = [file.read_text().strip() for file in files if file.exists()]
-        limits += [int(text) for text in texts if text != "max"]
-    return limits
 
 
 def needed_to_build(weight_bytes: int, backend: str) -> int:

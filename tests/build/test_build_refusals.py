@@ -18,8 +18,8 @@ from methods import READS, MethodSettings, check_method, read_methods
 from model_defs.calibration import calibrate
 from model_defs.drafters import DRAFTERS
 from model_defs.files import read_tensors
+from redraft import resources
 from redraft.bundle import BundleConfig, BundleError
-from redraft.engines import memory
 from tests.build.commands import invoke
 from tests.engines.tiny import DRAFTING, LIMITS, tiny_drafter, tiny_drafter_of, tiny_target
 
@@ -286,8 +286,8 @@ def machine(tmp_path, monkeypatch):
         monkeypatch.setattr("psutil.swap_memory", lambda: SimpleNamespace(total=swap))
         monkeypatch.setattr("psutil.Process.memory_info", lambda _: SimpleNamespace(rss=0))
         monkeypatch.setattr("resource.getrlimit", lambda _: (address, address))
-        monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
-        monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+        monkeypatch.setattr(resources, "CGROUPS", tmp_path / "cgroup")
+        monkeypatch.setattr(resources, "OWN_CGROUPS", tmp_path / "own")
         (tmp_path / "own").write_text(groups)
         for path, limit in limits.items():
             file = tmp_path / "cgroup" / path
@@ -335,8 +335,8 @@ def test_memory_that_other_programs_hold_is_a_warning(model, tmp_path, monkeypat
 )
 def test_a_containers_limit_counts(machine, groups, limits, most):
     machine(100, 90, 7, groups, **limits)
-    assert memory.most_bytes() == most + 7
-    assert memory.host_bytes() == min(most, 90)
+    assert resources.most_bytes() == most + 7
+    assert resources.host_bytes() == min(most, 90)
 
 
 def test_weights_count_by_their_number_not_their_width(model):

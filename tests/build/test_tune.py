@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import subprocess
 import time
@@ -10,7 +11,6 @@ import time
 import psutil
 import pytest
 import typer
-from rich.console import Console
 
 import tune
 from redraft.budget import BudgetFile, BudgetTable
@@ -59,13 +59,13 @@ def test_budgets_follow_the_price_of_rows(runtime, monkeypatch):
     monkeypatch.setattr(tune, "SHAPES", (("best_first", False),))
     monkeypatch.setattr(tune, "ROUNDS", 3)
     said: list[str] = []
-    table = tune.tune(runtime, TOY, ["hello", "world"], 24, said.append)
+    table = tune.tune(runtime, TOY, ["hello", "world"], 24, lambda rows, note: said.append(note))
     first, last = table.entries[0], table.entries[-1]
     assert (first.running, last.running) == (1, 4)
     assert first.greedy in (4, 8)
     assert last.greedy == last.sampled == 0
     assert table.measured["speed_up"]["1"]["greedy"] > 1.3
-    assert any("step times with 4 running" in text for text in said)
+    assert any("step times, 4 running" in text for text in said)
     assert BudgetTable.model_validate_json(table.model_dump_json()) == table
     assert runtime.scheduler.idle
 
@@ -80,7 +80,7 @@ def test_rows_of_a_batch_are_weighed_as_steps_share_them():
 
 def test_small_trees_are_predicted_from_the_large_one(runtime):
     predicted = tune.measure_acceptance(
-        runtime, TOY, ("best_first", False), ["hello", "world"], 90, {}, lambda text: None
+        runtime, TOY, ("best_first", False), ["hello", "world"], 90, {}, lambda *_: None
     )
     for budget in (2, 6):
         runtime.with_plans(only(DraftingPlan("best_first", budget=BudgetTable.constant(budget))))
@@ -102,7 +102,7 @@ def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree(monkeypatch):
     engine = PricedDrawingEngine("gumbel_top_k", levels, 12, slots=4, max_tree=14)
     plan = DraftingPlan("gumbel_top_k", "recursive_rejection", levels=levels, support=12)
     runtime = Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan))
-    table = tune.tune(runtime, TOY, ["hello", "world"], 40, lambda text: None)
+    table = tune.tune(runtime, TOY, ["hello", "world"], 40, lambda *_: None)
     assert (table.construction, table.ngram) == ("gumbel_top_k", False)
     lengths = table.measured["acceptance"]["gumbel_top_k"]
     assert list(lengths["sampled"]) == ["0", "3", "8", "9"], "no budget beyond the nine draws"
@@ -119,7 +119,7 @@ def test_a_tree_that_is_not_the_default_stays(runtime, monkeypatch, construction
     monkeypatch.setattr(tune, "RUNNING", (1,))
     monkeypatch.setattr(tune, "ROUNDS", 1)
     runtime.plans[TOY] = DraftingPlan(construction, budget=BudgetTable.constant(4))
-    table = tune.tune(runtime, TOY, ["hello"], 12, lambda text: None)
+    table = tune.tune(runtime, TOY, ["hello"], 12, lambda *_: None)
     assert (table.construction, table.ngram) == (construction, False)
 
 
@@ -129,7 +129,7 @@ def test_a_method_that_drafts_from_what_was_served_is_measured_when_it_has_serve
     monkeypatch.setattr(tune, "ROUNDS", 2)
     runtime.plans[TOY] = DraftingPlan("ngram_trie", budget=BudgetTable.constant(4))
     cold, warm = (
-        tune.tune(runtime, TOY, ["hello"], 24, lambda text: None, others) for others in ([], ["hello", "world"])
+        tune.tune(runtime, TOY, ["hello"], 24, lambda *_: None, others) for others in ([], ["hello", "world"])
     )
     lengths = [table.measured["acceptance"]["ngram_trie"]["greedy"]["8"] for table in (cold, warm)]
     assert lengths[0] < 1.5
@@ -188,12 +188,52 @@ def test_two_ranks_are_tuned_as_make_starts_them(tmp_path):
     assert not any(str(bundle) in command for command in commands)
 
 
-def test_a_log_says_now_and_then_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(tune, "LINE_S", 0.05)
-    with tune.progress("best", Console(stderr=True)) as say:
-        for place in range(1000):
-            say(f"part {place}")
-            time.sleep(0.0002)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "best: part 0"
-    assert 2 <= len(lines) < 100
+@pytest.mark.parametrize("construction", ["best_first", "ngram_trie", "gumbel_top_k"])
+def test_the_rows_said_are_the_rows_planned(runtime, monkeypatch, construction):
+    """So that n comes to m."""
+    monkeypatch.setattr(tune, "BUDGETS", (0, 4))
+    monkeypatch.setattr(tune, "RUNNING", (1,))
+    monkeypatch.setattr(tune, "ROUNDS", 1)
+    if construction == "gumbel_top_k":
+        engine = DrawingToyEngine(construction, (3, 2), 12, slots=4, max_tree=14)
+        plan = DraftingPlan(construction, "recursive_rejection", levels=(3, 2), support=12)
+        runtime = Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan))
+    else:
+        runtime.plans[TOY] = DraftingPlan(construction, budget=BudgetTable.constant(4))
+    said: list[int] = []
+    prompts, others = ["hello", "world"], ["one", "two", "three"]
+    tune.tune(runtime, TOY, prompts, 12, lambda rows, note: said.append(rows), others)
+    planned = tune.Measurements.of(runtime, TOY, others).rows(len(prompts), 12, runtime.limits.slots)
+    assert sum(said) == planned
+    assert min(said) >= 0
+
+
+def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_path, monkeypatch, capsys):
+    tokenizer, limits = toy_tokenizer().to_str(), LimitsInfo(slots=2, max_len=64, max_tree=6, prefill_chunk=16)
+    bundle = tiny_bundle(tmp_path, tiny_target(), "torch", tokenizer=tokenizer, limits=limits).path
+    (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n')
+    load, names = Runtime.load, []
+
+    def two_methods(*arguments) -> Runtime:
+        runtime = load(*arguments)
+        runtime.plans["second"] = DraftingPlan("ngram_trie", budget=BudgetTable.constant(4))
+        return runtime
+
+    def tuned(runtime, name, *_):
+        names.append(name)
+        if name == "second" and len(names) == 2:
+            raise KeyboardInterrupt
+        return BudgetTable.constant(0)
+
+    monkeypatch.setattr(Runtime, "load", two_methods)
+    monkeypatch.setattr(tune, "tune", tuned)
+    monkeypatch.setattr(tune, "show", lambda *_: None)
+    command = (bundle, tmp_path / "prompts.jsonl", None, 1, 4, 1)
+    with pytest.raises(SystemExit):
+        tune.main(*command)
+    assert re.search(rf"tune: {METHOD}, second: about \d+ s, .* of memory", capsys.readouterr().err)
+    assert list(BudgetFile.load(bundle).methods) == [METHOD]
+    tune.main(*command)
+    tune.main(*command)
+    assert names == [METHOD, "second", "second", METHOD, "second"]
