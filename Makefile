@@ -32,7 +32,6 @@ RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 
 PY      := .venv/bin/python
 SETUP   := .venv/.setup
-BUILD   := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL)
 LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -genv UCX_TLS $(UCX_TLS) -genv PYTHONIOENCODING ascii:backslashreplace -n $(TP))
 CALIBRATED := $(if $(filter fp8,$(PRECISION)),$(CALIBRATION))
 DISTILL := $(PY) build/distill.py --model $(MODEL) --prompts $(DATA) --output $(TEACHER) --held-out $(TEACHER)-held-out \
@@ -87,12 +86,13 @@ $(MODEL)/source.json: | $(SETUP)
 	  make model SOURCE=<folder, .gguf or hub id> fetches it))
 	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL))
 
-distill: distill-check | $(TEACHER)-engine/manifest.json ## write teacher data from DATA (JSON lines) into TEACHER, and what to judge by
+distill: $(TEACHER)-engine/manifest.json ## write teacher data from DATA (JSON lines) into TEACHER, and what to judge by
 	$(DISTILL) --bundle $(TEACHER)-engine
 distill-check: | $(MODEL)/source.json
 	$(DISTILL) --bundle $(TEACHER)-engine --check
-$(TEACHER)-engine/manifest.json: | distill-check
-	$(BUILD) --no-drafter --hidden-states --slots 64 --max-len 704 --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
+$(TEACHER)-engine/manifest.json: always | distill-check
+	$(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --no-drafter --hidden-states --slots 64 --max-len 704 \
+	  --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) $(HELD_OUT) --output artifacts/drafters/$(NAME) \

@@ -222,7 +222,7 @@ def test_prompts_are_checked_before_the_teachers_engine_is_built(tmp_path):
         for line in dry_run("distill", teacher, "DATA=mine.jsonl").replace("\\\n", "").splitlines()
         if "--model" in line
     )
-    assert "build/build_engines.py" in built
+    assert "build/ensure_bundle.py" in built
     parts = f"--prompts mine.jsonl --output {tmp_path}/teacher --held-out {tmp_path}/teacher-held-out "
     for line in (checked, taught):
         assert parts in " ".join(line.split())
