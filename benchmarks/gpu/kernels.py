@@ -4,22 +4,23 @@
 
 Tree attention in bf16 and fp32 against its reference (fp32: also that a sequence has the bits that it has alone); the
 same at small sizes under each tool of compute-sanitizer; then its times beside a copy's bandwidth and the one that the
-maker gives. On the CPU the checks run at small sizes.
+maker gives. On the CPU the checks run at small sizes. `--launch` only launches the kernels, for a profiler.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from benchmarks.gpu.machine import add_device, describe, device_of, write_report
-from plugins.cuda.check_on_gpu import check_attention, copy_bandwidth, time_all
+from benchmarks.gpu.machine import add_device, describe, device_of, tool, write_report
+from plugins.cuda.check_on_gpu import SHAPES, attend, check_attention, copy_bandwidth, make_batch, time_all
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 CHECKS = ["-m", "plugins.cuda.check_on_gpu", "--check-only", "--small"]
@@ -29,7 +30,7 @@ PEAK = {"H200": 4800, "H100 80GB HBM3": 3350, "A100-SXM4-80GB": 2039}
 console = Console()
 
 
-def sanitize(program: str | None) -> dict[str, Any]:
+def sanitize(program: str | None, tools: Sequence[str] = TOOLS) -> dict[str, Any]:
     """What each tool of compute-sanitizer says of the checks, in its last line; why not, where it is not there.
 
     Every tensor is an allocation of its own: in torch's pool a read beyond a tensor, or of a tensor that nothing has
@@ -44,31 +45,43 @@ def sanitize(program: str | None) -> dict[str, Any]:
         return {"missing": missing}
     said: dict[str, Any] = {}
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    for tool in TOOLS:
-        command = [program, "--tool", tool, "--error-exitcode", str(FAILED), sys.executable, *CHECKS]
+    for name in tools:
+        command = [program, "--tool", name, "--error-exitcode", str(FAILED), sys.executable, *CHECKS]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         lines = (done.stdout + done.stderr).strip().splitlines()
-        said[tool] = {"clean": done.returncode == 0, "says": lines[-1] if lines else ""}
-        console.print(f"{tool}: {said[tool]}", markup=False)
+        said[name] = {"clean": done.returncode == 0, "says": lines[-1] if lines else ""}
+        console.print(f"{name}: {said[name]}", markup=False)
     return said
+
+
+def launch(device: str, sequences: int, length: int, rows: int) -> None:
+    """Execute tree attention of Llama 3 8B once: so many sequences with `length` cached and `rows` new rows each."""
+    heads = SHAPES["Llama-3-8B"]
+    attend(make_batch(heads, [length] * sequences, [rows] * sequences).to(device), heads)
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def main(argv: list[str] | None = None) -> int:
     """The exit status is 1 where a tool of compute-sanitizer complains, or where it is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_device(parser, __file__)
+    parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--no-sanitizer", action="store_true")
     parser.add_argument("--no-times", action="store_true")
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="of compute-sanitizer; default: all")
+    parser.add_argument("--launch", type=int, nargs=3, metavar=("SEQUENCES", "LENGTH", "ROWS"), help="and nothing else")
     args = parser.parse_args(argv)
     device = device_of(parser, args, kernels=True)
+    if args.launch:
+        launch(args.device, *args.launch)
+        return 0
     on_gpu = device.type == "cuda"
-    report: dict[str, Any] = {
-        "machine": describe(device),
-        "attention": check_attention(args.device, small=not on_gpu),
-    }
+    report: dict[str, Any] = {"machine": describe(device)}
+    if not args.no_checks:
+        report["attention"] = check_attention(args.device, small=not on_gpu)
     if on_gpu and not args.no_sanitizer:
-        found = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-        report["compute_sanitizer"] = sanitize(found)
+        report["compute_sanitizer"] = sanitize(tool("compute-sanitizer"), args.tools)
     if on_gpu and not args.no_times:
         copy = copy_bandwidth()
         peak = next((rate for part, rate in PEAK.items() if part in report["machine"]["name"]), None)

@@ -1,4 +1,4 @@
-"""What a Llama-2-7B-shaped target with random weights allows on this GPU.
+"""What a Llama-shaped target with random weights allows on this GPU.
 
     python -m benchmarks.gpu.llama_7b
 
@@ -58,11 +58,15 @@ LLAMA_2_7B = TargetConfig(
     qkv_bias=False,
     eos_token_ids=(2,),
 )
+LLAMA_3_1_8B = replace(
+    LLAMA_2_7B, vocab_size=128256, intermediate_size=14336, num_kv_heads=8, max_position=131072,
+    rope=RopeConfig(theta=500000.0, type="llama3", factor=8.0),
+)  # fmt: skip
 TINY = replace(
     LLAMA_2_7B, vocab_size=111, hidden_size=128, intermediate_size=160, num_layers=2, num_heads=2, num_kv_heads=2,
     head_size=64,
 )  # fmt: skip
-SHAPES = {"llama-2-7b": LLAMA_2_7B, "tiny": TINY}
+SHAPES = {"llama-2-7b": LLAMA_2_7B, "llama-3.1-8b": LLAMA_3_1_8B, "tiny": TINY}
 REDRAFTER = (6, 5, 6)
 """Beam width and length, and children of an expanded node."""
 LYANNA = {"lyanna, 3 x 4": ((4, 3, 8), 12), "lyanna": ((4, 4, 8), 16)}
@@ -257,7 +261,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
             needed = [[entry["acceptance_length_needed"][f"{x:g}x"] for x in pair] for entry in system["allowed"]]
             label = f"{name}, accepted tokens for {pair[0]}x to {pair[1]}x (the paper's, {paper})"
             second.rows.append([label, *(f"{low:.2f} to {high:.2f}" for low, high in needed)])
-    return [first, second]
+    return [first, second] if report["systems"] else [first]
 
 
 @torch.inference_mode()
@@ -267,9 +271,12 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     config, context = SHAPES[args.shape], args.context
     target = random_target(config, device)
     nodes = {"redrafter": args.packed_rows, **{name: 1 + budget for name, (_, budget) in LYANNA.items()}}
-    rows = sorted({1, *args.rows, *nodes.values()})
+    rows = sorted({1, *args.rows, *([] if args.no_drafters else nodes.values())})
     report: dict[str, Any] = {"machine": describe(device), "shape": args.shape, "context": context, "paper": PAPER}
     report["steps"] = time_target(target, context, args.batches, rows, args.repeats)
+    report["systems"] = {}
+    if args.no_drafters:
+        return report
     hidden, vocabulary = config.hidden_size, config.vocab_size
     recurrent = RecurrentConfig(hidden, vocabulary, exit_dim=2 * hidden, num_blocks=2, head="own")
     drafters: dict[str, tuple[Drafter, tuple[int, int, int]]] = {
@@ -277,7 +284,6 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     }
     for name, (shape, _) in LYANNA.items():
         drafters[name] = HiddenStateDrafter(HiddenStateDrafter.configure(target), target), shape
-    report["systems"] = {}
     for name, (drafter, shape) in drafters.items():
         ready = random_drafter(drafter, device, context + PAIRS + shape[0] * shape[1], shape[1])
         drafting, drafts = time_drafting(ready, shape, context, args.batches, args.repeats)
@@ -303,6 +309,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=512, help="cached tokens of each sequence")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="of each sequence")
+    parser.add_argument("--no-drafters", action="store_true", help="step times of the target only")
     parser.add_argument("--packed-rows", type=int, default=19, help="rows of 6 x 5 beams with the root, packed by 40%%")
     parser.add_argument("--repeats", type=int, default=30)
     args = parser.parse_args(argv)

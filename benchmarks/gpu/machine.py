@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
@@ -73,6 +74,16 @@ def _importable(package: str) -> bool:
         return find_spec(package) is not None
     except ImportError:
         return False
+
+
+def tool(name: str) -> str | None:
+    """The path of one of CUDA's programs."""
+    return shutil.which(name) or shutil.which(f"/usr/local/cuda/bin/{name}")
+
+
+def profilers_work() -> bool:
+    """Whether ncu and compute-sanitizer can reach the GPU: under gVisor, whose kernel says 4.4.0, they cannot."""
+    return platform.release() != "4.4.0"
 
 
 def describe(device: torch.device) -> dict[str, Any]:

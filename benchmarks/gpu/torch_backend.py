@@ -8,7 +8,7 @@ fp32 (`benchmarks/verify_lossless.py`), how fast is it beside that at 1 to 64 re
 (`benchmarks/method_batches.py`: the better of two rounds, as the first captures graphs), and how fast are single steps
 (`benchmarks/step_times.py`)? Bundles and results that are there already are kept, and the exit status of a command that
 failed but wrote its result (`RESULT.exit_status`): after an interruption or with more `--parts` the same command goes
-on. With `--minutes` no part begins after so many.
+on. With `--minutes` no part begins after so many. Methods whose drafter is not here are left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,24 @@ def commands(args: argparse.Namespace) -> dict[str, list[list[str]]]:
             )
         ],
     }
+
+
+def methods_here(path: Path, work: Path) -> Path:
+    """The file of methods, or a copy with only those whose drafters are here. Raises ValueError where none is."""
+    methods = tomllib.loads((ROOT / path).read_text())
+    found = {name: settings for name, settings in methods.items() if (ROOT / settings["drafter"]).is_dir()}
+    if not found:
+        raise ValueError(f"{path}: none of its drafters is here: pack them with --drafters of benchmarks.gpu.pack")
+    if found == methods:
+        return path
+    console.print(f"left out, as their drafters are not here: {', '.join(sorted({*methods} - {*found}))}")
+    copy = work / "methods.toml"
+    lines = [
+        "\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())])
+        for name, settings in found.items()
+    ]
+    copy.write_text("\n\n".join(lines) + "\n")
+    return copy
 
 
 def run_parts(args: argparse.Namespace) -> dict[str, Any]:
@@ -118,6 +137,10 @@ def main(argv: list[str] | None = None) -> int:
     device = device_of(parser, args, PACKAGES, kernels=True)
     args.work = args.work.resolve()
     args.work.mkdir(parents=True, exist_ok=True)
+    try:
+        args.methods = methods_here(args.methods, args.work)
+    except ValueError as error:
+        parser.error(str(error))
     parts = run_parts(args)
     path = write_report(args, {"machine": describe(device), "parts": parts})
     console.print(f"written to {path}")

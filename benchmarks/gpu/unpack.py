@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int | str:
         missing = unpack(Path(__file__).resolve().parents[1], args.into)
     except (PackError, OSError) as error:
         return f"unpack: {error}"
-    print(f"export PYTHONPATH={(args.into / SITE).resolve()}")
+    print(f"export PYTHONPATH={(args.into / SITE).resolve()}:{args.into.resolve()}")
     if missing:
         beside = Path(__file__).resolve().parent
         print(f"unpack: {', '.join(missing)} not here: carry it beside {beside}", file=sys.stderr)

@@ -3,14 +3,23 @@
 import re
 from pathlib import Path
 
+from benchmarks.gpu.first_hour import ROWS
+
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/gpu.md").read_text()
 
 
-def test_every_test_that_needs_a_gpu_is_in_the_command():
-    marked = {
-        str(file.relative_to(ROOT))
-        for file in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"pytest\.mark\.gpu\b", file.read_text())
-    }
-    (named,) = re.findall(r"^python -m pytest -m gpu (.*?)```", (ROOT / "docs/gpu.md").read_text(), re.DOTALL | re.M)
-    assert set(re.findall(r"\S+\.py", named)) == marked
+def test_every_script_is_on_the_page():
+    scripts = {file.stem for file in (ROOT / "benchmarks/gpu").glob("*.py") if "def main(" in file.read_text()}
+    listed = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
+    assert listed == scripts - {"pack", "unpack", "first_hour"}
+    assert set(re.findall(r"benchmarks\.gpu\.(\w+)", PAGE)) - {"NAME"} <= scripts
+
+
+def test_the_rows_are_those_of_the_first_half_hour():
+    rows = re.findall(r"^\| (\d) \| (\d+) \| (.*?) \|", PAGE, re.MULTILINE)
+    assert [(int(number), float(minutes)) for number, minutes, _ in rows] == [
+        (number, row.minutes) for number, row in enumerate(ROWS)
+    ]
+    for (*_, question), row in zip(rows, ROWS, strict=True):
+        assert question.startswith(row.question.rstrip("?"))

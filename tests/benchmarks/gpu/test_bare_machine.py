@@ -1,4 +1,4 @@
-"""The scripts and the tests marked `gpu` on a machine with torch, transformers and mpi4py but not the rest."""
+"""The scripts on a machine with torch, transformers and mpi4py but not the rest; see test_first_hour.py too."""
 
 import os
 import subprocess
@@ -46,8 +46,3 @@ for name in {SCRIPTS}:
                 f"error: not installed here: {', '.join(PACKAGES)}. Bring what python -m benchmarks.gpu.pack packs"
             )
         assert expected in said
-
-
-def test_tests_for_a_gpu_are_collected(tmp_path):
-    said = run_bare(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "--collect-only")
-    assert "test_a_gpu_agrees_with_the_cpu[bf16]" in said

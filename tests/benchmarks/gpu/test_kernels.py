@@ -43,16 +43,20 @@ def test_what_the_tools_run_checks_attention(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "tools", "status"),
-    [([], ("memcheck",), 0), ([], ("memcheck", "racecheck"), 1), ([], None, 1), (["--no-sanitizer"], None, 0)],
+    ("options", "there", "status"),
+    [
+        (["--tools", "memcheck"], True, 0),
+        (["--tools", "memcheck", "racecheck"], True, 1),
+        ([], False, 1),
+        (["--no-sanitizer"], False, 0),
+    ],
 )
-def test_complaints_and_a_missing_sanitizer_are_errors(options, tools, status, program, tmp_path, monkeypatch):
-    found = None if tools is None else str(program)
+def test_complaints_and_a_missing_sanitizer_are_errors(options, there, status, program, tmp_path, monkeypatch):
+    found = str(program) if there else None
     monkeypatch.setattr(kernels, "device_of", lambda *_, **__: torch.device("cuda"))
     monkeypatch.setattr(kernels, "describe", lambda _: {})
     monkeypatch.setattr(kernels, "check_attention", lambda device, small: [])
-    monkeypatch.setattr(kernels, "TOOLS", tools)
-    monkeypatch.setattr(kernels.shutil, "which", lambda _: found)
+    monkeypatch.setattr(kernels, "tool", lambda _: found)
     assert kernels.main(["--no-times", "--output", str(tmp_path / "r.json"), *options]) == status
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,20 @@ def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
         monkeypatch.setattr(script, "load_session", lambda parser, bundle: raise_parsed())
         with pytest.raises(Parsed):
             script.main(command[3:])
+
+
+def test_methods_without_their_drafter_are_left_out(tmp_path, ran, monkeypatch, capsys):
+    monkeypatch.setattr(torch_backend, "ROOT", tmp_path)
+    methods = tmp_path / "methods.toml"
+    methods.write_text('[here]\ndrafter = "one"\nngram = false\n\n[away]\ndrafter = "two"\n')
+    with pytest.raises(SystemExit):
+        torch_backend.main(arguments(tmp_path, "--methods", str(methods), "--parts", "build"))
+    assert "none of its drafters is here" in capsys.readouterr().err
+    (tmp_path / "one").mkdir()
+    assert torch_backend.main(arguments(tmp_path, "--methods", str(methods), "--parts", "build")) == 0
+    given = parsed_by_typer(build_engines.main, ran[0][2:])
+    assert tomllib.loads(given["methods"].read_text()) == {"here": {"drafter": "one", "ngram": False}}
+    assert "left out, as their drafters are not here: away" in capsys.readouterr().out
 
 
 def test_every_method_fits_the_bundle_that_is_built(tmp_path, ran, monkeypatch):

@@ -1,0 +1,200 @@
+"""Throughput of the scheduler over a target with random weights: tokens/s, and what the host takes of each step.
+
+    python -m benchmarks.gpu.scheduling
+
+The engine is the torch backend's, with modules in place of exported programs: nothing is read from or written to disk.
+Each number of streams is run greedily and with top-p, auto-regressively and with trees of a random recurrent drafter.
+Such trees are hardly ever accepted, so their rows show what a step costs and not a speed-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor
+
+from benchmarks.gpu.llama_7b import SHAPES, random_drafter, random_target
+from benchmarks.gpu.machine import PACKAGES, add_device, describe, device_of, write_report
+from benchmarks.tables import Table
+from model_defs.config import TargetConfig
+from model_defs.drafting import BeamSearch
+from model_defs.export_target import CacheShape
+from model_defs.export_torch import TorchTarget
+from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
+
+if TYPE_CHECKING:
+    from benchmarks.inprocess import Session
+
+SETTINGS: dict[str, dict[str, float]] = {"greedy": {}, "top-p": {"temperature": 0.8, "top_p": 0.95}}
+BEAMS = (4, 4, 8)
+"""Beam width and length of the random drafter, and children of an expanded node."""
+HOT_VOCABULARY = 32768
+TREES = "trees"
+WARM_UP = 16
+"""Tokens of each stream before a measurement."""
+console = Console()
+
+
+@torch.inference_mode()
+def random_session(config: TargetConfig, device: torch.device, streams: int, max_len: int, nodes: int) -> Session:
+    """A session on a random target and drafter in bf16, for `streams` sequences of `max_len` tokens and trees of
+    `nodes` drafted nodes. Raises BundleError where they do not fit the device."""
+    from benchmarks.inprocess import Session
+    from redraft.bundle import Bundle, BundleConfig, LimitsInfo, Manifest, MethodInfo, TargetInfo
+    from redraft.engines.torch import TorchEngine
+    from redraft.runtime import Runtime, bundle_plans
+    from redraft.scheduler import Limits
+    from redraft.text import TextCodec
+
+    target = random_target(config, device)
+    hot = min(HOT_VOCABULARY, config.vocab_size)
+    recurrent = RecurrentConfig(config.hidden_size, config.vocab_size, num_blocks=2, hot_vocabulary=hot)
+    loop = BeamSearch(random_drafter(RecurrentDrafter(recurrent, target), device, max_len, BEAMS[1]), *BEAMS)
+    limits = LimitsInfo(slots=streams, max_len=max_len, max_tree=nodes + 1, prefill_chunk=min(512, max_len))
+    width, length, candidates = BEAMS
+    method = MethodInfo(
+        drafter=RecurrentDrafter.name,
+        construction="best_first",
+        beam_width=width,
+        beam_length=length,
+        candidates=candidates,
+        tree_budget=nodes,
+        ngram=False,
+        verification="sampled_walk",
+    )
+    bundle = Bundle(
+        Path("random"),
+        BundleConfig(
+            name="random",
+            backend="torch",
+            precision="bf16",
+            target=TargetInfo(**{name: getattr(config, name) for name in TargetInfo.model_fields}),
+            limits=limits,
+            methods={TREES: method},
+            tensor_parallel=1,
+        ),
+        Manifest(
+            files={},
+            versions={"torch": torch.__version__},
+            cpu_features=[],
+            target_fingerprint="random",
+            command="python -m benchmarks.gpu.scheduling",
+        ),
+    )
+    cache = CacheShape(limits.slots, limits.max_len, limits.max_tree)
+    programs = {
+        "target.pt2": TorchTarget(target, cache, hidden_output=True).to(device),
+        f"drafter.{TREES}.pt2": partial(draft, loop),
+    }
+    with patch("redraft.engines.torch.load_program", lambda path, device: programs[path.name]):
+        engine = TorchEngine(bundle)
+    words = Tokenizer(WordLevel({f"t{i}": i for i in range(config.vocab_size)}, unk_token="t0"))
+    plans = bundle_plans(bundle.config, bundle.path)
+    runtime = Runtime(engine, TextCodec(words), Limits(**limits.model_dump()), config.vocab_size, plans=plans)
+    return Session(runtime)
+
+
+def draft(loop: BeamSearch, inputs: list[Tensor]) -> list[Tensor]:
+    """The drafter's program: candidates, log-probabilities in float32, parents."""
+    hidden, *others = inputs
+    candidates, log_probs, parents = loop([hidden.to(torch.bfloat16), *others])[:3]
+    return [candidates, log_probs.float(), parents]
+
+
+def serve(
+    session: Session, streams: int, prompt: int, tokens: int, method: str, sampling: dict[str, float]
+) -> dict[str, float]:
+    """Throughput of `streams` requests at a time, each of `tokens` tokens after `prompt` random ones, and a step's
+    milliseconds in the target, in the drafter and on the host."""
+    from redraft.protocol import GenerateRequest, SamplingConfig
+
+    ids = np.random.default_rng(0).integers(session.runtime.vocab_size, size=(streams, prompt)).tolist()
+
+    def requests(count: int) -> list[GenerateRequest]:
+        return [
+            GenerateRequest(
+                id="r",
+                input_ids=ids[i],
+                max_tokens=count,
+                end_id=-1,
+                method=method,
+                sampling=SamplingConfig(**sampling, seed=i),  # type: ignore[arg-type]
+            )
+            for i in range(streams)
+        ]
+
+    session.use_plans(session.runtime.plans)
+    session.run(requests(min(WARM_UP, tokens)), streams)
+    before = session.clock()
+    answers = session.run(requests(tokens), streams)
+    spent = session.clock().since(before)
+    host = spent.step_s - spent.target_s - spent.draft_s
+    times = {"step": spent.step_s, "target": spent.target_s, "draft": spent.draft_s, "host": host}
+    steps = sum(answer.stats.steps for answer in answers)
+    return {
+        "tokens_per_s": sum(answer.stats.output_tokens for answer in answers) / spent.wall_s,
+        "acceptance_length": 1 + sum(answer.stats.accepted for answer in answers) / max(steps, 1),
+        "steps": spent.steps,
+        **{f"{name}_ms": 1e3 * taken / spent.steps for name, taken in times.items()},
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """A line for each measurement."""
+    shown = Table(
+        "The scheduler over a random target (milliseconds of a step)",
+        ["streams", "sampling", "method", "tokens/s", "tokens/step", "step", "target", "draft", "host"],
+    )
+    for row in rows:
+        times = [f"{row[f'{name}_ms']:.2f}" for name in ("step", "target", "draft", "host")]
+        throughput = [f"{row['tokens_per_s']:.0f}", f"{row['acceptance_length']:.2f}"]
+        shown.rows.append([str(row["streams"]), row["sampling"], row["method"], *throughput, *times])
+    return shown
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_device(parser, __file__)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
+    parser.add_argument("--nodes", type=int, default=15, help="drafted nodes of a tree")
+    args = parser.parse_args(argv)
+    device = device_of(parser, args, PACKAGES, kernels=True)
+    from redraft.protocol import AUTO_REGRESSIVE
+
+    torch.manual_seed(0)
+    session = random_session(SHAPES[args.shape], device, max(args.streams), args.prompt + args.tokens, args.nodes)
+    rows: list[dict[str, Any]] = []
+    for streams in args.streams:
+        for method in (AUTO_REGRESSIVE, TREES):
+            for name, sampling in SETTINGS.items():
+                found = serve(session, streams, args.prompt, args.tokens, method, sampling)
+                rows.append({"streams": streams, "method": method, "sampling": name, **found})
+                console.print(f"{rows[-1]}", markup=False)
+    table(rows).show(console)
+    report = {
+        "machine": describe(device),
+        "shape": args.shape,
+        "prompt": args.prompt,
+        "tokens": args.tokens,
+        "rows": rows,
+    }
+    if device.type == "cuda":
+        report["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    console.print(f"written to {write_report(args, report)}")
+
+
+if __name__ == "__main__":
+    main()
