@@ -10,6 +10,7 @@ from typing import Annotated
 import onnx_ir as ir
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from redraft.budget import BudgetFile
@@ -20,14 +21,13 @@ out = Console(highlight=False, soft_wrap=True)
 
 def main(bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")]) -> None:
     """Verify a bundle and print what it is."""
-    try:
-        loaded = Bundle.load(bundle)
-    except BundleError as error:
-        out.print(f"[red]inspect_bundle:[/red] {error}")
-        raise typer.Exit(1) from None
     table = Table(title=str(bundle), show_header=False, title_justify="left")
-    for name, value in rows(loaded):
-        table.add_row(name, value)
+    try:
+        for name, value in rows(Bundle.load(bundle)):
+            table.add_row(name, value)
+    except (BundleError, ValueError) as error:
+        out.print(f"[red]inspect_bundle:[/red] {escape(str(error))}")
+        raise typer.Exit(1) from None
     out.print(table)
 
 

@@ -103,8 +103,8 @@ def how_to_tune(bundle: Path) -> str:
 def untuned_warning(methods: Iterable[str], bundle: Path) -> str:
     """What to know of a bundle, some of whose methods have not been tuned."""
     return (
-        f"not tuned: {', '.join(methods)} drafts the same number of tokens however many requests run, which can be "
-        f"slower than no drafting; {how_to_tune(bundle)}"
+        f"not tuned: {', '.join(methods)}: as much is drafted however many requests run, which can be slower than no "
+        f"drafting; {how_to_tune(bundle)}"
     )
 
 
@@ -113,7 +113,7 @@ def main(bundle: Path) -> int:
     try:
         tuned = BudgetFile.load(bundle).methods
         if untuned := [name for name in BundleConfig.read(bundle).methods if name not in tuned]:
-            raise ValueError(f"{bundle}: {', '.join(untuned)} is not tuned")
+            raise ValueError(f"{bundle} is not tuned: {', '.join(untuned)}")
     except (BundleError, ValueError) as error:
         print(error)
         return 1

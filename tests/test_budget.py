@@ -98,5 +98,5 @@ def test_methods_that_are_not_tuned_are_named(bundle, tmp_path, capsys):
     assert capsys.readouterr().out == ""
     BudgetFile(methods={"b": TABLE}).save(bundle)
     assert budget.main(bundle) == 1
-    assert capsys.readouterr().out == f"{bundle}: a is not tuned\n"
+    assert capsys.readouterr().out == f"{bundle} is not tuned: a\n"
     assert budget.main(tmp_path / "nowhere") == 1

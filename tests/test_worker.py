@@ -62,7 +62,7 @@ def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, t
     monkeypatch.setattr("redraft.worker.serve", lambda *_: None)
     assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
     said = capsys.readouterr().err
-    assert said.startswith("redraft worker: not tuned: toy drafts the same number of tokens however many requests run")
+    assert said.startswith("redraft worker: not tuned: toy: as much is drafted however many requests run")
     assert "build/tune.py --bundle some/bundle" in said
     tuned = BudgetTable(entries=BudgetTable.constant(8).entries, measured={"step_ms": {}})
     runtime = toy_runtime()

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+import typer
 
 import build_engines
 import inspect_bundle
@@ -38,6 +39,10 @@ def test_a_bundle_with_drafter(model, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "2 TreeAttention" in printed
     assert "beam width 2" in printed
+    (tmp_path / "b" / "budget.json").write_text("{")
+    with pytest.raises(typer.Exit):
+        inspect_bundle.main(tmp_path / "b")
+    assert "budget.json is truncated or damaged: run `make tune`" in capsys.readouterr().out
 
 
 def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):

@@ -140,6 +140,7 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
     tokenizer, limits = toy_tokenizer().to_str(), LimitsInfo(slots=2, max_len=64, max_tree=6, prefill_chunk=16)
     bundle = tiny_bundle(tmp_path, tiny_target(), "torch", tokenizer=tokenizer, limits=limits).path
     (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    (bundle / "budget.json").write_text('{"methods": {"of another build": ')
     words = ["one", "two", "three", "four"]
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{word}"}}\n' for word in words))
     given = []
@@ -152,6 +153,7 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "show", lambda *_: None)
     tune.main(bundle, tmp_path / "prompts.jsonl", None, 2, 4, 1)
     assert given == [["one", "three"], ["two", "four"]]
+    assert list(BudgetFile.load(bundle).methods) == [METHOD], "tables that cannot be used are forgotten"
 
 
 def test_a_prompt_that_does_not_fit_is_said(tmp_path, capsys):

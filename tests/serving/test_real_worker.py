@@ -33,7 +33,7 @@ def directly(service: Service, prompt: str, max_tokens: int, sampling: SamplingC
 
 
 def test_a_bundle_that_is_not_tuned_is_said(service, monkeypatch):
-    warning = "warning  not tuned: toy drafts the same number of tokens however many requests run"
+    warning = "warning  not tuned: toy: as much is drafted however many requests run"
     asked = CliRunner().invoke(cli.app, ["status", "--run-dir", str(service.run_dir.path)])
     assert (asked.exit_code, warning in asked.output) == (0, True), asked.output
     state = service.run_dir.read_state()
