@@ -26,6 +26,10 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 INT32_MAX = 2**31 - 1
+SUPERVISOR_PIPE = "supervisor.pipe"
+"""Name of a pipe beside the worker's socket that a supervisor, where there is one, keeps open as long as it lives."""
+PROBE = "redraft-probe"
+"""Id of a request that a Triton model answers without the worker, to show that it lives."""
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_INPUT_IDS = 2**20
 MAX_WORDS = {"stop_words": 64, "bad_words": 1024}

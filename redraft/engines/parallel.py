@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from redraft import bound
 from redraft.bundle import Bundle, BundleError
 from redraft.engines import rank_process
 from redraft.engines.flavour import FLAVOURS
@@ -152,7 +153,7 @@ class Ranks:
             raise BundleError(f"{bundle.path} is split over {count} ranks, {started}; {start}")
         comm = world.Dup()
         cls.connected = True
-        rank_process.end_with_parent()
+        bound.end_with_parent()
         rank_process.unlink_shared_memory()
         return cls(comm, bundle)
 

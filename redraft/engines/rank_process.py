@@ -1,25 +1,16 @@
-"""A rank as a process: it ends with what started it, and leaves nothing behind."""
+"""A rank as a process: it leaves nothing behind."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
-import signal
 from pathlib import Path
 
 RANK_VARIABLE = "PMI_RANK"
 """Environment variable in which MPICH's launchers tell a process its rank."""
 
-_PR_SET_PDEATHSIG = 1
 _MAPPED = re.compile(r"/dev/shm/mpich_shm_\w+")
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends: also where it waits for another rank inside of MPI, or is
-    stopped."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def unlink_shared_memory() -> None:

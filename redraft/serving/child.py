@@ -11,18 +11,20 @@ from pathlib import Path
 
 import psutil
 
+from redraft.bound import bound
 from redraft.serving.processes import OWNER_VARIABLE, PART_VARIABLE, end_processes, owned_processes
 from redraft.serving.rundir import RunDir, tail
 
-FIRST_DELAY_S, MAX_DELAY_S, STEADY_S = 0.2, 30.0, 60.0
+FIRST_DELAY_S, STEADY_S = 0.2, 60.0
 
 log = logging.getLogger("redraft.supervisor")
 
 
 class Child:
     """One process and its log, and the processes that it starts in turn, which carry the mark `part`. It gets a session
-    of its own, so that a terminal's Ctrl-C does not reach it. No file that they write, log and shared memory included,
-    grows beyond `max_file_bytes`: they get an error instead."""
+    of its own, so that a terminal's Ctrl-C does not reach it, and ends with the calling thread. The delay before a
+    restart doubles up to `max_delay` seconds. No file that they write, log and shared memory included, grows beyond
+    `max_file_bytes`: they get an error instead."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class Child:
         log_file: Path,
         environment: dict[str, str],
         folder: Path,
+        max_delay: float,
         max_file_bytes: int | None = None,
     ):
         self.name = name
@@ -47,7 +50,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._log_start = 0
-        self._delay = FIRST_DELAY_S
+        self._delay, self._max_delay = FIRST_DELAY_S, max_delay
         self._restart_at: float | None = None
 
     @property
@@ -92,7 +95,7 @@ class Child:
         with self._log_file.open("ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
-                self._command,
+                bound(self._command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -115,7 +118,7 @@ class Child:
                 self._delay = FIRST_DELAY_S
             log.warning("%s It starts again in %.1f s.", self.death, self._delay)
             self._restart_at = time.monotonic() + self._delay
-            self._delay = min(2 * self._delay, MAX_DELAY_S)
+            self._delay = min(2 * self._delay, self._max_delay)
         return time.monotonic() >= self._restart_at
 
     def ends_within(self, seconds: float) -> bool:

@@ -7,9 +7,11 @@ every response and passes cancellations on.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
+import signal
 import threading
 import time
 import traceback
@@ -74,6 +76,7 @@ class GenerationModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Connect to the worker at $REDRAFT_WORKER_SOCKET; it need not be there yet."""
+        _end_with_supervisor(Path(os.environ["REDRAFT_WORKER_SOCKET"]).with_name(protocol.SUPERVISOR_PIPE))
         _hide_shared_memory()
         config = json.loads(args["model_config"])
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
@@ -130,7 +133,10 @@ class GenerationModel:
             self._in_flight[request_id] = Exchange(parsed, sender)
             if len(self._in_flight) == 1:
                 self._wake()
-            self._client.submit(parsed, self._messages.put)
+            if request.request_id() == protocol.PROBE:
+                self._messages.put(Chunk(id=request_id, done=True))
+            else:
+                self._client.submit(parsed, self._messages.put)
         except InvalidRequest as error:
             _send_error(sender, protocol.INVALID, str(error))
         except WorkerError as error:
@@ -216,6 +222,17 @@ def _parameters(request: Any) -> str:
         return request.parameters()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"id and unknown fields: expected UTF-8 text, got {error.reason}") from None
+
+
+def _end_with_supervisor(pipe: Path) -> None:
+    """Have the kernel kill this process when the supervisor, which holds the pipe's other end, has gone. A thread could
+    not: a call of Triton's metrics waits for the dead server with the interpreter locked. Parents do not count either:
+    the server's thread that started this process may end before it."""
+    if pipe.exists():
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
 
 
 def _hide_shared_memory() -> None:

@@ -1,8 +1,4 @@
-"""The ranks of an engine worker: its processes where a bundle is split over several (tensor parallelism).
-
-`python -m redraft.serving.ranks SUPERVISOR LAUNCHER ...` becomes MPI's launcher, which the kernel ends with the
-supervisor.
-"""
+"""The ranks of an engine worker: its processes where a bundle is split over several (tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -17,7 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from redraft.engines.rank_process import RANK_VARIABLE, end_with_parent
+from redraft.bound import bound
+from redraft.engines.rank_process import RANK_VARIABLE
 from redraft.serving.processes import ServingError, is_alive
 
 INSTALL = "pip install mpi4py mpich, in the versions that requirements.txt names, into the environment of redraft"
@@ -54,8 +51,7 @@ def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) 
         if not hostfile.is_file():
             raise ServingError(f"--hostfile {hostfile} is not there: expected a file of lines HOST:RANKS")
         options = ["-topolib", "none", "-f", str(hostfile)]
-    shim = [sys.executable, "-m", "redraft.serving.ranks", str(os.getpid())]
-    return [*shim, str(launcher), *options, "-n", str(ranks), *worker]
+    return bound([str(launcher), *options, "-n", str(ranks), *worker])
 
 
 def ranks_of(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
@@ -109,14 +105,3 @@ def describe(ends: Mapping[int, str], pids: Mapping[int, int]) -> str:
     """One line for logs and the state."""
     named = (f"rank {rank} (pid {pids[rank]})" if rank in pids else "a rank" for rank in ends)
     return "; ".join(f"{name} {how}" for name, how in zip(named, ends.values(), strict=True))
-
-
-def main(parent: int, launcher: list[str]) -> None:
-    """Become the launcher, unless the supervisor `parent` has gone meanwhile."""
-    end_with_parent()
-    if os.getppid() == parent:
-        os.execv(launcher[0], launcher)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from redraft.protocol import SUPERVISOR_PIPE
 from redraft.serving.processes import ServingError
 
 _MAX_SOCKET_PATH = 100
@@ -35,6 +36,8 @@ class Settings(BaseModel):
     """A worker that has not answered for so long after its start has failed."""
     silence_s: float = 30.0
     """One that has, and then not for so long, is taken for hung."""
+    triton_silence_s: float = 10.0
+    """So is a Triton server of which one model takes so long to answer what it need not ask the worker for."""
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker"]
 
 
@@ -67,6 +70,7 @@ class RunDir:
     def __init__(self, path: Path):
         self.path = path.resolve()
         self.socket = self.path / "worker.sock"
+        self.pipe = self.path / SUPERVISOR_PIPE
         self.state_file = self.path / "state.json"
         self.settings_file = self.path / "settings.json"
         self.lock_file = self.path / "lock"

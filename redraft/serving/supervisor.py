@@ -21,11 +21,14 @@ from redraft.client import WorkerClient, WorkerError
 from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
 from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
+from redraft.serving.pulse import Pulse
 from redraft.serving.rundir import Phase, RunDir, Settings, State
 
 HOUSE = Path(__file__).resolve().parents[2]
 TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 60.0, 120.0, 10.0
-TICK_S, PING_S, SHOW_S = 0.1, 5.0, 0.2
+TICK_S, PING_S, SHOW_S, PROBE_S = 0.1, 5.0, 0.2, 2.0
+WORKER_MAX_DELAY_S, TRITON_MAX_DELAY_S = 30.0, 0.5
+"""Triton starts in a second or two, and a single request can end it; a worker that ends again and again is broken."""
 LAST_WORDS_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
 
@@ -48,6 +51,9 @@ class Supervisor:
         self._stubs: list[psutil.Process] = []
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings.decoupled)
+        run_dir.pipe.unlink(missing_ok=True)
+        os.mkfifo(run_dir.pipe)
+        self._pipe = os.open(run_dir.pipe, os.O_RDWR)  # it closes with this process: the models end with it
         self._ranks: dict[int, psutil.Process] = {}
         self._worker = Child(
             run_dir,
@@ -57,6 +63,7 @@ class Supervisor:
             run_dir.worker_log,
             dict(os.environ),
             HOUSE,
+            WORKER_MAX_DELAY_S,
         )
         self._triton = Child(
             run_dir,
@@ -66,6 +73,7 @@ class Supervisor:
             run_dir.triton_log,
             tritonserver.environment(installation, run_dir),
             run_dir.path,
+            TRITON_MAX_DELAY_S,
             tritonserver.MAX_FILE_BYTES,
         )
 
@@ -85,9 +93,11 @@ class Supervisor:
                 raise ServingError(self._worker.death) from None
             raise
         self._say("ready")
+        port, silence_s = self._settings.http_port, self._settings.triton_silence_s
+        pulse = Pulse(lambda: tritonserver.models_live(port, silence_s), PROBE_S)
         while True:
             time.sleep(TICK_S)
-            self._watch_triton()
+            self._watch_triton(pulse)
             self._watch_worker()
             self._show_worker()
 
@@ -198,12 +208,15 @@ class Supervisor:
         self._stubs = psutil.Process(self._triton.pid).children()
         self._triton.up = True
 
-    def _watch_triton(self) -> None:
-        if self._triton.up and self._triton.alive and all(is_alive(stub) for stub in self._stubs):
+    def _watch_triton(self, pulse: Pulse) -> None:
+        alive = self._triton.alive and all(is_alive(stub) for stub in self._stubs)
+        hung = pulse.silence > self._settings.triton_silence_s + PROBE_S
+        if self._triton.up and alive and not hung:
             return
         if self._triton.up:
             self._triton.up = False
-            self._say("degraded", "the Triton server or one of its model processes died and is restarting")
+            how = "died" if not alive else f"did not answer for {pulse.silence:.0f} s"
+            self._say("degraded", f"the Triton server or one of its model processes {how} and is restarting")
             self._clear_triton()
         if not (self._triton.restart_due() and self._worker.up):
             return
@@ -212,6 +225,7 @@ class Supervisor:
         except ServingError as error:
             log.error("%s", error)
             self._clear_triton()
+        pulse.reset()
 
     def _clear_triton(self) -> None:
         self._triton.end(grace=0)

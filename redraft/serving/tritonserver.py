@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from redraft.protocol import PROBE
 from redraft.serving.processes import ServingError, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
 
@@ -206,6 +207,14 @@ def send_first_requests(http_port: int, timeout: float) -> None:
         status, answer = _call(http_port, f"v2/models/{model}/generate", body, timeout)
         if status != 200:
             raise ServingError(f"the first request to {model} failed: {answer.strip() or 'no answer from Triton'}")
+
+
+def models_live(http_port: int, timeout: float) -> bool:
+    """Whether each model that generates answers in that time, the worker left out: how busy that is does not matter."""
+    bodies = {model: body | {"id": PROBE} for model, body in _FIRST_REQUESTS.items()}
+    return all(
+        _call(http_port, f"v2/models/{model}/generate", body, timeout)[0] == 200 for model, body in bodies.items()
+    )
 
 
 def _call(http_port: int, path: str, body: dict | None, timeout: float) -> tuple[int, str]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from typer.testing import CliRunner
@@ -209,10 +210,13 @@ def test_stop_leaves_nothing_after_kill_9(service, victims):
     assert launcher.stop(service.run_dir.path) == 0, "stopping twice is harmless"
 
 
-def test_serve_clears_away_what_a_killed_supervisor_left(service):
+def test_a_killed_supervisor_takes_all_with_it_and_serve_starts_anew(service):
     ensure_running(service)
+    os.kill(service.state.worker_pid, signal.SIGSTOP)
     os.kill(service.state.supervisor_pid, signal.SIGKILL)
-    wait_until(lambda: not launcher.is_running(service.run_dir))
+    wait_until(lambda: owned_processes(service.run_dir.path) == [])
+    with pytest.raises(httpx.ConnectError):
+        service.ready()
     serve(service.run_dir.path, service.settings)
     assert service.ready()
 

@@ -40,6 +40,9 @@ class Request:
     def parameters(self):
         return self._read(self._parameters)
 
+    def request_id(self):
+        return ""
+
     def _read(self, value):
         if isinstance(value, Exception):
             raise value
