@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,6 @@ from teacher_shards import Document
 MAX_USER_TOKENS = 96
 PROMPT_TEMPERATURE = 0.8
 TEMPERATURES = ((0.0, 0.6), (0.7, 0.25), (1.0, 0.15))
-FILL_ROWS = 16
-"""Rows of each slot that the cache takes at a time, of prefixes and of documents that are taken up again."""
 TIMED_STEPS = 3
 
 
@@ -51,8 +49,8 @@ class Generator:
     def __init__(self, forward: Forward, ends: set[int], prefix: list[int], seed: int):
         self.forward, self.ends, self.prefix = forward, ends, prefix
         self.running: list[Document | None] = [None] * forward.slots
-        filled = self._fill([prefix] * forward.slots, 0)
-        self.prefix_hidden = [row for hidden in filled for row in hidden[0]]
+        hidden, _ = forward([prefix or [0]] * forward.slots, [0] * forward.slots, [])
+        self.prefix_hidden = hidden[0, : len(prefix)]
         self.random = torch.Generator(forward.device).manual_seed(seed)
         self.rng = random.Random(seed)
 
@@ -77,19 +75,11 @@ class Generator:
         return [doc for doc in found if doc.answered]
 
     def run(
-        self,
-        following: Callable[[], Document | None],
-        max_new_tokens: int,
-        assistant: list[int],
-        resumed: Sequence[Document] = (),
+        self, following: Callable[[], Document | None], max_new_tokens: int, assistant: list[int]
     ) -> Iterator[list[Document]]:
         """Yield after each forward the documents that it ended: at an end token, `max_new_tokens`, a loop, or a full
         cache. A free slot takes the `following` document; the run ends where there is none and all have ended.
-
-        The `resumed` documents, no more than there are slots, go on where they were.
         """
-        self.running = [*resumed, *[None] * (self.forward.slots - len(resumed))]
-        self._fill([doc.tokens[:-1] if doc else [] for doc in self.running], len(self.prefix))
         while True:
             for slot in (slot for slot, doc in enumerate(self.running) if doc is None):
                 if (new := following()) is None:
@@ -139,17 +129,6 @@ class Generator:
         doc.tokens = [*self.prefix, doc.pending.popleft()]
         doc.hidden = list(self.prefix_hidden)
         return doc
-
-    def _fill(self, texts: list[list[int]], first: int) -> list[torch.Tensor]:
-        """Put the tokens of each slot from `first` on into its cache, and return their hidden states, FILL_ROWS at a
-        time: [slots, n, H]. What stands behind a shorter text is overwritten before it is read."""
-        most = max(map(len, texts))
-        filled = []
-        for begin in range(first, most, FILL_ROWS):
-            end = min(begin + FILL_ROWS, most)
-            rows = [text[begin:end] + [0] * (end - max(begin, len(text))) for text in texts]
-            filled.append(self.forward(rows, [begin] * len(rows), [])[0])
-        return filled
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ Two sources, one format:
 The output folder holds numbered safetensors shards: `tokens` int32 [N], `hidden` bfloat16 [N, H]
 (hidden[t] is the state after the final norm whose logits predict tokens[t + 1]), `offsets` int64
 [documents + 1] and `answer_starts` int64 [documents] (positions in N). A shard appears whole or not at
-all. The command can be killed at any time and loses at most the work since the last shard was closed,
-which is about SHARD_S ago: the documents under way are kept beside the shards.
+all. The command can be killed at any time and goes on with what was there SHARD_S before: when a shard
+is closed, the answers under way are written beside it.
 
 With --held-out it also writes conversations to judge drafters by. Their prompts, 1 in 64 by a hash of
 the text and at least one, are in no training data.
@@ -42,7 +42,7 @@ from model_defs.files import count_numbers
 from model_defs.target import Target
 from model_defs.working_precision import working_dtype
 from redraft.interrupt import interruptible
-from redraft.progress import duration, progress, size
+from redraft.progress import Progress, duration, progress, size
 from redraft.resources import free_disk, require_memory
 from teacher_prompts import RESERVED, Prompt, by_share, cutoff_of, divide, draw_prompts, parse_shares, read_prompts
 from teacher_shards import Document, Shards
@@ -183,27 +183,32 @@ def end_full_parts(generator: Generator, parts: Sequence[Part]) -> list[Document
 
 
 def write(
-    stream: Iterator[list[Document]], parts: Sequence[Part], shard_documents: int, generator: Generator | None = None
+    shown: Progress,
+    stream: Iterator[list[Document]],
+    parts: Sequence[Part],
+    shard_documents: int,
+    generator: Generator | None = None,
 ) -> None:
     """Sort the documents of a stream into the shards of their parts. Where a generator writes them, those under way
     count, and end when their part holds what it is to."""
+    shown.begin(sum(part.held for part in parts))
     closed = time.monotonic()
-    with progress("distill", sum(part.wanted for part in parts), "tokens", sum(part.held for part in parts)) as shown:
-        for ended in stream:
-            for doc in ended:
-                parts[doc.held_out].ended.append(doc)
-            begun = end_full_parts(generator, parts) if generator else []
-            shown.update(sum(part.held for part in parts) + sum(len(doc.tokens) for doc in begun))
-            late = time.monotonic() - closed > SHARD_S
-            for part in parts:
-                if late or len(part.ended) >= shard_documents:
-                    part.close([doc for doc in begun if doc.held_out == part.held_out])
-            closed = time.monotonic() if late else closed
+    for ended in stream:
+        for doc in ended:
+            parts[doc.held_out].ended.append(doc)
+        begun = end_full_parts(generator, parts) if generator else []
+        shown.update(sum(part.held for part in parts) + sum(len(doc.tokens) for doc in begun), "")
+        late = time.monotonic() - closed > SHARD_S
+        for part in parts:
+            if late or len(part.ended) >= shard_documents:
+                part.close([doc for doc in begun if doc.held_out == part.held_out])
+        closed = time.monotonic() if late else closed
     for part in parts:
         part.close([])
 
 
 def generate(
+    shown: Progress,
     generator: Generator,
     parts: Sequence[Part],
     written: Mapping[bool, Iterator[Document]],
@@ -211,8 +216,7 @@ def generate(
     max_new_tokens: int,
     shard_documents: int,
 ) -> None:
-    """Have the target answer until all parts hold what they are to. The held-out part comes first; what was under way
-    when the last run ended goes on."""
+    """Have the target answer until all parts hold what they are to. The held-out part comes first."""
     usual = len(template) + MAX_USER_TOKENS // 2 + max_new_tokens
 
     def following() -> Document | None:
@@ -222,10 +226,8 @@ def generate(
                 return next(written[part.held_out])
         return None
 
-    resumed = [doc for part in parts for doc in part.shards.running() if part.held < part.wanted]
-    fitting = [doc for doc in resumed if len(doc.tokens) + len(doc.pending) < generator.forward.length]
-    stream = generator.run(following, max_new_tokens, template.assistant, fitting[: generator.forward.slots])
-    write(stream, parts, shard_documents, generator)
+    stream = generator.run(following, max_new_tokens, template.assistant)
+    write(shown, stream, parts, shard_documents, generator)
 
 
 def read_responses(target: Target, parts: Sequence[Part], tokenizer, template: Template, batch: int, longest: int,
@@ -327,25 +329,33 @@ def main(
         say_plan(parts, token_bytes, numbers, memory, engine_bytes)
         if check or all(part.held >= part.wanted for part in parts):
             return
-        engine = EngineForward(bundle, threads) if bundle and source is Source.generate else None
-        if engine and engine.length <= len(template) + user:
-            raise ValueError(
-                f"{bundle} takes {engine.length} tokens, and a prompt of up to {user} with an answer needs more than "
-                f"{len(template) + user}: build it with a larger --max-len, or ask for fewer --max-new-tokens"
-            )
-        target = None if engine else Target.from_folder(model, working_dtype(device)).to(device)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
-    if target and source is Source.prefill:
-        write(read_responses(target, parts, tokenizer, template, slots, longest, seed), parts, shard_documents)
-        return
-    forward = TorchForward(target, slots, length) if target else engine
-    assert forward is not None
-    generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], part_seed(parts[0], seed))
-    rate, left = generator.rate(), sum(max(part.wanted - part.held, 0) for part in parts)
-    say(f"about {duration(left / rate)} at {rate:,.0f} tokens/s, as a few steps took")
-    written = {part.held_out: own_documents(part, tokenizer, template, self_written, user, seed) for part in parts}
-    generate(generator, parts, written, template, max_new_tokens, shard_documents)
+    for part in parts:
+        part.shards.begin()
+    reads = source is Source.prefill
+    with progress("distill", sum(part.wanted for part in parts), "tokens", "loading the target") as shown:
+        try:
+            engine = EngineForward(bundle, threads) if bundle and not reads else None
+            if engine and engine.length <= len(template) + user:
+                raise ValueError(
+                    f"{bundle} takes {engine.length} tokens, and a prompt of up to {user} with an answer needs more "
+                    f"than {len(template) + user}: build it with a larger --max-len, or ask for fewer --max-new-tokens"
+                )
+            target = None if engine else Target.from_folder(model, working_dtype(device)).to(device)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
+        if target and reads:
+            stream = read_responses(target, parts, tokenizer, template, slots, longest, seed)
+            write(shown, stream, parts, shard_documents)
+            return
+        forward = TorchForward(target, slots, length) if target else engine
+        assert forward is not None
+        generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], part_seed(parts[0], seed))
+        rate, left = generator.rate(), sum(max(part.wanted - part.held, 0) for part in parts)
+        say(f"about {duration(left / rate)} at {rate:,.0f} tokens/s, as a few steps took")
+        written = {part.held_out: own_documents(part, tokenizer, template, self_written, user, seed) for part in parts}
+        generate(shown, generator, parts, written, template, max_new_tokens, shard_documents)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Shards of teacher data, and the documents under way that a run which was ended goes on with."""
+"""Shards of teacher data, beside them the documents under way, which a killed run leaves as one more shard."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,6 @@ from model_defs.windows import USUAL_CUTOFF
 LOOP_TOKENS = 48
 LOOP_PERIODS = 16
 LOOP_CHECK = 8
-
-
-STATE = ("temperature", "writes_prompt", "held_out", "answer_start", "drawn")
-"""What of a document under way is stored beside its tokens and hidden states."""
 
 
 @dataclass
@@ -52,20 +47,19 @@ class Document:
 
 
 class Shards:
-    """A folder of numbered shards. Beside them lies what is under way: `running-N` belongs to the first N shards, so
-    that a shard and what it leaves under way appear together or not at all."""
+    """A folder of numbered shards. `running-N` beside the first N holds the answers that were under way with them: it
+    is replaced when the next shard is closed, and becomes shard N where the run was killed before."""
 
     def __init__(self, folder: Path, meta: Mapping[str, str]):
         """`meta` is written into every file. Raises ValueError where the folder holds another model's shards or one
         that is damaged."""
         self.folder, self.meta = folder, dict(meta)
-        self.count, self.tokens = 0, 0
+        files = sorted(folder.glob("shard-*.safetensors"))
+        self.count, self.tokens = len(files), 0
         self.cutoff: int | None = None
         """The rank below which the folder holds out prompts; None where it is empty"""
-        files = sorted(folder.glob("shard-*.safetensors"))
-        for file in (*files, *folder.glob("running-*.safetensors")):
+        for file in (*files, *([self._running()] if self._running().exists() else [])):
             self._read(file)
-        self.count = len(files)
 
     def _read(self, file: Path) -> None:
         try:
@@ -76,36 +70,31 @@ class Shards:
         if metadata.get("model", self.meta["model"]) != self.meta["model"]:
             raise ValueError(f"{file} is of {metadata['model']}, not of {self.meta['model']}: give another --output")
         self.cutoff = int(metadata.get("held_out_below", USUAL_CUTOFF))
-        self.tokens += shape[0] if file.name.startswith("shard-") else 0
+        self.tokens += shape[0]
 
-    def add(self, ended: Sequence[Document], running: Sequence[Document]) -> None:
-        """Write a shard of the documents that ended, if any, and what is under way."""
+    def begin(self) -> None:
+        """Keep the answers that a killed run had under way, as they are."""
+        if self._running().exists():
+            self._running().rename(self._shard())
+            self.count += 1
+
+    def add(self, ended: Sequence[Document], under_way: Sequence[Document]) -> None:
+        """Write a shard of the documents that ended, if any, and the answers under way."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        closed = self._shard() if ended else None
         self.count += bool(ended)
-        begun = [doc for doc in running if doc.hidden]
-        states = [{name: getattr(doc, name) for name in STATE} | {"pending": [*doc.pending]} for doc in begun]
-        if begun:
-            save_tensors(_tensors(begun), self._running(), self.meta | {"documents": json.dumps(states)})
-        if ended:
-            write_shard(self.folder / f"shard-{self.count - 1:05d}.safetensors", ended, self.meta)
+        answers = [doc for doc in under_way if doc.answered]
+        if answers:
+            save_tensors(_tensors(answers), self._running(), self.meta)
+        if closed:
+            write_shard(closed, ended, self.meta)
             self.tokens += sum(len(doc.tokens) for doc in ended)
         for file in self.folder.glob("running-*.safetensors"):
-            if not begun or file != self._running():
+            if not answers or file != self._running():
                 file.unlink()
 
-    def running(self) -> list[Document]:
-        """The documents that were under way."""
-        file = self._running()
-        if not file.exists():
-            return []
-        with safe_open(file, framework="pt") as stored:
-            states = json.loads(stored.metadata()["documents"])
-            offsets, tokens, hidden = (stored.get_tensor(name) for name in ("offsets", "tokens", "hidden"))
-        docs = []
-        for state, (begin, end) in zip(states, itertools.pairwise(offsets.tolist()), strict=True):
-            own = {"tokens": tokens[begin:end].tolist(), "hidden": list(hidden[begin : end - 1])}
-            docs.append(Document(**state | own | {"pending": deque(state["pending"])}))
-        return docs
+    def _shard(self) -> Path:
+        return self.folder / f"shard-{self.count:05d}.safetensors"
 
     def _running(self) -> Path:
         return self.folder / f"running-{self.count:05d}.safetensors"
@@ -117,7 +106,7 @@ def write_shard(path: Path, docs: Sequence[Document], meta: Mapping[str, str]) -
 
 
 def _tensors(docs: Sequence[Document]) -> dict[str, torch.Tensor]:
-    """A last token without a hidden state, which nothing reads, takes the one before."""
+    """The last token's hidden state, which nothing reads, is that of the one before."""
     offsets = torch.tensor([0, *itertools.accumulate(len(doc.tokens) for doc in docs)])
     hidden = (row for doc in docs for row in (*doc.hidden, doc.hidden[-1])[: len(doc.tokens)])
     return {

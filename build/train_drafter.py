@@ -49,7 +49,7 @@ from model_defs.windows import (
     most_frequent,
 )
 from redraft.interrupt import interruptible
-from redraft.progress import duration, progress, size
+from redraft.progress import Progress, duration, progress, size
 from redraft.resources import free_disk, require_memory
 
 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bfloat16 under autocast, float32 norms
@@ -152,7 +152,15 @@ def trained(windows: Windows) -> int:
     return int(windows.scored(windows.positions.shape[1], 0).sum())
 
 
-def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: dict[str, str], fresh: bool) -> None:
+def train(
+    trainer: Trainer,
+    teacher: TeacherData,
+    run: Run,
+    output: Path,
+    card: dict[str, str],
+    fresh: bool,
+    shown: Progress,
+) -> None:
     """Train to the end of the run; every `run.every` steps a log line, as often and after CHECKPOINT_S a checkpoint and
     the drafter itself."""
     drafter, device = trainer.drafter, trainer.device
@@ -177,42 +185,42 @@ def train(trainer: Trainer, teacher: TeacherData, run: Run, output: Path, card: 
     read = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, done.step)
     batches = read_ahead(read, device)
     begun, losses, saved = replace(done), list[torch.Tensor](), time.monotonic()
-    with progress("train_drafter", run.positions, "positions", done.positions) as shown:
-        while done.positions < run.positions:
-            started = time.monotonic()
-            rate = learning_rate(done.positions / run.positions, run.peak_rate, run.decay)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            windows, positions = next(batches)
-            loss = trainer.loss(windows)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-            optimizer.step()
-            losses.append(loss.detach())
-            done.step += 1
-            done.positions += positions
-            done.seconds += time.monotonic() - started
-            speed = (done.positions - begun.positions) / (done.seconds - begun.seconds)
-            shown.update(done.positions, f"step {done.step}")
-            if done.step == begun.step + TIMED_STEPS:
-                say(f"about {duration((run.positions - done.positions) / speed)} at {speed:,.0f} positions/s")
-            ends = done.step % run.every == 0 or done.positions >= run.positions
-            if not ends and time.monotonic() - saved < CHECKPOINT_S:
-                continue
-            done.losses += len(losses)
-            done.loss += torch.stack(losses).sum().item()
-            losses.clear()
-            record = judge(trainer, teacher, run, done, speed) if ends else None
-            if record:
-                done.losses, done.loss = 0, 0.0
-            drafter.save(output, card)
-            save_checkpoint(checkpoint, drafter, optimizer, done, recipe)
-            saved = time.monotonic()
-            if record:
-                with (output / "log.jsonl").open("a") as file:
-                    print(json.dumps(record), file=file)
-                print(json.dumps(record), flush=True)
+    shown.begin(done.positions)
+    while done.positions < run.positions:
+        started = time.monotonic()
+        rate = learning_rate(done.positions / run.positions, run.peak_rate, run.decay)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        windows, positions = next(batches)
+        loss = trainer.loss(windows)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.detach())
+        done.step += 1
+        done.positions += positions
+        done.seconds += time.monotonic() - started
+        speed = (done.positions - begun.positions) / (done.seconds - begun.seconds)
+        shown.update(done.positions, f"step {done.step}")
+        if done.step == begun.step + TIMED_STEPS:
+            say(f"about {duration((run.positions - done.positions) / speed)} at {speed:,.0f} positions/s")
+        ends = done.step % run.every == 0 or done.positions >= run.positions
+        if not ends and time.monotonic() - saved < CHECKPOINT_S:
+            continue
+        done.losses += len(losses)
+        done.loss += torch.stack(losses).sum().item()
+        losses.clear()
+        record = judge(trainer, teacher, run, done, speed) if ends else None
+        if record:
+            done.losses, done.loss = 0, 0.0
+        drafter.save(output, card)
+        save_checkpoint(checkpoint, drafter, optimizer, done, recipe)
+        saved = time.monotonic()
+        if record:
+            with (output / "log.jsonl").open("a") as file:
+                print(json.dumps(record), file=file)
+            print(json.dumps(record), flush=True)
 
 
 def judge(trainer: Trainer, teacher: TeacherData, run: Run, done: RunState, speed: float) -> dict[str, Any]:
@@ -306,19 +314,6 @@ def main(
         raise typer.BadParameter(f"unknown drafter {drafter!r}; known are {', '.join(DRAFTERS)}")
     kind = DRAFTERS[drafter]
     recipe = kind.recipe
-    try:
-        teacher = TeacherData(data, held_out, kind.reads_context)
-        teacher.require(batch or recipe.batch, window or recipe.window, unroll)
-        require_memory(
-            4 * sum(count_numbers(file) for file in model.glob("*.safetensors")), "training beside the target"
-        )
-        target = Target.from_folder(model).to(device)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
-    resumed = output if (output / "checkpoint.safetensors").exists() else None
-    vocab_size = target.config.vocab_size
-    chosen = usual_rows(vocab_size, device.type) if hot_vocabulary is None else hot_vocabulary or vocab_size
-    rows = min(chosen, vocab_size)
     run = Run(
         positions,
         window or recipe.window,
@@ -328,26 +323,39 @@ def main(
         every,
         seed,
     )
-    try:
-        given = settings_of(kind, settings or [], vocab_size, device.type)
-        module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
-        module.require_steps(unroll)
-        disk, memory = checkpoint_bytes(module), training_bytes(target, module, teacher)
-        if disk > (free := free_disk(output)):
-            raise ValueError(f"{output} takes {size(disk)}, and {size(free)} of its disk are free")
-        require_memory(memory, "training")
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
-    shards = len(teacher.training)
-    judged = f"{len(teacher.evaluation)} held out to judge by" if teacher.evaluation else "none to judge by: too few"
-    say(f"{drafter} drafter on {shards} shards of teacher data, {judged}")
-    say(f"{positions:,} positions; about {size(memory)} of memory and {size(disk)} of disk at {output}")
-    output.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(target, module, labels, unroll, recipe.hidden_weight if hidden_weight is None else hidden_weight)
-    if not resumed and not start_from:
-        module.initialize(target, teacher.sample(run.window, unroll).to(device))
-    card = {"target_fingerprint": target_fingerprint(target)}
-    train(trainer, teacher, run, output, card, fresh=resumed is None)
+    resumed = output if (output / "checkpoint.safetensors").exists() else None
+    with progress("train_drafter", positions, "positions", "loading the target") as shown:
+        try:
+            teacher = TeacherData(data, held_out, kind.reads_context)
+            teacher.require(run.batch, run.window, unroll)
+            require_memory(4 * sum(map(count_numbers, model.glob("*.safetensors"))), "training beside the target")
+            target = Target.from_folder(model).to(device)
+            vocab_size = target.config.vocab_size
+            chosen = usual_rows(vocab_size, device.type) if hot_vocabulary is None else hot_vocabulary or vocab_size
+            given = settings_of(kind, settings or [], vocab_size, device.type)
+            rows = min(chosen, vocab_size)
+            module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
+            module.require_steps(unroll)
+            disk, memory = checkpoint_bytes(module), training_bytes(target, module, teacher)
+            if disk > (free := free_disk(output)):
+                raise ValueError(f"{output} takes {size(disk)}, and {size(free)} of its disk are free")
+            require_memory(memory, "training")
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
+        shards = len(teacher.training)
+        judged = (
+            f"{len(teacher.evaluation)} held out to judge by" if teacher.evaluation else "none to judge by: too few"
+        )
+        say(f"{drafter} drafter on {shards} shards of teacher data, {judged}")
+        say(f"{positions:,} positions; about {size(memory)} of memory and {size(disk)} of disk at {output}")
+        output.mkdir(parents=True, exist_ok=True)
+        loss_weight = recipe.hidden_weight if hidden_weight is None else hidden_weight
+        trainer = Trainer(target, module, labels, unroll, loss_weight)
+        if not resumed and not start_from:
+            shown.update(0, "setting the first weights")
+            module.initialize(target, teacher.sample(run.window, unroll).to(device))
+        card = {"target_fingerprint": target_fingerprint(target)}
+        train(trainer, teacher, run, output, card, resumed is None, shown)
 
 
 if __name__ == "__main__":

@@ -312,6 +312,7 @@ def main(
     """Write a bundle's budget tables: how many nodes to draft for each number of running sequences."""
     console = Console(stderr=True)
     try:
+        console.print(f"tune: loading {bundle}", markup=False, highlight=False, soft_wrap=True)
         forget_unusable(bundle, console)
         runtime = Runtime.load(bundle, threads)
         known = load_prompts(prompts)
@@ -332,8 +333,9 @@ def main(
     slots = runtime.limits.slots
     total = sum(Measurements.of(runtime, name, other_texts).rows(len(texts), tokens, slots) for name in names)
     try:
-        say_plan(runtime, names, texts, total, console)
-        with progress("tune", total, "rows", console=console) as shown:
+        with progress("tune", total, "rows", "timing a step", console) as shown:
+            say_plan(runtime, names, texts, total, console)
+            shown.begin(0)
             for name in names:
                 table = tune(runtime, name, texts, tokens, lambda rows, note: shown.update(shown.done + rows, note),
                              other_texts)  # fmt: skip

@@ -16,13 +16,16 @@ LINE_S = 15.0
 
 
 class Progress:
-    """Work done of a total. Rate and time left follow from what was done since this was made."""
+    """Work done of a total. Rate and time left follow from what was done since it began."""
 
-    def __init__(self, name: str, total: int, unit: str, done: int = 0):
-        self.name, self.total, self.unit, self.done = name, total, unit, done
-        self.note = ""
-        self._begun_with, self._started = done, time.monotonic()
+    def __init__(self, name: str, total: int, unit: str, note: str = ""):
+        self.name, self.total, self.unit, self.note = name, total, unit, note
         self.changed: Callable[[], None] = lambda: None
+        self.begin(0)
+
+    def begin(self, done: int) -> None:
+        """The work itself begins, of which so much was done before."""
+        self.done, self._begun_with, self._started = done, done, time.monotonic()
 
     def update(self, done: int, note: str | None = None) -> None:
         """Set how much is done, and what is under way."""
@@ -45,16 +48,17 @@ class Progress:
 
 
 @contextmanager
-def progress(name: str, total: int, unit: str, done: int = 0, console: Console | None = None) -> Iterator[Progress]:
-    """Show the progress of what runs inside, on standard error unless a console is given.
+def progress(name: str, total: int, unit: str, note: str = "", console: Console | None = None) -> Iterator[Progress]:
+    """Show the progress of what runs inside, on standard error unless a console is given. The note says what is under
+    way before the work itself begins.
 
     Without a terminal a thread writes the lines, so that one long call into a library cannot hold them up.
     """
     console = console or Console(stderr=True)
-    shown = Progress(name, total, unit, done)
+    shown = Progress(name, total, unit, note)
     if console.is_terminal:
         with Bar(TextColumn("{task.description}"), BarColumn(), console=console) as bar:
-            task = bar.add_task(shown.line(), total=total, completed=done)
+            task = bar.add_task(shown.line(), total=total)
             shown.changed = lambda: bar.update(task, completed=shown.done, description=shown.line())
             yield shown
         return

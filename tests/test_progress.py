@@ -12,10 +12,10 @@ from rich.console import Console
 from redraft import progress
 
 
-def shown_lines(monkeypatch, work, total: int = 20_000, done: int = 0) -> list[str]:
+def shown_lines(monkeypatch, work, total: int = 20_000) -> list[str]:
     monkeypatch.setattr(progress, "LINE_S", 0.05)
     text = io.StringIO()
-    with progress.progress("distill", total, "tokens", done, Console(file=text)) as shown:
+    with progress.progress("distill", total, "tokens", "loading", Console(file=text)) as shown:
         work(shown)
     return text.getvalue().splitlines()
 
@@ -24,16 +24,17 @@ def test_a_log_gets_lines_while_a_library_computes(monkeypatch):
     """Without an update between them."""
     *lines, last = shown_lines(monkeypatch, lambda shown: time.sleep(1.0))
     assert len(lines) >= 3
-    assert set(lines) == {"distill: 0 of 20,000 tokens"}
+    assert set(lines) == {"distill: 0 of 20,000 tokens (loading)"}
     assert last == "distill: 0 tokens in 1 s"
 
 
 def test_a_line_says_done_total_rate_and_time_left(monkeypatch):
     def work(shown: progress.Progress) -> None:
+        shown.begin(2_400)
         shown.update(12_400, "step 7")
         time.sleep(1.0)
 
-    *lines, last = shown_lines(monkeypatch, work, done=2_400)
+    *lines, last = shown_lines(monkeypatch, work)
     pattern = r"distill: 12,400 of 20,000 tokens, [\d,]+/s, about \d+ s left \(step 7\)"
     assert all(re.fullmatch(pattern, line) for line in lines), lines
     assert last.startswith("distill: 10,000 tokens in ")
@@ -41,7 +42,7 @@ def test_a_line_says_done_total_rate_and_time_left(monkeypatch):
 
 def test_more_than_the_total_leaves_no_time(monkeypatch):
     def work(shown: progress.Progress) -> None:
-        shown.update(20_300)
+        shown.update(20_300, "")
         time.sleep(0.3)
 
     lines = shown_lines(monkeypatch, work)
