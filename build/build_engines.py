@@ -134,6 +134,10 @@ def main(
             show_default=False,
         ),
     ] = None,
+    alias: Annotated[
+        bool,
+        typer.Option("--alias", help="Declare to TensorRT that plugins update caches in place; it may copy for it."),
+    ] = False,
     calibration: Annotated[
         Path | None, typer.Option(help="What build/calibrate.py wrote for the target, for --precision fp8.")
     ] = None,
@@ -179,6 +183,9 @@ def main(
         if form and form not in forms:
             takes = ", ".join(forms) or "none: only the TensorRT backends have one"
             raise BundleError(f"--form {form}: {backend} takes {takes}")
+        form = form or next(iter(forms), None)
+        if alias and form != TargetForm.plugin:
+            raise BundleError("--alias: only plugins declare aliases: expected --backend tensorrt and --form plugin")
         if (calibration is not None) != (precision == Precision.fp8):
             wrong = f"--calibration {calibration}: expected with --precision fp8 alone, got {precision}"
             raise BundleError(wrong if calibration else "--precision fp8 needs --calibration, from build/calibrate.py")
@@ -208,7 +215,8 @@ def main(
             methods={name: settings.info() for name, settings in chosen.items()},
             tensor_parallel=tensor_parallel,
             shards=shard_infos(target, tensor_parallel),
-            form=form.value if form else next((usual.value for usual in forms), None),
+            form=form.value if form else None,
+            alias=alias,
         )
         check(config, target)
         build(config, target, model, chosen, output, hidden_states, bigrams, calibration, inputs)

@@ -127,7 +127,7 @@ def write_tensorrt(config: BundleConfig, target: Target, loops: Loops, folder: P
                 form = export_target_plugin(
                     part.target, cache, cache_dtype=dtype, aliased_outputs=True, hidden_output=gives_hidden, **ranks
                 )
-                form = tree_attention.tensorrt_form(quantized(form, config.precision, folder))
+                form = tree_attention.tensorrt_form(quantized(form, config.precision, folder), config.alias)
             else:
                 form = export_target_native(part.target, cache, hidden_output=gives_hidden, **ranks)
                 form = quantized(form, config.precision, folder)

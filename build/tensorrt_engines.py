@@ -109,9 +109,11 @@ class EngineBuilder:
             for name, sizes in ranges.items():
                 profile.set_shape(name, *sizes)
             options.add_optimization_profile(profile)
-        if self._config.plugin_form:
+        if self._config.alias:
             options.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-        if not self.flavour.builds_on_gpu:  # without it no step can be captured in a CUDA graph
+        if self.flavour.builds_on_gpu:  # so that loading can see whether a layer copies a cache
+            options.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        else:  # without it no step can be captured in a CUDA graph
             options.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         timings = self._timing_cache(options)
         layers = [definition.get_layer(i) for i in range(definition.num_layers)]

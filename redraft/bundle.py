@@ -112,6 +112,8 @@ class BundleConfig(_Section):
     """By rank, where there are several."""
     form: Form | None = None
     """The target's form in engines of TensorRT."""
+    alias: bool = False
+    """Whether the plugins declare that they update caches in place, to a compiler that may copy for it."""
 
     @model_validator(mode="after")
     def _one_shard_for_each_rank(self) -> Self:

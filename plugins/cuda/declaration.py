@@ -15,6 +15,8 @@ NAMESPACE = "redraft"
 DTYPES = ("bf16", "int32", "float32")
 RESERVED_NAMES = {"outputs", "stream", "tactic"}
 """Names that tensorrt.plugin keeps for itself."""
+ALIAS = "alias"
+"""The attribute of a plugin that says whether its outputs in place of inputs are declared as aliases."""
 POINTER, INT32 = "pointer", "int32"
 MOST_THREADS = 1024
 """Of a block, on every GPU."""
@@ -100,7 +102,7 @@ class Kernel:
 
     def check(self) -> None:
         """Raise ValueError where the declaration breaks a rule of tensorrt.plugin."""
-        names = [*(argument.name for argument in self.inputs), *self.attributes]
+        names = [*(argument.name for argument in self.inputs), *self.attributes, ALIAS]
         inputs = {argument.name: argument for argument in self.inputs}
         known = {size for argument in self.inputs for size in argument.shape} | {*self.attributes, *self.derived}
         if "." in self.name or not self.name.isidentifier():

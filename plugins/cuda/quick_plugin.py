@@ -12,13 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 from plugins.cuda.compile import ptx
-from plugins.cuda.declaration import NAMESPACE, Kernel, Sizes
+from plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel, Sizes
 from plugins.library import BuildError
 
 
 def register(kernel: Kernel, architecture: str = "sm_90") -> None:
     """Make `tensorrt.plugin.op.redraft.<name>(*inputs, **attributes)`, for networks that are created with
-    `PREFER_AOT_PYTHON_PLUGINS`, aliased plugin I/O enabled. PTX for an architecture also runs on later ones.
+    `PREFER_AOT_PYTHON_PLUGINS`. PTX for an architecture also runs on later ones.
+
+    A kernel with outputs in place of inputs has one more attribute, `alias`. With 1 it declares these as aliases, which
+    takes networks with aliased plugin I/O enabled. With 0 it does not: whoever executes the engine binds both names to
+    one address.
 
     Raises BuildError without TensorRT or nvcc, ValueError for a declaration that breaks a rule.
     """
@@ -53,7 +57,7 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
         known = sizes(inputs, attributes)
         return tuple(
             inputs[names.index(output.in_place_of)].aliased()
-            if output.in_place_of
+            if output.in_place_of and attributes[ALIAS]
             else trtp.from_shape_expr(tuple(known[size] for size in output.shape), dtypes[output.dtype])
             for output in kernel.outputs
         )
@@ -68,7 +72,8 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
         return kernel.entry_for(attributes), text, launch, scalars
 
     inputs = [(argument.name, trtp.TensorDesc) for argument in kernel.inputs]
-    parameters = [*inputs, *((name, int) for name in kernel.attributes)]
+    in_place = [ALIAS] * any(output.in_place_of for output in kernel.outputs)
+    parameters = [*inputs, *((name, int) for name in (*kernel.attributes, *in_place))]
     results = types.GenericAlias(tuple, (trtp.TensorDesc,) * len(kernel.outputs))
     outputs = ("outputs", results)
     kernel_returns = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from plugins.cuda.declaration import NAMESPACE, Kernel
+from plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel
 from plugins.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, SPLIT, WRITE
 
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "int32": ir.DataType.INT32, "float32": ir.DataType.FLOAT}
@@ -17,22 +17,22 @@ OPERATOR = (*[name for name in INPUTS if name not in ("starts", *CACHES)], *CACH
 """Where `TreeAttention` has these inputs of its kernels; its tree_mask is the sixth, its starts the last."""
 
 
-def tensorrt_form(network: ir.Model) -> ir.Model:
+def tensorrt_form(network: ir.Model, alias: bool = False) -> ir.Model:
     """A copy of a network in which each `TreeAttention` is commit and write, split, and combine.
 
     The network is `export_target_plugin`'s of a bf16 module, with bf16 caches and aliased outputs. The partial results
     are tensors between the plugins; `starts` is the node's own or, without it, cache_lengths. The updated caches are
-    outputs of `TreeAttentionWrite`, which declares them in place of its inputs. Raises ValueError for other head sizes
-    and dtypes than the kernels'.
+    outputs of `TreeAttentionWrite`, which with `alias` declares them in place of its inputs: see
+    `quick_plugin.register`. Raises ValueError for other head sizes and dtypes than the kernels'.
     """
     rewritten = network.clone()
     for node in list(rewritten.graph):
         if (node.domain, node.op_type) == (NAMESPACE, "TreeAttention"):
-            _rewrite(rewritten.graph, node)
+            _rewrite(rewritten.graph, node, alias)
     return rewritten
 
 
-def _rewrite(graph: ir.Graph, node: ir.Node) -> None:
+def _rewrite(graph: ir.Graph, node: ir.Node, alias: bool) -> None:
     names = [*OPERATOR[:5], "tree_mask", *OPERATOR[5:], "starts"]
     given = dict(zip(names, node.inputs, strict=False))
     given.setdefault("starts", given["cache_lengths"])
@@ -40,7 +40,7 @@ def _rewrite(graph: ir.Graph, node: ir.Node) -> None:
     sizes["head_size"] = node.attributes["head_size"].as_int()
     if sizes["head_size"] not in HEAD_SIZES:
         raise ValueError(f"head size {sizes['head_size']}: TensorRT's plugins take {', '.join(map(str, HEAD_SIZES))}")
-    q, k, v = _plugin(graph, node, WRITE, [given[name] for name in INPUTS], sizes)
+    q, k, v = _plugin(graph, node, WRITE, [given[name] for name in INPUTS], sizes | {ALIAS: int(alias)})
     given |= {"q": q, "k_cache": k, "v_cache": v}
     partial, stats = _plugin(graph, node, SPLIT, [given[argument.name] for argument in SPLIT.inputs], sizes)
     combined = [partial, stats, given["positions"], given["row_offsets"], k]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from redraft.bundle import BundleError
+from redraft.engines.cache_check import copies
 from redraft.engines.extents import Extent, Extents, Shapes, profile_ranges, shape_of
 from redraft.engines.flavour import Flavour, Messages
 from redraft.engines.transfer import Pinned
@@ -23,8 +26,8 @@ ABOUT_NCCL = (
     "; its ranks sum over NCCL, by the libnccl.so.2 that torch has loaded, if this TensorRT finds it and takes its "
     "version: name its folder in LD_LIBRARY_PATH, or build the bundle with --tensor-parallel 1"
 )
-SENTINEL = 3.0
-"""Planted in caches to see that an engine writes there."""
+PROGRESS_S = 10.0
+"""Between two lines that say how far a load is."""
 DTYPES = {
     "FLOAT": torch.float32,
     "HALF": torch.float16,
@@ -87,7 +90,8 @@ def named_caches(caches: Tensor) -> dict[str, Tensor]:
 
 
 class Step:
-    """A context with the buffers of one extent: `inputs` to be filled, `outputs` to be read, on the device."""
+    """A context with the buffers of one extent: `inputs` to be filled, `outputs` to be read, on the device. Executed
+    from a CUDA graph once it is captured."""
 
     def __init__(
         self,
@@ -101,21 +105,24 @@ class Step:
         self.inputs, self.outputs = inputs, outputs
         self._context, self._stream, self._flavour, self._messages = context, stream, flavour, messages
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._executed = False
 
-    def execute(self, fixed: bool) -> None:
-        """Enqueue. With `fixed` the second time is captured in a CUDA graph, where that is possible, which all later
-        ones replay. Raises torch.OutOfMemoryError, and RuntimeError where the library refuses for another reason."""
-        if self._graph is None and fixed and self._executed and self._stream.on_gpu and self._capturable():
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream.cuda, capture_error_mode="thread_local"):
-                self._enqueue()
-            self._graph = graph
+    def execute(self) -> None:
+        """Enqueue. Raises torch.OutOfMemoryError, and RuntimeError where the library refuses for another reason."""
         if self._graph is not None:
             self._graph.replay()
         else:
             self._enqueue()
-        self._executed = True
+
+    def capture(self) -> None:
+        """Execute once on what is in the buffers, so that kernels are compiled and loaded, then capture the CUDA graph
+        where the library allows one. Raises as `execute`."""
+        self._enqueue()
+        if not self._capturable():
+            return
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream.cuda, capture_error_mode="thread_local"):
+            self._enqueue()
+        self._graph = graph
 
     def _capturable(self) -> bool:
         """What TensorRT for RTX says; full TensorRT's steps can be captured."""
@@ -160,7 +167,7 @@ class Session:
             raise BundleError(
                 f"{path} has {self._engine.num_optimization_profiles} profiles, expected {expected}: rebuild the bundle"
             )
-        self._trt, self._made_for, self._shapes, self._stream = trt, made_for, shapes, stream
+        self._trt, self._made_for, self._shapes, self._stream, self._path = trt, made_for, shapes, stream, path
         self._caches, self._communicator = dict(caches), communicator
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         is_input = trt.TensorIOMode.INPUT
@@ -185,15 +192,33 @@ class Session:
                         f"{largest}: rebuild the bundle"
                     )
 
-    def make_contexts(self) -> None:
-        """All that executing takes, now rather than when it is first needed."""
-        for number in range(len(self._made_for.steps)):
-            self.step(number)
-        self._prefill = self._prefill or self._context(len(self._made_for.profiles) - 1, fixed=False)
+    def cache_copies(self) -> str | None:
+        """How the engine copies caches in every step, where it is known to: see `cache_check.copies`."""
+        if not self._caches or not self._flavour.builds_on_gpu:
+            return None
+        return copies(self._trt, self._engine, self._caches, max(x.nbytes for x in self._caches.values()))
+
+    def make_ready(self, idle: Mapping[str, float]) -> None:
+        """Make all that executing takes: contexts, compiled kernels and CUDA graphs of all steps, by executing each on
+        inputs of zeros and the `idle` ones. Says on stderr how far it is. The caches hold anything afterwards. Raises
+        as `Step.execute`."""
+        count, said = len(self._made_for.steps), time.monotonic()
+        for number in reversed(range(count)):
+            step = self.step(number)
+            if self._stream.on_gpu:
+                for name in idle.keys() & step.inputs.keys():
+                    step.inputs[name].fill_(idle[name])
+                step.capture()
+                self._stream.synchronize()
+            if time.monotonic() > said + PROGRESS_S:
+                said = time.monotonic()
+                print(f"{self._path.name}: {count - number} of {count} steps are ready", file=sys.stderr, flush=True)
+        if self._made_for.prefill:
+            self._prefill = self._prefill or self._context(len(self._made_for.profiles) - 1, fixed=False)
 
     def step(self, number: int) -> Step:
-        """The context and buffers of one of the engine's step profiles, made when first asked for. All have their
-        outputs in those of the largest, which is made first: they are valid until the next step."""
+        """The context and buffers of one of the engine's steps, made when first asked for. All have their outputs in
+        those of the largest, which is made first: they are valid until the next step."""
         largest = len(self._made_for.steps) - 1
         for wanted in (largest, number):
             if wanted not in self._steps:

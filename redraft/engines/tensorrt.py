@@ -1,11 +1,12 @@
 """The backends `tensorrt` and `tensorrt_rtx`: serialized engines, caches in torch tensors. On a GPU: not run.
 
-A step is enqueued on a stream of our own, as a CUDA graph once its extent has come up twice, and its tokens are chosen
-there; the host waits once, for these.
+A step is enqueued on a stream of our own, as a CUDA graph that was captured at load, and its tokens are chosen there.
+The host waits once, for these.
 """
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import numpy as np
@@ -16,10 +17,11 @@ from plugins.all_reduce import nccl
 from redraft.bundle import Bundle, BundleError, ContextInfo, LimitsInfo, TargetInfo, target_folder
 from redraft.decoding.token_tree import mask_width
 from redraft.engines import gpu, memory
+from redraft.engines.cache_check import fault
 from redraft.engines.choice import choose
 from redraft.engines.flavour import FLAVOURS, Flavour, require_fit
 from redraft.engines.interface import Gather, LogitRows, Samplers, TargetBatch, alone
-from redraft.engines.session import SENTINEL, Stream
+from redraft.engines.session import Stream
 from redraft.engines.tensorrt_drafter import TensorRTDrafter
 from redraft.engines.tensorrt_target import NativeTarget, PluginTarget
 from redraft.engines.transfer import Results
@@ -71,11 +73,14 @@ class TensorRTEngine:
             context = method.context
             caches = _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
             drafter = self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream, self._within_memory)
-            if not drafter.updates_in_place():
-                raise BundleError(
-                    f"{bundle.path}: the engine of {name} does not update its caches in place; rebuild it with: "
-                    f"{bundle.manifest.command}"
-                )
+            drafter.make_ready()
+            self._refuse(f"the engine of {name}", drafter.fault())
+
+    def _refuse(self, engine: str, fault: str | None) -> None:
+        """Raise BundleError where an engine has a fault."""
+        if fault:
+            rebuild = f"rebuild it with: {self._bundle.manifest.command}"
+            raise BundleError(f"{self._bundle.path}: {engine} {fault}; {rebuild}")
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
@@ -93,41 +98,37 @@ class TensorRTEngine:
         self.drafters = {}
 
     def self_test(self) -> None:
-        """Executed in a step of one row and in one of more rows than a tree's (in native form: in prefill), the last
-        slot's first row must replace a sentinel in every layer. Of several ranks, all do it together, when all are
-        loaded, and make the contexts of all extents, each of which joins the ranks anew. Raises BundleError."""
-        with self._stream.current(), self._within_memory():
-            if self._bundle.config.tensor_parallel > 1:
-                self._target.session.make_contexts()
-            self._check_caches()
-
-    def _check_caches(self) -> None:
+        """Make all steps ready; then see that a step of one row and one of more rows than a tree's (in native form: a
+        prefill chunk) write these rows in the last slot of every cache, and no others. Ranks do it together, when all
+        are loaded, as each context joins them anew. Says on stderr where a layer copies a cache. Raises
+        BundleError."""
         bundle, limits = self._bundle, self._bundle.config.limits
-        slot, words = limits.slots - 1, mask_width(limits.max_tree)
-        for count in sorted({1, min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)}):
-            self.caches[:, slot, :, 0] = SENTINEL
-            zeros = np.zeros(count, np.int32)
-            self.execute(
-                TargetBatch(
-                    input_ids=zeros,
-                    positions=zeros,
-                    row_offsets=np.array([0, count], np.int32),
-                    slots=np.array([slot], np.int32),
-                    cache_lengths=zeros[:1],
-                    tree_mask=np.zeros((count, words), np.int32),
-                    commit_src=zeros[:0],
-                    commit_offsets=np.zeros(2, np.int32),
-                    logit_rows=zeros[:1],
-                )
-            )
-            kept = (self.caches[:, slot, :, 0] == SENTINEL).flatten(1).all(1)
-            if kept.any():
-                layers, number = bundle.config.target.num_layers, int(kept.nonzero()[0])
-                raise BundleError(
-                    f"{bundle.path}: the engine does not update {'kv'[number // layers]}_cache.{number % layers} in "
-                    f"place; rebuild it with: {bundle.manifest.command}"
-                )
-            self.caches[:, slot, :, :count] = 0
+        with self._stream.current(), self._within_memory():
+            self._target.session.make_ready({"write_indices": limits.max_len})
+            padded = 0 if bundle.config.plugin_form else limits.max_tree
+            for count in sorted({1, min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)}):
+                execute = partial(self.execute, _causal_rows(count, limits))
+                self._refuse("the engine", fault(self.caches, execute, limits.slots - 1, count, limits.max_len, padded))
+        if copied := self._target.session.cache_copies():
+            other = "without" if bundle.config.alias else "with"
+            remedy = f"; build it {other} --alias, or with --form native" if bundle.config.plugin_form else ""
+            print(f"{bundle.path}: the engine copies caches in every step: {copied}{remedy}", file=sys.stderr)
+
+
+def _causal_rows(count: int, limits: LimitsInfo) -> TargetBatch:
+    """The first rows of a sequence in the last slot."""
+    zeros = np.zeros(count, np.int32)
+    return TargetBatch(
+        input_ids=zeros,
+        positions=zeros,
+        row_offsets=np.array([0, count], np.int32),
+        slots=np.array([limits.slots - 1], np.int32),
+        cache_lengths=zeros[:1],
+        tree_mask=np.zeros((count, mask_width(limits.max_tree)), np.int32),
+        commit_src=zeros[:0],
+        commit_offsets=np.zeros(2, np.int32),
+        logit_rows=zeros[:1],
+    )
 
 
 def _allocate(

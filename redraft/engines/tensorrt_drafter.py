@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from redraft.bundle import Bundle
 from redraft.engines import extents
+from redraft.engines.cache_check import fault
 from redraft.engines.extents import Extent
 from redraft.engines.flavour import Flavour
 from redraft.engines.interface import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
 from redraft.engines.rows import ChainBuffers, PairBuffers, SamplingBuffers
-from redraft.engines.session import SENTINEL, HostBuffers, Session, Step, Stream, named_caches
+from redraft.engines.session import HostBuffers, Session, Step, Stream, named_caches
 from redraft.engines.transfer import Results, upload
 
 CANDIDATES = ("candidates", "log_probs", "parents")
@@ -61,16 +63,21 @@ class TensorRTDrafter:
         self._resampler = _Resampler(bundle, flavour, name, stream) if method.chain_levels else None
 
     @torch.inference_mode()
-    def updates_in_place(self) -> bool:
-        """Whether a pair replaces a sentinel in every one of the caches."""
+    def make_ready(self) -> None:
+        """Make all that drafting takes: see `Session.make_ready`."""
+        self._session.make_ready({"pair_counts": 1, "write_indices": self._limits.max_len})
+        if self._resampler is not None:
+            self._resampler.make_ready()
+
+    @torch.inference_mode()
+    def fault(self) -> str | None:
+        """What is wrong where a pair does not become the first row of every cache, or another row changes."""
         if self._caches is None:
-            return True
-        self._caches[:, 0, :, 0] = SENTINEL
-        root = np.zeros(1, np.int32)
-        self._execute(DraftBatch.of_roots(np.zeros((1, self._hidden_size), np.float32), root), {}, ())
-        kept = (self._caches[:, 0, :, 0] == SENTINEL).flatten(1).all(1)
-        self._caches[:, 0, :, 0] = 0
-        return not bool(kept.any())
+            return None
+        hidden, root = np.zeros((1, self._hidden_size), np.float32), np.zeros(1, np.int32)
+        draft = partial(self._execute, DraftBatch.of_roots(hidden, root), {}, ())
+        padded = self._extents.steps[self._fitting(1, 1)].rows
+        return fault(self._caches, draft, 0, 1, self._limits.max_len, padded)
 
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftCandidates:
@@ -105,7 +112,7 @@ class TensorRTDrafter:
                 placed = np.zeros((len(step.inputs[name]), *array.shape[1:]), array.dtype)
                 placed[places] = array
                 self._host.send(placed, step.inputs[name], name)
-            step.execute(fixed=True)
+            step.execute()
             chosen = upload(places, self._stream.device)
             return self._results.fetch([_host_form(step.outputs[name].index_select(0, chosen)) for name in names])
 
@@ -149,7 +156,7 @@ class TensorRTDrafter:
         for name, array in zip(ROWS, (batch.tokens[None, rows], np.array([count]), np.array([length])), strict=True):
             step.inputs[name].copy_(upload(array, hidden.device))
         step.inputs["hidden"][0].copy_(hidden[rows])
-        step.execute(fixed=False)
+        step.execute()
 
     def _on_device(self, batch: DraftBatch) -> Tensor:
         return torch.as_tensor(batch.hidden, device=self._stream.device)
@@ -176,6 +183,10 @@ class _Resampler:
         self._session = Session(flavour, path, self._extents, shapes, {}, stream)
         self._host, self._stream, self._results = HostBuffers(stream), stream, Results(stream.device)
 
+    def make_ready(self) -> None:
+        """See `Session.make_ready`."""
+        self._session.make_ready({})
+
     def draft(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
         """See `ResamplingEngine.resample`."""
         inputs, count = self._chains.fill(chains, roots), len(chains)
@@ -186,7 +197,7 @@ class _Resampler:
             step = self._session.step(number)
             for name, array in inputs.items():
                 self._host.send(array, step.inputs[name], name)
-            step.execute(fixed=True)
+            step.execute()
             candidates, log_probs, parents = self._results.fetch(
                 [_host_form(step.outputs[name][:count]) for name in CANDIDATES]
             )

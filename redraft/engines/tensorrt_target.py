@@ -48,7 +48,7 @@ class PluginTarget:
             step = self.session.step(number)
         for name, array in self._rows.fill(batch).items():
             self._host.send(array[: len(step.inputs[name])], step.inputs[name], name)
-        step.execute(fixed=number is not None)
+        step.execute()
         hidden = step.outputs.get("hidden")
         return step.outputs["logits"][:logits], None if hidden is None else hidden[:rows]
 
@@ -97,7 +97,7 @@ class NativeTarget:
         starts = np.full(extent.sequences, self._limits.max_len, np.int64)
         starts[slots] = batch.cache_lengths[owners[rows]]
         places = slots * extent.rows + rows - batch.row_offsets[owners[rows]]
-        return self._execute(step, batch, extent, starts, rows, places, name="step", fixed=True)
+        return self._execute(step, batch, extent, starts, rows, places, name="step")
 
     def _chunk(self, batch: TargetBatch, b: int, rows: np.ndarray, owners: np.ndarray) -> _Part:
         """All rows of a sequence."""
@@ -105,7 +105,7 @@ class NativeTarget:
         extent = Extent(1, len(rows), max(logits, 1))
         step = self.session.prefill(extent, int(batch.slots[b]))
         starts = batch.cache_lengths[b : b + 1].astype(np.int64)
-        return self._execute(step, batch, extent, starts, rows, np.arange(len(rows)), name=f"chunk {b}", fixed=False)
+        return self._execute(step, batch, extent, starts, rows, np.arange(len(rows)), name=f"chunk {b}")
 
     def _execute(
         self,
@@ -116,7 +116,6 @@ class NativeTarget:
         rows: np.ndarray,
         places: np.ndarray,
         name: str,
-        fixed: bool,
     ) -> _Part:
         """Rows of the batch at places of [sequences, rows], whose sequences' first rows stand at `starts`."""
         shape = (extent.sequences, extent.rows)
@@ -135,7 +134,7 @@ class NativeTarget:
             self._host.send(array, step.inputs[key], f"{name} {key}")
         mask, first = step.inputs["mask"], step.inputs["write_indices"]
         mask.copy_(score_mask(upload(words.reshape(*shape, -1), self._device), first, mask.shape[-1])[:, None])
-        step.execute(fixed)
+        step.execute()
         hidden = step.outputs.get("hidden")
         if hidden is not None:
             hidden = hidden.index_select(0, upload(places, self._device))

@@ -85,6 +85,7 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
             ["--no-drafter", "--precision", "fp8", "--calibration", "c"],
             "fp8: openvino takes fp32, bf16, int8",
         ),
+        ([*RTX, "--alias"], "--alias: only plugins declare aliases: expected --backend tensorrt and --form plugin"),
         ([*RTX, "--form", "plugin"], "--form plugin: tensorrt_rtx takes native"),
         (["--no-drafter", "--form", "native"], "--form native: openvino takes none: only the TensorRT backends have"),
         ([*RTX, "--precision", "fp8"], "--precision fp8 needs --calibration, from build/calibrate.py"),

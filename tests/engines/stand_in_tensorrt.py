@@ -158,7 +158,7 @@ class Builder:
 def plugin(kernel) -> type[OpRun]:
     """An operator that runs a kernel's host build; outputs in place of inputs are these."""
 
-    def compute(self, *arrays, aot=None, plugin_namespace=None, plugin_version=None, **attributes):
+    def compute(self, *arrays, aot=None, plugin_namespace=None, plugin_version=None, alias=None, **attributes):
         tensors = [_tensor(array) for array in arrays]
         outputs = run(kernel, tensors, attributes)
         return tuple(
@@ -208,6 +208,7 @@ class Engine:
         self.head, self.model = json.loads(head), onnx.load_from_string(network)
         self.values = {value.name: value for value in (*self.model.graph.input, *self.model.graph.output)}
         self.executing, self.compiles = None, list[str]()
+        self.layers: list[Any] = [{"Name": node.name, "LayerType": "PluginV3"} for node in self.model.graph.node]
         operators = [GatherElements, collective(self), *(plugin(kernel) for kernel in KERNELS)]
         self.evaluator = ReferenceEvaluator(self.model, new_ops=operators)
         self.num_optimization_profiles, self.num_io_tensors = len(self.head["profiles"]), len(self.values)
@@ -230,6 +231,9 @@ class Engine:
 
     def get_device_memory_size_for_profile_v2(self, i):
         return 1000 + i
+
+    def create_engine_inspector(self):
+        return SimpleNamespace(get_engine_information=lambda format: json.dumps({"Layers": self.layers}))
 
     def create_runtime_config(self):
         return RuntimeConfig()
@@ -348,6 +352,8 @@ def install_library(monkeypatch, name: str) -> ModuleType:
     trt.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliased plugin I/O")
     trt.BuilderFlag = SimpleNamespace(REQUIRE_USER_ALLOCATION="require user allocation")
     trt.DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager", LAZY="lazy")
+    trt.LayerInformationFormat = SimpleNamespace(JSON="json")
+    trt.ProfilingVerbosity = SimpleNamespace(DETAILED="detailed")
     trt.TensorIOMode = SimpleNamespace(INPUT=True)
     trt.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED="user managed")
     monkeypatch.setitem(sys.modules, name, trt)

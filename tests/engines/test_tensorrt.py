@@ -6,6 +6,7 @@ import dataclasses
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,12 +153,71 @@ def test_an_engine_that_does_not_update_in_place_is_refused(backend, monkeypatch
         load_engine(bundle)
 
 
+@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_rtx"])
+def test_an_engine_that_changes_other_rows_is_refused(backend, monkeypatch, tmp_path):
+    """As one would that gives a plugin memory of its own and copies it to the output."""
+    bundle, execute = (
+        bundle_of(backend, monkeypatch, tmp_path, drafts=False),
+        stand_in_tensorrt.Context.execute_async_v3,
+    )
+
+    def spoil(context, stream):
+        done = execute(context, stream)
+        context._memory("v_cache.0.updated")[-1, 0, 40] = 7
+        return done
+
+    monkeypatch.setattr(stand_in_tensorrt.Context, "execute_async_v3", spoil)
+    with pytest.raises(BundleError, match=r"the engine changes rows of v_cache\.0 that a step does not write; rebuild"):
+        load_engine(bundle)
+
+
+def test_caches_are_the_same_with_and_without_aliases(monkeypatch, tmp_path):
+    """The compiler is told of aliases only where the bundle asks for it. Both names have one address in any case."""
+    found, step = [], steps()[0]
+    for alias in (False, True):
+        bundle = bundle_of("tensorrt", monkeypatch, tmp_path / str(alias), drafts=False, alias=alias)
+        head = json.loads((bundle.path / "target.engine").read_bytes().partition(b"\n")[0])
+        assert head["preview"] == ["aliased plugin I/O"] * alias
+        engine = load_engine(bundle)
+        for prepared in engine._target.session._steps.values():
+            assert prepared.inputs["k_cache.0"].data_ptr() == prepared.outputs["k_cache.0.updated"].data_ptr()
+        found.append([engine.execute(make_batch(step, words=1))[0], engine.caches])
+    (logits, caches), (same_logits, same_caches) = found
+    np.testing.assert_array_equal(logits, same_logits)
+    assert torch.equal(caches, same_caches)
+    assert bool(caches.any())
+
+
+COPY = {"Name": "Reformatting CopyNode for Network Input k_cache.1", "LayerType": "Reformat", "Inputs": ["k_cache.1"]}
+
+
+@pytest.mark.parametrize(
+    ("layers", "scratch", "said"),
+    [
+        ([{"Name": "TreeAttentionWrite", "LayerType": "PluginV3", "Inputs": ["k_cache.1"]}], 1000, None),
+        ([COPY], 1000, "its layer Reformatting CopyNode for Network Input k_cache.1 copies one; build it with --alias"),
+        ([COPY["Name"]], 1000, "copies one; build it with --alias, or with --form native"),
+        ([], 64 << 20, "its smallest steps take 67 MB of scratch memory, and a cache has 0; build it with --alias"),
+    ],
+)
+def test_a_copy_of_a_cache_in_every_step_is_said(layers, scratch, said, monkeypatch, tmp_path, capfd):
+    """Results are right all the same, so the bundle is loaded."""
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    inspector = SimpleNamespace(get_engine_information=lambda _: json.dumps({"Layers": layers}))
+    monkeypatch.setattr(stand_in_tensorrt.Engine, "create_engine_inspector", lambda _: inspector)
+    monkeypatch.setattr(stand_in_tensorrt.Engine, "get_device_memory_size_for_profile_v2", lambda _, i: scratch + i)
+    load_engine(bundle)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "copies caches in every step" in line]
+    assert len(lines) == bool(said)
+    assert (said or "") in "".join(lines)
+
+
 def test_a_drafters_engine_that_does_not_update_in_place_is_refused(monkeypatch, tmp_path):
     drafter = tiny_drafter_of(tiny_target(), "eagle")
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, trained=drafter)
     named = tensorrt_drafter.named_caches
     monkeypatch.setattr(tensorrt_drafter, "named_caches", lambda caches: named(caches.clone()))
-    with pytest.raises(BundleError, match="the engine of tiny does not update its caches in place; rebuild it with: "):
+    with pytest.raises(BundleError, match=r"the engine of tiny does not update k_cache\.0 in place; rebuild it with: "):
         load_engine(bundle)
 
 
@@ -246,7 +306,7 @@ def test_too_little_memory_inside_the_library_says_so_too(call, monkeypatch, tmp
 
 
 def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
-    """Contexts of other extents than the self-test's are made when these come: the target's and both of a drafter's."""
+    """The target's steps, and those of both engines of a drafter."""
     options = {"trained": tiny_drafter_of(tiny_target(), "hidden_state"), "resample_above": 0}
     engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, token_info=InfoForm.bf16, **options))
     drafter, batch = engine.drafters[METHOD], draft_batch(3)
@@ -256,7 +316,7 @@ def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
         "resampler": lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)),
     }
     monkeypatch.setattr(Messages, "text", "Requested size was 5 bytes: OutOfMemory")
-    monkeypatch.setattr(stand_in_tensorrt.Engine, "create_execution_context", lambda *_: None)
+    monkeypatch.setattr(stand_in_tensorrt.Context, "execute_async_v3", lambda *_: False)
     for call in calls.values():
         with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
             call()
@@ -312,7 +372,6 @@ def test_outputs_of_all_extents_are_in_the_largest_ones(backend, monkeypatch, tm
     drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")
     engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=drafter))
     for session in (engine._target.session, engine.drafters[METHOD]._session):
-        session.make_contexts()
         largest = session._steps[max(session._steps)].outputs
         for step in session._steps.values():
             for name, output in step.outputs.items():

@@ -152,6 +152,7 @@ def gpu(monkeypatch) -> StandIn:
 def test_a_step_waits_for_candidates_and_for_chosen_tokens(backend, gpu, monkeypatch, tmp_path):
     """Once for each, and for nothing else: with all samplings, prompts of one chunk and of several."""
     drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")
+    monkeypatch.setattr(session.Step, "capture", lambda _: None)
     engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=drafter))
     limits = Limits(LIMITS.slots, LIMITS.max_len, LIMITS.max_tree, LIMITS.prefill_chunk)
     for plans in ({METHOD: DraftingPlan("best_first", budget=BudgetTable.constant(5))}, {}):
@@ -170,16 +171,20 @@ def test_a_step_waits_for_candidates_and_for_chosen_tokens(backend, gpu, monkeyp
         assert seen == {(False, ("wait",)), *([(True, ("wait", "wait"))] if plans else [])}
 
 
-@pytest.mark.parametrize("capturable", [True, False])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_extent_is_captured_when_it_comes_again(backend, capturable, gpu, monkeypatch, tmp_path):
-    """Then it is replayed, with each step's own inputs, behind its commits; a prefill never is, nor what TensorRT for
+@pytest.mark.parametrize(
+    ("backend", "capturable"), [*((backend, True) for backend in BACKENDS), ("tensorrt_rtx", False)]
+)
+def test_all_steps_are_captured_when_a_bundle_is_loaded(backend, capturable, gpu, monkeypatch, tmp_path):
+    """Then they are replayed, with each step's own inputs, after its commits. A prefill never is, nor what TensorRT for
     RTX does not allow."""
     make_target, _, tolerance = BACKENDS[backend]
-    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, drafts=False))
-    compiles = engine._target.session._engine.compiles
-    assert compiles == (["eager", "eager", "lazy"] if backend == "tensorrt_rtx" else []), "steps, then prefill"
+    bundle = bundle_of(backend, monkeypatch, tmp_path, drafts=False)
     monkeypatch.setattr(stand_in_tensorrt.Context, "is_stream_capturable", lambda *_: capturable)
+    engine = load_engine(bundle)
+    compiles, steps = engine._target.session._engine.compiles, len(engine._target._extents.steps)
+    assert compiles == (["eager"] * steps + ["lazy"] if backend == "tensorrt_rtx" else []), "steps, then prefill"
+    assert gpu.events.count("capture") == capturable * steps
+    assert not engine.caches.any()
 
     def events(step: list[Rows]) -> list[str]:
         gpu.events.clear()
@@ -196,24 +201,30 @@ def test_an_extent_is_captured_when_it_comes_again(backend, capturable, gpu, mon
     for first in (1, 40, 70):
         prompts = [chain(slot, [], [first + slot + i for i in range(n)], causal=True) for slot, n in enumerate(beyond)]
         assert events(prompts) == ["execute", "wait"]
-    again = [["capture", "replay"], ["replay"], ["replay"]]
-    if backend == "tensorrt_rtx" and not capturable:
-        again = [["execute"]] * 3
     context, commit = prompts[0].tokens, list[int]()
-    for token, done in enumerate([["execute"], *again], 5):
+    for token in range(5, 9):
         step = Rows(0, context, [token, 3 * token, 99], [-1, 0, 0], commit)
-        assert events([step]) == [*done, "wait"]
+        assert events([step]) == ["replay" if capturable else "execute", "wait"]
         context, commit = [*context, token, 99], [0, 2]
 
 
-def test_a_capture_that_failed_is_not_replayed(gpu, monkeypatch, tmp_path):
-    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False))
-    batch = make_batch([chain(0, [], [5])], words=1)
-    engine.execute(batch)
-    with monkeypatch.context() as patch:
-        patch.setattr(stand_in_tensorrt.Context, "execute_async_v3", lambda *_: False)
-        with pytest.raises(RuntimeError, match="TensorRT could not enqueue a step: it gave no reason"):
-            engine.execute(batch)
-    gpu.events.clear()
-    engine.execute(batch)
-    assert gpu.events == ["capture", "replay", "wait"]
+def test_a_load_says_how_far_it_is(gpu, monkeypatch, tmp_path, capfd):
+    """Compiling and capturing can take minutes, which would look like a worker that hangs."""
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False)
+    monkeypatch.setattr(session, "PROGRESS_S", 0)
+    engine = load_engine(bundle)
+    steps = len(engine._target._extents.steps)
+    said = [line for line in capfd.readouterr().err.splitlines() if line.endswith("steps are ready")]
+    assert said == [f"target.engine: {n} of {steps} steps are ready" for n in range(1, steps + 1)]
+
+
+def test_a_capture_that_fails_ends_the_load(gpu, monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False)
+    enqueue = stand_in_tensorrt.Context.execute_async_v3
+    monkeypatch.setattr(
+        stand_in_tensorrt.Context,
+        "execute_async_v3",
+        lambda context, stream: gpu.capturing is None and enqueue(context, stream),
+    )
+    with pytest.raises(RuntimeError, match="TensorRT could not enqueue a step: it gave no reason"):
+        load_engine(bundle)

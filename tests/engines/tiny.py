@@ -186,6 +186,7 @@ def tiny_bundle(
     tensor_parallel: int = 1,
     tokenizer: str = "{}",
     form: Form | None = None,
+    alias: bool = False,
     **plan: Any,
 ) -> Bundle:
     """Build and load a bundle under `folder`, with the recurrent drafter or the one given; `plan` changes DRAFTING."""
@@ -203,7 +204,8 @@ def tiny_bundle(
     elif drafts:
         trained.save(drafter)
     methods = {METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {}
-    config = bundle_config(target, methods, limits, precision, backend, tensor_parallel, form)
+    config = bundle_config(target, methods, limits, precision, backend, tensor_parallel)
+    config = config.model_copy(update={"form": form, "alias": alias})
     build(config, target, model, {METHOD: settings} if drafts else {}, folder / "bundle")
     return Bundle.load(folder / "bundle")
 
@@ -215,7 +217,6 @@ def bundle_config(
     precision: str = "fp32",
     backend: str = "openvino",
     tensor_parallel: int = 1,
-    form: Form | None = None,
 ) -> BundleConfig:
     return BundleConfig(
         name="test",
@@ -226,7 +227,6 @@ def bundle_config(
         methods=methods,
         tensor_parallel=tensor_parallel,
         shards=shard_infos(target, tensor_parallel),
-        form=form,
     )
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from plugins.cuda import compile, launch, quick_plugin
-from plugins.cuda.declaration import POINTER, Argument, Entry, Kernel, entries
+from plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Kernel, entries
 from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE
 from plugins.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
@@ -144,6 +144,7 @@ def test_declarations_that_do_not_fit_the_ptx_are_refused(change, message):
     [
         ({"name": "a.b"}, "expected an identifier"),
         ({"attributes": ("heads", "tactic")}, "expected other names"),
+        ({"attributes": ("heads", "alias")}, "expected other names"),
         ({"inputs": (Argument("x", "int32", ("rows",)),) * 2}, "expected other names, each once"),
         ({"inputs": ()}, "expected inputs and outputs"),
         ({"outputs": (Argument("o", "bf16", ("rows",)),) * 2}, r"outputs \['o', 'o'\]: expected other names"),
@@ -187,12 +188,15 @@ def tensorrt(request, monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel):
+@pytest.mark.parametrize("alias", [False, True])
+def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel, alias):
     """As an engine build asks: types, aliases, shapes, formats, then kernel, grid and scalars."""
     trt, shapes = tensorrt, SHAPES[kernel.name]
     inputs = [trt.ITensor() for _ in shapes]
     attributes = {name: ATTRIBUTES[name] for name in kernel.attributes}
-    create = getattr(trt.plugin.op.redraft, kernel.name)(*inputs, **attributes)
+    in_place = any(output.in_place_of for output in kernel.outputs)
+    declared = attributes | ({ALIAS: int(alias)} if in_place else {})
+    create = getattr(trt.plugin.op.redraft, kernel.name)(*inputs, **declared)
     plugin = create(trt.QuickPluginCreationRequest.PREFER_AOT)[2]
     dtypes = {"bf16": trt.DataType.BF16, "int32": trt.DataType.INT32, "float32": trt.DataType.FLOAT}
     types = [dtypes[argument.dtype] for argument in kernel.inputs]
@@ -200,7 +204,8 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
     assert found == [dtypes[output.dtype] for output in kernel.outputs]
     names = [argument.name for argument in kernel.inputs]
     for i, output in enumerate(kernel.outputs):
-        assert plugin.get_aliased_input(i) == (names.index(output.in_place_of) if output.in_place_of else -1)
+        expected = names.index(output.in_place_of) if output.in_place_of and alias else -1
+        assert plugin.get_aliased_input(i) == expected
 
     builder = fake_tensorrt.ExprBuilder()
     expressions = [[builder.constant(size) for size in shape] for shape in shapes]

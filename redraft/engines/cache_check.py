@@ -1,0 +1,67 @@
+"""What an engine does to its caches, looked at when a bundle is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SENTINEL = 3.0
+"""What all cached numbers are before a step of the check."""
+SCRATCH = 32 << 20
+"""Bytes of scratch memory that a step of few rows may take besides a cache: the attention kernels' partial results, at
+most 18 MB, and activations."""
+COPIES = ("reformat", "copy")
+"""In the names and types of layers by which TensorRT moves a tensor."""
+
+
+def fault(
+    caches: Tensor, step: Callable[[], object], slot: int, written: int, max_len: int, padded: int = 0
+) -> str | None:
+    """What is wrong where `step` should write rows 0 to `written` - 1 of a slot, may write up to `padded` rows there,
+    and must leave all others before `max_len` as they are.
+
+    caches [2 * layers, slots, kv_heads, rows, head_size] are the layers' k, then their v; all are zeros afterwards.
+    Rows from `max_len` on are free for sequences that are not in a step.
+    """
+    caches.fill_(SENTINEL)
+    step()
+    found = []
+    for cache in caches:
+        updated = (cache[slot, :, :written] != SENTINEL).any(-1).all()
+        cache[slot, :, : max(written, padded)] = SENTINEL
+        found.append(torch.stack([updated, (cache[:, :, :max_len] == SENTINEL).all()]))
+    caches.zero_()
+    for number, (updated, kept) in enumerate(torch.stack(found).tolist()):
+        name = f"{'kv'[number // (len(caches) // 2)]}_cache.{number % (len(caches) // 2)}"
+        if not updated:
+            return f"does not update {name} in place"
+        if not kept:
+            return f"changes rows of {name} that a step does not write"
+    return None
+
+
+def copies(trt: Any, engine: Any, names: Iterable[str], cache_bytes: int) -> str | None:
+    """How an engine that chose its kernels when it was built copies a cache in every step, as far as its inspector and
+    its scratch memory for the smallest steps tell; None where they tell nothing of the kind."""
+    inspector = engine.create_engine_inspector()
+    described = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    cache = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names))
+    for layer in described.get("Layers", []):
+        if _moves(layer) and cache.search(json.dumps(layer)):
+            return f"its layer {layer if isinstance(layer, str) else layer.get('Name')} copies one"
+    scratch = engine.get_device_memory_size_for_profile_v2(0)
+    if scratch >= cache_bytes + SCRATCH:
+        return (
+            f"its smallest steps take {scratch / 1e6:.0f} MB of scratch memory, and a cache has {cache_bytes / 1e6:.0f}"
+        )
+    return None
+
+
+def _moves(layer: str | dict[str, Any]) -> bool:
+    said = layer if isinstance(layer, str) else f"{layer.get('Name')} {layer.get('LayerType')}"
+    return any(word in said.lower() for word in COPIES)
