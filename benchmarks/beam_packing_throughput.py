@@ -48,6 +48,11 @@ def pair_of(method: str) -> str:
     return method.replace(UNPACKED, PACKED, 1)
 
 
+def width_of(method: str) -> str:
+    """Beams, as the method's name says."""
+    return method.rpartition("_")[2]
+
+
 def table(cells: Mapping[tuple[str, int], Mapping[str, Any]]) -> Table:
     """A row per method with its tokens/s at each batch size, and per width what packing gains."""
     methods, batches = (list(dict.fromkeys(keys)) for keys in zip(*cells, strict=True))
@@ -73,11 +78,11 @@ def table(cells: Mapping[tuple[str, int], Mapping[str, Any]]) -> Table:
 def plot(cells: Mapping[tuple[str, int], Mapping[str, Any]], path: Path) -> Path:
     """Tokens/s of each request and of all, over the batch size; a color per width, dashed without packing."""
     methods, batches = (list(dict.fromkeys(keys)) for keys in zip(*cells, strict=True))
-    widths = dict.fromkeys(method.rpartition("_")[2] for method in methods if method != AUTO_REGRESSIVE)
+    widths = dict.fromkeys(width_of(method) for method in methods if method != AUTO_REGRESSIVE)
     colors = dict(zip(widths, COLORS[1:], strict=False))
     figure, axes = new_figure(2)
     for method in methods:
-        width = method.rpartition("_")[2]
+        width = width_of(method)
         label = f"{width} beams, {method.partition('_')[0]}" if width in colors else "auto-regressive"
         style = "--" if method.startswith(UNPACKED) else "-"
         for axis, shared in zip(axes, (True, False), strict=True):
@@ -107,7 +112,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     session = load_session(parser, args.bundle)
-    methods = [AUTO_REGRESSIVE, *sorted(session.runtime.plans)]
+    by_width = sorted(session.runtime.plans, key=lambda method: (width_of(method).zfill(9), method))
+    methods = [AUTO_REGRESSIVE, *by_width]
     if missing := {pair_of(method) for method in methods} - {*methods}:
         parser.error(f"{args.bundle} has no method {', '.join(sorted(missing))} to compare with")
     prompts, warm_up = load_workload(parser, args, [session])
