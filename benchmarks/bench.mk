@@ -37,8 +37,10 @@ one-rank:
 	@$(if $(filter-out 1,$(TP)),$(error TP=$(TP): bench compares bundles of one rank; benchmarks/tensor_parallel.py compares numbers of ranks))
 $(PARTS:%=bench-%): one-rank | $(MODEL)/source.json
 
-bench-steps: $(BASELINE)/manifest.json ## step times
+bench-steps: $(BASELINE)/manifest.json ## step times, and the host's part of a step
 	$(PY) -m benchmarks.step_times $(BASELINE) --output $(REPORTS)/step_times.json
+	$(PY) -m benchmarks.host_overhead --output $(REPORTS)/host_overhead.json
+	$(PY) -m benchmarks.host_overhead --logits --output $(REPORTS)/host_overhead_logits.json
 
 bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.json $(WIDTHS)/budget.json ## single stream, streams, all methods, by batch, beam widths
 	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \
