@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from model_defs.calibration import calibrate
 from model_defs.fingerprint import target_fingerprint
 from model_defs.target import Target
 from redraft.chat import render_chat
 from redraft.interrupt import interruptible
+from redraft.progress import progress
 from redraft.prompts import load_prompts, spread
 from redraft.text import TextCodec
 
@@ -47,9 +47,9 @@ def main(
         codec = TextCodec.load(model / "tokenizer.json")
         longest = min(max_tokens, target.config.max_position)
         texts = [codec.encode(render_chat(model, turn))[:longest] for turn in turns]
-        with Progress(TextColumn("texts"), BarColumn(), TimeRemainingColumn(), console=out) as progress:
-            task = progress.add_task("texts", total=len(texts))
-            calibration = calibrate(target, target_fingerprint(target), texts, lambda: progress.advance(task))
+        with progress("calibrate", len(texts), "texts", console=out) as shown:
+            fingerprint = target_fingerprint(target)
+            calibration = calibrate(target, fingerprint, texts, lambda: shown.update(shown.done + 1))
         calibration.save(output)
     except (ValueError, OSError) as error:
         out.print(f"calibrate: {error}", markup=False)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +18,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from model_defs.config import SUPPORTED, RopeConfig, TargetConfig
 from model_defs.files import StoredTensors, save_tensors
 from model_defs.target import Target
-from redraft.progress import duration, size
+from redraft.progress import duration, heartbeat, size
 from redraft.resources import free_disk, require_memory
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
@@ -46,6 +48,15 @@ class FetchError(ValueError):
 
 def say(text: str) -> None:
     typer.echo(f"fetch_model: {text}")
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Say that a step begins, and every few seconds that it goes on."""
+    say(name)
+    begun = time.monotonic()
+    with heartbeat(lambda: f"fetch_model: {name}: {duration(time.monotonic() - begun)} so far", Console(stderr=True)):
+        yield
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -150,19 +161,19 @@ def fetch_gguf(source: Path, title: str, out: Path, chat_template: Path | None) 
     """A GGUF file of the Llama family, dequantized."""
     from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
-    say(f"reading {source.name}")
-    rope, numbers = read_gguf(source)
+    with step(f"reading {source.name}"):
+        rope, numbers = read_gguf(source)
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
     config.rope_parameters = {**config.rope_parameters, **rope}
     TargetConfig.from_hf(config.to_dict())
     say_plan(out, 2 * numbers, GGUF_BYTES * numbers, 15 + GGUF_SECONDS * numbers)
-    say(f"dequantizing {source.name}")
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent,
-        gguf_file=source.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
+    with step(f"dequantizing {source.name}"):
+        model = AutoModelForCausalLM.from_pretrained(
+            source.parent,
+            gguf_file=source.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
     config.tie_word_embeddings = model.config.tie_word_embeddings
     weights = to_bf16(model.state_dict())
     if config.tie_word_embeddings:
@@ -170,8 +181,8 @@ def fetch_gguf(source: Path, title: str, out: Path, chat_template: Path | None) 
     say("writing the weights")
     save_tensors(weights, out / "model.safetensors", metadata={"format": "pt"})
     write_config(out, config.to_diff_dict() | {"architectures": [type(model).__name__]}, title)
-    say("rebuilding the tokenizer")
-    write_tokenizer(out, load_tokenizer(source.parent, source.name), chat_template)
+    with step("rebuilding the tokenizer"):
+        write_tokenizer(out, load_tokenizer(source.parent, source.name), chat_template)
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], int]:

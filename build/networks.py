@@ -34,6 +34,7 @@ from model_defs.target import Target
 from plugins.library import operators_digest
 from redraft.bundle import BundleConfig, target_folder
 from redraft.engines.tensorrt import dtype_of
+from redraft.progress import duration, heartbeat
 from tensorrt_engines import EngineBuilder
 
 if TYPE_CHECKING:
@@ -245,8 +246,9 @@ def save(network: ir.Model, path: Path) -> None:
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """Show that a step is under way, and how long it took."""
+    """Show that a step is under way, in a log every few seconds, and how long it took."""
     start = time.monotonic()
-    with out.status(name):
+    lines = heartbeat(lambda: f"  {name}: {duration(time.monotonic() - start)} so far", out)
+    with out.status(name) if out.is_terminal else lines:
         yield
     out.print(f"  {name}: {time.monotonic() - start:.1f} s")

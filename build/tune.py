@@ -37,7 +37,7 @@ from redraft.budget import FILE_NAME, BudgetEntry, BudgetFile, BudgetTable
 from redraft.chat import render_chat
 from redraft.drafting import DraftingPlan
 from redraft.interrupt import interruptible
-from redraft.progress import duration, progress, size
+from redraft.progress import duration, progress, size, write
 from redraft.prompts import load_prompts, spread
 from redraft.protocol import GenerateRequest, InvalidRequest
 from redraft.runtime import Runtime
@@ -312,7 +312,7 @@ def main(
     """Write a bundle's budget tables: how many nodes to draft for each number of running sequences."""
     console = Console(stderr=True)
     try:
-        console.print(f"tune: loading {bundle}", markup=False, highlight=False, soft_wrap=True)
+        write(console, f"tune: loading {bundle}")
         forget_unusable(bundle, console)
         runtime = Runtime.load(bundle, threads)
         known = load_prompts(prompts)
@@ -355,8 +355,7 @@ def say_plan(runtime: Runtime, names: list[str], prompts: list[str], rows: int, 
     times = measure_steps(runtime, names[0], shape, prompts, [budget], [slots], lambda *_: None, rounds=1)
     seconds = rows * times[slots][budget] / (timed_rows(slots, budget) / 2)
     memory = size(psutil.Process().memory_info().rss)
-    console.print(f"tune: {', '.join(names)}: about {duration(seconds)}, {memory} of memory, next to no disk",
-                  markup=False, highlight=False, soft_wrap=True)  # fmt: skip
+    write(console, f"tune: {', '.join(names)}: about {duration(seconds)}, {memory} of memory, next to no disk")
 
 
 def forget_unusable(bundle: Path, console: Console) -> None:

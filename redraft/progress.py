@@ -51,8 +51,6 @@ class Progress:
 def progress(name: str, total: int, unit: str, note: str = "", console: Console | None = None) -> Iterator[Progress]:
     """Show the progress of what runs inside, on standard error unless a console is given. The note says what is under
     way before the work itself begins.
-
-    Without a terminal a thread writes the lines, so that one long call into a library cannot hold them up.
     """
     console = console or Console(stderr=True)
     shown = Progress(name, total, unit, note)
@@ -62,23 +60,33 @@ def progress(name: str, total: int, unit: str, note: str = "", console: Console 
             shown.changed = lambda: bar.update(task, completed=shown.done, description=shown.line())
             yield shown
         return
+    with heartbeat(shown.line, console):
+        yield shown
+    write(console, shown.summary())
+
+
+@contextmanager
+def heartbeat(line: Callable[[], str], console: Console) -> Iterator[None]:
+    """Write a line every LINE_S seconds while what is inside runs: from a thread, so that one long call into a library
+    cannot hold it up."""
     ended = Event()
 
-    def write(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def write_lines() -> None:
+    def beat() -> None:
         while not ended.wait(LINE_S):
-            write(shown.line())
+            write(console, line())
 
-    thread = Thread(target=write_lines, daemon=True)
+    thread = Thread(target=beat, daemon=True)
     thread.start()
     try:
-        yield shown
+        yield
     finally:
         ended.set()
         thread.join()
-    write(shown.summary())
+
+
+def write(console: Console, line: str) -> None:
+    """Print a line as it is, however long."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

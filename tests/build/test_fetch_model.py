@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import zipfile
 from collections import namedtuple
 
@@ -12,16 +13,19 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import fetch_model
+import networks
 from fetch_model import FetchError
 from model_defs.attention import causal_attend
 from model_defs.config import RopeConfig, TargetConfig
 from model_defs.target import Target
+from redraft import progress
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = ["<s>", "</s>", *ALPHABET, "he", "ll"]
@@ -253,6 +257,22 @@ def test_truncated_gguf_and_other_architectures(gguf_file, reference, tmp_path):
     write_gguf(tmp_path / "phi.gguf", reference, architecture="phi3")
     with pytest.raises(FetchError, match="GGUF architecture 'phi3'"):
         fetch(tmp_path / "phi.gguf", tmp_path)
+
+
+@pytest.mark.parametrize("step", [fetch_model.step, networks.step])
+def test_a_long_step_says_that_it_goes_on(monkeypatch, capsys, step):
+    monkeypatch.setattr(progress, "LINE_S", 0.02)
+    monkeypatch.setattr(networks, "out", Console(stderr=True))
+    with step("compile"):
+        time.sleep(0.5)
+    assert "compile: 0 s so far" in capsys.readouterr().err
+
+
+def test_more_memory_than_the_machine_has_is_refused(gguf_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("redraft.resources.most_bytes", lambda: 100_000)
+    with pytest.raises(ValueError, match="fetching this model takes at least 1 MB of memory, and this machine has"):
+        fetch_model.fetch(str(gguf_file), None, tmp_path, tmp_path, None, None, False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_disk_space(checkpoint, tmp_path, monkeypatch):
