@@ -182,6 +182,12 @@ def end_full_parts(generator: Generator, parts: Sequence[Part]) -> list[Document
     return [doc for part in parts for doc in generator.of(part.held_out)]
 
 
+def written(parts: Sequence[Part], under_way: Sequence[Document]) -> int:
+    """Tokens towards what all parts are to hold."""
+    begun = [sum(len(doc.tokens) for doc in under_way if doc.held_out == part.held_out) for part in parts]
+    return sum(min(part.held + more, part.wanted) for part, more in zip(parts, begun, strict=True))
+
+
 def write(
     shown: Progress,
     stream: Iterator[list[Document]],
@@ -191,13 +197,13 @@ def write(
 ) -> None:
     """Sort the documents of a stream into the shards of their parts. Where a generator writes them, those under way
     count, and end when their part holds what it is to."""
-    shown.begin(sum(part.held for part in parts))
+    shown.begin(written(parts, []))
     closed = time.monotonic()
     for ended in stream:
         for doc in ended:
             parts[doc.held_out].ended.append(doc)
         begun = end_full_parts(generator, parts) if generator else []
-        shown.update(sum(part.held for part in parts) + sum(len(doc.tokens) for doc in begun), "")
+        shown.update(written(parts, begun), "")
         late = time.monotonic() - closed > SHARD_S
         for part in parts:
             if late or len(part.ended) >= shard_documents:
@@ -211,7 +217,7 @@ def generate(
     shown: Progress,
     generator: Generator,
     parts: Sequence[Part],
-    written: Mapping[bool, Iterator[Document]],
+    own: Mapping[bool, Iterator[Document]],
     template: Template,
     max_new_tokens: int,
     shard_documents: int,
@@ -223,7 +229,7 @@ def generate(
         for part in reversed(parts):
             planned = sum(max(len(doc.tokens), usual) for doc in generator.of(part.held_out))
             if part.held + planned < part.wanted:
-                return next(written[part.held_out])
+                return next(own[part.held_out])
         return None
 
     stream = generator.run(following, max_new_tokens, template.assistant)
@@ -354,8 +360,8 @@ def main(
         generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], part_seed(parts[0], seed))
         rate, left = generator.rate(), sum(max(part.wanted - part.held, 0) for part in parts)
         say(f"about {duration(left / rate)} at {rate:,.0f} tokens/s, as a few steps took")
-        written = {part.held_out: own_documents(part, tokenizer, template, self_written, user, seed) for part in parts}
-        generate(shown, generator, parts, written, template, max_new_tokens, shard_documents)
+        own = {part.held_out: own_documents(part, tokenizer, template, self_written, user, seed) for part in parts}
+        generate(shown, generator, parts, own, template, max_new_tokens, shard_documents)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from model_defs.eagle import EagleDrafter
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.target import Target
 from model_defs.windows import USUAL_CUTOFF, TeacherData
+from redraft.progress import Progress
 from tests.engines.tiny import LIMITS, tiny_bundle, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -223,6 +224,24 @@ def test_a_check_says_what_a_run_takes_and_writes_nothing(target, tmp_path, caps
         said,
     )
     assert not (tmp_path / "data").exists()
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_all_is_done_when_the_log_says_so(target, tmp_path, monkeypatch):
+    """Although the held-out part holds more than it is to."""
+    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 400)
+    write_model(target, tmp_path)
+    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:9]])
+    write_teacher(tmp_path, lines, 100)
+    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 100)
+    update, done = Progress.update, []
+    monkeypatch.setattr(Progress, "update", lambda shown, *given: (update(shown, *given), done.append(shown.done)))
+    write_teacher(tmp_path, lines, 1000)
+    assert done[-1] == 1100 > done[-2]
+    assert done == sorted(done)
+    done.clear()
+    write_teacher(tmp_path, lines, 1000)
+    assert not done
 
 
 def test_a_killed_run_goes_on_with_what_was_under_way(target, tmp_path):
