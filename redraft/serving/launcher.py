@@ -61,6 +61,7 @@ def stop(run_path: Path) -> int:
     ServingError where the run directory cannot be used.
     """
     run_dir = RunDir(run_path)
+    _check_owner(run_dir)
     processes = owned_processes(run_dir.path)
     state = run_dir.read_state()
     supervisor = [process for process in processes if state and process.pid == state.supervisor_pid]
@@ -79,6 +80,7 @@ def stop(run_path: Path) -> int:
 
 def is_running(run_dir: RunDir) -> bool:
     """Whether a supervisor holds the run directory. Raises ServingError where this user may not look into it."""
+    _check_owner(run_dir)
     try:
         with run_dir.lock_file.open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,11 +121,23 @@ def _launching(run_dir: RunDir) -> Iterator[None]:
         os.close(folder)
 
 
+def _check_owner(run_dir: RunDir) -> None:
+    """Raises ServingError for the run directory of another user, unless this one is root."""
+    try:
+        owner = run_dir.path.stat().st_uid
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unusable(run_dir, error) from None
+    if os.geteuid() not in (0, owner):
+        raise ServingError(
+            f"cannot use the run directory {run_dir.path}: it belongs to another user, and only that user sees and "
+            "stops its service; choose another with --run-dir"
+        )
+
+
 def _unusable(run_dir: RunDir, error: OSError) -> ServingError:
-    return ServingError(
-        f"cannot use the run directory {run_dir.path}: {error.strerror}; choose another with --run-dir, or be the user "
-        "who started the service"
-    )
+    return ServingError(f"cannot use the run directory {run_dir.path}: {error.strerror}; choose another with --run-dir")
 
 
 def _check(settings: Settings, run_dir: RunDir) -> None:

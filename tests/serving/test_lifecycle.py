@@ -299,6 +299,14 @@ def test_a_run_directory_that_is_a_file(tmp_path, fake_bundle, command, place):
     assert re.fullmatch(r"redraft.*cannot use the run directory .*--run-dir.*\n", done.output)
 
 
+@pytest.mark.parametrize("command", [["status"], ["stop"], ["generate", "hi"]])
+def test_another_users_service(service, monkeypatch, command):
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    done = CliRunner().invoke(cli.app, [*command, "--run-dir", str(service.run_dir.path)])
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    assert re.fullmatch(r"redraft.*belongs to another user, and only that user sees and stops its.*\n", done.output)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
