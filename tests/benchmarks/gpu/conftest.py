@@ -3,24 +3,23 @@ for those that start other scripts."""
 
 import dataclasses
 import os
-import re
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from packaging.utils import canonicalize_name
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import Whitespace
 
-from benchmarks.gpu.machine import PACKAGES
+from benchmarks.gpu.pack import GIVEN, NEEDED, closure
 from model_defs.target import Target
 from tests.engines.tiny import random_model, tiny_target, write_model
 
 ROOT = Path(__file__).parents[3]
-GIVEN = {"torch", "transformers", "numpy", "mpi4py", "safetensors", "tokenizers", "rich", "typer", "Jinja2"}
-"""Pinned packages of a bare CUDA machine, with what torch and transformers bring."""
-TESTING = ("pytest",)
+COMPILER = {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime"}
+OURS = {"redraft"}
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +61,14 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 
 
 def bare_environment(folder: Path, without: tuple[str, ...] = ()) -> dict[str, str]:
-    """Variables for child processes that find of requirements.txt only what a CUDA machine has and what is packed, less
-    the packages `without`."""
-    pinned = set(re.findall(r"^([\w.-]+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
-    found = GIVEN | {*PACKAGES, *TESTING} - set(without)
+    """Variables for child processes that find only what a CUDA machine has and what is packed, less the packages
+    `without`."""
+    given = closure(GIVEN, set(map(canonicalize_name, NEEDED))) | COMPILER | OURS
+    found = (given | closure(NEEDED, set())) - set(without)
     blocked = [
         module
         for module, distributions in packages_distributions().items()
-        if {*distributions} & pinned and not {*distributions} & found
+        if not found & set(map(canonicalize_name, distributions))
     ]
     assert {"openvino", "tritonclient", "zmq", "onnx_ir", "gguf", *without} <= {*blocked}
     (folder / "sitecustomize.py").write_text(f"BLOCKED = {blocked}\n{BARE}")
