@@ -11,7 +11,10 @@ from redraft.bundle import LimitsInfo
 Leading = tuple[int, ...]
 """The first sizes of an input's shape; the others are the network's own."""
 USUAL_ROWS = 8
-"""Of a sequence, where a profile is for several numbers."""
+"""Of a sequence, where one profile is for all steps."""
+RANGES, RATIO = 4, 4
+"""Profiles that share out the steps by their rows, and how far apart their largest are: kernels are chosen at 1/64,
+1/16, 1/4 and all of the most rows."""
 
 
 @dataclass(frozen=True)
@@ -21,30 +24,54 @@ class Extent:
     sequences: int
     rows: int
     logits: int = 0
-    """Rows of logits, of a target."""
+    """Rows of logits, of a target. In steps all rows have them."""
+
+    @property
+    def all_rows(self) -> int:
+        """Rows of all sequences of a step."""
+        return self.logits or self.sequences * self.rows
 
 
 @dataclass(frozen=True)
 class Extents:
-    """Of one network. Its engine's profiles come in this order: one for each of `steps` or, where they are not
-    `fixed`, one for all of them; then one for prefill, from the smallest over the usual to the largest extent. None
-    where there is no prefill."""
+    """A network's step shapes, and the optimization profiles of its engine, in this order: up to RANGES for steps of
+    few to many rows or, where they are not `by_rows`, one for all steps; then one for prefill, if there is any, from
+    the smallest over the usual to the largest extent."""
 
     steps: Sequence[Extent]
     prefill: tuple[Extent, Extent, Extent] | None
-    fixed: bool = True
+    by_rows: bool = True
 
     @property
     def profiles(self) -> list[tuple[Extent, Extent, Extent]]:
-        """Smallest, usual and largest extent of every profile."""
-        usual = self.fitting(self.steps[-1].sequences, min(USUAL_ROWS, self.steps[-1].rows)) or 0
-        shared = [(self.steps[0], self.steps[usual], self.steps[-1])]
-        own = [(step, step, step) for step in self.steps]
-        return [*(own if self.fixed else shared), *([self.prefill] if self.prefill else [])]
+        """Smallest, usual and largest extent of every profile. Kernels are chosen for the usual one."""
+        found = [self._profile(group) for group in self._groups]
+        return [*found, *([self.prefill] if self.prefill else [])]
 
     def profile_of(self, step: int) -> int:
         """Which profile a step has."""
-        return step if self.fixed else 0
+        return next(number for number, group in enumerate(self._groups) if self.steps[step] in group)
+
+    @property
+    def _groups(self) -> list[list[Extent]]:
+        """The steps of each profile."""
+        if not self.by_rows:
+            return [list(self.steps)]
+        most, groups = max(step.all_rows for step in self.steps), dict[int, list[Extent]]()
+        for step in sorted(self.steps, key=lambda step: step.all_rows):
+            larger = next(n for n in range(RANGES - 1, -1, -1) if n == 0 or step.all_rows * RATIO**n <= most)
+            groups.setdefault(larger, []).append(step)
+        return list(groups.values())
+
+    def _profile(self, steps: Sequence[Extent]) -> tuple[Extent, Extent, Extent]:
+        low, high = (
+            Extent(*(bound(getattr(step, name) for step in steps) for name in ("sequences", "rows", "logits")))
+            for bound in (min, max)
+        )
+        if self.by_rows:
+            return low, max(steps, key=lambda step: step.all_rows), high
+        usual = self.fitting(high.sequences, min(USUAL_ROWS, high.rows)) or 0
+        return low, self.steps[usual], high
 
     def fitting(self, sequences: int, rows: int) -> int | None:
         """Which of `steps` holds so many with the fewest rows in all; None where they are too many."""
@@ -60,20 +87,20 @@ def plugin_target(limits: LimitsInfo) -> Extents:
     return Extents(steps, (Extent(1, 1, 1), Extent(limits.slots, usual, 1), Extent(limits.slots, most, trees)))
 
 
-def native_target(limits: LimitsInfo, fixed: bool) -> Extents:
+def native_target(limits: LimitsInfo, by_rows: bool) -> Extents:
     """Padded rows of the first so many slots; prefill is of one sequence."""
     steps = [Extent(b, n, b * n) for b in _doubling(limits.slots) for n in _budgets(limits.max_tree)]
     chunk = _longest_chunk(limits)
-    return Extents(steps, (Extent(1, 1, 1), Extent(1, chunk, 1), Extent(1, chunk, chunk)), fixed)
+    return Extents(steps, (Extent(1, 1, 1), Extent(1, chunk, 1), Extent(1, chunk, chunk)), by_rows)
 
 
-def drafter(limits: LimitsInfo, reads_context: bool, fixed: bool) -> Extents:
+def drafter(limits: LimitsInfo, reads_context: bool, by_rows: bool) -> Extents:
     """One row per sequence; of a drafter with a context, padded pairs of the first so many slots."""
     if not reads_context:
-        return Extents([Extent(b, 1) for b in _doubling(limits.slots)], None, fixed)
+        return Extents([Extent(b, 1) for b in _doubling(limits.slots)], None, by_rows)
     steps = [Extent(b, n) for b in _doubling(limits.slots) for n in sorted({min(8, limits.max_tree), limits.max_tree})]
     chunk = _longest_chunk(limits)
-    return Extents(steps, (Extent(1, 1), Extent(1, chunk), Extent(1, chunk)), fixed)
+    return Extents(steps, (Extent(1, 1), Extent(1, chunk), Extent(1, chunk)), by_rows)
 
 
 Shapes = Callable[[Extent], dict[str, Leading]]

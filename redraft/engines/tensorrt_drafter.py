@@ -178,7 +178,7 @@ class _Resampler:
     def __init__(self, bundle: Bundle, flavour: Flavour, name: str, stream: Stream):
         limits, self._levels = bundle.config.limits, bundle.config.methods[name].chain_levels
         self._chains = ChainBuffers(limits.slots, self._levels)
-        self._extents = extents.drafter(limits, reads_context=False, fixed=flavour.builds_on_gpu)
+        self._extents = extents.drafter(limits, reads_context=False, by_rows=flavour.builds_on_gpu)
         path, shapes = bundle.path / f"resampler.{name}.engine", extents.drafter_shapes(reads_context=False)
         self._session = Session(flavour, path, self._extents, shapes, {}, stream)
         self._host, self._stream, self._results = HostBuffers(stream), stream, Results(stream.device)

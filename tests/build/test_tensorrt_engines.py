@@ -48,18 +48,16 @@ def test_full_tensorrt_is_asked_for_typed_networks_with_plugins(monkeypatch, tmp
     assert head["flags"] == 1 << flags.STRONGLY_TYPED | 1 << flags.PREFER_AOT_PYTHON_PLUGINS
     assert (head["preview"], head["builder_flags"]) == ([], [])
     steps = head["profiles"][:-1]
-    assert [p["input_ids"][0][0] for p in steps] == [b * n for b in (1, 2, 4, 5) for n in (1, 2, 4, 8)]
-    for profile in steps:
-        assert all(sizes == [sizes[0]] * 3 for sizes in profile.values()), "a step's shapes are fixed"
-    assert steps[5]["row_offsets"][0] == [3]
-    assert steps[5]["commit_src"][0] == [16]
-    assert steps[5]["tree_mask"][0] == [4, 1]
-    assert steps[5]["k_cache.0"][0] == [5, 2, 88, 64]
+    assert [p["input_ids"] for p in steps] == [[[1], [2], [2]], [[4], [10], [10]], [[16], [40], [40]]]
+    assert steps[1]["row_offsets"] == [[2], [6], [6]]
+    assert steps[1]["commit_src"] == [[8], [40], [40]]
+    assert steps[1]["tree_mask"][0] == [4, 1]
+    assert steps[1]["k_cache.0"] == [[5, 2, 88, 64]] * 3
     prefill = head["profiles"][-1]
     assert prefill["input_ids"] == [[1], [16], [56]]
     assert prefill["logit_rows"] == [[1], [1], [45]]
     drafts = head_of(bundle, f"drafter.{METHOD}")["profiles"]
-    assert [p["hidden"] for p in drafts] == [[[b, 56]] * 3 for b in (1, 2, 4, 5)]
+    assert [p["hidden"] for p in drafts] == [[[1, 56]] * 3, [[2, 56], [5, 56], [5, 56]]]
     assert bundle.manifest.versions["tensorrt"] == stand_in_tensorrt.VERSION
 
 
@@ -120,10 +118,30 @@ def test_full_tensorrts_native_form_takes_any_head_and_no_compiler(monkeypatch, 
     head = head_of(bundle, "target")
     assert head["flags"] == 1 << stand_in_tensorrt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
     assert (head["preview"], head["builder_flags"]) == ([], [])
-    assert len(head["profiles"]) == 4 * 4 + 1
-    assert head["profiles"][5]["input_ids"] == [[2, 2]] * 3
+    assert [p["input_ids"] for p in head["profiles"]] == [
+        *([[1, 1], [1, 2], [2, 2]], [[1, 1], [5, 2], [5, 8]], [[2, 4], [5, 8], [5, 8]], [[1, 1], [1, 16], [1, 16]]),
+    ]
     assert bundle.manifest.versions["compute_capability"] == "9.0"
     assert list(cache.glob("*.timings"))
+
+
+@pytest.mark.parametrize("reads_context", [None, False, True])
+@pytest.mark.parametrize(("slots", "max_tree"), [(1, 1), (1, 32), (16, 32), (64, 64), (5, 7)])
+def test_few_profiles_hold_all_steps(reads_context, slots, max_tree):
+    """So that a large target's build does not choose kernels 20 times over."""
+    limits = LimitsInfo(slots=slots, max_len=2048, max_tree=max_tree, prefill_chunk=128)
+    kinds = [extents.plugin_target(limits), extents.native_target(limits, by_rows=True)]
+    for made_for in kinds if reads_context is None else [extents.drafter(limits, reads_context, by_rows=True)]:
+        assert len(made_for.profiles) <= extents.RANGES + bool(made_for.prefill)
+        for number, step in enumerate(made_for.steps):
+            low, usual, high = made_for.profiles[made_for.profile_of(number)]
+            for field in ("sequences", "rows", "logits"):
+                assert getattr(low, field) <= getattr(step, field) <= getattr(high, field)
+            assert usual in made_for.steps
+            assert step.all_rows <= usual.all_rows
+        shared = made_for.profiles[:-1] if made_for.prefill else made_for.profiles
+        chosen = [usual.all_rows for _, usual, _ in shared]
+        assert chosen == sorted(chosen)
 
 
 def test_every_profile_of_limits_of_one_is_whole():
