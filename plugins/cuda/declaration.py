@@ -146,6 +146,15 @@ class Kernel:
             )
 
 
+def entry_ptx(ptx: str, name: str) -> str:
+    """A PTX text with one of its entries only. Raises ValueError for a name that it does not have."""
+    header = ptx[: ptx.index(".visible .entry ")]
+    found = re.search(rf"^\.visible \.entry {re.escape(name)}\(.*?^}}\n", ptx, re.DOTALL | re.MULTILINE)
+    if not found:
+        raise ValueError(f"{name} is not in the PTX: expected one of {sorted(entries(ptx))}")
+    return header + found[0]
+
+
 def entries(ptx: str) -> dict[str, Entry]:
     """Each `.entry` of a PTX text. Raises ValueError for parameters that are neither pointers nor int32.
 

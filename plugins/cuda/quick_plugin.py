@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plugins.cuda.compile import ptx
-from plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel, Sizes
+from plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel, Sizes, entry_ptx
 from plugins.library import BuildError
 
 
@@ -69,7 +69,8 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
         scalars = trtp.SymIntExprs.from_tuple(tuple(trtp.SymInt32(known[name]) for name in kernel.scalars))
         text = ptx(kernel.source, architecture)
         kernel.check_ptx(text, attributes)
-        return kernel.entry_for(attributes), text, launch, scalars
+        entry = kernel.entry_for(attributes)
+        return entry, entry_ptx(text, entry), launch, scalars
 
     inputs = [(argument.name, trtp.TensorDesc) for argument in kernel.inputs]
     in_place = [ALIAS] * any(output.in_place_of for output in kernel.outputs)

@@ -1,5 +1,6 @@
 """Declarations against nvcc's PTX, and as plugins of TensorRT's own Python layer."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from plugins.cuda import compile, launch, quick_plugin
-from plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Kernel, entries
+from plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Kernel, entries, entry_ptx
 from plugins.library import BuildError
 from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE
 from plugins.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
@@ -232,7 +233,19 @@ def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel
     assert [scalar.expr.value for scalar in scalars.values()] == [sizes[name] for name in kernel.scalars]
     assert all(scalar.dtype == trt.PluginArgDataType.INT32 for scalar in scalars.values())
     entry, ptx = plugin.get_kernel(descs[: len(shapes)], descs[len(shapes) :])
-    assert entries(ptx.decode())[entry].parameters == kernel.parameters()
+    assert {name: found.parameters for name, found in entries(ptx.decode()).items()} == {entry: kernel.parameters()}
+
+
+@pytest.mark.parametrize("source", compile.sources(), ids=lambda source: source.stem)
+def test_each_entry_can_be_assembled_without_the_others(source, tmp_path):
+    """So that each of a network's nodes holds the PTX of its own kernel only."""
+    text = compile.ptx(source)
+    for name in entries(text):
+        (tmp_path / f"{name}.ptx").write_text(entry_ptx(text, name))
+        assembler = [compile.nvcc().with_name("ptxas"), "-arch=sm_90", tmp_path / f"{name}.ptx"]
+        subprocess.run([*assembler, "-o", tmp_path / f"{name}.cubin"], check=True)
+    with pytest.raises(ValueError, match="nothing is not in the PTX: expected one of "):
+        entry_ptx(text, "nothing")
 
 
 class Scalars(dict):
