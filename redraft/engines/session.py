@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -155,7 +156,8 @@ class Session:
         trt, self._flavour = flavour.module(), flavour
         self._messages = Messages(trt, warnings=True)
         self._runtime = self._messages.given_to(trt.Runtime)
-        self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as engine:
+            self._engine = self._runtime.deserialize_cuda_engine(engine)  # read as needed: it can have many gigabytes
         if self._engine is None:
             self._messages.require_memory()
             about = "" if communicator is None else ABOUT_NCCL

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import sys
 from enum import IntEnum
 from importlib.machinery import ModuleSpec
@@ -319,7 +320,9 @@ class Runtime:
     def __init__(self, logger):
         self.logger = logger
 
-    def deserialize_cuda_engine(self, blob: bytes):
+    def deserialize_cuda_engine(self, mapped: mmap.mmap):
+        assert isinstance(mapped, mmap.mmap), "a copy of the file would be as large as the target"
+        blob = bytes(mapped)
         if not blob.startswith(b"{"):
             self.logger.log(ILogger.ERROR, "magic tag does not match")
             return None
