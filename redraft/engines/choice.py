@@ -14,7 +14,9 @@ from redraft.engines.interface import LogitRows, Samplers, TargetBatch
 from redraft.engines.transfer import Results, upload
 
 AT_ONCE = 1 << 24
-"""So many logits are drawn from at a time, which takes up to 40 bytes for each."""
+"""So many logits are drawn from at a time."""
+DRAW_BYTES = 40
+"""At most, of memory for each of these: weights, their order and running sums."""
 LOGITS, LIKELIEST, DRAWN, FILTERED = range(4)
 """What is asked of a row: its logits, its largest one's token, a token drawn from all, one drawn by top-k or top-p."""
 

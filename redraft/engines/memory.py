@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, TargetInfo, target_folder
+from redraft.engines.choice import AT_ONCE, DRAW_BYTES
 from redraft.engines.flavour import FLAVOURS
 from redraft.resources import host_bytes
 
@@ -74,9 +75,15 @@ def working_bytes(config: BundleConfig) -> int:
     return (logits * target.vocab_size + WORKING * others * target.hidden_size) * WIDTH.get(config.precision, 2)
 
 
+def drawing_bytes(config: BundleConfig) -> int:
+    """Of what drawing tokens from all rows of the largest decode step takes, top-k and top-p included."""
+    vocabulary, rows = config.target.vocab_size, config.limits.slots * config.limits.max_tree
+    return DRAW_BYTES * vocabulary * min(rows, max(AT_ONCE // vocabulary, 1))
+
+
 def step_bytes(config: BundleConfig) -> int:
     """Of everything that a step takes."""
-    return output_bytes(config) + working_bytes(config)
+    return output_bytes(config) + working_bytes(config) + drawing_bytes(config)
 
 
 def _limit_bytes(config: BundleConfig, slots: int) -> int:

@@ -1,0 +1,46 @@
+"""Memory of drawing tokens on a GPU, as it is counted where memory does not suffice."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from redraft.bundle import BundleConfig, LimitsInfo
+from redraft.engines.choice import AT_ONCE, DRAW_BYTES, choose_tokens
+from redraft.engines.memory import output_bytes, step_bytes
+from tests.engines.tiny import target_info, tiny_target
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes of tensors that live at a time, of all that operators give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live, self.most = dict[int, int](), 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        given = function(*arguments, **(options or {}))
+        for result in given if isinstance(given, (tuple, list)) else [given]:
+            storage = result.untyped_storage()
+            if storage.data_ptr() not in self.live:
+                self.live[storage.data_ptr()] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, storage.data_ptr(), None)
+        self.most = max(self.most, sum(self.live.values()))
+        return given
+
+
+def test_drawing_takes_no_more_memory_than_is_counted():
+    """With top-p, which sorts the weights; more rows are drawn from in parts."""
+    rows, vocabulary = 8, 10_000
+    settings = [np.arange(rows), np.full(rows, 0.5), np.ones(rows), np.full(rows, vocabulary), np.full(rows, 0.9)]
+    logits = torch.randn(rows, vocabulary)
+    with LiveBytes() as live:
+        choose_tokens(logits, [np.zeros((5, 0)), np.stack(settings).astype(float)])
+    assert 0.8 * DRAW_BYTES < live.most / (rows * vocabulary) <= DRAW_BYTES
+    limits = LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128)
+    target = target_info(tiny_target()).model_copy(update={"vocab_size": 128_256})
+    config = BundleConfig(name="t", backend="tensorrt", precision="bf16", target=target, limits=limits, methods={})
+    assert 0.66e9 < step_bytes(config) - output_bytes(config) <= DRAW_BYTES * AT_ONCE
