@@ -225,14 +225,14 @@ def by_folder(sizes: dict[str, int]) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def require_room(room: int, sizes: dict[str, int], drafters: list[str]) -> None:
-    """Raises PackError where a tree beside the loads leaves no room for them, and says what to leave out of it."""
-    if room >= LEAST_ROOM:
-        return
+def advice(sizes: dict[str, int], drafters: list[str]) -> str:
+    """How to leave out of a working tree what the GPU machine can do without; empty where there is nothing."""
     spare = by_folder({name: size for name, size in sizes.items() if left_out(name, drafters)})
-    listed = ", ".join(f"{name} ({mib(size)} MiB)" for name, size in spare.items()) or "nothing that can be spared"
+    if not spare:
+        return ""
+    listed = ", ".join(f"{name} ({mib(size)} MiB)" for name, size in spare.items())
     patterns = " ".join(f"'!/{name}/'" for name in spare)
-    raise PackError(
+    return (
         f"the working tree takes {mib(sum(sizes.values()))} MiB of every load; leave out {listed}: "
         f"git sparse-checkout set --no-cone '/*' {patterns} '/{KEPT_RESULTS}' (git sparse-checkout disable undoes it)"
     )
@@ -261,10 +261,12 @@ def pack(args: argparse.Namespace) -> list[Part]:
     model, after = model_items(args.model)
     room = None if args.limit_mib is None else int(args.limit_mib * MIB) - OVERHEAD
     names = tracked(ROOT, untracked=args.tree == "beside")
+    hint = ""
     if args.tree == "beside" and room is not None:
         sizes = {name: (ROOT / name).stat().st_size for name in names}
-        room -= sum(sizes.values())
-        require_room(room, sizes, drafters)
+        room, hint = room - sum(sizes.values()), advice(sizes, drafters)
+        if room < LEAST_ROOM:
+            raise PackError(hint or f"the working tree takes {mib(sum(sizes.values()))} MiB of every load: too much")
     there = None if args.there is None else re.findall(r"^([A-Za-z0-9][\w.-]*)", args.there.read_text(), re.MULTILINE)
     requirements = lacking(there, [*args.packages, *(GGUF if after else ())])
     with tempfile.TemporaryDirectory() as scratch:
@@ -277,6 +279,8 @@ def pack(args: argparse.Namespace) -> list[Part]:
         require_loads(parts, args.loads, room)
         write_loads(parts, after, args.output)
         report(parts, room)
+    if hint and parts[-1].load > 1:
+        console.print(f"For fewer loads: {hint}", soft_wrap=True)
     return parts
 
 
