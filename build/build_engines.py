@@ -92,6 +92,10 @@ FORMS = {
 }
 """By backend, the usual one first."""
 
+PREFILL_CHUNKS = {Backend.openvino: 128, Backend.torch: 512, Backend.tensorrt: 512, Backend.tensorrt_rtx: 512}
+"""Usual prompt rows of a step. On a CPU each row delays the running streams; a GPU has spare arithmetic up to about 300
+rows (an H100 in bf16). torch is here a GPU's backend: on the CPU it is the reference of the tests."""
+
 
 def setting(name: str, *flags: str) -> Any:
     """The flag of a method's setting. Without it, the setting's default."""
@@ -146,7 +150,14 @@ def main(
         int | None, typer.Option(min=2, help="Tokens of a sequence; default: 2048 or the target's.")
     ] = None,
     max_tree: Annotated[int, typer.Option(min=1, help="Rows of a draft tree, root included.")] = 32,
-    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt rows in one step.")] = 128,
+    prefill_chunk: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Prompt rows in one step; default: 128 for openvino, 512 for the others, at most --max-len.",
+            show_default=False,
+        ),
+    ] = None,
     tensor_parallel: Annotated[
         int, typer.Option(min=1, help="Ranks that execute the target together, each a part of it.")
     ] = 1,
@@ -201,6 +212,7 @@ def main(
         inputs = built_from(sys.argv[1:])
         with step("load the target"):
             target = load_target(model, backend, any(settings.drafter for settings in chosen.values()))
+        max_len = max_len or min(2048, target.config.max_position)
         config = BundleConfig(
             name=output.name,
             backend=backend.value,
@@ -208,9 +220,9 @@ def main(
             target=target_info(target),
             limits=LimitsInfo(
                 slots=slots,
-                max_len=min(2048, target.config.max_position) if max_len is None else max_len,
+                max_len=max_len,
                 max_tree=max_tree,
-                prefill_chunk=prefill_chunk,
+                prefill_chunk=prefill_chunk or min(PREFILL_CHUNKS[backend], max_len),
             ),
             methods={name: settings.info() for name, settings in chosen.items()},
             tensor_parallel=tensor_parallel,
@@ -410,7 +422,7 @@ def info_bytes(info: TokenInfoTable | TokenInfoFactors, config: BundleConfig) ->
         return sum(x.numel() * (width if x.is_floating_point() else x.element_size()) for x in info.buffers())
     if isinstance(info, TokenInfoTable):
         return info.nbytes
-    width = 4 if config.precision == "fp32" or config.backend == "torch" else 1
+    width = WIDTH[config.precision] if config.backend == "torch" else 4 if config.precision == "fp32" else 1
     return sum(factor.numel() * width for factor in info.buffers())
 
 

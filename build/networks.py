@@ -91,7 +91,12 @@ def write_openvino(config: BundleConfig, target: Target, loops: Loops, folder: P
 
 def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
     """Exported programs."""
-    from model_defs.export_torch import export_drafter_torch, export_resampler_torch, export_target_torch
+    from model_defs.export_torch import (
+        export_drafter_torch,
+        export_resampler_torch,
+        export_target_torch,
+        in_precision,
+    )
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision]
     for part in target_parts(config, target.to(dtype), folder):
@@ -106,7 +111,7 @@ def write_torch(config: BundleConfig, target: Target, loops: Loops, folder: Path
             save_program(program, part.folder / "target.pt2")
     for name, names, loop in distinct(loops, folder):
         with step(f"export {names}"):
-            save_program(export_drafter_torch(loop.float(), dtype), folder / f"drafter.{name}.pt2")
+            save_program(export_drafter_torch(in_precision(loop, dtype)), folder / f"drafter.{name}.pt2")
             if again := resampling_loop(config, name, loop):
                 save_program(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
     return {}

@@ -7,11 +7,13 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from model_defs.attention import rope_table
+from model_defs.draft_context import CacheTables
 from model_defs.drafting import BeamSearch
 from model_defs.export_drafter import DrafterInputs, Drafting, Resampling, resampling_examples
 from model_defs.export_target import CacheShape
 from model_defs.shards import rank_join
 from model_defs.target import Target
+from model_defs.token_info import TokenInfoTable
 from plugins.all_reduce.torch_op import all_reduce
 from plugins.tree_attention.torch_op import tree_attention
 
@@ -58,9 +60,24 @@ def export_target_torch(
     return torch.export.export(module, arguments, dynamic_shapes=shapes)
 
 
-def export_drafter_torch(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ExportedProgram:
-    """The drafter's program, with one argument: the list of its network's inputs, see `DrafterInputs`."""
-    inputs = DrafterInputs.of(drafting, cache_dtype)
+def in_precision(drafting: Drafting, dtype: torch.dtype) -> Drafting:
+    """The same loop, whose drafter's weights, embeddings and head are now of this dtype; those that were shared are
+    still. The rope table, which the kernels take in float32, and tables of token info keep theirs."""
+    copies: dict[int, Tensor] = {}
+    for module in drafting.modules():
+        if isinstance(module, CacheTables | TokenInfoTable):
+            continue
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if tensor.is_floating_point():
+                copy = copies.setdefault(tensor.data_ptr(), tensor.detach().to(dtype))
+                setattr(module, name, nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy)
+    return drafting
+
+
+def export_drafter_torch(drafting: Drafting) -> ExportedProgram:
+    """The drafter's program: weights and caches in the dtype of the loop's drafter, log-probabilities float32. Its one
+    argument is the list of its network's inputs, see `DrafterInputs`."""
+    inputs = DrafterInputs.of(drafting, next(drafting.parameters()).dtype)
     batch = Dim("B", min=1)
     sizes = {"B": batch, "B1": batch + 1, "P": Dim("P", min=1), "slots": Dim("slots", min=1)}
     shapes = [{axis: sizes[name] for axis, name in axes.items()} for axes in inputs.axes]
@@ -69,8 +86,9 @@ def export_drafter_torch(drafting: Drafting, cache_dtype: torch.dtype = torch.fl
 
 def export_resampler_torch(drafting: BeamSearch) -> ExportedProgram:
     """The program that re-samples from chains, with one argument: the list of `resampling_examples`."""
-    shapes = [{0: Dim("B", min=1)}] * 3
-    return torch.export.export(Resampling(drafting).eval(), (resampling_examples(drafting),), dynamic_shapes=(shapes,))
+    shapes, module = [{0: Dim("B", min=1)}] * 3, Resampling(drafting).eval()
+    del module.drafter  # what it looks up becomes constants; all else of the drafter stays out
+    return torch.export.export(module, (resampling_examples(drafting),), dynamic_shapes=(shapes,))
 
 
 def _ints(*shape: int) -> Tensor:

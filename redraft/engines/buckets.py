@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from redraft.bundle import LimitsInfo
+if TYPE_CHECKING:
+    from redraft.bundle import LimitsInfo
 
 SEQUENCES_FACTOR = 4
 """The attention kernel wants 4 blocks per multiprocessor and splits keys as if every padded sequence had rows. With at

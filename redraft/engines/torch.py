@@ -42,7 +42,7 @@ from redraft.engines.interface import (
 from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 from redraft.engines.transfer import Results
 
-CACHE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS = ("input_ids", "positions", "tree_mask", "logit_rows")
 SEQUENCES, BOUNDS = ("slots", "cache_lengths"), ("row_offsets", "commit_offsets")
 PAIRS, NEXT = ("hidden", "tokens"), "row_offsets"
@@ -156,12 +156,13 @@ class TorchDrafter:
         self._buckets = draft_buckets(config.limits, self.reads_context)
         self._sampling = SamplingBuffers.of(method, self._slots)
         self.drafts = FixedCalls(lambda inputs: self._forward(program, inputs), device, graphs, padding, idle)
+        self._dtype = DTYPES[config.precision]
         self._device, self._results = device, Results(device)
         self._chains: ChainBuffers | None = None
         if method.chain_levels:
             again = load_program(bundle.path / f"resampler.{name}.pt2", device)
             self._chains, self._levels = ChainBuffers(self._slots, method.chain_levels), method.chain_levels
-            self.resamples = FixedCalls(lambda inputs: again(list(inputs.values())), device, graphs)
+            self.resamples = FixedCalls(lambda inputs: self._again(again, **inputs), device, graphs)
 
     def prepare(self) -> None:
         """Capture the graphs of all buckets, on a GPU."""
@@ -176,7 +177,11 @@ class TorchDrafter:
     def _forward(self, program: Program, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
         own = [tensor for name, tensor in inputs.items() if name not in SamplingBuffers.NAMES]
         drawing = [tensor for name, tensor in inputs.items() if name in SamplingBuffers.NAMES]
-        return program([*own, *self.caches, *drawing])
+        outputs = program([*own, *self.caches, *drawing])
+        return [output.float() if output.is_floating_point() else output for output in outputs]
+
+    def _again(self, program: Program, raw_logits: Tensor, sequences: Tensor, tokens: Tensor) -> Sequence[Tensor]:
+        return program([raw_logits.to(self._dtype), sequences, tokens])
 
     def _run(self, batch: DraftBatch, sampling: dict[str, np.ndarray]) -> list[np.ndarray]:
         """The program's outputs for a batch."""
@@ -190,7 +195,7 @@ class TorchDrafter:
             return self._results.fetch([_first(output, sequences, count) for output in outputs])
 
     def _inputs(self, batch: DraftBatch, sampling: dict[str, np.ndarray]) -> dict[str, np.ndarray | Tensor]:
-        hidden = torch.as_tensor(batch.hidden, device=self._device).float()
+        hidden = torch.as_tensor(batch.hidden, device=self._device).to(self._dtype)
         others = {name: getattr(batch, name) for name in ("tokens", *(CONTEXT if self.reads_context else ()))}
         return {"hidden": hidden, **others, **sampling}
 
@@ -303,7 +308,7 @@ def _allocate(
     config: BundleConfig, kv_heads: int, head_size: int, count: int, slots: int, draft_rows: int, device: torch.device
 ) -> list[Tensor]:
     shape = (slots, kv_heads, config.limits.max_len + draft_rows, head_size)
-    return [torch.zeros(shape, dtype=CACHE_DTYPES[config.precision], device=device) for _ in range(count)]
+    return [torch.zeros(shape, dtype=DTYPES[config.precision], device=device) for _ in range(count)]
 
 
 def _first(output: Tensor, sequences: int, count: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -156,6 +157,20 @@ def test_the_target_of_a_gpu_backend_is_loaded_as_it_is_stored(tmp_path):
     assert {weight.dtype for weight in whole.parameters()} == {torch.float32}
     assert {weight.dtype for weight in plain.parameters()} == {torch.bfloat16}
     assert len({target_fingerprint(target) for target in (whole, drafted, plain)}) == 1
+
+
+def test_prompts_are_prefilled_by_a_backends_own_chunks(tmp_path, monkeypatch):
+    """At most a whole context, and as asked."""
+    target, chunks = tiny_target(), []
+    target.config = dataclasses.replace(target.config, max_position=1024)
+    write_model(target, tmp_path)
+    monkeypatch.setattr(build_engines, "build", lambda config, *_: chunks.append(config.limits.prefill_chunk))
+    given = ["--model", tmp_path, "--no-drafter", "--output", tmp_path / "b"]
+    for options in ([], ["--max-len", 40], ["--max-len", 40, "--prefill-chunk", 50]):
+        for backend in ("openvino", "torch", "tensorrt_rtx"):
+            done = run(*given, "--backend", backend, *options)
+            assert done.exit_code == 0, done.output
+    assert chunks == [128, 512, 512, 40, 40, 40, 50, 50, 50]
 
 
 def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):

@@ -231,9 +231,14 @@ def bundle_config(
 
 
 def bundle_of_methods(
-    folder: Path, target: Target, methods: dict[str, tuple[Drafter, dict[str, Any]]], tensor_parallel: int = 1
+    folder: Path,
+    target: Target,
+    methods: dict[str, tuple[Drafter, dict[str, Any]]],
+    tensor_parallel: int = 1,
+    backend: str = "openvino",
+    precision: str = "fp32",
 ) -> Bundle:
-    """Build and load an fp32 bundle of several methods: a drafter for each, and what it changes of DRAFTING."""
+    """Build and load a bundle of several methods: a drafter for each, and what it changes of DRAFTING."""
     model, settings, plans = folder / "model", dict[str, MethodSettings](), dict[str, MethodInfo]()
     model.mkdir(parents=True)
     (model / "tokenizer.json").write_text("{}")
@@ -241,7 +246,7 @@ def bundle_of_methods(
         settings[name] = MethodSettings(drafter=folder / name)
         plans[name] = DRAFTING.model_copy(update={"drafter": drafter.name, **plan})
         drafter.save(folder / name)
-    config = bundle_config(target, plans, LIMITS, tensor_parallel=tensor_parallel)
+    config = bundle_config(target, plans, LIMITS, precision, backend, tensor_parallel)
     build(config, target, model, settings, folder / "bundle")
     return Bundle.load(folder / "bundle")
 
