@@ -82,7 +82,8 @@ def run(bundle: Bundle, plans: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def test_two_ranks_give_the_tokens_of_one_with_the_torch_backend(grouped, tmp_path):
-    """Where there are GPUs too, with gloo in NCCL's place, by which logits come to rank 0."""
+    """Where there are GPUs too: with gloo in NCCL's place, by which logits come to rank 0, and graphs that all ranks
+    capture together."""
     bundles = [tiny_bundle(tmp_path / str(n), grouped, "torch", tensor_parallel=n) for n in (1, 2)]
     report = run(bundles[1], PLANS, tmp_path / "report.json")
     expected = answers(load_engine(bundles[0]), PLANS)
@@ -95,10 +96,12 @@ from torch import distributed
 from plugins.all_reduce import nccl
 from redraft.engines import torch as backend
 from tests.engines import ranks
+from tests.engines.graphs import FakeGraphs
 from tests.plugins import gloo
 gloo.stand_in(2)
 torch.cuda.is_available = lambda: True
 backend.available_device = lambda: torch.device("cpu")
+backend.available_graphs = lambda _: FakeGraphs()
 gathered, gather = [], nccl.gather
 nccl.gather = lambda *given: gathered.append(1) or gather(*given)
 atexit.register(lambda: print("connected" if distributed.is_initialized() else "ended"))
