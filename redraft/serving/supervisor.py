@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -47,7 +48,7 @@ class Supervisor:
         self._settings = settings
         self._state = State(settings=settings, supervisor_pid=os.getpid())
         self._client = WorkerClient(run_dir.socket)
-        self._next_ping = self._next_show = 0.0
+        self._next_show = 0.0
         self._stubs: list[psutil.Process] = []
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings.decoupled)
@@ -76,6 +77,9 @@ class Supervisor:
             TRITON_MAX_DELAY_S,
             tritonserver.MAX_FILE_BYTES,
         )
+        self._worker_pulse = Pulse(self._worker_lives, PING_S)
+        port, silence_s = settings.http_port, settings.triton_silence_s
+        self._triton_pulse = Pulse(lambda: tritonserver.models_live(port, silence_s), PROBE_S)
 
     def run(self) -> NoReturn:
         """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
@@ -83,6 +87,7 @@ class Supervisor:
         self._worker.start()
         self._wait(self._worker, self._settings.start_timeout_s, self._worker_answers)
         self._find_ranks()
+        self._set_worker_up(True)
         self._say("starting", "starting the Triton server")
         self._start_triton()
         self._say("starting", "sending the first requests")
@@ -93,11 +98,9 @@ class Supervisor:
                 raise ServingError(self._worker.death) from None
             raise
         self._say("ready")
-        port, silence_s = self._settings.http_port, self._settings.triton_silence_s
-        pulse = Pulse(lambda: tritonserver.models_live(port, silence_s), PROBE_S)
         while True:
             time.sleep(TICK_S)
-            self._watch_triton(pulse)
+            self._watch_triton()
             self._watch_worker()
             self._show_worker()
 
@@ -128,18 +131,13 @@ class Supervisor:
                 self._set_worker_up(True)
             elif self._worker.age > self._settings.start_timeout_s:
                 self._worker.end(grace=0)
-        elif time.monotonic() >= self._next_ping:
-            self._next_ping = time.monotonic() + PING_S
-            if not self._worker_answers(self._settings.silence_s):
-                if fallen := ranks.fallen(self._ranks):
-                    self._end_other_ranks(fallen)
-                    return
-                silence_s = self._settings.silence_s
-                log.error("the engine worker did not answer for %.0f s (--silence-s): killing it", silence_s)
-                hung = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
-                self._worker.end(grace=0)
-                self._set_worker_up(False)
-                self._report(hung)
+        elif self._worker_pulse.silence > self._settings.silence_s + PING_S:
+            silence_s = self._settings.silence_s
+            log.error("the engine worker did not answer for %.0f s (--silence-s): killing it", silence_s)
+            hung = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
+            self._worker.end(grace=0)
+            self._set_worker_up(False)
+            self._report(hung)
 
     def _find_ranks(self) -> None:
         self._ranks = ranks.ranks_of(self._worker.processes())
@@ -173,9 +171,14 @@ class Supervisor:
                 self._worker.up = False
         return self._worker.up
 
-    def _worker_answers(self, timeout: float = 2.0) -> bool:
+    def _worker_lives(self) -> bool:
+        with contextlib.suppress(WorkerError):
+            return self._client.status(self._settings.silence_s).ready
+        return False
+
+    def _worker_answers(self) -> bool:
         try:
-            status = self._client.status(timeout)
+            status = self._client.status(timeout=2.0)
             self._worker.up = status.ready
             self._update(untuned=status.untuned)
         except WorkerError:
@@ -185,7 +188,9 @@ class Supervisor:
     def _set_worker_up(self, up: bool) -> None:
         self._worker.up = up
         self._next_show = 0.0
-        if not up:
+        if up:
+            self._worker_pulse.reset()
+        else:
             self._say("degraded", "the engine worker died and is restarting")
 
     def _show_worker(self) -> None:
@@ -207,15 +212,16 @@ class Supervisor:
         self._wait(self._triton, TRITON_START_S, lambda: tritonserver.is_ready(self._settings.http_port))
         self._stubs = psutil.Process(self._triton.pid).children()
         self._triton.up = True
+        self._triton_pulse.reset()
 
-    def _watch_triton(self, pulse: Pulse) -> None:
+    def _watch_triton(self) -> None:
         alive = self._triton.alive and all(is_alive(stub) for stub in self._stubs)
-        hung = pulse.silence > self._settings.triton_silence_s + PROBE_S
+        hung = self._triton_pulse.silence > self._settings.triton_silence_s + PROBE_S
         if self._triton.up and alive and not hung:
             return
         if self._triton.up:
             self._triton.up = False
-            how = "died" if not alive else f"did not answer for {pulse.silence:.0f} s"
+            how = "died" if not alive else f"did not answer for {self._triton_pulse.silence:.0f} s"
             self._say("degraded", f"the Triton server or one of its model processes {how} and is restarting")
             self._clear_triton()
         if not (self._triton.restart_due() and self._worker.up):
@@ -225,7 +231,6 @@ class Supervisor:
         except ServingError as error:
             log.error("%s", error)
             self._clear_triton()
-        pulse.reset()
 
     def _clear_triton(self) -> None:
         self._triton.end(grace=0)

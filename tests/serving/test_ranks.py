@@ -173,7 +173,12 @@ def test_across_machines(service, two_ranks, machines, bundle, tmp_path, victim)
 def test_no_rank_outlives_the_supervisor(service, two_ranks):
     """Not even where one is stopped, and the other waits for it in a step."""
     two_ranks[1].suspend()
-    request = threading.Thread(target=lambda: service.generate(BODY))
+
+    def send() -> None:
+        with pytest.raises(httpx.HTTPError):
+            service.generate(BODY)
+
+    request = threading.Thread(target=send)
     request.start()
     psutil.Process(service.state.supervisor_pid).kill()
     wait_until(lambda: not any(map(is_alive, two_ranks.values())))
