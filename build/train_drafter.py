@@ -32,6 +32,7 @@ from model_defs.fingerprint import target_fingerprint
 from model_defs.hidden_state import HiddenStateDrafter
 from model_defs.target import Target
 from model_defs.training import (
+    LOGIT_ROWS,
     Labels,
     RunState,
     Trainer,
@@ -58,6 +59,8 @@ AHEAD = 4
 """Batches that are read before they are needed."""
 CHECKPOINT_S = 100.0
 """Seconds after which a checkpoint is written, whatever the step."""
+PROGRAM_BYTES = 500_000_000
+"""Memory of Python and its libraries."""
 TIMED_STEPS = 3
 """Steps after which the run says how long it will take."""
 GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary")
@@ -211,6 +214,7 @@ def train(
         done.losses += len(losses)
         done.loss += torch.stack(losses).sum().item()
         losses.clear()
+        shown.update(done.positions, f"step {done.step}, judging" if ends else None)
         record = judge(trainer, teacher, run, done, speed) if ends else None
         if record:
             done.losses, done.loss = 0, 0.0
@@ -249,11 +253,14 @@ def checkpoint_bytes(drafter: Drafter) -> int:
 
 
 def training_bytes(target: Target, drafter: Drafter, teacher: TeacherData) -> int:
-    """Memory of a run at least: the target and the head's rows, a drafter with gradients and moments in float32, and
-    the shards that are read together, twice while they are cut into windows."""
+    """Memory of a run: the program, the target, both heads in bfloat16, a block of logits of the whole vocabulary, a
+    drafter with gradients and moments in float32, and the shards that are read together, twice while they are cut."""
     shards = sorted((file.stat().st_size for file in teacher.training), reverse=True)
-    numbers = sum(weight.numel() for weight in target.parameters()) + drafter.head_rows.numel()
-    return 4 * numbers + 16 * sum(weight.numel() for weight in drafter.parameters()) + 2 * sum(shards[:SHARDS_AT_ONCE])
+    heads = 2 * (target.lm_head.weight.numel() + 3 * drafter.head_rows.numel())
+    logits = 6 * LOGIT_ROWS["cpu"] * target.config.vocab_size
+    weights = 4 * sum(weight.numel() for weight in target.parameters())
+    trained = 16 * sum(weight.numel() for weight in drafter.parameters())
+    return PROGRAM_BYTES + weights + heads + logits + trained + 2 * sum(shards[:SHARDS_AT_ONCE])
 
 
 @interruptible("train_drafter", "the same command goes on from the last checkpoint")
