@@ -180,6 +180,8 @@ def _answer(
     runtime: Runtime, prompts: Sequence[str], tokens: int, sampling: dict, budget: int, say: Say, note: str
 ) -> None:
     """Generate `tokens` after each prompt, as many at a time as there are slots."""
+    if not prompts:
+        return
     waiting = [(f"p{place}", prompt) for place, prompt in enumerate(prompts)]
     rows, said = answer_rows(len(prompts), tokens, budget, runtime.limits.slots), 0
     totals = runtime.scheduler.totals
