@@ -24,7 +24,7 @@ class Child:
     """One process and its log, and the processes that it starts in turn, which carry the mark `part`. It gets a session
     of its own, so that a terminal's Ctrl-C does not reach it, and ends with the calling thread. The delay before a
     restart doubles up to `max_delay` seconds. No file that they write, log and shared memory included, grows beyond
-    `max_file_bytes`: they get an error instead."""
+    `max_file_bytes`: they get an error instead. They may open as many files and connections as the hard limit says."""
 
     def __init__(
         self,
@@ -89,9 +89,13 @@ class Child:
         return ""
 
     def start(self) -> None:
-        """Start it, its output appended to the log. What the last one left is ended before."""
+        """Start it, its output appended to the log. What the last one left is ended before. A log that has taken half
+        of what it may is first moved to a file with `.1` after its name, in place of an older one."""
         end_processes(self.processes(), grace=0)
         limit = self._max_file_bytes
+        with contextlib.suppress(OSError):
+            if limit is not None and self._log_file.stat().st_size > limit // 2:
+                self._log_file.replace(f"{self._log_file}.1")
         with self._log_file.open("ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
@@ -106,6 +110,8 @@ class Child:
             )
             if limit is not None:
                 resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (limit, limit))
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (most, most))
         self._started = time.monotonic()
         self._restart_at = None
         self.restarts += 1

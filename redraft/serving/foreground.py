@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,8 @@ def _pass_on(logs: dict[Path, int], on_text: Callable[[str], None]) -> None:
     """What is new in the logs; `logs` says how far each has been read."""
     for log, start in logs.items():
         with contextlib.suppress(OSError), log.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < start:
+                start = 0  # a new log: the old one was full
             file.seek(start)
             if new := file.read():
                 logs[log] = start + len(new)

@@ -176,7 +176,8 @@ def _check_ports(settings: Settings) -> None:
 def _write_settings(settings: Settings, run_dir: RunDir) -> None:
     """Leave the settings to the supervisor, in a directory without the last service's logs and state."""
     try:
-        for old in (run_dir.worker_log, run_dir.triton_log, run_dir.supervisor_log, run_dir.state_file):
+        logs = [run_dir.worker_log, run_dir.supervisor_log, *run_dir.path.glob(f"{run_dir.triton_log.name}*")]
+        for old in (*logs, run_dir.state_file):
             old.unlink(missing_ok=True)
         run_dir.settings_file.write_text(settings.model_dump_json(indent=1))
         run_dir.settings_file.chmod(0o600)

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,11 +68,18 @@ def shared_memory_prefix(run_dir: Path) -> str:
 
 
 def remove_shared_memory(run_dir: Path) -> list[str]:
-    """Delete the regions of a service whose processes have ended. Returns their names."""
-    regions = list(_SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*"))
-    for region in regions:
-        region.unlink(missing_ok=True)
-    return [region.name for region in regions]
+    """Delete the regions of a service whose processes have ended. Returns their names.
+
+    Anybody can put something else under such a name. It is left where it is: Triton makes regions of new names.
+    """
+    removed = []
+    for region in _SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*"):
+        with contextlib.suppress(OSError):
+            status = region.lstat()
+            if stat.S_ISREG(status.st_mode) and os.geteuid() in (0, status.st_uid):
+                region.unlink()
+                removed.append(region.name)
+    return removed
 
 
 def check_port(port: int, purpose: str, option: str) -> None:

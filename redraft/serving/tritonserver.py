@@ -220,11 +220,13 @@ def models_live(http_port: int, timeout: float) -> bool:
 def _call(http_port: int, path: str, body: dict | None, timeout: float) -> tuple[int, str]:
     """Status and text of an HTTP request (GET without body), status 0 when there is no answer."""
     data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{LOOPBACK}:{http_port}/{path}", data)
     try:
-        request = urllib.request.Request(f"http://{LOOPBACK}:{http_port}/{path}", data)
-        with _HTTP.open(request, timeout=timeout) as response:
+        try:
+            response = _HTTP.open(request, timeout=timeout)
+        except urllib.error.HTTPError as error:
+            response = error
+        with response:
             return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except (OSError, http.client.HTTPException):
+    except (OSError, http.client.HTTPException, UnicodeDecodeError):
         return 0, ""

@@ -139,6 +139,13 @@ def file_attacks(run_dir: Path) -> Iterator[str]:
         pass
 
 
+def plant_shared_memory(triton: int) -> None:
+    """Put a folder under a name that the supervisor cleans up: the prefix is in the server's command line."""
+    found = re.search(rb"shm-region-prefix-name=([^\0]+)", Path(f"/proc/{triton}/cmdline").read_bytes())
+    assert found
+    Path("/dev/shm", f"{found[1].decode()}x").mkdir()
+
+
 def main(http_port: int, grpc_port: int, run_dir: Path, triton: int, marker: str) -> None:
     """Print what succeeds, after a line that shows that what is meant for everybody works."""
     os.setgroups([])
@@ -148,6 +155,7 @@ def main(http_port: int, grpc_port: int, run_dir: Path, triton: int, marker: str
     body = b'{"text_input": "hi", "max_tokens": 2}'
     everybody.append(http_status(http_port, "POST", "models/ensemble/generate", body=body))
     print("everybody", *everybody, grpc_succeeds(grpc_port, b"ServerReady", b"", None, 0))
+    plant_shared_memory(triton)
     header = read_header(triton)
     for attack in (
         *http_attacks(http_port, header, marker),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.serving.client_side import FAKE_WORKER, start
+from redraft.serving import launcher
+from redraft.serving.processes import shared_memory_prefix
+from tests.serving.client_side import FAKE_WORKER, start, wait_until
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -24,3 +28,12 @@ def test_another_user_controls_nothing(run_folder, fake_bundle):
     assert done.stdout.splitlines() == ["everybody 200 200 200 200 True"], done.stderr
     assert done.returncode == 0, done.stderr
     assert service.state.triton_restarts == 0
+    (planted,) = (
+        path for path in Path("/dev/shm").glob(f"{shared_memory_prefix(service.run_dir.path)}*") if path.is_dir()
+    )
+    try:
+        os.kill(state.triton_pid, signal.SIGKILL)
+        wait_until(lambda: service.state.triton_restarts == 1 and service.state.phase == "ready")
+        launcher.stop(service.run_dir.path)
+    finally:
+        planted.rmdir()

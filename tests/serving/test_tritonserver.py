@@ -108,7 +108,9 @@ def test_a_library_that_is_missing_is_named(container, tmp_path, monkeypatch):
         TritonInstallation()
 
 
-def test_a_server_that_dies_while_it_answers_gives_no_answer():
+@pytest.mark.parametrize("status", ["200 OK", "400 Bad Request"])
+@pytest.mark.parametrize("rest", ["Content-Length: 10\r\n\r\nhalf", "Content-Length: 1\r\n\r\n\xff"])
+def test_a_server_that_dies_while_it_answers_gives_no_answer(status, rest):
     """The supervisor, which asks, must outlive it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -116,7 +118,7 @@ def test_a_server_that_dies_while_it_answers_gives_no_answer():
             connection, _ = server.accept()
             with connection:
                 connection.recv(4096)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+                connection.sendall(f"HTTP/1.1 {status}\r\n{rest}".encode("latin-1"))
 
         thread = threading.Thread(target=answer_in_part)
         thread.start()

@@ -1,0 +1,44 @@
+"""The limits and the log of a process that the supervisor starts."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from redraft.serving.child import Child
+from redraft.serving.rundir import RunDir
+
+LIMIT = 1000
+
+
+@pytest.fixture
+def child(tmp_path) -> Iterator[Child]:
+    run_dir = RunDir(tmp_path)
+    environment = dict(os.environ)
+    made = Child(run_dir, "x", "x", ["sleep", "60"], run_dir.triton_log, environment, tmp_path, 1.0, LIMIT)
+    yield made
+    made.end(grace=0)
+
+
+def test_it_may_open_as_many_files_as_the_hard_limit_says(child):
+    """A server that runs out of them sees its repository no more, and unloads all models."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        child.start()
+        assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_full_log_gives_way_to_a_new_one(tmp_path, child):
+    log, old = tmp_path / "triton.log", tmp_path / "triton.log.1"
+    log.write_text("x" * (LIMIT // 2))
+    child.start()
+    assert not old.exists()
+    log.write_text("x" * LIMIT)
+    child.start()
+    assert (log.stat().st_size, old.stat().st_size) == (0, LIMIT)
