@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import plots
 from benchmarks.client import Backend, Generation, GenerationError, TritonBackend, WorkerBackend
@@ -27,6 +26,7 @@ from benchmarks.results import Run, clear_runs, load_runs, rate_name, save_run
 from benchmarks.runner import open_loop, run_one
 from benchmarks.tables import run_table, speedup_table
 from benchmarks.workload import ARRIVALS, ChatTokenizer, arrival_times, pick_prompts
+from redraft.progress import progress
 from redraft.prompts import Prompt, load_prompts
 from redraft.protocol import AUTO_REGRESSIVE
 
@@ -144,21 +144,14 @@ async def run_rate(
     """One rate: send, measure, save."""
     times = arrival_times(rate, len(requests), args.arrival, args.burstiness, args.seed)
     before = await backend.counters()
-    with Progress(
-        TextColumn(f"{args.label}, {rate_name(rate)} requests/s"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-    ) as progress:
-        task = progress.add_task("", total=len(requests), note="")
+    name = f"{args.label} at {rate_name(rate)} requests/s"
+    with progress(name, len(requests), "answers", console=console) as shown:
         tokens = errors = 0
 
         def advance(timeline: Timeline) -> None:
             nonlocal tokens, errors
             tokens, errors = tokens + timeline.output_tokens, errors + (timeline.error is not None)
-            progress.update(task, advance=1, note=f"{tokens} tokens" + (f", {errors} errors" if errors else ""))
+            shown.update(shown.done + 1, f"{tokens} tokens" + (f", {errors} errors" if errors else ""))
 
         timelines = await open_loop(backend, requests, times.tolist(), tokenizer, args.max_concurrency, advance)
     summary = summarize(timelines, slo)
