@@ -5,6 +5,7 @@ TORCH       ?= torch==2.13.0+cpu
 
 DEFAULT   := SmolLM2-135M-Instruct
 SOURCE    ?= default
+CHAT_TEMPLATE ?=
 MODEL     ?= artifacts/models/$(patsubst %.gguf,%,$(notdir $(patsubst default,$(DEFAULT),$(SOURCE:/=))))
 NAME      ?= $(notdir $(MODEL))
 DRAFTER   ?= $(firstword $(wildcard drafters/$(NAME)) artifacts/drafters/$(NAME))
@@ -42,14 +43,14 @@ COMPILE := $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --
 named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
-# What decides by content whether it is to be made, not by time, asks for `always`.
+# Targets that depend on `always` run each time and decide by content.
 .PHONY: always help setup model distill distill-check train engines tune serve stop loadtest mpi quickstart test verify lint kernels clean
 .DELETE_ON_ERROR:
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES RESULTS;"
+	@echo "Variables: SOURCE CHAT_TEMPLATE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES RESULTS;"
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
 	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8 (neither tensorrt was run on a GPU); for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for distill and train DATA TEACHER"
@@ -81,10 +82,10 @@ $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt
 	@touch $@
 
 model: $(MODEL)/source.json ## fetch the target SOURCE (folder, .gguf or hub id; default: SmolLM2-135M-Instruct) into MODEL
-$(MODEL)/source.json: | $(SETUP)
+$(MODEL)/source.json: $(if $(CHAT_TEMPLATE),always) | $(SETUP)
 	$(if $(filter-out $(DEFAULT),$(if $(filter default,$(SOURCE)),$(NAME))),$(error $(MODEL) is not there: \
 	  make model SOURCE=<folder, .gguf or hub id> fetches it))
-	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL))
+	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL)) $(CHAT_TEMPLATE:%=--chat-template %)
 
 distill: $(TEACHER)-engine/manifest.json ## write teacher data from DATA (JSON lines) into TEACHER, and what to judge by
 	$(DISTILL) --bundle $(TEACHER)-engine

@@ -7,11 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 
 from forward import Forward
 from model_defs.attention import causal_attend
+from model_defs.files import read_json
 from model_defs.target import Target
 from teacher_prompts import Prompt
 from teacher_shards import Document
@@ -139,14 +142,19 @@ class Template:
     assistant: list[int]
 
     @classmethod
-    def of(cls, tokenizer) -> Template:
-        """Raises ValueError where the tokenizer has no chat template, or one that does not fit."""
+    def of(cls, tokenizer, model: Path) -> Template:
+        """The template of a model folder's tokenizer. Raises ValueError where it has none, or one that does not fit."""
         mark = "\u241f"
         if not tokenizer.chat_template:
-            raise ValueError("the model has no chat template: fetch it with --chat-template FILE")
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
-        )
+            record = model / "source.json"
+            source = read_json(record)["source"] if record.exists() else "folder-or-gguf-or-hub-id"
+            command = f"make model MODEL={model} SOURCE={source} CHAT_TEMPLATE=file.jinja"
+            raise ValueError(f"{model} has no chat template: {command} adds one")
+        user_turn = [{"role": "user", "content": mark}]
+        try:
+            text = tokenizer.apply_chat_template(user_turn, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ValueError(f"the chat template fails on a user's turn without a system's: {error}") from None
         if text.count(mark) != 1:
             raise ValueError(f"the chat template writes the user's text {text.count(mark)} times, expected once")
         before, after = text.split(mark)
@@ -168,20 +176,17 @@ def documents(
     tokenizer,
     template: Template,
     self_written: float,
-    longest: int,
     held_out: bool,
     rng: random.Random,
 ) -> Iterator[Document]:
     """Endless documents to be written: a share of `self_written` begins with a prompt of the target's own (all of them
-    without prompts). Prompts of more than `longest` tokens are left out."""
+    without prompts)."""
     while True:
         if prompts is None or rng.random() < self_written:
             opening = deque(template.prefix[-1:])
             yield Document(opening, PROMPT_TEMPERATURE, writes_prompt=True, held_out=held_out)
             continue
         user = tokenizer.encode(next(prompts).prompt, add_special_tokens=False)
-        if len(user) > longest:
-            continue
         pending = deque([template.prefix[-1], *user, *template.assistant])
         start = len(template.prefix) - 1 + len(pending)
         yield Document(pending, _draw_temperature(rng), held_out=held_out, answer_start=start)
@@ -195,15 +200,15 @@ def prefill(
     batch: int,
     longest: int,
 ) -> Iterator[list[Document]]:
-    """Documents of the prompts' own responses, cut to `longest` tokens, hidden states by batched prefill."""
+    """Documents of the prompts' own responses, cut to `longest` tokens, hidden states by batched prefill. Responses
+    have LEAST_RESPONSE tokens or more, which fit."""
     while True:
         docs = []
         for row in (next(prompts) for _ in range(batch * 4)):
             user, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (row.prompt, row.response))
             head = [*template.prefix, *user, *template.assistant]
             tokens = [*head, *answer, target.config.eos_token_ids[0]][:longest]
-            if len(tokens) > len(head) + 8:
-                docs.append(Document(deque(), 0.0, tokens=tokens, answer_start=len(head)))
+            docs.append(Document(deque(), 0.0, tokens=tokens, answer_start=len(head)))
         docs.sort(key=lambda doc: len(doc.tokens))
         for group in (docs[i : i + batch] for i in range(0, len(docs), batch)):
             width = max(len(doc.tokens) for doc in group)

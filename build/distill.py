@@ -19,6 +19,7 @@ the text and at least one, are in no training data.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -44,13 +45,24 @@ from model_defs.working_precision import working_dtype
 from redraft.interrupt import interruptible
 from redraft.progress import Progress, duration, progress, size
 from redraft.resources import free_disk, require_memory
-from teacher_prompts import RESERVED, Prompt, by_share, cutoff_of, divide, draw_prompts, parse_shares, read_prompts
-from teacher_shards import Document, Shards
+from teacher_prompts import (
+    LEAST_RESPONSE,
+    RESERVED,
+    Prompt,
+    answerable,
+    by_share,
+    cutoff_of,
+    divide,
+    draw_prompts,
+    parse_shares,
+)
+from teacher_shards import Document, Shards, model_digest
 
 SHARD_S = 60.0
 """Seconds after which a shard is closed, whatever it holds."""
 HELD_OUT_SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.02, 2_000, 100_000
 """Held-out tokens: a share of the training tokens within these bounds."""
+FEWEST_TO_TRAIN_ON = 1_000
 HELD_OUT_SEED = 1_000_000
 """Far from the seeds of training data, which are the numbers of its shards: a model writes other prompts itself."""
 OPERATIONS_PER_CORE = 1e11
@@ -70,7 +82,7 @@ class Part:
     shards: Shards
     wanted: int
     prompts: list[tuple[float, list[Prompt]]]
-    """By group, with the group's share; none where the target writes all prompts itself"""
+    """Groups, each with its share; none where the target writes all prompts itself"""
     ended: list[Document] = field(default_factory=list)
     """Documents that are in no shard yet"""
 
@@ -78,6 +90,17 @@ class Part:
     def held(self) -> int:
         """Tokens of the documents that ended."""
         return self.shards.tokens + sum(len(doc.tokens) for doc in self.ended)
+
+    def held_with(self, under_way: Sequence[Document]) -> int:
+        """Tokens that it held if its documents under way ended now: one without an answer would be dropped."""
+        return self.held + sum(len(doc.tokens) for doc in under_way if doc.answered and doc.held_out == self.held_out)
+
+    def draw(self, seed: int) -> Iterator[Prompt]:
+        """Endless prompts, from the first that no run of the folder has drawn."""
+        order = draw_prompts(self.prompts, seed + HELD_OUT_SEED * self.held_out)
+        for prompt in itertools.islice(order, self.shards.drawn, None):
+            self.shards.drawn += 1
+            yield prompt
 
     def close(self, under_way: Sequence[Document]) -> None:
         """Write the documents that ended as a shard, and those under way beside it."""
@@ -91,14 +114,18 @@ def held_out_tokens(tokens: int) -> int:
 
 
 def open_parts(
-    path: Path, shares: Mapping[str, float], self_written: float, folders: Mapping[Path, int], meta: dict[str, str]
+    path: Path,
+    prompts: Sequence[Prompt],
+    shares: Mapping[str, float],
+    self_written: float,
+    folders: Mapping[Path, int],
+    meta: dict[str, str],
 ) -> list[Part]:
-    """The parts of a run that fills `folders`, to train on and, where there is a second one, held out. Folders that
-    hold shards keep their division of prompts.
+    """The parts of a run that fills `folders` from prompts of a file: to train on and, where there is a second folder,
+    held out. Folders that hold shards keep their division of prompts.
 
-    Raises ValueError for a file or folders that do not fit, OSError for the file.
+    Raises ValueError for prompts or folders that do not fit.
     """
-    prompts = read_prompts(path)
     if unknown := set(shares) - {prompt.source for prompt in prompts}:
         known = sorted({prompt.source for prompt in prompts})
         raise ValueError(f"--shares: {path} has no source {sorted(unknown)}; it has {known}")
@@ -119,29 +146,19 @@ def open_parts(
     return parts
 
 
-def require_answerable(parts: Sequence[Part], tokenizer, longest: int, responses: bool) -> None:
-    """Raises ValueError where a group has no prompt of at most `longest` tokens, or a response is missing."""
-    for _, group in (group for part in parts for group in part.prompts):
-        lengths = (len(tokenizer.encode(prompt.prompt, add_special_tokens=False)) for prompt in group)
-        if not any(length <= longest for length in lengths):
-            raise ValueError(
-                f"all {len(group)} prompts that begin with {group[0].prompt!r:.40} have more than {longest} tokens: "
-                "shorten them, or raise --max-new-tokens"
-            )
-        if responses and (missing := [prompt.prompt for prompt in group if prompt.response is None]):
-            raise ValueError(f"--source prefill needs a `response`, the prompt {missing[0]!r} has none")
-
-
-def require_space(part: Part, token_bytes: int, engine: int = 0) -> None:
+def require_space(parts: Sequence[Part], token_bytes: int, engine: int = 0) -> None:
     """Raises ValueError where the tokens that are still to be written do not fit the disk, beside an engine of so many
     bytes."""
-    output, tokens, written = part.shards.folder, part.wanted, part.shards.tokens
+    output = parts[0].shards.folder
+    tokens = sum(max(part.wanted, part.shards.tokens) for part in parts)
+    there = sum(part.shards.tokens for part in parts)
     free = max(free_disk(output) - engine, 0)
-    if (tokens - written) * token_bytes > free:
-        needed, there = tokens * token_bytes / 1e9, written * token_bytes / 1e9
+    if (tokens - there) * token_bytes > free:
+        others = tokens - parts[0].wanted
         raise ValueError(
-            f"--tokens {tokens} take {needed:.1f} GB, of which {there:.1f} GB are there, and {output} has "
-            f"{free / 1e9:.1f} GB free: at most --tokens {written + free // token_bytes} fit"
+            f"--tokens {parts[0].wanted} take {tokens * token_bytes / 1e9:.1f} GB, with those held out, of which "
+            f"{there * token_bytes / 1e9:.1f} GB are there, and {output} has {free / 1e9:.1f} GB free: at most "
+            f"--tokens {max(there + free // token_bytes - others, 0)} fit"
         )
 
 
@@ -159,7 +176,8 @@ def say_plan(parts: Sequence[Part], token_bytes: int, weights: int, memory: int,
             if count
             else "the target writes all prompts itself, for want of others"
         )
-        there = f", {part.shards.tokens:,} of them there" if part.shards.tokens else ""
+        held = min(part.shards.tokens, part.wanted)
+        there = f", {held:,} of them there" if held else ""
         say(f"{part.shards.folder}: {part.wanted:,} tokens {kind}{there}; {source}")
     left = sum(max(part.wanted - part.shards.tokens, 0) for part in parts)
     cores = len(os.sched_getaffinity(0))
@@ -176,16 +194,14 @@ def cache_bytes(config: TargetConfig, slots: int, length: int) -> int:
 def end_full_parts(generator: Generator, parts: Sequence[Part]) -> list[Document]:
     """End the documents of parts that hold, with them, what they are to. Returns those that go on."""
     for part in parts:
-        answered = (len(doc.tokens) for doc in generator.of(part.held_out) if doc.answered)
-        if part.held + sum(answered) >= part.wanted:
+        if part.held_with(generator.of(part.held_out)) >= part.wanted:
             part.ended += generator.cut(part.held_out)
     return [doc for part in parts for doc in generator.of(part.held_out)]
 
 
 def written(parts: Sequence[Part], under_way: Sequence[Document]) -> int:
     """Tokens towards what all parts are to hold."""
-    begun = [sum(len(doc.tokens) for doc in under_way if doc.held_out == part.held_out) for part in parts]
-    return sum(min(part.held + more, part.wanted) for part, more in zip(parts, begun, strict=True))
+    return sum(min(part.held_with(under_way), part.wanted) for part in parts)
 
 
 def write(
@@ -240,7 +256,7 @@ def read_responses(target: Target, parts: Sequence[Part], tokenizer, template: T
                    seed: int) -> Iterator[list[Document]]:  # fmt: skip
     """The documents of the prompts' own responses, until all parts hold what they are to."""
     for part in parts:
-        stream = prefill(target, draw_prompts(part.prompts, part_seed(part, seed)), tokenizer, template, batch, longest)
+        stream = prefill(target, part.draw(seed), tokenizer, template, batch, longest)
         while part.held < part.wanted:
             docs = next(stream)
             for doc in docs:
@@ -248,13 +264,11 @@ def read_responses(target: Target, parts: Sequence[Part], tokenizer, template: T
             yield docs
 
 
-def own_documents(
-    part: Part, tokenizer, template: Template, self_written: float, longest: int, seed: int
-) -> Iterator[Document]:
+def own_documents(part: Part, tokenizer, template: Template, self_written: float, seed: int) -> Iterator[Document]:
     """What a part begins with: its own prompts and the target's."""
-    own = part_seed(part, seed)
-    drawn = draw_prompts(part.prompts, own) if part.prompts else None
-    return documents(drawn, tokenizer, template, self_written, longest, part.held_out, random.Random(own))
+    drawn = part.draw(seed) if part.prompts else None
+    rng = random.Random(part_seed(part, seed))
+    return documents(drawn, tokenizer, template, self_written, part.held_out, rng)
 
 
 def part_seed(part: Part, seed: int) -> int:
@@ -317,28 +331,35 @@ def main(
     try:
         if held_out == output:
             raise ValueError(f"--held-out {held_out}: expected another folder than --output")
-        parts = open_parts(prompts, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
         config = TargetConfig.load(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
-        template = Template.of(tokenizer)
+        template = Template.of(tokenizer, model)
         if source is Source.prefill:
-            user = longest - len(template) - 9
-        require_answerable(parts, tokenizer, user, source is Source.prefill)
+            user = longest - len(template) - LEAST_RESPONSE - 1
+        given, left_out = answerable(prompts, tokenizer, user, source is Source.prefill)
+        for line in left_out:
+            say(line)
+        meta["model_digest"] = model_digest(model)
+        parts = open_parts(prompts, given, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
         token_bytes = config.hidden_size * 2 + 4
         numbers = sum(count_numbers(file) for file in model.glob("*.safetensors"))
         length = len(template) + user + max_new_tokens
         memory = 2 * numbers + (cache_bytes(config, slots, length) if source is Source.generate else 0)
         engine_bytes = 2 * numbers if bundle and not (bundle / "manifest.json").exists() else 0
-        for part in parts:
-            require_space(part, token_bytes, engine_bytes)
+        require_space(parts, token_bytes, engine_bytes)
         require_memory(memory, "distillation")
         say_plan(parts, token_bytes, numbers, memory, engine_bytes)
-        if check or all(part.held >= part.wanted for part in parts):
-            return
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
+    if tokens < FEWEST_TO_TRAIN_ON:
+        say(f"fewer than about {FEWEST_TO_TRAIN_ON:,} tokens cannot be trained on")
+    if check:
+        return
     for part in parts:
         part.shards.begin()
+    if all(part.held >= part.wanted for part in parts):
+        say(f"{' and '.join(map(str, folders))} already hold what is asked for")
+        return
     reads = source is Source.prefill
     with progress("distill", sum(part.wanted for part in parts), "tokens", "loading the target") as shown:
         try:
@@ -360,7 +381,7 @@ def main(
         generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], part_seed(parts[0], seed))
         rate, left = generator.rate(), sum(max(part.wanted - part.held, 0) for part in parts)
         say(f"about {duration(left / rate)} at {rate:,.0f} tokens/s, as a few steps took")
-        own = {part.held_out: own_documents(part, tokenizer, template, self_written, user, seed) for part in parts}
+        own = {part.held_out: own_documents(part, tokenizer, template, self_written, seed) for part in parts}
         generate(shown, generator, parts, own, template, max_new_tokens, shard_documents)
 
 

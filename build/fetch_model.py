@@ -105,7 +105,7 @@ def write_tokenizer(folder: Path, tokenizer: Any, chat_template: Path | None) ->
     if not (folder / "tokenizer.json").exists():
         raise FetchError("the tokenizer has no fast form (tokenizer.json)")
     if not tokenizer.chat_template:
-        say("no chat template in the source: prompts go in as plain text (--chat-template FILE adds one)")
+        say("no chat template in the source: prompts go in as plain text (make model CHAT_TEMPLATE=FILE adds one)")
 
 
 def to_bf16(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -145,6 +145,12 @@ def fetch_folder(source: Path, title: str, out: Path, chat_template: Path | None
         shutil.copyfile(source / name, out / name)
     write_config(out, json.loads((source / "config.json").read_text()), title)
     write_tokenizer(out, load_tokenizer(source), chat_template)
+
+
+def has_template(folder: Path, chat_template: Path) -> bool:
+    """Whether a model that was fetched has this chat template."""
+    file = folder / "chat_template.jinja"
+    return file.is_file() and file.read_text() == chat_template.read_text()
 
 
 def load_tokenizer(folder: Path, gguf_file: str | None = None) -> Any:
@@ -336,9 +342,12 @@ def fetch(
         record = folder / "source.json"
         recorded = json.loads(record.read_text()) if record.exists() else {"source": "an unknown source"}
         if {key: recorded.get(key) for key in ("source", "revision")} == {"revision": None, **origin}:
-            say(f"reusing {folder}")
-            return folder
-        raise FetchError(f"{folder} holds a model from {recorded['source']}; choose another --name, or use --force")
+            if not template or has_template(folder, template):
+                say(f"reusing {folder}")
+                return folder
+            say(f"{folder} has another chat template than {template}: it is fetched again")
+        else:
+            raise FetchError(f"{folder} holds a model from {recorded['source']}; choose another --name, or use --force")
     with building(folder) as out:
         write(out)
         check(out)

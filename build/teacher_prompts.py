@@ -13,10 +13,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from model_defs.windows import USUAL_CUTOFF
+from redraft.progress import heartbeat
 
 RESERVED = 64
 RANKS = 2**64
+LEAST_RESPONSE = 8
+"""Tokens of a response that is worth reading."""
 UNNAMED = "unnamed"
 """The source of prompts that name none."""
 
@@ -34,7 +39,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of a file of JSON lines. Raises ValueError naming the line that is none, OSError for the file."""
     prompts = []
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     try:
@@ -49,6 +54,36 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
+def answerable(path: Path, tokenizer, longest: int, reads: bool) -> tuple[list[Prompt], list[str]]:
+    """The prompts of a file that have at most `longest` tokens and, where a run `reads` responses, one that is long
+    enough; and what to say of those that are left out.
+
+    Raises ValueError where none is left, or a response is missing, OSError for the file.
+    """
+    prompts = read_prompts(path)
+    if reads and (missing := [prompt.prompt for prompt in prompts if prompt.response is None]):
+        raise ValueError(f"--source prefill needs a `response`, the prompt {missing[0]!r} has none")
+
+    def length(text: str | None) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    with heartbeat(lambda: f"distill: counting the tokens of {len(prompts):,} prompts", Console(stderr=True)):
+        short = [prompt for prompt in prompts if length(prompt.prompt) <= longest]
+        kept = [prompt for prompt in short if not reads or length(prompt.response) >= LEAST_RESPONSE]
+    if not short:
+        raise ValueError(
+            f"all {len(prompts)} prompts of {path} have more than {longest} tokens: shorten them, or give "
+            "build/distill.py a larger --max-new-tokens"
+        )
+    if not kept:
+        raise ValueError(f"no response of {path} has {LEAST_RESPONSE} tokens: give longer ones, or --source generate")
+    left_out = {
+        f"{len(prompts):,} prompts have more than {longest} tokens": len(prompts) - len(short),
+        f"{len(short):,} responses have fewer than {LEAST_RESPONSE} tokens": len(short) - len(kept),
+    }
+    return kept, [f"{count:,} of {which} and are left out" for which, count in left_out.items() if count]
+
+
 def _parse(row: Any) -> Prompt:
     if not isinstance(row, dict):
         raise ValueError(f"{row!r:.60} is not an object")
@@ -57,6 +92,8 @@ def _parse(row: Any) -> Prompt:
     optional = {name: row[name] for name in ("source", "response") if row.get(name) is not None}
     if wrong := [name for name, value in optional.items() if not isinstance(value, str)]:
         raise ValueError(f"`{wrong[0]}` is {optional[wrong[0]]!r:.60}")
+    for text in (row["prompt"], *optional.values()):
+        text.encode()
     return Prompt(row["prompt"], **optional)
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from model_defs.windows import USUAL_CUTOFF
 LOOP_TOKENS = 48
 LOOP_PERIODS = 16
 LOOP_CHECK = 8
+SAMPLED = 1 << 20
 
 
 @dataclass
@@ -55,7 +57,10 @@ class Shards:
         that is damaged."""
         self.folder, self.meta = folder, dict(meta)
         files = sorted(folder.glob("shard-*.safetensors"))
-        self.count, self.tokens = len(files), 0
+        self.count = 1 + int(files[-1].stem.removeprefix("shard-")) if files else 0
+        """The next shard's number: that of one that was removed is not given again"""
+        self.tokens, self.drawn = 0, 0
+        """Tokens of the folder, and prompts that were drawn from the file for it"""
         self.cutoff: int | None = None
         """The rank below which the folder holds out prompts; None where it is empty"""
         for file in (*files, *([self._running()] if self._running().exists() else [])):
@@ -67,9 +72,16 @@ class Shards:
                 metadata, shape = shard.metadata() or {}, shard.get_slice("tokens").get_shape()
         except SafetensorError as error:
             raise ValueError(f"{file} is damaged ({error}): remove it") from None
-        if metadata.get("model", self.meta["model"]) != self.meta["model"]:
-            raise ValueError(f"{file} is of {metadata['model']}, not of {self.meta['model']}: give another --output")
-        self.cutoff = int(metadata.get("held_out_below", USUAL_CUTOFF))
+        for name in ("model", "model_digest"):
+            if metadata.get(name, self.meta.get(name)) != self.meta.get(name):
+                which = f"{metadata['model']}, not of {self.meta['model']}"
+                another = which if name == "model" else f"another {self.meta['model']} than the one that is there now"
+                raise ValueError(f"{file} is of {another}: give another folder, or remove this one")
+        cutoff = int(metadata.get("held_out_below", USUAL_CUTOFF))
+        if ("held_out" in metadata) != ("held_out" in self.meta) or self.cutoff not in (None, cutoff):
+            raise ValueError(f"{file} is of another division of prompts than {self.folder}: remove it")
+        self.cutoff = cutoff
+        self.drawn = max(self.drawn, int(metadata.get("drawn", 0)))
         self.tokens += shape[0]
 
     def begin(self) -> None:
@@ -84,10 +96,11 @@ class Shards:
         closed = self._shard() if ended else None
         self.count += bool(ended)
         answers = [doc for doc in under_way if doc.answered]
+        meta = self.meta | {"drawn": str(self.drawn)}
         if answers:
-            save_tensors(_tensors(answers), self._running(), self.meta)
+            write_shard(self._running(), answers, meta)
         if closed:
-            write_shard(closed, ended, self.meta)
+            write_shard(closed, ended, meta)
             self.tokens += sum(len(doc.tokens) for doc in ended)
         for file in self.folder.glob("running-*.safetensors"):
             if not answers or file != self._running():
@@ -103,6 +116,19 @@ class Shards:
 def write_shard(path: Path, docs: Sequence[Document], meta: Mapping[str, str]) -> None:
     """Write documents as a shard, whole or not at all."""
     save_tensors(_tensors(docs), path, meta)
+
+
+def model_digest(folder: Path) -> str:
+    """16 hexadecimal digits of a model's `config.json` and, of each file of weights, its size and SAMPLED bytes at
+    either end: reading all would take minutes."""
+    digest = sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLED))
+            size = file.seek(0, 2)
+            file.seek(max(size - SAMPLED, 0))
+            digest.update(file.read() + str(size).encode())
+    return digest.hexdigest()[:16]
 
 
 def _tensors(docs: Sequence[Document]) -> dict[str, torch.Tensor]:

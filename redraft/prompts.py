@@ -28,7 +28,7 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     Raises ValueError naming the file, the line and what is wrong with it.
     """
     prompts = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:

@@ -74,3 +74,9 @@ def test_spreading_over_a_sorted_file():
     assert {prompt.category for prompt in spread(prompts, 8)} == KINDS
     assert len(set(spread(prompts, 30))) == 30
     assert spread(prompts, None) == spread(prompts, 500) == prompts
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "c"}\n', encoding="utf-8-sig")
+    assert [prompt.turns for prompt in load_prompts(file)] == [("c",)]

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import jinja2
 import pytest
 import torch
 import typer
@@ -95,6 +96,12 @@ def test_an_engine_gives_what_the_module_gives(tmp_path, backend):
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "7"}\n', encoding="utf-8-sig")
+    assert teacher_prompts.read_prompts(file) == [teacher_prompts.Prompt("7")]
+
+
 def write_lines(path: Path, rows: list[dict]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -108,12 +115,16 @@ def texts_of(file: Path) -> list[list[int]]:
 
 def begun_with(folder: Path) -> set[str]:
     """What the users of all conversations of a folder say."""
-    texts = set()
+    texts: set[str] = set()
     for file in folder.glob("shard-*.safetensors"):
-        shard = load_file(file)
-        for begin, answer in zip(shard["offsets"][:-1].tolist(), shard["answer_starts"].tolist(), strict=True):
-            texts.add("".join(map(chr, shard["tokens"][begin + 1 : answer - 1].tolist())))
+        texts |= set(prompts_of(load_file(file)))
     return texts
+
+
+def prompts_of(shard: dict[str, torch.Tensor]) -> list[str]:
+    """What the user says in each conversation of a shard."""
+    places = zip(shard["offsets"][:-1].tolist(), shard["answer_starts"].tolist(), strict=True)
+    return ["".join(map(chr, shard["tokens"][begin + 1 : answer - 1].tolist())) for begin, answer in places]
 
 
 def write_teacher(folder: Path, prompts: Path, tokens: int = 600, **more) -> tuple[Path, Path]:
@@ -281,16 +292,132 @@ write_teacher(Path({str(tmp_path)!r}), Path({str(lines)!r}), 4000, max_new_token
     assert all(text in texts for text in before)
 
 
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_a_prompt_that_is_too_long_is_no_partner_of_the_others(target, tmp_path, monkeypatch, capsys):
+    """The ranks of those that are used decide which is held out: here that of the long one is the lowest."""
+    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 100)
+    write_model(target, tmp_path)
+    lowest = min(("1" * length for length in range(353, 2000)), key=teacher_prompts.rank)
+    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in (lowest, *UNRESERVED[:9])])
+    data, held = map(begun_with, write_teacher(tmp_path, lines, 600))
+    assert data | held == set(UNRESERVED[:9])
+    assert "1 of 10 prompts have more than 108 tokens and are left out" in capsys.readouterr().err
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_responses_that_are_too_short_are_left_out(target, tmp_path, monkeypatch, capsys):
+    """Where all of them are, there is nothing to read."""
+    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 20)
+    write_model(target, tmp_path)
+    rows = [{"prompt": text, "response": "1234567"} for text in UNRESERVED[:9]]
+    reads = {"source": distill.Source.prefill}
+    with pytest.raises(typer.BadParameter, match=r"no response of .*short.jsonl has 8 tokens"):
+        write_teacher(tmp_path, write_lines(tmp_path / "short.jsonl", rows), 100, **reads)
+    mixed = [row | ({"response": "12345678"} if place < 4 else {}) for place, row in enumerate(rows)]
+    data, held = map(begun_with, write_teacher(tmp_path, write_lines(tmp_path / "mine.jsonl", mixed), 100, **reads))
+    assert data | held == set(UNRESERVED[:4])
+    assert "5 of 9 responses have fewer than 8 tokens and are left out" in capsys.readouterr().err
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_runs_of_a_folder_go_through_the_prompts_in_turn(target, tmp_path):
+    """A run begins with those that no other has drawn."""
+    write_model(target, tmp_path)
+    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:30]])
+    begun: list[list[str]] = []
+    for tokens in (120, 240):
+        write_teacher(tmp_path, lines, tokens, held_out=None)
+        files = sorted((tmp_path / "data").glob("shard-*"))[len(begun) :]
+        shards = [load_file(file) for file in files]
+        begun.append([text for shard in shards for text in prompts_of(shard)])
+    assert len(begun[0]) >= 4
+    assert len(begun[1]) >= 4
+    assert len({*begun[0], *begun[1]}) == len(begun[0]) + len(begun[1]) <= 30
+
+
+def test_a_removed_shards_number_is_not_given_again(tmp_path):
+    """Nor its seed: the others stay as they are."""
+    doc = Document(deque(), 0.0, tokens=[5, 6, 7], hidden=[torch.zeros(4, dtype=torch.bfloat16)] * 3)
+    for number in (0, 2):
+        write_shard(tmp_path / f"shard-{number:05d}.safetensors", [doc], {})
+    shards = Shards(tmp_path, {"model": "tiny"})
+    assert shards.count == 3
+    shards.add([doc], [])
+    assert [file.stem[-1] for file in sorted(tmp_path.glob("shard-*"))] == ["0", "2", "3"]
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_shards_of_another_model_or_division_are_refused(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 60)
+    write_model(target, tmp_path)
+    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:9]])
+    data, held = write_teacher(tmp_path, lines, 200)
+    (file,) = held.glob("shard-*")
+    moved = shutil.copy(file, data / "shard-00007.safetensors")
+    with pytest.raises(typer.BadParameter, match=r"shard-00007.safetensors is of another division .*: remove it"):
+        write_teacher(tmp_path, lines, 300)
+    Path(moved).unlink()
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in weights.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(typer.BadParameter, match=r"is of another .* than the one that is there now: give another"):
+        write_teacher(tmp_path, lines, 300)
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
+def test_what_was_under_way_is_kept_where_fewer_tokens_are_asked_for(target, tmp_path, capsys):
+    """A check leaves all as it is."""
+    write_model(target, tmp_path)
+    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:9]])
+    data, _ = write_teacher(tmp_path, lines, 200, held_out=None)
+    (data / "shard-00000.safetensors").rename(data / "running-00000.safetensors")
+    write_teacher(tmp_path, lines, 100, held_out=None, check=True)
+    assert (data / "running-00000.safetensors").exists()
+    assert "data: 100 tokens to train on, 100 of them there" in capsys.readouterr().err
+    write_teacher(tmp_path, lines, 100, held_out=None)
+    assert [file.name for file in data.iterdir()] == ["shard-00000.safetensors"]
+    said = capsys.readouterr().err
+    assert "data already hold what is asked for" in said
+    assert "fewer than about 1,000 tokens cannot be trained on" in said
+
+
+def test_answers_that_have_not_begun_do_not_count(tmp_path):
+    """They are dropped if the part ends now: a part is done when it ends, not before."""
+    part = distill.Part(False, Shards(tmp_path, {"model": "tiny"}), 100, [])
+    asked = Document(deque([5]), 0.0, tokens=[1] * 90, answer_start=91)
+    answered = Document(deque(), 0.0, tokens=[1] * 40, answer_start=30)
+    assert distill.written([part], [asked, answered]) == 40
+
+
+def test_without_a_template_the_command_that_adds_one_is_said(tmp_path):
+    (tmp_path / "source.json").write_text('{"source": "owner/name"}')
+    command = f"make model MODEL={tmp_path} SOURCE=owner/name CHAT_TEMPLATE=file.jinja"
+    with pytest.raises(ValueError, match=re.escape(command)):
+        conversations.Template.of(SimpleNamespace(chat_template=None), tmp_path)
+
+
+def test_a_template_that_fails_is_said_in_a_line():
+    def fails(*_, **__):
+        raise jinja2.TemplateError("system first")
+
+    tokenizer = SimpleNamespace(chat_template="!", apply_chat_template=fails)
+    with pytest.raises(ValueError, match=r"the chat template fails on .*: system first"):
+        conversations.Template.of(tokenizer, ROOT)
+
+
 def test_more_tokens_than_the_disk_holds_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=64_000_000_000))
     part = distill.Part(False, Shards(tmp_path / "new", {"model": "tiny"}), 60_000_000, [])
     part.shards.tokens = 5_000_000
-    distill.require_space(part, 1156)
+    distill.require_space([part], 1156)
+    with pytest.raises(ValueError, match=r"64\.0 GB free: at most --tokens 50363321 fit"):
+        distill.require_space(
+            [part, distill.Part(True, Shards(tmp_path / "held", {"model": "tiny"}), 10_000_000, [])], 1156
+        )
     part.wanted = 90_000_000
     with pytest.raises(
         ValueError, match=r"--tokens 90000000 take 104\.0 GB, .* has 64\.0 GB free: at most --tokens 60363321 fit"
     ):
-        distill.require_space(part, 1156)
+        distill.require_space([part], 1156)
 
 
 @torch.no_grad()
@@ -337,7 +464,7 @@ def test_a_chat_template_of_the_users_text_alone_is_refused():
         encode=lambda text, **_: [ord(character) for character in text],
     )
     with pytest.raises(ValueError, match="has '' before the user's text and '!' after it, 0 and 1 tokens: exp"):
-        conversations.Template.of(tokenizer)
+        conversations.Template.of(tokenizer, ROOT)
 
 
 def test_drawn_tokens_follow_the_softmax():
@@ -546,7 +673,8 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
         ({"prompts": "nameless.jsonl"}, r"nameless.jsonl, line 2: no `prompt` among \['source'\]; expected"),
         ({"prompts": "prose.jsonl"}, "prose.jsonl, line 1: Expecting value.*; expected"),
         ({"prompts": "empty.jsonl"}, "empty.jsonl holds no prompts"),
-        ({"prompts": "long.jsonl"}, "all 2 prompts that begin with '1+ have more than 352 tokens: shorten"),
+        ({"prompts": "long.jsonl"}, "all 3 prompts of .*long.jsonl have more than 352 tokens: shorten"),
+        ({"prompts": "half.jsonl"}, "half.jsonl, line 2: .*surrogates not allowed; expected"),
         ({"held_out": "data"}, "expected another folder than --output"),
         ({"source": distill.Source.prefill}, "needs a `response`, the prompt .* has none"),
     ],
@@ -559,6 +687,7 @@ def test_input_that_is_not_there_is_refused(target, tmp_path, monkeypatch, given
     (tmp_path / "nameless.jsonl").write_text(rows[0] + '{"source": "own"}\n')
     (tmp_path / "prose.jsonl").write_text("Once upon a time")
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "half.jsonl").write_text(rows[0] + '{"prompt": "\\ud800"}\n')
     (tmp_path / "long.jsonl").write_text("".join(json.dumps({"prompt": "1" * n}) + "\n" for n in (353, 400, 500)))
     paths = {key: value if key == "source" else tmp_path / value for key, value in given.items()}
     where = {"model": tmp_path, "prompts": tmp_path / "prompts.jsonl", "output": tmp_path / "data"}

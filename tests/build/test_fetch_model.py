@@ -170,6 +170,18 @@ def test_pytorch_weights_and_a_template_of_ones_own(checkpoint, reference, tmp_p
     assert_same_model(folder, reference)
 
 
+def test_a_model_with_another_template_is_fetched_again(checkpoint, tmp_path, capsys):
+    own = tmp_path / "template.jinja"
+    own.write_text("own {{ messages }}\n")
+    folder = fetch(checkpoint, tmp_path)
+    fetch(checkpoint, tmp_path, template=own)
+    assert "has another chat template than" in capsys.readouterr().out
+    assert (folder / "chat_template.jinja").read_text() == own.read_text()
+    fetch(checkpoint, tmp_path, template=own)
+    fetch(checkpoint, tmp_path)
+    assert capsys.readouterr().out.count("reusing") == 2
+
+
 def test_a_sentencepiece_tokenizer_gets_its_fast_form(checkpoint, tmp_path):
     source = tmp_path / "old"
     shutil.copytree(checkpoint, source)

@@ -204,6 +204,11 @@ def test_every_result_in_the_docs_is_written_by_a_part_of_bench():
     assert all(f"--output artifacts/reports/{name}" in whole for name in written)
 
 
+def test_a_model_that_is_there_gets_a_chat_template(make):
+    (asked,) = make("model", "CHAT_TEMPLATE=own.jinja", "SOURCE=owner/name")
+    assert asked.endswith("--chat-template own.jinja")
+
+
 def test_bench_tunes_a_copy_of_the_methods_and_says_what_it_leaves_out():
     commands = dry_run("bench", "PROMPTS=mt_bench.jsonl")
     assert re.search(r"tune.py --bundle nowhere/\S+-methods-bf16-tuned --method best ", commands)
