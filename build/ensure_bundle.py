@@ -4,8 +4,9 @@
 
 A bundle's manifest records what it was built from: the options of build_engines.py, the content of the model's,
 drafters' and other files that they name, and the code that exports and compiles. All of it is compared with what is
-there now. Paths do not matter, nor when a file was written. With --named the bundle's folder is the user's choice: one
-of other settings or files is refused, not replaced. Nothing here imports torch, so that make can ask each time.
+there now. Paths do not matter, nor when a file was written. A bundle that cannot be loaded here is built again. With
+--named the bundle's folder is the user's choice: one of other settings or files is refused, not replaced. Nothing here
+imports torch, so that make can ask each time.
 """
 
 from __future__ import annotations
@@ -15,9 +16,19 @@ import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from redraft.bundle import MANIFEST, BuiltFrom, BundleError, InputFile, Manifest, file_sha256
+from redraft.bundle import (
+    MANIFEST,
+    BuiltFrom,
+    BundleConfig,
+    BundleError,
+    InputFile,
+    Manifest,
+    cpu_features,
+    file_sha256,
+)
 from redraft.bundle_writer import TOKENIZER_FILES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,14 +41,21 @@ IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", *TOKENIZ
 NOT_IN_FOLDERS = "checkpoint.safetensors"
 SOURCES = (
     "build/build_engines.py",
+    "build/draft_model.py",
     "build/methods.py",
     "build/networks.py",
     "build/tensorrt_engines.py",
     "model_defs/*.py",
     *(f"plugins/*/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
-    "redraft/engines/extents.py",
+    "plugins/*.py",
+    "redraft/bundle.py",
+    "redraft/bundle_writer.py",
+    *(f"redraft/decoding/{name}.py" for name in ("construction", "random_trees", "retrieval", "verification")),
+    *(f"redraft/engines/{name}.py" for name in ("extents", "flavour", "memory", "tensorrt")),
 )
 """The code that decides what a bundle holds."""
+NO_SOURCES = ("model_defs/training.py", "model_defs/windows.py")
+"""What of it only trains."""
 NAMED = "--named"
 CODE = "the code that builds it has changed"
 SHOWN = 4
@@ -104,11 +122,17 @@ def input_file(file: Path, known: InputFile | None = None) -> InputFile:
     return InputFile(sha256=file_sha256(file), size=stat.st_size, modified_ns=stat.st_mtime_ns)
 
 
+def source_files() -> list[str]:
+    """The files of that code, from the repository's root."""
+    found = {str(file.relative_to(ROOT)) for pattern in SOURCES for file in ROOT.glob(pattern)}
+    return sorted(found.difference(NO_SOURCES))
+
+
 def sources_digest() -> str:
     """sha256 of the code that decides what a bundle holds."""
     digest = hashlib.sha256()
-    for file in sorted({file for pattern in SOURCES for file in ROOT.glob(pattern)}):
-        digest.update(f"{file.relative_to(ROOT)} {file_sha256(file)}\n".encode())
+    for name in source_files():
+        digest.update(f"{name} {file_sha256(ROOT / name)}\n".encode())
     return digest.hexdigest()
 
 
@@ -132,6 +156,32 @@ def differences(there: BuiltFrom | None, asked: BuiltFrom) -> list[str]:
     return found
 
 
+def why_unusable(bundle: Path, manifest: Manifest) -> list[str]:
+    """Why a bundle cannot be loaded here, as far as its files' sizes and the installed packages say it. Raises
+    BundleError for a damaged `config.json`."""
+    found = []
+    for name, entry in manifest.files.items():
+        file = bundle / name
+        size = file.stat().st_size if file.is_file() else None
+        if size != entry.size:
+            found.append(f"{name} is missing" if size is None else f"{name} has {size} bytes, expected {entry.size}")
+    if missing := sorted(set(manifest.cpu_features) - cpu_features()):
+        found.append(f"it needs a CPU with {', '.join(missing)}")
+    backend = "" if found else BundleConfig.read(bundle).backend
+    built, here = manifest.versions.get(backend), installed(backend)
+    if built and here and built.split("+")[0] != here.split("+")[0]:
+        found.append(f"it was built by {backend} {built}, here is {here}")
+    return found
+
+
+def installed(package: str) -> str | None:
+    """An installed package's version."""
+    try:
+        return version(package) if package else None
+    except PackageNotFoundError:
+        return None
+
+
 def is_built(arguments: list[str], named: bool) -> bool:
     """Whether the bundle is there that build_engines.py with these arguments would build. Ends the process where a
     folder that the user `named` holds another one."""
@@ -139,15 +189,23 @@ def is_built(arguments: list[str], named: bool) -> bool:
     if not (output / MANIFEST).is_file():
         return False
     try:
-        there = Manifest.read(output).built_from
+        manifest = Manifest.read(output)
+        there = manifest.built_from
         changes = differences(there, built_from(arguments, there.files if there else None))
     except BundleError as error:
         changes = [str(error)]
+    unusable = False
+    if not changes:
+        try:
+            changes = why_unusable(output, manifest)
+        except BundleError as error:
+            changes = [str(error)]
+        unusable = bool(changes)
     if not changes:
         return True
     more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
     why = "; ".join(changes[:SHOWN]) + more
-    if named and changes != [CODE]:
+    if named and not unusable and changes != [CODE]:
         sys.exit(
             f"{output} is another bundle than the one asked for: {why}. Remove it to build that one in its place, "
             f"choose another folder, or serve it as it is: redraft serve --bundle {output}"

@@ -15,7 +15,7 @@ import pytest
 
 import build_engines
 import ensure_bundle
-from ensure_bundle import PATHS, is_built
+from ensure_bundle import NO_SOURCES, PATHS, is_built
 from methods import MethodSettings
 from redraft.bundle import Bundle, Manifest
 from tests.build.commands import invoke
@@ -48,7 +48,7 @@ def built(model, tmp_path_factory) -> Path:
         assert done.exit_code == 0, done.output
         inputs = ensure_bundle.built_from(command(methods="methods.toml", output="m"))
     manifest = Manifest.read(folder / "b").model_copy(update={"built_from": inputs})
-    (folder / "m").mkdir()
+    shutil.copytree(folder / "b", folder / "m")
     (folder / "m" / "manifest.json").write_text(manifest.model_dump_json())
     return folder
 
@@ -127,6 +127,59 @@ def test_what_was_built_from_something_else_is_built_again(place, capsys, change
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{asked.get('output', 'b')} is built again: ")
     assert said in line
+
+
+def with_manifest(**fields) -> None:
+    manifest = Manifest.read(Path("b")).model_copy(update=fields)
+    Path("b/manifest.json").write_text(manifest.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda: Path("b/tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda: Path("b/config.json").write_text("{}"), "config.json has 2 bytes, expected"),
+        (lambda: with_manifest(files={}) or Path("b/config.json").write_text("{}"), "config.json is invalid"),
+        (lambda: with_manifest(cpu_features=["avx4096"]), "it needs a CPU with avx4096"),
+        (lambda: with_manifest(versions={"openvino": "1.0"}), "it was built by openvino 1.0, here is "),
+    ],
+)
+def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
+    """In a folder that the user named too: it is the same bundle."""
+    change()
+    assert not is_built(command(drafter="drafter"), named=True)
+    assert said in capsys.readouterr().out
+
+
+RUN_TIME = {
+    "build/ensure_bundle.py",
+    *NO_SOURCES,
+    *(f"redraft/{name}.py" for name in ("__init__", "budget", "drafting", "errors", "progress", "protocol")),
+    *(f"redraft/{name}.py" for name in ("resources", "runtime", "scheduler", "sequence", "text")),
+    *(f"redraft/decoding/{name}.py" for name in ("__init__", "draws", "growth", "ngram", "packing", "rejection")),
+    *(f"redraft/decoding/{name}.py" for name in ("sampling", "token_tree")),
+    *(f"redraft/engines/{name}.py" for name in ("__init__", "cache_check", "choice", "gpu", "hidden", "interface")),
+    *(f"redraft/engines/{name}.py" for name in ("rows", "session", "tensorrt_drafter", "tensorrt_target", "timing")),
+    "redraft/engines/transfer.py",
+}
+"""Modules that are imported with those that build, and decide nothing of what a bundle holds."""
+
+
+def test_all_code_that_builds_counts():
+    script = """
+import sys
+from pathlib import Path
+import build_engines, model_defs.export_torch, model_defs.quantization, plugins.cpu.lowering, plugins.program.fuse
+root = Path(build_engines.__file__).parents[1]
+files = {Path(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
+print(*(file.relative_to(root) for file in files if file.is_relative_to(root) and ".venv" not in file.parts))
+"""
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'build'}"}
+    done = subprocess.run([sys.executable, "-c", script], check=True, env=path, capture_output=True, text=True)
+    imported, counted = set(done.stdout.split()), set(ensure_bundle.source_files())
+    assert "build/networks.py" in imported
+    assert imported - counted == RUN_TIME & imported
+    assert not counted & RUN_TIME
 
 
 @pytest.mark.parametrize(
