@@ -96,8 +96,8 @@ class BudgetFile(BaseModel):
 
 
 def how_to_tune(bundle: Path) -> str:
-    """The commands that measure a bundle's budgets."""
-    return f"run `make tune`, or `python build/tune.py --bundle {bundle} --prompts benchmarks/prompts.jsonl`"
+    """The command that measures a bundle's budgets."""
+    return f"run `python build/tune.py --bundle {bundle} --prompts benchmarks/prompts.jsonl`"
 
 
 def untuned_warning(methods: Iterable[str], bundle: Path) -> str:
@@ -114,7 +114,7 @@ def main(bundle: Path) -> int:
         tuned = BudgetFile.load(bundle).methods
         if untuned := [name for name in BundleConfig.read(bundle).methods if name not in tuned]:
             raise ValueError(f"{bundle} is not tuned: {', '.join(untuned)}")
-    except (BundleError, ValueError) as error:
+    except (BundleError, OSError, ValueError) as error:
         print(error)
         return 1
     return 0

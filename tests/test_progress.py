@@ -25,7 +25,7 @@ def test_a_log_gets_lines_while_a_library_computes(monkeypatch):
     *lines, last = shown_lines(monkeypatch, lambda shown: time.sleep(1.0))
     assert len(lines) >= 3
     assert set(lines) == {"distill: 0 of 20,000 tokens (loading)"}
-    assert last == "distill: 0 tokens in 1 s"
+    assert re.fullmatch(r"distill: 0 tokens in \d+ s", last)
 
 
 def test_a_line_says_done_total_rate_and_time_left(monkeypatch):
@@ -36,6 +36,7 @@ def test_a_line_says_done_total_rate_and_time_left(monkeypatch):
 
     *lines, last = shown_lines(monkeypatch, work)
     pattern = r"distill: 12,400 of 20,000 tokens, [\d,]+/s, about \d+ s left \(step 7\)"
+    assert lines
     assert all(re.fullmatch(pattern, line) for line in lines), lines
     assert last.startswith("distill: 10,000 tokens in ")
 
@@ -46,6 +47,7 @@ def test_more_than_the_total_leaves_no_time(monkeypatch):
         time.sleep(0.3)
 
     lines = shown_lines(monkeypatch, work)
+    assert len(lines) > 1
     assert all(" 20,000 of 20,000 tokens, " in line and line.endswith("about 0 s left") for line in lines[:-1]), lines
 
 
