@@ -14,7 +14,7 @@ class Acceptance:
     """How deep the accepted paths go in trees of each budget: filled by one run with the largest tree."""
 
     steps: list[tuple[list[float], list[float]]] = field(default_factory=list)
-    """Of each step of a sequence, the scores of all drafted nodes and of the accepted ones."""
+    """Each step of a sequence: the scores of all drafted nodes and of the accepted ones."""
 
     def observe(self, tree: TokenTree, sequence: int, verdict: Verdict) -> None:
         """Add one step."""

@@ -93,7 +93,7 @@ FORMS = {
     Backend.tensorrt: (TargetForm.plugin, TargetForm.native),
     Backend.tensorrt_rtx: (TargetForm.native,),
 }
-"""By backend, the usual one first."""
+"""Each backend's forms, the usual one first."""
 
 PREFILL_CHUNKS = {Backend.openvino: 128, Backend.torch: 512, Backend.tensorrt: 512, Backend.tensorrt_rtx: 512}
 """Usual prompt rows of a step. On a CPU each row delays the running streams; a GPU has spare arithmetic up to about 300

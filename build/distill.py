@@ -182,7 +182,9 @@ def say_plan(parts: Sequence[Part], token_bytes: int, weights: int, memory: int,
     left = sum(max(part.wanted - part.shards.tokens, 0) for part in parts)
     cores = len(os.sched_getaffinity(0))
     seconds = 2 * weights * left / (OPERATIONS_PER_CORE * cores)
-    disk = f"{size(left * token_bytes)} of disk" + (f" and {size(engine)} for the engine" if engine else "")
+    disk = f"{size(left * token_bytes)} of disk" + (
+        f" and {size(engine)} for the engine, whose build comes before and says what it takes" if engine else ""
+    )
     say(f"about {disk}, at least {size(memory)} of memory and, on {cores} cores of a CPU, about {duration(seconds)}")
 
 

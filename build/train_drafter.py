@@ -185,6 +185,8 @@ def train(
         raise typer.BadParameter(f"{error}; for these give another --output and --start-from {output}") from None
     if done.step:
         print(f"resumed at step {done.step}, {done.positions} of {run.positions} positions")
+    if done.positions >= run.positions:
+        say(f"{output} was trained on {done.positions:,} positions already: nothing to do")
     read = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, done.step)
     batches = read_ahead(read, device)
     begun, losses, saved = replace(done), list[torch.Tensor](), time.monotonic()

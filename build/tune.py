@@ -89,7 +89,7 @@ class Measurements:
 
     @classmethod
     def of(cls, runtime: Runtime, method: str, others: Sequence[str] = ()) -> Measurements:
-        """Of a bundle's method; one that drafts from what was served answers the `others` before."""
+        """What a bundle's method is measured with; one that drafts from what was served answers the `others` before."""
         plan, slots = runtime.plans[method], runtime.limits.slots
         own = (plan.construction, plan.ngram)
         budgets = [budget for budget in BUDGETS if budget < runtime.limits.max_tree]
@@ -364,7 +364,7 @@ def forget_unusable(bundle: Path, console: Console) -> None:
     """Remove tables that no bundle would be loaded with: damaged, edited, or another build's."""
     try:
         BudgetFile.load(bundle)
-    except ValueError:
+    except (OSError, ValueError):
         console.print(f"{bundle / FILE_NAME} is damaged, or not of this build: measuring anew")
         (bundle / FILE_NAME).unlink(missing_ok=True)
 

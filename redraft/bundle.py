@@ -158,7 +158,7 @@ class BuiltFrom(_Section):
     options: dict[str, str]
     """The options of build/build_engines.py, but for those that name files; "" for those without a value."""
     files: dict[str, InputFile]
-    """By option and file name, such as `--model config.json`, wherever they are."""
+    """Files by option and name, such as `--model config.json`, wherever they are."""
     sources: str
     """sha256 of the code that exports and compiles."""
 

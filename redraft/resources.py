@@ -46,7 +46,7 @@ def _address_limit() -> list[int]:
 
 
 def _cgroup_limits() -> list[int]:
-    """Of the control groups that this process is in, and of those around them: of version 2 and of version 1."""
+    """Limits of the control groups that this process is in and of those around them, of version 2 and of version 1."""
     limits = []
     for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []:
         _, controllers, group = line.split(":", 2)

@@ -100,3 +100,5 @@ def test_methods_that_are_not_tuned_are_named(bundle, tmp_path, capsys):
     assert budget.main(bundle) == 1
     assert capsys.readouterr().out == f"{bundle} is not tuned: a\n"
     assert budget.main(tmp_path / "nowhere") == 1
+    (bundle / "manifest.json").unlink()
+    assert budget.main(bundle) == 1

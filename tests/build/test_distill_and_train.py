@@ -231,7 +231,8 @@ def test_a_check_says_what_a_run_takes_and_writes_nothing(target, tmp_path, caps
     assert "data: 20,000 tokens to train on; from 8 prompts" in said
     assert "held: 2,000 tokens held out, to judge drafters by; from 1 prompt\n" in said
     assert re.search(
-        r"about 1 MB of disk and 1 MB for the engine, at least \d+ MB of memory and, on \d+ cores of a CPU, about 0 s",
+        r"about 1 MB of disk and 1 MB for the engine, whose build .*, at least \d+ MB of memory and, "
+        r"on \d+ cores of a CPU, about 0 s",
         said,
     )
     assert not (tmp_path / "data").exists()
@@ -578,6 +579,13 @@ def test_a_run_that_was_stopped_goes_on_identically(taught: Path, tmp_path: Path
             key: expected[key] for key in again.keys() - timing
         }
     assert (parts / "drafter.safetensors").read_bytes() == (whole / "drafter.safetensors").read_bytes()
+
+
+def test_a_run_that_is_done_says_so(taught: Path, tmp_path: Path, capsys):
+    train(taught, tmp_path, "medusa", 200)
+    (log,) = train(taught, tmp_path, "medusa", 100)
+    assert re.search(r"was trained on 2\d\d positions already: nothing to do", capsys.readouterr().err)
+    assert log["positions"] >= 200
 
 
 def test_a_run_is_killed_between_two_lines_of_its_log(taught: Path, tmp_path: Path, monkeypatch):

@@ -7,6 +7,7 @@ import shutil
 import time
 import zipfile
 from collections import namedtuple
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -303,6 +304,19 @@ def test_hub_without_network(tmp_path, monkeypatch):
     monkeypatch.setattr(HfApi, "model_info", unreachable)
     with pytest.raises(FetchError, match=r"the hub cannot be reached for 'owner/model'.*give a local folder or GGUF"):
         fetch("owner/model", tmp_path)
+
+
+def test_a_hub_model_that_the_disk_does_not_hold_is_not_downloaded(checkpoint, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+    files = [SimpleNamespace(rfilename="model.safetensors", size=10**18), SimpleNamespace(rfilename="a.bin", size=1)]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **given: asked.append(given) or checkpoint)
+    with pytest.raises(FetchError, match="needs 2000000000000 MB of disk"):
+        fetch("owner/model", tmp_path)
+    (small,) = asked
+    assert "*.safetensors" not in small["allow_patterns"]
 
 
 @pytest.mark.parametrize(
