@@ -41,13 +41,13 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
+        self._beside = torch.cuda.Stream()  # one for all, as cuBLAS keeps a workspace for each stream
 
     def warm_up(self, function: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
             results = function()
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(self._beside)
         torch.cuda.current_stream().synchronize()
         return results
 

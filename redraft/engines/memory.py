@@ -105,10 +105,11 @@ def of_rank(config: BundleConfig, rank: int) -> BundleConfig:
 
 
 def loaded_bytes(bundle: Bundle, rank: int, suffix: str) -> int:
-    """Of the files with this suffix that a rank loads: its part of the target, and on rank 0 the drafters."""
+    """Bytes of the files with this suffix that a rank loads: its part of the target, and on rank 0 the drafters. What
+    has no file is in memory already."""
     own = [target_folder(bundle.path, rank, bundle.config.tensor_parallel) / f"target{suffix}"]
     drafters = [*bundle.path.glob(f"*.*{suffix}")] if rank == 0 else []
-    return sum(file.stat().st_size for file in own + drafters)
+    return sum(file.stat().st_size for file in own + drafters if file.exists())
 
 
 def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 1) -> str:

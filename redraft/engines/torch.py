@@ -7,6 +7,7 @@ prompt run as they are: see `redraft.engines.buckets`.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -108,6 +109,7 @@ class TorchEngine:
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where a GPU's
         memory does not suffice for it."""
+        self._rows.check(batch)  # the CUDA kernels clamp what is outside, and say nothing
         inputs, rows = self._rows.fill(batch), len(batch.input_ids)
         decodes = len(batch.logit_rows) == rows
         bucket = fitting(self._buckets, len(batch.slots), rows) if decodes else None
@@ -121,9 +123,11 @@ class TorchEngine:
             return choose(logits, batch, samplers, self._results), hidden
 
     def close(self) -> None:
-        """Free the programs and the caches."""
+        """Free the programs and the caches, and give a GPU's memory back, so that another bundle can be loaded."""
         del self.steps
         self.caches, self.drafters = [], {}
+        gc.collect()  # a drafter and its calls refer to each other
+        torch.cuda.empty_cache()
 
 
 class TorchDrafter:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -397,6 +399,29 @@ def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, t
     monkeypatch.setattr(FixedCalls, "__call__", full)
     refused(lambda: drafter.draft(draft_batch(3)))
     refused(lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)))
+
+
+def test_batches_outside_of_the_limits_are_refused_before_the_kernels_see_them(bundle, monkeypatch):
+    """The CUDA kernels clamp, and say nothing."""
+    engine = load_engine(bundle)
+    monkeypatch.setattr(FixedCalls, "__call__", lambda *_: pytest.fail("executed"))
+    batch = make_batch([chain(0, [], [5, 6, 7])])
+    batch.slots = np.full(1, LIMITS.slots, np.int32)
+    with pytest.raises(ValueError, match="slots"):
+        engine.execute(batch)
+
+
+def test_closing_frees_what_drafters_hold(tmp_path, target):
+    trained = tiny_drafter_of(target, "eagle")
+    engine = load_engine(tiny_bundle(tmp_path, target, "torch", trained=trained))
+    held = [weakref.ref(tensor) for tensor in engine.drafters[METHOD].caches]
+    assert held
+    gc.disable()
+    try:
+        engine.close()
+        assert not any(reference() is not None for reference in held)
+    finally:
+        gc.enable()
 
 
 def test_what_executes_is_said_and_why_it_is_no_gpu(bundle, monkeypatch, tmp_path, capfd):
