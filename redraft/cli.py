@@ -64,6 +64,9 @@ def serve(
     silence_s: Annotated[
         float, typer.Option(min=1, max=86_400, help="A worker that does not answer for so many seconds is restarted.")
     ] = 30.0,
+    triton_silence_s: Annotated[
+        float, typer.Option(min=1, max=86_400, help="So is a Triton server that does not answer for so many seconds.")
+    ] = 10.0,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay and print the logs until the service ends, as containers want.")
@@ -85,6 +88,7 @@ def serve(
         hostfile=hostfile,
         start_timeout_s=start_timeout_s,
         silence_s=silence_s,
+        triton_silence_s=triton_silence_s,
     )
     try:
         with err.status("starting") as status:

@@ -16,6 +16,8 @@ from redraft.serving.processes import OWNER_VARIABLE, PART_VARIABLE, end_process
 from redraft.serving.rundir import RunDir, tail
 
 FIRST_DELAY_S, STEADY_S = 0.2, 60.0
+THREADS_END_S = 5.0
+"""A killed process counts as ended when its first thread has, and holds its ports until its last one has."""
 
 log = logging.getLogger("redraft.supervisor")
 
@@ -73,10 +75,10 @@ class Child:
         """How it ended, with the end of its log."""
         code = self._process.poll() if self._process else None
         how = f"was killed by signal {-code}" if code and code < 0 else f"ended with status {code}"
-        return f"{self.name} {how}; {self.last_words}"
+        return f"{self.name} {how}; {self.log_end}"
 
     @property
-    def last_words(self) -> str:
+    def log_end(self) -> str:
         """The end of its log."""
         return f"the end of {self._log_file}:\n{tail(self._log_file)}"
 
@@ -143,3 +145,6 @@ class Child:
         if grace and self.alive:
             end_processes([psutil.Process(self.pid)], grace)
         end_processes(self.processes(), grace=0)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(THREADS_END_S)

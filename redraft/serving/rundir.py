@@ -35,9 +35,9 @@ class Settings(BaseModel):
     start_timeout_s: float = 180.0
     """A worker that has not answered for so long after its start has failed."""
     silence_s: float = 30.0
-    """One that has, and then not for so long, is taken for hung."""
+    """A worker hangs if it answers no question for so long; each question waits half of it."""
     triton_silence_s: float = 10.0
-    """So is a Triton server of which one model takes so long to answer what it need not ask the worker for."""
+    """The same for Triton's models, asked for what they need not ask the worker for."""
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker"]
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,12 +25,12 @@ from redraft.serving.processes import ServingError, end_processes, is_alive, own
 from redraft.serving.pulse import Pulse
 from redraft.serving.rundir import Phase, RunDir, Settings, State
 
-HOUSE = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]
 TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 60.0, 120.0, 10.0
-TICK_S, PING_S, SHOW_S, PROBE_S = 0.1, 5.0, 0.2, 2.0
+TICK_S, PING_S, PROBE_S = 0.1, 5.0, 2.0
 WORKER_MAX_DELAY_S, TRITON_MAX_DELAY_S = 30.0, 0.5
 """Triton starts in a second or two, and a single request can end it; a worker that ends again and again is broken."""
-LAST_WORDS_S = 5.0
+LAUNCHER_END_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
 
 log = logging.getLogger("redraft.supervisor")
@@ -48,7 +48,7 @@ class Supervisor:
         self._settings = settings
         self._state = State(settings=settings, supervisor_pid=os.getpid())
         self._client = WorkerClient(run_dir.socket)
-        self._next_show = 0.0
+        self._untuned: list[str] = []
         self._stubs: list[psutil.Process] = []
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings.decoupled)
@@ -63,7 +63,7 @@ class Supervisor:
             _worker_command(run_dir, settings),
             run_dir.worker_log,
             dict(os.environ),
-            HOUSE,
+            REPOSITORY,
             WORKER_MAX_DELAY_S,
         )
         self._triton = Child(
@@ -77,19 +77,20 @@ class Supervisor:
             TRITON_MAX_DELAY_S,
             tritonserver.MAX_FILE_BYTES,
         )
-        self._worker_pulse = Pulse(self._worker_lives, PING_S)
-        port, silence_s = settings.http_port, settings.triton_silence_s
-        self._triton_pulse = Pulse(lambda: tritonserver.models_live(port, silence_s), PROBE_S)
+        self._worker_pulse = Pulse(self._worker_answers, PING_S)
+        self._triton_pulse = Pulse(self._triton_answers, PROBE_S)
+        self._health_pulse = Pulse(self._health_is_true, PING_S)
 
     def run(self) -> NoReturn:
         """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
         self._say("starting", f"loading the bundle {self._settings.bundle}")
-        self._worker.start()
-        self._wait(self._worker, self._settings.start_timeout_s, self._worker_answers)
-        self._find_ranks()
+        self._start_worker()
+        self._wait(self._worker, self._settings.start_timeout_s, self._worker_pulse)
         self._set_worker_up(True)
         self._say("starting", "starting the Triton server")
         self._start_triton()
+        self._wait(self._triton, TRITON_START_S, self._triton_pulse)
+        self._set_triton_up()
         self._say("starting", "sending the first requests")
         try:
             tritonserver.send_first_requests(self._settings.http_port, FIRST_REQUEST_S)
@@ -102,7 +103,8 @@ class Supervisor:
             time.sleep(TICK_S)
             self._watch_triton()
             self._watch_worker()
-            self._show_worker()
+            if self._state.phase == "degraded" and self._worker.up and self._triton.up and self._health_pulse.answered:
+                self._say("ready")
 
     def shut_down(self, error: str = "") -> None:
         """End the worker, then the server (its requests have failed by then), then whatever they left."""
@@ -123,17 +125,15 @@ class Supervisor:
                 self._set_worker_up(False)
                 self._report(ranks.death([], self._worker.log, self._state.rank_pids))
             if self._worker.restart_due():
-                self._worker.start()
+                self._start_worker()
                 self._say("degraded", "the engine worker is starting again")
         elif not self._worker.up:
-            if self._worker_answers() and self._models_answer():
-                self._find_ranks()
+            if self._worker_pulse.answered:
                 self._set_worker_up(True)
             elif self._worker.age > self._settings.start_timeout_s:
                 self._worker.end(grace=0)
-        elif self._worker_pulse.silence > self._settings.silence_s + PING_S:
-            silence_s = self._settings.silence_s
-            log.error("the engine worker did not answer for %.0f s (--silence-s): killing it", silence_s)
+        elif (silence := self._worker_pulse.silence) >= self._settings.silence_s:
+            log.error("the engine worker did not answer for %.0f s (--silence-s): killing it", silence)
             hung = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
             self._worker.end(grace=0)
             self._set_worker_up(False)
@@ -147,7 +147,7 @@ class Supervisor:
         """End the ranks that may wait for the fallen ones for ever, and have the launcher say how these ended."""
         end_processes([process for rank, process in self._ranks.items() if rank not in fallen], grace=0)
         self._set_worker_up(False)
-        self._worker.ends_within(LAST_WORDS_S)
+        self._worker.ends_within(LAUNCHER_END_S)
         self._worker.end(grace=0)
         self._report(ranks.death(fallen, self._worker.log, self._state.rank_pids))
 
@@ -161,88 +161,85 @@ class Supervisor:
         self._update(last_failure=text, rank_failures=counts | {rank: counts.get(rank, 0) + 1 for rank in ends})
         self._say("degraded", f"{text}; the engine worker is restarting")
 
-    def _models_answer(self) -> bool:
-        """Whether Triton's models reach the worker that has been restarted; not asked while Triton itself is down."""
-        if self._triton.up:
-            try:
-                tritonserver.send_first_requests(self._settings.http_port, RESTARTED_REQUEST_S)
-            except ServingError as error:
-                log.info("not yet ready: %s", error)
-                self._worker.up = False
-        return self._worker.up
-
-    def _worker_lives(self) -> bool:
-        with contextlib.suppress(WorkerError):
-            return self._client.status(self._settings.silence_s).ready
-        return False
-
     def _worker_answers(self) -> bool:
+        """Whether the worker is ready and, before it counts as up again, whether Triton's models reach it."""
         try:
-            status = self._client.status(timeout=2.0)
-            self._worker.up = status.ready
-            self._update(untuned=status.untuned)
+            status = self._client.status(self._settings.silence_s / 2)
+            self._untuned = status.untuned
+            if status.ready and self._triton.up and not self._worker.up:
+                tritonserver.send_first_requests(self._settings.http_port, RESTARTED_REQUEST_S)
+            return status.ready
         except WorkerError:
-            self._worker.up = False
-        return self._worker.up
+            return False
+        except ServingError as error:
+            log.info("not yet ready: %s", error)
+            return False
+
+    def _triton_answers(self) -> bool:
+        return tritonserver.models_live(self._settings.http_port, self._settings.triton_silence_s / 2)
+
+    def _health_is_true(self) -> bool:
+        """Have Triton's health say how the worker is. Returns whether it does."""
+        try:
+            return self._triton.up and tritonserver.show_worker(
+                self._run_dir, self._settings.http_port, self._worker.up
+            )
+        except OSError as error:
+            log.error("cannot tell Triton how the engine worker is: %s", error)
+            return False
+
+    def _start_worker(self) -> None:
+        self._worker.start()
+        self._worker_pulse.reset()
 
     def _set_worker_up(self, up: bool) -> None:
         self._worker.up = up
-        self._next_show = 0.0
+        self._worker_pulse.reset()
+        self._health_pulse.reset()
         if up:
-            self._worker_pulse.reset()
+            self._find_ranks()
+            self._update(untuned=self._untuned)
         else:
             self._say("degraded", "the engine worker died and is restarting")
 
-    def _show_worker(self) -> None:
-        """Have Triton's health say what is true; the service is ready again when it does."""
-        if self._triton.up and time.monotonic() >= self._next_show:
-            try:
-                shown = tritonserver.show_worker(self._run_dir, self._settings.http_port, self._worker.up)
-            except OSError as error:
-                shown = False
-                log.error("cannot tell Triton how the engine worker is: %s", error)
-            self._next_show = time.monotonic() + (PING_S if shown else SHOW_S)
-            if shown and self._worker.up and self._state.phase == "degraded":
-                self._say("ready")
-
     def _start_triton(self) -> None:
-        self._next_show = 0.0
+        remove_shared_memory(self._run_dir.path)
         tritonserver.remove_stand_in(self._run_dir)
         self._triton.start()
-        self._wait(self._triton, TRITON_START_S, lambda: tritonserver.is_ready(self._settings.http_port))
-        self._stubs = psutil.Process(self._triton.pid).children()
-        self._triton.up = True
         self._triton_pulse.reset()
 
+    def _set_triton_up(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._stubs = psutil.Process(self._triton.pid).children()
+        self._triton.up = True
+        self._health_pulse.reset()
+
     def _watch_triton(self) -> None:
-        alive = self._triton.alive and all(is_alive(stub) for stub in self._stubs)
-        hung = self._triton_pulse.silence > self._settings.triton_silence_s + PROBE_S
-        if self._triton.up and alive and not hung:
-            return
+        alive, silence = self._triton.alive, self._triton_pulse.silence
         if self._triton.up:
+            alive = alive and all(is_alive(stub) for stub in self._stubs)
+            if alive and silence < self._settings.triton_silence_s:
+                return
             self._triton.up = False
-            how = "died" if not alive else f"did not answer for {self._triton_pulse.silence:.0f} s"
+            how = f"did not answer for {silence:.0f} s" if alive else "died"
             self._say("degraded", f"the Triton server or one of its model processes {how} and is restarting")
-            self._clear_triton()
-        if not (self._triton.restart_due() and self._worker.up):
-            return
-        try:
-            self._start_triton()
-        except ServingError as error:
-            log.error("%s", error)
-            self._clear_triton()
+            self._triton.end(grace=0)
+        elif not alive:
+            if self._triton.restart_due() and self._worker.up:
+                self._start_triton()
+        elif self._triton_pulse.answered:
+            self._set_triton_up()
+        elif self._triton.age > TRITON_START_S:
+            log.error("%s was not ready within %.0f s", self._triton.name, TRITON_START_S)
+            self._triton.end(grace=0)
 
-    def _clear_triton(self) -> None:
-        self._triton.end(grace=0)
-        remove_shared_memory(self._run_dir.path)
-
-    def _wait(self, child: Child, timeout: float, ready: Callable[[], bool]) -> None:
-        while not ready():
+    def _wait(self, child: Child, timeout: float, pulse: Pulse) -> None:
+        while not pulse.answered:
             if not child.alive:
                 raise ServingError(child.death)
             if child.age > timeout:
                 longer = "; --start-timeout-s gives it more time" if child is self._worker else ""
-                raise ServingError(f"{child.name} was not ready within {timeout:.0f} s{longer}; {child.last_words}")
+                raise ServingError(f"{child.name} was not ready within {timeout:.0f} s{longer}; {child.log_end}")
             time.sleep(TICK_S)
 
     def _say(self, phase: Phase, detail: str = "", error: str = "") -> None:
