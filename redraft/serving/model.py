@@ -77,7 +77,6 @@ class GenerationModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Connect to the worker at $REDRAFT_WORKER_SOCKET; it need not be there yet."""
         _end_with_supervisor(Path(os.environ["REDRAFT_WORKER_SOCKET"]).with_name(protocol.SUPERVISOR_PIPE))
-        _hide_shared_memory()
         config = json.loads(args["model_config"])
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         excluded = config["parameters"]["exclude_input_in_output"]["string_value"]
@@ -233,14 +232,6 @@ def _end_with_supervisor(pipe: Path) -> None:
         fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-
-
-def _hide_shared_memory() -> None:
-    """Let only this user read the regions through which Triton passes requests: it makes them readable to all, whatever
-    the umask."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "/dev/shm/" in line:
-            os.chmod(line[line.index("/") :], 0o600)
 
 
 def _send_error(sender: Any, code: str, text: str) -> None:

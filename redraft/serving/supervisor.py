@@ -21,6 +21,7 @@ import psutil
 from redraft.client import WorkerClient, WorkerError
 from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
+from redraft.serving.private_memory import private
 from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
 from redraft.serving.pulse import Pulse
 from redraft.serving.rundir import Phase, RunDir, Settings, State
@@ -70,7 +71,7 @@ class Supervisor:
             run_dir,
             "triton",
             "the Triton server",
-            tritonserver.command(installation, run_dir, settings),
+            private(tritonserver.command(installation, run_dir, settings)),
             run_dir.triton_log,
             tritonserver.environment(installation, run_dir),
             run_dir.path,
