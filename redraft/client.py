@@ -216,7 +216,7 @@ class WorkerClient:
             with self._lock:
                 waiter = self._status_waiters.pop(0) if self._status_waiters else None
             status = WorkerStatus.model_validate(message)
-            if status.limits:
+            with contextlib.suppress(KeyError):  # a worker of another version
                 self.prompt_limits = PromptLimits.of(status.limits)
             if waiter:
                 waiter.put(status)

@@ -34,9 +34,9 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_INPUT_IDS = 2**20
 MAX_WORDS = {"stop_words": 64, "bad_words": 1024}
 MAX_WORDS_CHARACTERS = {"stop_words": 4096, "bad_words": 16_384}
-"""Of all words of a list together: every token of the answer is held against each of them."""
+"""All words of a list together: every token of the answer is compared with each of them."""
 MAX_PENALTY = 1e6
-"""Of any penalty's size: products and sums of logits stay far inside float32."""
+"""The largest size of a penalty: products and sums of logits stay far inside float32."""
 MIN_TEMPERATURE = 1e-4
 """Below it, sampling is greedy: the quotients would leave float32."""
 AUTO_REGRESSIVE = "auto_regressive"

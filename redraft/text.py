@@ -134,7 +134,10 @@ def _overlap(text: str, word: str) -> int:
 
 
 def _longest_token(tokenizer: Tokenizer) -> int:
-    """Bytes of text that the longest token stands for, or more: a byte-level vocabulary has a character per byte."""
+    """Bytes of text that the longest token stands for, or more: a byte-level vocabulary has a character per byte.
+
+    A normalizer that shrinks the text (NFKC, a strip of spaces) can make a token stand for more.
+    """
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
     return max(

@@ -254,6 +254,26 @@ def test_clients_come_and_go(tmp_path):
         WorkerClient(tmp_path / "none.sock").close()
 
 
+def test_a_worker_of_another_version_tells_other_limits(tmp_path):
+    """The client's only thread goes on, with the protocol's limits."""
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router.bind(f"ipc://{tmp_path / 'socket'}")
+
+    def answer() -> None:
+        for _ in range(2):  # the client asks for itself, then for the test
+            peer, _ = router.recv_multipart()
+            router.send_multipart([peer, msgpack.packb({"op": "status", "limits": {"max_len": 10}})])
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    with WorkerClient(tmp_path / "socket") as client:
+        assert client.wait_connected(60)
+        assert client.status(10).limits == {"max_len": 10}
+        assert client.prompt_limits == PROTOCOL_LIMITS
+        thread.join(60)
+    router.close(linger=0)
+
+
 def test_cancel_and_status(client):
     chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
     next(chunks)

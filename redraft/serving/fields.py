@@ -106,7 +106,10 @@ class Contract:
             raise InvalidRequest(
                 f"id and unknown fields: expected at most {_MAX_PARAMETERS} characters, got {len(parameters)}"
             )
-        given = json.loads(parameters) if parameters else {}
+        try:
+            given = json.loads(parameters) if parameters else {}
+        except RecursionError:
+            raise InvalidRequest("id and unknown fields: expected JSON that is not nested so deeply") from None
         expected = _TRITON_PARAMETERS | _CLIENT_PARAMETERS
         unknown = [name for name in given if name not in expected and not name.startswith("triton_")]
         if unknown:

@@ -83,7 +83,7 @@ def is_running(run_dir: RunDir) -> bool:
     _check_owner(run_dir)
     try:
         with run_dir.lock_file.open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except FileNotFoundError:

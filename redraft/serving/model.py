@@ -126,13 +126,14 @@ class GenerationModel:
         try:
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             tensors.setdefault("exclude_input_in_output", np.array([[self._exclude_input]]))
-            parsed = self.contract.parse(request_id, tensors, _parameters(request), self._client.prompt_limits)
+            client_id, parameters = _id_and_parameters(request)
+            parsed = self.contract.parse(request_id, tensors, parameters, self._client.prompt_limits)
             if parsed.stream and not self._decoupled:
                 raise InvalidRequest("stream: expected false, since this server runs without --decoupled, got true")
             self._in_flight[request_id] = Exchange(parsed, sender)
             if len(self._in_flight) == 1:
                 self._wake()
-            if request.request_id() == protocol.PROBE:
+            if client_id == protocol.PROBE:
                 self._messages.put(Chunk(id=request_id, done=True))
             else:
                 self._client.submit(parsed, self._messages.put)
@@ -173,7 +174,7 @@ class GenerationModel:
             return
         ended = isinstance(message, ErrorMessage) or message.done
         if ended:
-            del self._in_flight[message.id]
+            self._in_flight.pop(message.id, None)  # another thread may have given it up meanwhile
         try:
             if isinstance(message, ErrorMessage):
                 _send_error(exchange.sender, message.code, self.contract.in_client_terms(message.message))
@@ -215,10 +216,10 @@ class GenerationModel:
             closing = self._closing.wait(STATUS_POLL_S)
 
 
-def _parameters(request: Any) -> str:
-    """Triton's JSON of a request's parameters, id included. Raises InvalidRequest where it is not UTF-8."""
+def _id_and_parameters(request: Any) -> tuple[str, str]:
+    """A request's id, and Triton's JSON of its parameters. Raises InvalidRequest where one is not UTF-8."""
     try:
-        return request.parameters()
+        return request.request_id(), request.parameters()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"id and unknown fields: expected UTF-8 text, got {error.reason}") from None
 

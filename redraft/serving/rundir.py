@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import os
+import pwd
 import stat
 import sys
 from pathlib import Path
@@ -65,10 +68,15 @@ class State(BaseModel):
 
 
 class RunDir:
-    """Paths of one service. Raises ServingError where the path is too long for a Unix socket."""
+    """Paths of one service. Raises ServingError where the path is a circle of links, or too long for a Unix socket."""
 
     def __init__(self, path: Path):
-        self.path = path.resolve()
+        try:
+            self.path = path.resolve()
+        except (OSError, RuntimeError):
+            raise ServingError(
+                f"cannot use the run directory {path}: its links lead in a circle; choose another with --run-dir"
+            ) from None
         self.socket = self.path / "worker.sock"
         self.pipe = self.path / SUPERVISOR_PIPE
         self.state_file = self.path / "state.json"
@@ -88,8 +96,15 @@ class RunDir:
     def create(self) -> None:
         """Make the directory, or close it to other users (0700): its socket takes orders, its models are run.
 
-        Raises ServingError for one of another user, or one that is open to others and holds something else; OSError.
+        Raises ServingError for one of another user, for one that is or was open to others and holds what may be theirs,
+        and for one that others could move away; OSError.
         """
+        for parent in self.path.parents:
+            if parent.exists() and not _only_ours(parent.stat()):
+                raise ServingError(
+                    f"the run directory {self.path} can be replaced by another user, who could run code as this "
+                    f"service: {parent} is theirs, or they can write to it; choose another with --run-dir"
+                )
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = self.path.stat()
         if status.st_uid != os.geteuid():
@@ -98,7 +113,13 @@ class RunDir:
                 "choose another with --run-dir"
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
-            if any(self.path.iterdir()) and not self.settings_file.exists():
+            used = any(self.path.iterdir())
+            if used and status.st_mode & 0o022:
+                raise ServingError(
+                    f"other users can write to the run directory {self.path}, and it holds files: empty it, or choose "
+                    "another with --run-dir"
+                )
+            if used and not self.settings_file.exists():
                 raise ServingError(
                     f"the run directory {self.path} is open to other users and holds other files: "
                     "`chmod 700` it, or choose another with --run-dir"
@@ -117,6 +138,22 @@ class RunDir:
         temporary = self.state_file.with_suffix(".tmp")
         temporary.write_text(state.model_dump_json(indent=1))
         temporary.replace(self.state_file)
+
+
+def _only_ours(folder: os.stat_result) -> bool:
+    """Whether no other user but root can rename what this user has in the folder."""
+    if folder.st_uid not in (0, os.geteuid()):
+        return False
+    if folder.st_mode & stat.S_ISVTX:
+        return True
+    return not folder.st_mode & (stat.S_IWOTH if _own_group(folder.st_gid) else stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _own_group(gid: int) -> bool:
+    """Whether the group is this user's only: of the same name, as many systems make one for each user."""
+    with contextlib.suppress(KeyError):
+        return grp.getgrgid(gid).gr_name == pwd.getpwuid(os.geteuid()).pw_name
+    return False
 
 
 def tail(path: Path, lines: int = 15) -> str:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import psutil
 
@@ -31,6 +31,7 @@ TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 60.0, 120.0, 10.0
 TICK_S, PING_S, PROBE_S = 0.1, 5.0, 2.0
 WORKER_MAX_DELAY_S, TRITON_MAX_DELAY_S = 30.0, 0.5
 """Triton starts in a second or two, and a single request can end it; a worker that ends again and again is broken."""
+LOCK_S = 1.0
 LAUNCHER_END_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
 
@@ -284,16 +285,32 @@ def _request_stop(*_: object) -> None:
     raise StopRequested
 
 
+def _hold(lock: IO[str]) -> None:
+    """Lock the file. Raises BlockingIOError if another supervisor has it; `redraft status` only has it for a moment."""
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
 def main(path: str) -> int:
     """Run the supervisor of a run directory. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     run_dir = RunDir(Path(path))
     settings = Settings.model_validate_json(run_dir.settings_file.read_text())
     with run_dir.lock_file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _hold(lock)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, _request_stop)
-        supervisor = Supervisor(run_dir, settings)
+        try:
+            supervisor = Supervisor(run_dir, settings)
+        except ServingError as error:
+            run_dir.write_state(State(settings=settings, phase="failed", error=str(error)))
+            return 1
         try:
             supervisor.run()
         except StopRequested:

@@ -99,9 +99,17 @@ class TritonInstallation:
 
 
 def prepare(installation: TritonInstallation, run_dir: RunDir, decoupled: bool) -> None:
-    """Lay out the backend (linked) and the model repository (copied, configuration rendered) in the run directory."""
+    """Lay out the backend (linked) and the model repository (copied, configuration rendered) in the run directory.
+
+    Raises ServingError where what was there cannot be removed: Triton would run it.
+    """
     for folder in (run_dir.backends, run_dir.models):
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ServingError(f"cannot remove {folder}: {error}; remove it, or choose another --run-dir") from None
     backend = run_dir.backends / "python"
     backend.mkdir(parents=True)
     for source in {*installation.backend.iterdir(), installation.stub}:

@@ -107,6 +107,7 @@ def test_what_is_too_large_is_refused_before_it_is_converted():
         ({}, json.dumps({"x" * 2**20: 1})),
         ({}, json.dumps({f"x{place}": 1 for place in range(1_000)})),
         ({}, json.dumps({"\n\x1b[31m": 1})),
+        ({}, '{"x": ' + "[" * 5_000),
         ({"drafting_method": text("m" * 2**20)}, ""),
         ({"stop_words": text("m" * 2**20)}, ""),
         ({"bad_words": text(*["m" * 900] * 900)}, ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import httpx
@@ -18,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from redraft import cli
-from redraft.serving import launcher
+from redraft.serving import launcher, supervisor, tritonserver
 from redraft.serving.processes import ServingError, owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
 from tests.serving.client_side import FAKE_WORKER, GrpcStream, Service, free_ports, start, wait_until
@@ -83,11 +85,54 @@ def test_a_run_directory_is_closed_to_other_users(tmp_path):
     run_dir.path.chmod(0o755)
     run_dir.create()
     assert run_dir.path.stat().st_mode & 0o777 == 0o700
+    run_dir.path.chmod(0o777)
+    with pytest.raises(ServingError, match=r"other users can write to .*/run, and it holds files: empty it, or choose"):
+        run_dir.create()
     run_dir.settings_file.rename(run_dir.path / "novel")
     run_dir.path.chmod(0o755)
     with pytest.raises(ServingError, match=r"run is open to other users and holds other files: `chmod 700` it, or"):
         run_dir.create()
     assert run_dir.path.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize(("mode", "fits"), [(0o757, False), (0o1777, True), (0o755, True)])
+def test_a_run_directory_that_others_can_move_away_is_refused(tmp_path, mode, fits):
+    """Renamed, with one of theirs in its place, whose models Triton would run."""
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    parent.chmod(mode)
+    with contextlib.nullcontext() if fits else pytest.raises(ServingError, match=rf"{parent} is theirs, or they can"):
+        RunDir(parent / "below" / "run").create()
+    assert (parent / "below").exists() == fits
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_run_directory_below_another_users_is_refused(tmp_path):
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create()
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(ServingError, match=rf"{tmp_path} is theirs, .*; choose another with --run-dir"):
+        run_dir.create()
+
+
+def test_a_model_that_cannot_be_removed_is_not_run(tmp_path):
+    """Here by its owner, who may be another; root may remove all but a link."""
+    run_dir = RunDir(tmp_path)
+    (tmp_path / "planted").mkdir()
+    run_dir.models.symlink_to(tmp_path / "planted")
+    with pytest.raises(ServingError, match=r"cannot remove .*/models: .*--run-dir"):
+        tritonserver.prepare(tritonserver.TritonInstallation(), run_dir, decoupled=True)
+
+
+def test_a_status_does_not_keep_a_supervisor_from_its_run_directory(tmp_path):
+    run_dir = RunDir(tmp_path)
+    with run_dir.lock_file.open("w") as other, run_dir.lock_file.open("w") as own:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not launcher.is_running(run_dir), "another status is not a supervisor"
+        release = threading.Timer(0.2, fcntl.flock, (other, fcntl.LOCK_UN))
+        release.start()
+        supervisor._hold(own)
+        assert launcher.is_running(run_dir)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -289,9 +334,10 @@ def test_a_running_service_without_its_state(tmp_path, damage):
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "serve", "generate"])
-@pytest.mark.parametrize("place", ["file", "file/below"])
+@pytest.mark.parametrize("place", ["file", "file/below", "circle"])
 def test_a_run_directory_that_is_a_file(tmp_path, fake_bundle, command, place):
     (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
     arguments = {"serve": ["--bundle", str(fake_bundle)], "generate": ["hi"]}.get(command, [])
     done = CliRunner().invoke(cli.app, [command, *arguments, "--run-dir", str(tmp_path / place)])
     assert done.exit_code == 1
@@ -314,6 +360,7 @@ def test_another_users_service(service, monkeypatch, command):
         (["generate", "hi", "--seed", str(2**64)], "--seed"),
         (["serve", "--bundle", "b", "--start-timeout-s", "inf"], "--start-timeout-s"),
         (["serve", "--bundle", "b", "--silence-s", "nan"], "--silence-s"),
+        (["serve", "--bundle", "b", "--triton-silence-s", "0"], "--triton-silence-s"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_option(arguments, message):

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from redraft.protocol import PROTOCOL_LIMITS, Chunk, GenerateRequest, WorkerStatus
+from redraft.protocol import PROTOCOL_LIMITS, Chunk, ErrorMessage, GenerateRequest, WorkerStatus
 from redraft.serving.fields import ENSEMBLE
 
 
@@ -28,8 +28,8 @@ class Sender:
 class Request:
     """Triton's request, with what cannot be read in `broken`."""
 
-    def __init__(self, parameters: object = "", inputs: object = ()):
-        self.sender, self._parameters, self._inputs = Answers(), parameters, inputs
+    def __init__(self, parameters: object = "", inputs: object = (), request_id: object = ""):
+        self.sender, self._parameters, self._inputs, self._id = Answers(), parameters, inputs, request_id
 
     def get_response_sender(self):
         return self.sender
@@ -41,7 +41,7 @@ class Request:
         return self._read(self._parameters)
 
     def request_id(self):
-        return ""
+        return self._read(self._id)
 
     def _read(self, value):
         if isinstance(value, Exception):
@@ -119,8 +119,9 @@ def model(module):
     return made
 
 
-def test_parameters_that_are_not_utf_8_are_refused_in_one_line(model):
-    request = Request(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
+@pytest.mark.parametrize("field", ["parameters", "request_id"])
+def test_parameters_that_are_not_utf_8_are_refused_in_one_line(model, field):
+    request = Request(**{field: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")})
     model.execute([request])
     assert request.sender == ["invalid: id and unknown fields: expected UTF-8 text, got invalid start byte"]
 
@@ -148,6 +149,15 @@ def test_a_response_that_fails_ends_one_request(module, model):
     model._deliver(Chunk(id="other", text="x", done=True))
     assert model._in_flight == {}
     assert model._client.told == [("cancel", "r"), ("cancel", "other")]
+
+
+def test_an_answer_to_a_request_that_was_given_up_meanwhile(module, model):
+    """By another thread: after the answer's request was looked up, before it is taken out."""
+    answers = Answers()
+    exchange = module.Exchange(GenerateRequest(id="r", text="x", max_tokens=1), answers)
+    model._in_flight = SimpleNamespace(get=lambda request_id: exchange, pop={}.pop, __delitem__={}.pop)
+    model._deliver(ErrorMessage(id="r", code="overloaded", message="full"))
+    assert answers == ["unavailable: full"]
 
 
 def test_a_request_that_triton_cannot_be_asked_about_is_given_up(module, model):
