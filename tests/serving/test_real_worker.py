@@ -103,7 +103,8 @@ def test_the_default_model(smollm2_bundle, run_folder):
         running.join(60)
         assert "worker went away" in answers[0]["error"]
         assert "worker is restarting" in service.generate(body)["error"]
-        wait_until(lambda: service.ready() and service.state.worker_restarts == 1)
+        wait_until(lambda: service.state.worker_restarts == 1 and service.state.phase == "ready")
+        assert service.ready()
         assert service.generate(body)["text_output"] == first
     finally:
         launcher.stop(folder)
