@@ -4,8 +4,9 @@
 
 The rows of `--list` run as commands of their own. Each is ended at its limit, and the next begins whatever came of it.
 After each row FOLDER/first_hour.json (`--output FOLDER`) holds its verdict, its times, the end of its output and the
-results of its scripts. The same command goes on with the rows that are not answered yet: with `--minutes 9` as many as
-fit, the next call the rest. `--again` repeats rows; the bundles in `--work` are kept.
+results of its scripts. The same command goes on with the rows that are not answered yet, last with those that ran
+out of time: with `--minutes 9` as many as fit, the next call the rest. `--again` repeats rows; the bundles in `--work`
+are kept.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from rich.console import Console
 from benchmarks.gpu.machine import PACKAGES, absent, describe, obstacle, profilers_work, tool
 from benchmarks.results import write_json
 from benchmarks.tables import Table
+from redraft.bound import bound
+from redraft.engines import gpu
 
 ROOT = Path(__file__).parents[2]
 STATE = "first_hour.json"
@@ -58,6 +61,8 @@ class Setting:
     work: Path
     model: Path
     profilers: bool
+    architecture: str | None = None
+    """The GPU's, such as sm_90."""
 
     def script(self, name: str, *arguments: str, output: str = "") -> Command:
         """A script of this folder, with a result file of its own."""
@@ -111,7 +116,8 @@ class Row:
 
 
 def survey(setting: Setting) -> list[Command]:
-    compiling = Command((sys.executable, "-m", "plugins.cuda.compile"))
+    architectures = [setting.architecture] if setting.architecture else []
+    compiling = Command((sys.executable, "-m", "plugins.cuda.compile", *architectures))
     return [setting.script("survey"), *([] if setting.tiny else [compiling])]
 
 
@@ -120,7 +126,9 @@ def kernels(setting: Setting) -> list[Command]:
 
 
 def gpu_tests(setting: Setting) -> list[Command]:
-    return [Command((sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider"))]
+    """With no plugin but the repository's own: others of a machine may not fit its pytest."""
+    own = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return [Command((sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider"), environment=own)]
 
 
 def steps(setting: Setting) -> list[Command]:
@@ -176,13 +184,13 @@ RTX_PACKAGES = ("tensorrt_rtx", "onnx_ir", "onnxscript")
 ROWS = (
     Row("What is here, and do the kernels compile?", 1, survey),
     Row("Are the kernels right?", 3, kernels),
-    Row("Do the tests that need a GPU pass?", 1, gpu_tests, packages=(*PACKAGES, "pytest")),
+    Row("Do the tests that need a GPU pass?", 3, gpu_tests, packages=(*PACKAGES, "pytest")),
     Row("Step times of a Llama-3.1-8B shape with random weights", 4, steps),
     Row("Attention timings, and three shapes under ncu", 3, attention, minutes_unprofiled=2),
-    Row("The scheduler end to end on that shape", 4, scheduling, minutes_unprofiled=7, packages=PACKAGES),
-    Row("Are memcheck and racecheck content?", 5, sanitizer, profilers=True),
+    Row("The scheduler end to end on that shape", 4, scheduling, minutes_unprofiled=6, packages=PACKAGES),
     Row("SmolLM2: equality in fp32, speed-ups by batch", 6, smollm2, 8, packages=PACKAGES, model=True),
-    Row("Does a tiny engine of TensorRT for RTX run?", 1, rtx, packages=PACKAGES, model=True, optional=RTX_PACKAGES),
+    Row("Are memcheck and racecheck content?", 3, sanitizer, profilers=True),
+    Row("Does a tiny engine of TensorRT for RTX run?", 3, rtx, packages=PACKAGES, model=True, optional=RTX_PACKAGES),
 )
 """By number, in the order in which they run."""
 
@@ -204,6 +212,8 @@ def run_row(row: Row, setting: Setting, log: Path) -> dict[str, Any]:
         if command.result and command.result.is_file():
             done["result"] = json.loads(command.result.read_bytes())
         entry["commands"].append(done)
+        if status is None:
+            break
     entry["seconds"] = sum(done["seconds"] for done in entry["commands"])
     entry["verdict"] = TIMED_OUT if None in statuses else FAILED if any(statuses) else OK
     return entry
@@ -212,13 +222,13 @@ def run_row(row: Row, setting: Setting, log: Path) -> dict[str, Any]:
 def run(command: Command, log: Path, seconds: float) -> int | None:
     """Run a command from the repository's root and return its exit status; None: it was ended after so many seconds.
 
-    It has a process group of its own, all of which ends with it.
+    It has a process group of its own, all of which ends with it. It ends with this process too, however that ends.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **command.environment}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command.arguments,
+            bound([*command.arguments]),
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -265,9 +275,12 @@ def load_state(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
 
 
 def pending(state: dict[str, Any], chosen: Sequence[int], again: Sequence[int]) -> list[int]:
-    """The chosen rows that have no answer yet or are to be repeated; a row that was skipped may be possible now."""
-    answered = {int(number) for number, entry in state["rows"].items() if entry["verdict"] != SKIPPED}
-    return [number for number in chosen if number not in answered or number in again]
+    """The chosen rows that have no answer yet or are to be repeated; a row that was skipped may be possible now. Last
+    those that ran out of time, which go on from what they kept."""
+    verdicts = {int(number): entry["verdict"] for number, entry in state["rows"].items()}
+    late = {number for number, verdict in verdicts.items() if verdict == TIMED_OUT}
+    answered = {number for number, verdict in verdicts.items() if verdict != SKIPPED} - late
+    return sorted((n for n in chosen if n not in answered or n in again), key=lambda n: n in late)
 
 
 def run_rows(state: dict[str, Any], todo: Sequence[int], setting: Setting, minutes: float, path: Path) -> list[int]:
@@ -318,7 +331,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("artifacts/models/SmolLM2-135M-Instruct"))
     parser.add_argument("--tiny", action="store_true", help="sizes of a CPU, to try the commands")
     args = parser.parse_args(argv)
-    setting = Setting(args.device, args.tiny, args.work.resolve(), args.model.resolve(), profilers_work())
+    on_gpu = args.device == "cuda" and torch.cuda.is_available()
+    architecture = gpu.architecture(torch.device("cuda")) if on_gpu else None
+    folders = args.work.resolve(), args.model.resolve()
+    setting = Setting(args.device, args.tiny, *folders, profilers_work(), architecture)
     path = args.output / STATE
     needed = dict.fromkeys(package for number in args.rows for package in ROWS[number].packages)
     if not args.list and (problem := obstacle(args.device, list(needed), kernels=True)):

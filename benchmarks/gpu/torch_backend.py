@@ -3,12 +3,12 @@
     python -m benchmarks.gpu.torch_backend --model artifacts/models/SmolLM2-135M-Instruct
 
 Builds bundles of all methods of `benchmarks/gpu/methods.toml` and, for auto-regressive decoding, bundles without
-drafter and hidden states, in fp32 and bf16. Then asks: does every method give auto-regressive decoding's tokens in
-fp32 (`benchmarks/verify_lossless.py`), how fast is it beside that at 1 to 64 requests at once
-(`benchmarks/method_batches.py`: the better of two rounds, as the first captures graphs), and how fast are single steps
-(`benchmarks/step_times.py`)? Bundles and results that are there already are kept, and the exit status of a command that
-failed but wrote its result (`RESULT.exit_status`): after an interruption or with more `--parts` the same command goes
-on. With `--minutes` no part begins after so many. Methods whose drafter is not here are left out.
+drafter and hidden states, in fp32 and bf16. Then asks: does every method give auto-regressive decoding's tokens in fp32
+(`benchmarks/verify_lossless.py`), how fast is it beside that at 1 to 64 requests at once
+(`benchmarks/method_batches.py`: the better of two rounds), and how fast are single steps (`benchmarks/step_times.py`)?
+The report is written after each command. Bundles and results that are there already are kept, and the exit status of a
+command that failed but wrote its result (`RESULT.exit_status`): after an interruption or with more `--parts` the same
+command goes on. With `--minutes` no part begins after so many. Methods whose drafter is not here are left out.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,9 @@ def methods_here(path: Path, work: Path) -> Path:
     return copy
 
 
-def run_parts(args: argparse.Namespace) -> dict[str, Any]:
-    """Run what is asked for and not there yet; the exit status and seconds of each command, and what it wrote."""
+def run_parts(args: argparse.Namespace, save: Callable[[dict[str, Any]], Path]) -> dict[str, Any]:
+    """Run what is asked for and not there yet; the exit status and seconds of each command, and what it wrote. All that
+    is known is saved after each command."""
     started, report = time.monotonic(), dict[str, Any]()
     for part, listed in commands(args).items():
         if part not in args.parts:
@@ -114,6 +116,7 @@ def run_parts(args: argparse.Namespace) -> dict[str, Any]:
             if output.is_file():
                 entry["result"] = json.loads(output.read_bytes())
             report[part].append(entry)
+            save(report)
     return report
 
 
@@ -141,9 +144,12 @@ def main(argv: list[str] | None = None) -> int:
         args.methods = methods_here(args.methods, args.work)
     except ValueError as error:
         parser.error(str(error))
-    parts = run_parts(args)
-    path = write_report(args, {"machine": describe(device), "parts": parts})
-    console.print(f"written to {path}")
+
+    def save(parts: dict[str, Any]) -> Path:
+        return write_report(args, {"machine": describe(device), "parts": parts})
+
+    parts = run_parts(args, save)
+    console.print(f"written to {save(parts)}")
     return int(any(entry.get("exit_status") for listed in parts.values() for entry in listed))
 
 

@@ -1,6 +1,7 @@
 """Compiles the CUDA kernels with nvcc: PTX to embed; registers, spills, occupancy and instructions to judge them by.
 
-`python -m plugins.cuda.compile` reports these and fails beyond the limits of resources.py. On a GPU: not run.
+`python -m plugins.cuda.compile [sm_90 ...]` reports these and fails beyond the limits of resources.py. On a GPU: not
+run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -129,13 +131,14 @@ COLUMNS = (
 )
 
 
-def main() -> str | None:
-    """Report every kernel on every architecture. Returns what is wrong: limits that are exceeded, or no nvcc."""
+def main(architectures: Sequence[str] = ()) -> str | None:
+    """Report every kernel on every architecture, or on these. Returns what is wrong: limits that are exceeded, or no
+    nvcc."""
     wrong = []
     print(f"{'kernel':<38}{'architecture'}", *COLUMNS, sep="  ")
     try:
         for source in sources():
-            for architecture in ARCHITECTURES:
+            for architecture in architectures or ARCHITECTURES:
                 for name, (used, instructions) in resources(source, architecture).items():
                     cells = [*map(str, used)]
                     if architecture == ASSERTED:
@@ -152,4 +155,4 @@ def main() -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

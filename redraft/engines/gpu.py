@@ -71,6 +71,11 @@ def capability(gpu: torch.device) -> str:
     return f"{major}.{minor}"
 
 
+def architecture(gpu: torch.device) -> str:
+    """The GPU's name for nvcc, such as sm_90."""
+    return f"sm_{capability(gpu).replace('.', '')}"
+
+
 def require_capability(
     gpu: torch.device,
     purpose: str = "the CUDA kernels",

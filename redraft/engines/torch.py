@@ -288,7 +288,7 @@ def require_kernels(bundle: Bundle, device: torch.device) -> None:
     config = bundle.config
     write, *_ = FP32_KERNELS if config.precision == "fp32" else KERNELS
     try:
-        ptx(write.source, f"sm_{gpu.capability(device).replace('.', '')}")
+        ptx(write.source, gpu.architecture(device))
     except BuildError as error:
         raise BundleError(f"{bundle.path}: {error}") from None
     contexts = [method.context for method in config.methods.values() if method.context]

@@ -79,10 +79,14 @@ def test_rows_go_on_after_a_failure_and_end_at_their_limit(hour):
     assert third["exit_status"] is None
     begun, pid = third["output"].split()
     assert begun == "begun"
-    deadline = time.monotonic() + 30
-    while running(int(pid)) and time.monotonic() < deadline:
+    wait_for(lambda: not running(int(pid)))
+
+
+def wait_for(reached) -> None:
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not running(int(pid)), "its children end with it"
 
 
 def running(pid: int) -> bool:
@@ -99,6 +103,39 @@ def test_what_is_answered_is_not_asked_again(hour):
     status, rows = hour("--rows", "0", "1", "--again", "1")
     assert (status, rows["0"]) == (1, before[1]["0"])
     assert rows["1"]["begun"] > before[1]["1"]["begun"]
+
+
+def test_rows_that_ran_out_of_time_go_on_after_all_others(hour):
+    entries = {"0": "timed out", "1": "ok", "2": "skipped", "3": "failed"}
+    state = {"rows": {number: {"verdict": verdict} for number, verdict in entries.items()}}
+    assert first_hour.pending(state, range(5), []) == [2, 4, 0]
+    assert first_hour.pending(state, range(5), [1]) == [1, 2, 4, 0]
+
+
+def test_no_command_begins_when_the_time_is_over(hour, tmp_path, monkeypatch):
+    begun = tmp_path / "begun"
+    after = python(f"open({str(begun)!r}, 'w')")
+    monkeypatch.setattr(
+        first_hour, "ROWS", (Row("two", 1, lambda _: [*python("import time; time.sleep(600)"), *after]),)
+    )
+    monkeypatch.setattr(Row, "limit", lambda *_: 0.01)
+    _, rows = hour("--rows", "0")
+    assert (rows["0"]["verdict"], len(rows["0"]["commands"]), begun.exists()) == ("timed out", 1, False)
+
+
+def test_a_command_ends_with_the_script_that_is_killed(tmp_path):
+    log = tmp_path / "log"
+    code = f"""
+import sys
+from benchmarks.gpu.first_hour import Command, Path, run
+said = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+run(Command((sys.executable, "-c", said)), Path({str(log)!r}), 600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    wait_for(lambda: log.exists() and log.read_text().strip())
+    process.kill()
+    process.wait()
+    wait_for(lambda: not running(int(log.read_text())))
 
 
 def test_rows_that_do_not_fit_come_later(hour, monkeypatch, capsys):
@@ -161,7 +198,7 @@ def test_what_is_missing_is_said_before_anything_begins(capability, missing, mes
 @pytest.mark.parametrize("profilers", [True, False])
 def test_every_script_takes_its_arguments(profilers, tmp_path, monkeypatch):
     monkeypatch.setattr(first_hour, "tool", lambda name: f"/usr/bin/{name}")
-    setting = Setting("cuda", False, tmp_path, tmp_path / "model", profilers)
+    setting = Setting("cuda", False, tmp_path, tmp_path / "model", profilers, "sm_90")
     scripts = []
     for row in first_hour.ROWS:
         for command in row.commands(setting):
@@ -177,6 +214,8 @@ def test_every_script_takes_its_arguments(profilers, tmp_path, monkeypatch):
                 with pytest.raises(Parsed):
                     script.main(arguments)
                 scripts.append((name, command.arguments[0]))
+    _, compiling = first_hour.survey(setting)
+    assert compiling.arguments[1:] == ("-m", "plugins.cuda.compile", "sm_90"), "no other GPU's"
     assert scripts.count(("kernels", "/usr/bin/ncu")) == (3 if profilers else 0)
     assert sum(row.limit(setting) for row in first_hour.ROWS if profilers or not row.profilers) <= 30
     assert {name for name, _ in scripts} == {

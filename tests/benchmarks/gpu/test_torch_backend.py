@@ -88,6 +88,19 @@ def test_a_failure_is_the_commands_own(tmp_path, ran):
     assert torch_backend.main(arguments(tmp_path)) == 0
 
 
+def test_what_is_known_is_written_after_each_command(tmp_path, ran, monkeypatch):
+    def ended(command, cwd):
+        if Path(command[-1]).name == "batches.json":
+            raise SystemExit(143)
+        return ran.run(command, cwd)
+
+    monkeypatch.setattr(torch_backend.subprocess, "run", ended)
+    with pytest.raises(SystemExit):
+        torch_backend.main(arguments(tmp_path, "--parts", "build", "equality", "batches"))
+    parts = json.loads((tmp_path / "r.json").read_text())["parts"]
+    assert (len(parts["build"]), parts["equality"][0]["result"]) == (4, {"of": "equality"})
+
+
 def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
     torch_backend.main(arguments(tmp_path, "--dataset", "d.jsonl", "--batches", "1", "64"))
     build, _, plain, _, equality, steps, _, batches = ran
@@ -117,6 +130,7 @@ def test_methods_without_their_drafter_are_left_out(tmp_path, ran, monkeypatch, 
 def test_every_method_fits_the_bundle_that_is_built(tmp_path, ran, monkeypatch):
     torch_backend.main(arguments(tmp_path, "--parts", "build"))
     given = parsed_by_typer(build_engines.main, ran[0][2:])
+    given["prefill_chunk"] = given["prefill_chunk"] or build_engines.PREFILL_CHUNKS[build_engines.Backend.torch]
     limits = LimitsInfo(**{name: given[name] for name in LimitsInfo.model_fields})
     monkeypatch.chdir(ROOT)
     for name, settings in read_methods(given["methods"]).items():
