@@ -5,7 +5,7 @@
 
 For each bundle: whether it loads, else why not; step times of 1 to 64 rows and of several sequences, and of drafting
 by each method, as `benchmarks/step_times.py` takes them. The question is asked of TensorRT for RTX; any backend's
-bundles do.
+bundles do. On a GPU that it does not support, such as an H100, set REDRAFT_ANY_GPU=1.
 """
 
 from __future__ import annotations

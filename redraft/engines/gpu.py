@@ -22,7 +22,7 @@ OLDEST_CAPABILITY = (8, 0)
 OLDEST_FOR = {"bf16": (8, 0), "fp8": (8, 9)}
 """The first compute capability with tensor cores for a precision; `deploy/launch.py` has it too."""
 ANY_GPU = "REDRAFT_ANY_GPU"
-"""The environment variable that lets a bundle load on a GPU that its library does not support."""
+"""The environment variable that, set to anything, lets a bundle load on a GPU that its library does not support."""
 ON_CPU = "the CPU: --backend openvino, or torch with an empty CUDA_VISIBLE_DEVICES"
 WITHOUT_GPU = "without a GPU, --backend tensorrt_rtx builds engines for another machine, and openvino's run on the CPU"
 

@@ -7,6 +7,7 @@ The host waits once, for these.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -99,15 +100,20 @@ class TensorRTEngine:
 
     def self_test(self) -> None:
         """Make all steps ready; then see that a step of one row and one of more rows than a tree's (in native form: a
-        prefill chunk) write these rows in the last slot of every cache, and no others. Ranks do it together, when all
+        prefill chunk; in plugin form: once more by the prefill profile) write these rows in the last slot of every
+        cache, and no others. Ranks do it together, when all
         are loaded, as each context joins them anew. Says on stderr where a layer copies a cache. Raises
         BundleError."""
         bundle, limits = self._bundle, self._bundle.config.limits
         with self._stream.current(), self._within_memory():
             self._target.session.make_ready({"write_indices": limits.max_len})
             padded = 0 if bundle.config.plugin_form else limits.max_tree
-            for count in sorted({1, min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)}):
-                execute = partial(self.execute, _causal_rows(count, limits))
+            most = min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)
+            counts, steps = sorted({1, most}), list[tuple[int, Callable[[], object]]]()
+            steps += [(count, partial(self.execute, _causal_rows(count, limits))) for count in counts]
+            if isinstance(self._target, PluginTarget):
+                steps.append((most, partial(self._target.execute, _causal_rows(most, limits), by_prefill=True)))
+            for count, execute in steps:
                 self._refuse("the engine", fault(self.caches, execute, limits.slots - 1, count, limits.max_len, padded))
         if copied := self._target.session.cache_copies():
             other = "without" if bundle.config.alias else "with"

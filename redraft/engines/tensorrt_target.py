@@ -37,11 +37,12 @@ class PluginTarget:
         self.session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
         self._host = HostBuffers(stream)
 
-    def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
-        """Enqueue a step: logits [R, V] and hidden states [T, H] on the device, valid until the next one."""
+    def execute(self, batch: TargetBatch, by_prefill: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Enqueue a step: logits [R, V] and hidden states [T, H] on the device, valid until the next one. `by_prefill`
+        executes it by the prefill profile, though a step holds it."""
         self._rows.check(batch)
         rows, sequences, logits = len(batch.input_ids), len(batch.slots), len(batch.logit_rows)
-        number = self._extents.fitting(sequences, rows)
+        number = None if by_prefill else self._extents.fitting(sequences, rows)
         if number is None:
             step = self.session.prefill(Extent(sequences, rows, max(logits, 1)))
         else:

@@ -19,6 +19,7 @@ from redraft.bundle import BundleError
 from redraft.drafting import DraftingPlan
 from redraft.engines import gpu, load_engine, tensorrt_drafter, tensorrt_target
 from redraft.engines.flavour import TENSORRT_RTX, Messages
+from redraft.engines.session import Session
 from redraft.engines.tensorrt import TensorRTEngine
 from tensorrt_engines import EngineBuilder
 from tests.engines import stand_in_tensorrt, tiny
@@ -283,6 +284,21 @@ def test_an_engine_that_cannot_be_read_is_refused(monkeypatch, tmp_path):
     (bundle.path / "target.engine").write_bytes(b"plan")
     with pytest.raises(BundleError, match=r"TensorRT cannot load .*target.engine: magic tag does not match; rebuild"):
         load_engine(bundle)
+
+
+def test_the_prefill_profile_is_executed_at_load(monkeypatch, tmp_path):
+    """Not first by a prompt."""
+    extents = []
+
+    def prefill(session, extent, *slot, usual=Session.prefill):
+        extents.append(extent)
+        return usual(session, extent, *slot)
+
+    monkeypatch.setattr(Session, "prefill", prefill)
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    assert bundle.config.plugin_form
+    load_engine(bundle)
+    assert [extent.sequences for extent in extents] == [1]
 
 
 def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):

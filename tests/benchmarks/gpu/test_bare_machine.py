@@ -38,11 +38,10 @@ for name in {SCRIPTS}:
     except SystemExit as exit:
         print(name, exit.code, *said.getvalue().strip().splitlines()[-1:])
 """
-    said = run_bare(tmp_path, "-c", script, without=PACKAGES)
+    said = run_bare(tmp_path, "-c", script, without=PACKAGES).splitlines()
+    missing = f"error: not installed here: {', '.join(PACKAGES)}. Bring what python -m benchmarks.gpu.pack packs"
     for name in SCRIPTS:
-        expected = f"{name} 0"
         if name in NEED_PACKAGES:
-            expected = (
-                f"error: not installed here: {', '.join(PACKAGES)}. Bring what python -m benchmarks.gpu.pack packs"
-            )
-        assert expected in said
+            assert f"{name} 2 -c: {missing} (docs/gpu.md)" in said
+        else:
+            assert f"{name} 0" in said
