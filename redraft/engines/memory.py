@@ -19,6 +19,8 @@ WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2}
 WORKING = 18
 """Numbers that a torch program holds at once for a row of a layer, in units of the hidden size: 4 for each of an MLP
 that is 3.5 times as wide, and some. Measured with Llama's shapes on tensors without storage."""
+CHAIN_COPIES = 3
+"""Of a chain's raw logits: the results, and the inputs of all buckets, whose sequences double."""
 COPIES_WHILE_BUILDING = 2
 """Of the weights: TensorRT holds the network and the engine."""
 COPIES_ON_THE_HOST: dict[str, float] = {"openvino": 4, "torch": 1.7, "tensorrt": 1.3, "tensorrt_rtx": 3.5}
@@ -82,9 +84,24 @@ def drawing_bytes(config: BundleConfig) -> int:
     return DRAW_BYTES * vocabulary * min(rows, max(AT_ONCE // vocabulary, 1))
 
 
+def returned_bytes(config: BundleConfig) -> int:
+    """Bytes of the logits that the host is given, where it needs those of all rows of the largest decode step:
+    gathered, and converted to float32."""
+    limits = config.limits
+    return limits.slots * limits.max_tree * config.target.vocab_size * (WIDTH.get(config.precision, 2) + 4)
+
+
+def chain_bytes(config: BundleConfig) -> int:
+    """Bytes of the raw logits float32 that drafters with chains give and take, at most: how many tokens they know is
+    not recorded, so all count."""
+    levels = sum(method.chain_levels for method in config.methods.values())
+    return CHAIN_COPIES * 4 * config.limits.slots * levels * config.target.vocab_size
+
+
 def step_bytes(config: BundleConfig) -> int:
-    """Of everything that a step takes."""
-    return output_bytes(config) + working_bytes(config) + drawing_bytes(config)
+    """Bytes of everything that a step takes, but for a draft that takes a whole prompt's pairs."""
+    chosen = drawing_bytes(config) + returned_bytes(config)
+    return output_bytes(config) + working_bytes(config) + chosen + chain_bytes(config)
 
 
 def _limit_bytes(config: BundleConfig, slots: int) -> int:

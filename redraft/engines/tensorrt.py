@@ -101,9 +101,8 @@ class TensorRTEngine:
     def self_test(self) -> None:
         """Make all steps ready; then see that a step of one row and one of more rows than a tree's (in native form: a
         prefill chunk; in plugin form: once more by the prefill profile) write these rows in the last slot of every
-        cache, and no others. Ranks do it together, when all
-        are loaded, as each context joins them anew. Says on stderr where a layer copies a cache. Raises
-        BundleError."""
+        cache, and no others. Ranks do it together, when all are loaded, as each context joins them anew. Says on stderr
+        where a layer copies a cache. Raises BundleError."""
         bundle, limits = self._bundle, self._bundle.config.limits
         with self._stream.current(), self._within_memory():
             self._target.session.make_ready({"write_indices": limits.max_len})
