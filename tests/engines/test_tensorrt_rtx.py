@@ -310,7 +310,7 @@ def test_bf16_with_the_limits_that_ship(smollm2, tmp_path):
     done = invoke(build_engines.main, *options, "--output", tmp_path / "bundle")
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "bundle")
-    assert bundle.config.limits == LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128)
+    assert bundle.config.limits == LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=512)
     contract = Contract("BFLOAT16", 2048 + 32, VOCAB, draft=(2, 4, 8))
     networks = {"target": contract.target(layers=2), f"drafter.{METHOD}": contract.drafter(context_layers=1)}
     for (name, values), layers in zip(networks.items(), (2, 1), strict=True):
