@@ -98,12 +98,12 @@ def test_a_run_directory_is_closed_to_other_users(tmp_path):
 @pytest.mark.parametrize(("mode", "fits"), [(0o757, False), (0o1777, True), (0o755, True)])
 def test_a_run_directory_that_others_can_move_away_is_refused(tmp_path, mode, fits):
     """Renamed, with one of theirs in its place, whose models Triton would run."""
-    parent = tmp_path / "parent"
+    parent = tmp_path / "up"  # short, as the socket's path must be
     parent.mkdir()
     parent.chmod(mode)
     with contextlib.nullcontext() if fits else pytest.raises(ServingError, match=rf"{parent} is theirs, or they can"):
-        RunDir(parent / "below" / "run").create()
-    assert (parent / "below").exists() == fits
+        RunDir(parent / "x" / "run").create()
+    assert (parent / "x").exists() == fits
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
