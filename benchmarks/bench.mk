@@ -93,7 +93,7 @@ bench-redrafter: $(DISTILLED) $(CHECKED)/manifest.json $(BEAMS)/manifest.json an
 	$(PY) -m benchmarks.cross_check $(REPLAYED) --bundle $(CHECKED) --num-prompts 40 --output $(REPORTS)/cross_check.json
 	$(PY) -m benchmarks.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output $(REPORTS)/beam_packing.json
 	$(PY) -m benchmarks.beam_packing_throughput --bundle $(BEAMS) --dataset $(PROMPTS) --num-prompts 16 --warm-up 2 \
-	  --output $(REPORTS)/beam_packing_throughput.json
+	  --rounds 1 --batches 1 4 16 --output $(REPORTS)/beam_packing_throughput.json
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --num-prompts 10 --output $(REPORTS)/beam_shapes.json
 	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(DISTILLED))) --num-prompts 20 \
 	  --lengths 5 --widths 1 4 16 64 --output $(REPORTS)/distillation.json
