@@ -192,7 +192,7 @@ ROWS = (
     Row("Are memcheck and racecheck content?", 3, sanitizer, profilers=True),
     Row("Does a tiny engine of TensorRT for RTX run?", 3, rtx, packages=PACKAGES, model=True, optional=RTX_PACKAGES),
 )
-"""By number, in the order in which they run."""
+"""The rows by number, in the order in which they run."""
 
 
 def run_row(row: Row, setting: Setting, log: Path) -> dict[str, Any]:

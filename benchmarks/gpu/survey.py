@@ -24,7 +24,7 @@ TOOLS = ("nvidia-smi", "ncu", "compute-sanitizer", "cuobjdump", "nvdisasm", "g++
 
 
 def version(name: str) -> str | None:
-    """Of an installed package."""
+    """The version of an installed package."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

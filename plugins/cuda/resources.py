@@ -11,12 +11,12 @@ from typing import NamedTuple
 ASSERTED = "sm_90"
 """The architecture of LIMITS and of the sizes below."""
 THREADS = 128
-"""Of a block, in every kernel."""
+"""Threads of a block, in every kernel."""
 REGISTERS, WARPS, BLOCKS, SHARED = 65536, 64, 32, 228 << 10
-"""Of a multiprocessor: registers, resident warps and blocks, bytes of shared memory ("CUDA C++ Programming Guide",
-compute capability 9.0)."""
+"""Limits of a multiprocessor: registers, resident warps and blocks, bytes of shared memory ("CUDA C++ Programming
+Guide", compute capability 9.0)."""
 PARTITIONS = 4
-"""Of a multiprocessor; each has a quarter of the registers and of the warps."""
+"""Schedulers of a multiprocessor; each has a quarter of the registers and of the warps."""
 REGISTER_UNIT, SHARED_UNIT, SHARED_RESERVED = 256, 128, 1024
 """Registers of a warp and bytes of a block come in multiples of these; CUDA keeps the last for itself."""
 WIDE_LOAD, PRODUCT, LOCAL = re.compile(r"LDG\.(?:\w+\.)*128\b"), re.compile(r"HMMA\."), re.compile(r"(?:LDL|STL)\b")
@@ -55,7 +55,7 @@ class Instructions(NamedTuple):
     wide_loads: int
     """From global memory, of 16 bytes."""
     products: int
-    """Of the tensor cores, m16n8k16."""
+    """Instructions of the tensor cores, m16n8k16."""
     local: int
     """Loads and stores of local memory."""
 
@@ -87,7 +87,7 @@ LIMITS = {
     **{f"tree_attention_combine_{size}": Limits(registers=32, resident=16) for size in (64, 128)},
     **{f"tree_attention_combine_fp32_{size}": Limits(registers=32, resident=16) for size in (64, 128)},
 }
-"""By entry. A change that makes a kernel faster may need other limits: whoever makes it changes them here."""
+"""Limits by entry. A change that makes a kernel faster may need other limits: whoever makes it changes them here."""
 
 
 def parse_resources(log: str) -> dict[str, Resources]:

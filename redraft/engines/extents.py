@@ -11,7 +11,7 @@ from redraft.bundle import LimitsInfo
 Leading = tuple[int, ...]
 """The first sizes of an input's shape; the others are the network's own."""
 USUAL_ROWS = 8
-"""Of a sequence, where one profile is for all steps."""
+"""Rows of a sequence, where one profile is for all steps."""
 RANGES, RATIO = 4, 4
 """Profiles that share out the steps by their rows, and how far apart their largest are: kernels are chosen at 1/64,
 1/16, 1/4 and all of the most rows."""

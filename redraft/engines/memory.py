@@ -20,7 +20,7 @@ WORKING = 18
 """Numbers that a torch program holds at once for a row of a layer, in units of the hidden size: 4 for each of an MLP
 that is 3.5 times as wide, and some. Measured with Llama's shapes on tensors without storage."""
 CHAIN_COPIES = 3
-"""Of a chain's raw logits: the results, and the inputs of all buckets, whose sequences double."""
+"""Copies of a chain's raw logits: the results, and the inputs of all buckets, whose sequences double."""
 COPIES_WHILE_BUILDING = 2
 """Of the weights: TensorRT holds the network and the engine."""
 COPIES_ON_THE_HOST: dict[str, float] = {"openvino": 4, "torch": 1.7, "tensorrt": 1.3, "tensorrt_rtx": 3.5}
@@ -60,7 +60,7 @@ def unaligned_caches(config: BundleConfig, max_len: int) -> list[int]:
 
 
 def output_bytes(config: BundleConfig) -> int:
-    """Of the largest decode step's logits, and for torch its hidden states, where those of all others lie too."""
+    """Bytes of the largest decode step's logits, and for torch its hidden states, where those of all others lie too."""
     limits, target = config.limits, config.target
     hidden = target.hidden_size if config.backend == "torch" and config.methods else 0
     return limits.slots * limits.max_tree * (target.vocab_size + hidden) * WIDTH.get(config.precision, 2)
