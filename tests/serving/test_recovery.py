@@ -14,6 +14,7 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 
+from redraft.serving.processes import is_alive
 from redraft.serving.tritonserver import models_live
 from tests.serving.client_side import FAKE_WORKER, Service, grpc_inputs, start, wait_until
 
@@ -81,7 +82,7 @@ def test_a_hung_server_or_model_is_restarted(service, victim):
     stubs = {child.cmdline()[1].split("/")[-3]: child for child in server.children()}
     process = stubs.get(victim, server)
     assert_it_comes_back(service, lambda: process.send_signal(signal.SIGSTOP))
-    assert not process.is_running()
+    assert not is_alive(process)
     assert "did not answer for" in service.run_dir.supervisor_log.read_text()
 
 
