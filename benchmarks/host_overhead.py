@@ -101,7 +101,7 @@ class NullEngine:
         return logits, hidden
 
     def _candidates(self, roots: np.ndarray) -> DraftCandidates:
-        """The likeliest candidate of a node is what the rule says."""
+        """The most likely candidate of a node is what the rule says."""
         count = len(roots)
         paths = np.repeat(roots[:, None], WIDTH, axis=1)
         levels: list[np.ndarray] = []
