@@ -119,7 +119,7 @@ mpi: | $(SETUP)
 tune: mpi $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
 .PRECIOUS: $(BUNDLE)/budget.json # it is whole whenever tuning ends: the methods that were tuned
 $(BUNDLE)/budget.json: always $(BUNDLE)/manifest.json
-	$(PY) -m redraft.budget $(BUNDLE) || $(LAUNCH) $(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
+	$(PY) -m redraft.bundle.budget $(BUNDLE) || $(LAUNCH) $(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
 
 serve: mpi $(BUNDLE)/budget.json ## build and tune what is not there, start Triton on 127.0.0.1; returns when a request has succeeded
 	$(PY) -m redraft.cli serve --bundle $(BUNDLE)
@@ -128,29 +128,29 @@ stop: | $(SETUP) ## stop it
 	$(PY) -m redraft.cli stop
 
 loadtest: | $(SETUP) ## load-test the running server at RATES
-	$(PY) -m benchmarks.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
+	$(PY) -m benchmarks.load.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
 
 include $(dir $(firstword $(MAKEFILE_LIST)))benchmarks/bench.mk
 
 PAIRS := $(ENGINES)/$(NAME)-lossless-$(PRECISION)$(SPLIT)
-$(PAIRS)/manifest.json: always benchmarks/lossless.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/lossless.toml --slots 8 --output $(PAIRS)
+$(PAIRS)/manifest.json: always benchmarks/methods/lossless.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/lossless.toml --slots 8 --output $(PAIRS)
 
 quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
-	$(PY) -m benchmarks.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
+	$(PY) -m benchmarks.load.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
 
 test: $(MODEL)/source.json ## the test suite
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
 	$(MAKE) engines PRECISION=fp32
-	$(PY) -m benchmarks.verify_lossless --auto-regressive $(ENGINES)/$(NAME)-ar-fp32 \
+	$(PY) -m benchmarks.verify.lossless --auto-regressive $(ENGINES)/$(NAME)-ar-fp32 \
 	  --speculative $(ENGINES)/$(NAME)-redrafter-fp32 --dataset $(PROMPTS)
 	$(MAKE) $(ENGINES)/$(NAME)-methods-fp32/manifest.json PRECISION=fp32
-	$(PY) -m benchmarks.verify_lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.verify.lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --dataset $(PROMPTS) \
 	  --max-tokens 32 --concurrency 8 --output artifacts/reports/lossless-methods.json
 	$(MAKE) $(ENGINES)/$(NAME)-lossless-fp32/manifest.json PRECISION=fp32
-	$(PY) -m benchmarks.verify_lossless --speculative $(ENGINES)/$(NAME)-lossless-fp32 --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.verify.lossless --speculative $(ENGINES)/$(NAME)-lossless-fp32 --dataset $(PROMPTS) \
 	  --settings greedy "temperature 1" --max-tokens 32 --concurrency 8 --output artifacts/reports/lossless-pairs.json
 
 lint: | $(SETUP) ## ruff, format check, mypy
@@ -159,7 +159,7 @@ lint: | $(SETUP) ## ruff, format check, mypy
 	.venv/bin/mypy
 
 kernels: | $(SETUP) ## compile the CUDA kernels (no GPU needed): registers, spills, occupancy, instructions; fails beyond limits
-	$(PY) -m plugins.cuda.compile
+	$(PY) -m redraft.plugins.cuda.compile
 
 clean: ## remove what was built (not .venv, not downloads)
 	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run

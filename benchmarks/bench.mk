@@ -34,75 +34,75 @@ on-spec-bench = $(if $(SPEC_BENCH),$(1) --dataset $(SPEC_BENCH),@echo "left out:
 bench: $(PARTS:%=bench-%) ## all tables and plots of docs/, on PROMPTS and SPEC_BENCH; its parts:
 
 one-rank:
-	@$(if $(filter-out 1,$(TP)),$(error TP=$(TP): bench compares bundles of one rank; benchmarks/tensor_parallel.py compares numbers of ranks))
+	@$(if $(filter-out 1,$(TP)),$(error TP=$(TP): bench compares bundles of one rank; benchmarks/speed/tensor_parallel.py compares numbers of ranks))
 $(PARTS:%=bench-%): one-rank | $(MODEL)/source.json
 
 bench-steps: $(BASELINE)/manifest.json ## step times, and the host's part of a step
-	$(PY) -m benchmarks.step_times $(BASELINE) --output $(REPORTS)/step_times.json
-	$(PY) -m benchmarks.host_overhead --output $(REPORTS)/host_overhead.json
-	$(PY) -m benchmarks.host_overhead --logits --output $(REPORTS)/host_overhead_logits.json
+	$(PY) -m benchmarks.speed.step_times $(BASELINE) --output $(REPORTS)/step_times.json
+	$(PY) -m benchmarks.speed.host_overhead --output $(REPORTS)/host_overhead.json
+	$(PY) -m benchmarks.speed.host_overhead --logits --output $(REPORTS)/host_overhead_logits.json
 
 bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.json $(WIDTHS)/budget.json ## single stream, streams, all methods, by batch, beam widths
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \
 	  --streams --repeats 1 --output $(REPORTS)/single_stream.json
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \
 	  --num-prompts 16 --max-tokens 96 --temperature 0 --streams 2 4 8 16 --output $(REPORTS)/streams.json
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --methods --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --methods --dataset $(PROMPTS) \
 	  --num-prompts 20 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/methods.json
-	$(PY) -m benchmarks.method_batches --bundle $(TUNED) --auto-regressive $(BASELINE) --methods $(BATCHED) --batches 2 4 8 16 \
+	$(PY) -m benchmarks.speed.method_batches --bundle $(TUNED) --auto-regressive $(BASELINE) --methods $(BATCHED) --batches 2 4 8 16 \
 	  --dataset $(PROMPTS) --output $(REPORTS)/method_batches.json
-	$(PY) -m benchmarks.method_batches --bundle $(WIDTHS) --auto-regressive $(BASELINE) --best-of tuned --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.speed.method_batches --bundle $(WIDTHS) --auto-regressive $(BASELINE) --best-of tuned --dataset $(PROMPTS) \
 	  --output $(REPORTS)/beam_widths.json
 
 bench-equal: $(BASELINE)/manifest.json $(LEVEL)/manifest.json $(LEVEL)-tuned/budget.json ## methods by drafters of equal data and budgets
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(LEVEL) --methods --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(LEVEL) --methods --dataset $(PROMPTS) \
 	  --num-prompts 20 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/methods_equal.json
-	$(PY) -m benchmarks.method_batches --bundle $(LEVEL)-tuned --auto-regressive $(BASELINE) --methods $(BATCHED) --batches 2 4 8 16 \
+	$(PY) -m benchmarks.speed.method_batches --bundle $(LEVEL)-tuned --auto-regressive $(BASELINE) --methods $(BATCHED) --batches 2 4 8 16 \
 	  --dataset $(PROMPTS) --output $(REPORTS)/method_batches_equal.json
 
 bench-spec-bench: $(addsuffix /manifest.json,$(COMPARED) $(BASELINE)) ## methods on the six tasks of SPEC_BENCH
-	$(call on-spec-bench,$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --num-prompts 60 --max-tokens 64 \
+	$(call on-spec-bench,$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(COMPARED) --num-prompts 60 --max-tokens 64 \
 	  --methods --streams --repeats 1 --output $(REPORTS)/methods_spec_bench.json,methods by task)
 
 bench-trees: $(addsuffix /manifest.json,$(BASELINE) $(NARROW) $(BUNDLE) $(BUDGETS) $(SHAPES) $(WAYS)) answers | $(TEACHER) ## tree shapes and sizes, constructions, n-grams and their retrieval
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(BUDGETS) --methods --dataset $(PROMPTS) --temperature 0 \
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(BUDGETS) --methods --dataset $(PROMPTS) --temperature 0 \
 	  --streams --repeats 1 --output $(REPORTS)/tree_budgets.json
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(SHAPES) --methods --dataset $(PROMPTS) --temperature 0 \
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(SHAPES) --methods --dataset $(PROMPTS) --temperature 0 \
 	  --max-tokens 96 --streams --repeats 1 --output $(REPORTS)/tree_shapes.json
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(WAYS) --methods --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(WAYS) --methods --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --temperature 0 0.3 1 --top-p 0.95 --streams --repeats 1 --output $(REPORTS)/constructions.json
-	$(PY) -m benchmarks.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
+	$(PY) -m benchmarks.speed.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --output $(REPORTS)/grid.json
-	$(PY) -m benchmarks.ngram_chances --data $(TEACHER) --shards 8
-	$(PY) -m benchmarks.ngram_evidence --bundle $(BUNDLE)
-	$(PY) -m benchmarks.answers --bundle $(BUNDLE) --dataset $(OWN) --max-tokens 512 --output $(ANSWERS)-own
-	$(PY) -m benchmarks.retrieval --answers $(ANSWERS) $(if $(filter-out $(OWN),$(PROMPTS)),--warm-up $(ANSWERS)-own) \
+	$(PY) -m benchmarks.replay.ngram_chances --data $(TEACHER) --shards 8
+	$(PY) -m benchmarks.replay.ngram_evidence --bundle $(BUNDLE)
+	$(PY) -m benchmarks.replay.answers --bundle $(BUNDLE) --dataset $(OWN) --max-tokens 512 --output $(ANSWERS)-own
+	$(PY) -m benchmarks.replay.retrieval --answers $(ANSWERS) $(if $(filter-out $(OWN),$(PROMPTS)),--warm-up $(ANSWERS)-own) \
 	  --budgets 4 12 16 32 --output $(REPORTS)/retrieval.json
 
 bench-lyanna: $(BASELINE)/manifest.json $(RESAMPLED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(DENSE) answers ## Lyanna, tables 1 and 2, figures 12 and 13
-	$(PY) -m benchmarks.ablation $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(ABLATIONS))) \
+	$(PY) -m benchmarks.replay.ablation $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(ABLATIONS))) \
 	  drafters/$(DEFAULT)-hidden_state --output $(REPORTS)/ablation.json
-	$(PY) -m benchmarks.training_table $(TABLED)/ablations/full $(TABLED)/ablations/dense \
+	$(PY) -m benchmarks.training.training_table $(TABLED)/ablations/full $(TABLED)/ablations/dense \
 	  --output $(REPORTS)/token_info_table.json
-	$(PY) -m benchmarks.single_stream --auto-regressive $(BASELINE) --speculative $(RESAMPLED) --methods --dataset $(PROMPTS) --num-prompts 40 \
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(RESAMPLED) --methods --dataset $(PROMPTS) --num-prompts 40 \
 	  --max-tokens 64 --streams 2 --repeats 1 --output $(REPORTS)/resampling.json
-	$(PY) -m benchmarks.drafting_latency heads --output $(REPORTS)/drafting_heads.json
-	$(PY) -m benchmarks.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
+	$(PY) -m benchmarks.speed.drafting_latency heads --output $(REPORTS)/drafting_heads.json
+	$(PY) -m benchmarks.speed.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
 
 bench-redrafter: $(DISTILLED) $(CHECKED)/manifest.json $(BEAMS)/manifest.json answers ## ReDrafter, figures 6 and 7, table 6; replays checked live
-	$(PY) -m benchmarks.cross_check $(REPLAYED) --bundle $(CHECKED) --num-prompts 40 --output $(REPORTS)/cross_check.json
-	$(PY) -m benchmarks.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output $(REPORTS)/beam_packing.json
-	$(PY) -m benchmarks.beam_packing_throughput --bundle $(BEAMS) --dataset $(PROMPTS) --num-prompts 16 --warm-up 2 \
+	$(PY) -m benchmarks.replay.cross_check $(REPLAYED) --bundle $(CHECKED) --num-prompts 40 --output $(REPORTS)/cross_check.json
+	$(PY) -m benchmarks.replay.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output $(REPORTS)/beam_packing.json
+	$(PY) -m benchmarks.speed.beam_packing_throughput --bundle $(BEAMS) --dataset $(PROMPTS) --num-prompts 16 --warm-up 2 \
 	  --rounds 1 --batches 1 4 16 --output $(REPORTS)/beam_packing_throughput.json
-	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --num-prompts 10 --output $(REPORTS)/beam_shapes.json
-	$(PY) -m benchmarks.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(DISTILLED))) --num-prompts 20 \
+	$(PY) -m benchmarks.replay.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --num-prompts 10 --output $(REPORTS)/beam_shapes.json
+	$(PY) -m benchmarks.replay.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(DISTILLED))) --num-prompts 20 \
 	  --lengths 5 --widths 1 4 16 64 --output $(REPORTS)/distillation.json
 
-RSD := $(PY) -m benchmarks.rsd_experiments --model $(MODEL) --drafter $(DRAFTER) --engines $(ENGINES) --precision $(PRECISION) \
+RSD := $(PY) -m benchmarks.rsd.experiments --model $(MODEL) --drafter $(DRAFTER) --engines $(ENGINES) --precision $(PRECISION) \
   --num-prompts 48
 bench-rsd: $(COMPARED)/manifest.json ## RSD, figure 1; what rejection costs; both experiments and their token rates on SPEC_BENCH
-	$(PY) -m benchmarks.rsd_figure1 --output $(REPORTS)/rsd_figure1.png
-	$(PY) -m benchmarks.drafting_latency rejection --bundle $(COMPARED) --dataset $(PROMPTS) --num-prompts 64 \
+	$(PY) -m benchmarks.rsd.figure1 --output $(REPORTS)/rsd_figure1.png
+	$(PY) -m benchmarks.speed.drafting_latency rejection --bundle $(COMPARED) --dataset $(PROMPTS) --num-prompts 64 \
 	  --output $(REPORTS)/rejection.json
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd,experiments 1 and 2)
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd --timing,their token rates)
@@ -110,49 +110,49 @@ bench-rsd: $(COMPARED)/manifest.json ## RSD, figure 1; what rejection costs; bot
 	  --tasks rag math_reasoning,quality on two tasks more)
 
 bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## drafters on held-out text, learning curves, token frequency
-	$(PY) -m benchmarks.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER) $(HELD_OUT) \
+	$(PY) -m benchmarks.training.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER) $(HELD_OUT) \
 	  --output $(REPORTS)/held_out.json
-	$(PY) -m benchmarks.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.png
-	$(PY) -m benchmarks.learning_curve $(wildcard drafters/$(DEFAULT)*/training.jsonl) --output $(REPORTS)/learning_curve.png
-	$(PY) -m benchmarks.learning_curve $(patsubst %/,%,$(dir $(EQUAL))) --output $(REPORTS)/equal_budget.png
-	$(PY) -m benchmarks.learning_curve $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation_curves.png
+	$(PY) -m benchmarks.training.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.png
+	$(PY) -m benchmarks.training.learning_curve $(wildcard drafters/$(DEFAULT)*/training.jsonl) --output $(REPORTS)/learning_curve.png
+	$(PY) -m benchmarks.training.learning_curve $(patsubst %/,%,$(dir $(EQUAL))) --output $(REPORTS)/equal_budget.png
+	$(PY) -m benchmarks.training.learning_curve $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation_curves.png
 
 bench-precision: $(CALIBRATION) ## what 8-bit networks change
-	$(PY) -m benchmarks.precision --model $(MODEL) --calibration $(CALIBRATION) --dataset $(PROMPTS) --num-prompts 20 \
+	$(PY) -m benchmarks.speed.precision --model $(MODEL) --calibration $(CALIBRATION) --dataset $(PROMPTS) --num-prompts 20 \
 	  --output $(REPORTS)/precision.json
 
 answers: $(BUNDLE)/manifest.json
-	$(PY) -m benchmarks.answers --bundle $(BUNDLE) --dataset $(PROMPTS) --output $(ANSWERS)
+	$(PY) -m benchmarks.replay.answers --bundle $(BUNDLE) --dataset $(PROMPTS) --output $(ANSWERS)
 
-$(COMPARED)/manifest.json: always benchmarks/methods.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/methods.toml --output $(COMPARED)
-$(BUDGETS)/manifest.json: always benchmarks/tree_budgets.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/tree_budgets.toml --output $(BUDGETS)
-$(SHAPES)/manifest.json: always benchmarks/tree_shapes.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/tree_shapes.toml --output $(SHAPES)
-$(RESAMPLED)/manifest.json: always benchmarks/resampling.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/resampling.toml --output $(RESAMPLED)
-$(WAYS)/manifest.json: always benchmarks/constructions.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/constructions.toml --output $(WAYS)
-$(CHECKED)/manifest.json: always benchmarks/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/cross_check.toml --output $(CHECKED)
-$(BEAMS)/manifest.json: always benchmarks/beam_packing.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/beam_packing.toml --max-tree 226 --slots 16 --output $(BEAMS)
-$(LEVEL)/manifest.json: always benchmarks/methods.toml $(EQUAL) $(CALIBRATED) | $(MODEL)/source.json
+$(COMPARED)/manifest.json: always benchmarks/methods/methods.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/methods.toml --output $(COMPARED)
+$(BUDGETS)/manifest.json: always benchmarks/methods/tree_budgets.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/tree_budgets.toml --output $(BUDGETS)
+$(SHAPES)/manifest.json: always benchmarks/methods/tree_shapes.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/tree_shapes.toml --output $(SHAPES)
+$(RESAMPLED)/manifest.json: always benchmarks/methods/resampling.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/resampling.toml --output $(RESAMPLED)
+$(WAYS)/manifest.json: always benchmarks/methods/constructions.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/constructions.toml --output $(WAYS)
+$(CHECKED)/manifest.json: always benchmarks/methods/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/cross_check.toml --output $(CHECKED)
+$(BEAMS)/manifest.json: always benchmarks/methods/beam_packing.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/beam_packing.toml --max-tree 226 --slots 16 --output $(BEAMS)
+$(LEVEL)/manifest.json: always benchmarks/methods/methods.toml $(EQUAL) $(CALIBRATED) | $(MODEL)/source.json
 	sed -e 's|"drafters/$(DEFAULT)-|"$(TABLED)/equal/|; s|"drafters/$(DEFAULT)"|"$(TABLED)/equal/recurrent"|' \
-	  benchmarks/methods.toml > $(TABLED)/equal/methods.toml
+	  benchmarks/methods/methods.toml > $(TABLED)/equal/methods.toml
 	$(COMPILE) --methods $(TABLED)/equal/methods.toml --output $(LEVEL)
 %-tuned/budget.json: %/manifest.json # a copy, since methods are also compared at trees of one size
 	rm -rf $(@D) && cp -r $* $(@D)
 	$(PY) build/tune.py --bundle $(@D) $(BATCHED:%=--method %) --num-prompts 8 --prompts $(OWN)
-$(WIDTHS)/manifest.json: always benchmarks/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/beam_widths.toml --max-tree 81 --output $(WIDTHS)
+$(WIDTHS)/manifest.json: always benchmarks/methods/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/beam_widths.toml --max-tree 81 --output $(WIDTHS)
 $(WIDTHS)/budget.json: $(WIDTHS)/manifest.json
 	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts $(OWN)
 $(NARROW)/manifest.json: always $(DRAFTER)/config.json $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --drafter $(DRAFTER) --beam-width 3 --beam-length 4 --output $(NARROW)
 $(LATENCY)/manifest.json: always $(CALIBRATED) | $(MODEL)/source.json
-	$(PY) -m benchmarks.drafting_latency untrained --model $(MODEL) --output $(UNTRAINED)
+	$(PY) -m benchmarks.speed.drafting_latency untrained --model $(MODEL) --output $(UNTRAINED)
 	$(COMPILE) --methods $(UNTRAINED)/methods.toml --output $(LATENCY)
 
 $(TEACHER): # make distill takes DATA and TOKENS; it goes on with a folder that it left unfinished, these parts take it as it is

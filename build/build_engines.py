@@ -16,8 +16,8 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from ensure_bundle import built_from
-from methods import (
+from compiler.calibration import Calibration
+from compiler.methods import (
     NGRAM,
     SOURCES,
     MethodSettings,
@@ -27,20 +27,22 @@ from methods import (
     load_draft_source,
     read_methods,
 )
-from model_defs.calibration import Calibration
-from model_defs.config import TargetConfig, UnsupportedModelError
-from model_defs.drafter import Drafter
-from model_defs.export_drafter import Drafting
+from compiler.networks import CALIBRATION, WRITERS, Loops, extents, out, step
+from ensure_bundle import built_from
+from model_defs.drafters.base import Drafter
+from model_defs.drafters.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
+from model_defs.export.drafter import Drafting
 from model_defs.files import count_numbers
-from model_defs.fingerprint import target_fingerprint
-from model_defs.shards import plan_shards
-from model_defs.target import Target
-from model_defs.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
-from networks import CALIBRATION, WRITERS, Loops, extents, out, step
-from redraft.bundle import BuiltFrom, BundleConfig, BundleError, LimitsInfo, ShardInfo, TargetInfo
-from redraft.bundle_writer import copy_tokenizer, finish_bundle, new_bundle
+from model_defs.target.config import TargetConfig, UnsupportedModelError
+from model_defs.target.fingerprint import target_fingerprint
+from model_defs.target.model import Target
+from model_defs.target.shards import plan_shards
+from redraft.bundle.config import BundleConfig, LimitsInfo, ShardInfo, TargetInfo
+from redraft.bundle.manifest import BuiltFrom
+from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
+from redraft.console.progress import duration, size
+from redraft.console.resources import host_bytes, most_bytes
 from redraft.decoding.retrieval import NGRAM_TRIE
-from redraft.engines.flavour import FLAVOURS
 from redraft.engines.memory import (
     ALIGNMENT,
     WIDTH,
@@ -49,9 +51,9 @@ from redraft.engines.memory import (
     unaligned_caches,
     what_builds,
 )
-from redraft.progress import duration, size
-from redraft.protocol import describe
-from redraft.resources import host_bytes, most_bytes
+from redraft.engines.tensorrt.library import FLAVOURS
+from redraft.errors import BundleError
+from redraft.request import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
 HEAD_STEP = 32

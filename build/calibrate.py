@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import typer
 from rich.console import Console
 
-from model_defs.calibration import calibrate
-from model_defs.fingerprint import target_fingerprint
-from model_defs.target import Target
+from compiler.calibration import calibrate
+from model_defs.target.fingerprint import target_fingerprint
+from model_defs.target.model import Target
 from redraft.chat import render_chat
-from redraft.interrupt import interruptible
-from redraft.progress import progress
+from redraft.console.interrupt import interruptible
+from redraft.console.progress import progress
 from redraft.prompts import load_prompts, spread
 from redraft.text import TextCodec
 

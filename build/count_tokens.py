@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Count which tokens the target uses, and which follow which, in the answers of teacher data.
 
-Writes `token_counts.npy`, int64 [2, V], the counts of every other answer (benchmarks/token_frequency.py plots what a
-hot vocabulary covers), and `bigrams.npy`, each token's most frequent successor, for build_engines.py --bigrams.
+Writes `token_counts.npy`, int64 [2, V], the counts of every other answer (benchmarks/training/token_frequency.py plots
+what a hot vocabulary covers), and `bigrams.npy`, each token's most frequent successor, for build_engines.py --bigrams.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import typer
 
-from model_defs.config import TargetConfig
-from model_defs.windows import TeacherData
+from model_defs.target.config import TargetConfig
 from redraft.decoding.ngram import count_bigrams
+from training.teacher_data import TeacherData
 
 
 def main(

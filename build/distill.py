@@ -36,16 +36,16 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
-from conversations import MAX_USER_TOKENS, Generator, Template, documents, prefill
-from forward import EngineForward, TorchForward
-from model_defs.config import TargetConfig
 from model_defs.files import count_numbers
-from model_defs.target import Target
-from model_defs.working_precision import working_dtype
-from redraft.interrupt import interruptible
-from redraft.progress import Progress, duration, progress, size
-from redraft.resources import free_disk, require_memory
-from teacher_prompts import (
+from model_defs.precision import working_dtype
+from model_defs.target.config import TargetConfig
+from model_defs.target.model import Target
+from redraft.console.interrupt import interruptible
+from redraft.console.progress import Progress, duration, progress, size
+from redraft.console.resources import free_disk, require_memory
+from training.conversations import MAX_USER_TOKENS, Generator, Template, documents, prefill
+from training.forward import EngineForward, TorchForward
+from training.prompts import (
     LEAST_RESPONSE,
     RESERVED,
     Prompt,
@@ -56,7 +56,7 @@ from teacher_prompts import (
     draw_prompts,
     parse_shares,
 )
-from teacher_shards import Document, Shards, model_digest
+from training.shards import Document, Shards, model_digest
 
 SHARD_S = 60.0
 """Seconds after which a shard is closed, whatever it holds."""

@@ -19,17 +19,10 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from redraft.bundle import (
-    MANIFEST,
-    BuiltFrom,
-    BundleConfig,
-    BundleError,
-    InputFile,
-    Manifest,
-    cpu_features,
-    file_sha256,
-)
-from redraft.bundle_writer import TOKENIZER_FILES
+from redraft.bundle.config import BundleConfig
+from redraft.bundle.manifest import MANIFEST, BuiltFrom, InputFile, Manifest, cpu_features, file_sha256
+from redraft.bundle.writer import TOKENIZER_FILES
+from redraft.errors import BundleError
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = ("--model", "--drafter", "--methods", "--hot-vocabulary", "--calibration", "--bigrams")
@@ -41,21 +34,16 @@ IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", *TOKENIZ
 NOT_IN_FOLDERS = "checkpoint.safetensors"
 SOURCES = (
     "build/build_engines.py",
-    "build/draft_model.py",
-    "build/methods.py",
-    "build/networks.py",
-    "build/tensorrt_engines.py",
-    "model_defs/*.py",
-    *(f"plugins/*/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
-    "plugins/*.py",
-    "redraft/bundle.py",
-    "redraft/bundle_writer.py",
+    *(f"compiler/{name}.py" for name in ("calibration", "draft_model", "engine_builder", "methods", "networks")),
+    "compiler/passes/*.py",
+    "model_defs/**/*.py",
+    *(f"plugins/**/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
+    *(f"redraft/bundle/{name}.py" for name in ("config", "manifest", "writer")),
     *(f"redraft/decoding/{name}.py" for name in ("construction", "random_trees", "retrieval", "verification")),
-    *(f"redraft/engines/{name}.py" for name in ("extents", "flavour", "memory", "tensorrt")),
+    "redraft/engines/memory.py",
+    *(f"redraft/engines/tensorrt/{name}.py" for name in ("engine", "library", "profiles")),
 )
 """The code that decides what a bundle holds."""
-NO_SOURCES = ("model_defs/training.py", "model_defs/windows.py")
-"""What of it only trains."""
 NAMED = "--named"
 CODE = "the code that builds it has changed"
 SHOWN = 4
@@ -125,7 +113,7 @@ def input_file(file: Path, known: InputFile | None = None) -> InputFile:
 def source_files() -> list[str]:
     """The files of that code, from the repository's root."""
     found = {str(file.relative_to(ROOT)) for pattern in SOURCES for file in ROOT.glob(pattern)}
-    return sorted(found.difference(NO_SOURCES))
+    return sorted(found)
 
 
 def sources_digest() -> str:

@@ -14,17 +14,9 @@ import torch
 import typer
 from torch import Tensor
 
-from methods import load_checked
-from model_defs.config import TargetConfig
-from model_defs.files import read_json, read_tensors, save_tensors
-from model_defs.fingerprint import target_fingerprint
-from model_defs.recurrent import RecurrentDrafter
-from model_defs.target import Target
-from networks import out, step
-from redraft.bundle import BundleError
-from redraft.bundle_writer import TOKENIZER_FILES, copy_tokenizer, new_bundle
-from redraft.interrupt import interruptible
-from trtllm_checkpoint import (
+from compiler.methods import load_checked
+from compiler.networks import out, step
+from compiler.trtllm.checkpoint import (
     ARCHITECTURES,
     SHAPE,
     TrtllmError,
@@ -33,8 +25,16 @@ from trtllm_checkpoint import (
     target_entries,
     target_weights,
 )
-from trtllm_deployment import BUILD_SCRIPT, TARGET, TRITON_SCRIPT, Limits, write_deployment
-from trtllm_drafter import apple_config, apple_weights, drafter_entries, drafter_weights, factors, own_weights
+from compiler.trtllm.deployment import BUILD_SCRIPT, TARGET, TRITON_SCRIPT, Limits, write_deployment
+from compiler.trtllm.drafter import apple_config, apple_weights, drafter_entries, drafter_weights, factors, own_weights
+from model_defs.drafters.recurrent import RecurrentDrafter
+from model_defs.files import read_json, read_tensors, save_tensors
+from model_defs.target.config import TargetConfig
+from model_defs.target.fingerprint import target_fingerprint
+from model_defs.target.model import Target
+from redraft.bundle.writer import TOKENIZER_FILES, copy_tokenizer, new_bundle
+from redraft.console.interrupt import interruptible
+from redraft.errors import BundleError
 
 DRAFTER, FACTORS = "drafter", "factors.safetensors"
 USUAL_MAX_LEN = 2048

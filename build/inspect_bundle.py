@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from redraft.budget import BudgetFile
-from redraft.bundle import Bundle, BundleError, LimitsInfo, MethodInfo
+from redraft.bundle.budget import BudgetFile
+from redraft.bundle.config import LimitsInfo, MethodInfo
+from redraft.bundle.manifest import Bundle
+from redraft.errors import BundleError
 
 out = Console(highlight=False, soft_wrap=True)
 

@@ -25,13 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import typer
 
-from model_defs.drafter import Decay, Drafter
-from model_defs.drafters import DRAFTERS, load_drafter
+from model_defs.drafters.base import Decay, Drafter
+from model_defs.drafters.hidden_state import HiddenStateDrafter
+from model_defs.drafters.registry import DRAFTERS, load_drafter
+from model_defs.drafters.windows import Windows
 from model_defs.files import count_numbers
-from model_defs.fingerprint import target_fingerprint
-from model_defs.hidden_state import HiddenStateDrafter
-from model_defs.target import Target
-from model_defs.training import (
+from model_defs.target.fingerprint import target_fingerprint
+from model_defs.target.model import Target
+from redraft.console.interrupt import interruptible
+from redraft.console.progress import Progress, duration, progress, size
+from redraft.console.resources import free_disk, require_memory
+from training.distillation import (
     LOGIT_ROWS,
     Labels,
     RunState,
@@ -41,17 +45,7 @@ from model_defs.training import (
     restore_checkpoint,
     save_checkpoint,
 )
-from model_defs.windows import (
-    LARGEST_SHARE_HELD_OUT,
-    SHARDS_AT_ONCE,
-    USUAL_HELD_OUT,
-    TeacherData,
-    Windows,
-    most_frequent,
-)
-from redraft.interrupt import interruptible
-from redraft.progress import Progress, duration, progress, size
-from redraft.resources import free_disk, require_memory
+from training.teacher_data import LARGEST_SHARE_HELD_OUT, SHARDS_AT_ONCE, USUAL_HELD_OUT, TeacherData, most_frequent
 
 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bfloat16 under autocast, float32 norms
 

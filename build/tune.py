@@ -33,13 +33,13 @@ from rich.console import Console
 from rich.table import Table
 
 from acceptance import Acceptance, CutAcceptance
-from redraft.budget import FILE_NAME, BudgetEntry, BudgetFile, BudgetTable
+from redraft.bundle.budget import FILE_NAME, BudgetEntry, BudgetFile, BudgetTable
 from redraft.chat import render_chat
+from redraft.console.interrupt import interruptible
+from redraft.console.progress import duration, progress, size, write
 from redraft.drafting import DraftingPlan
-from redraft.interrupt import interruptible
-from redraft.progress import duration, progress, size, write
 from redraft.prompts import load_prompts, spread
-from redraft.protocol import GenerateRequest, InvalidRequest
+from redraft.request import GenerateRequest, InvalidRequest
 from redraft.runtime import Runtime
 from redraft.scheduler import Scheduler
 

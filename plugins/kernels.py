@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from plugins.cpu.structures import (
+from redraft.plugins.cpu.structures import (
     BeamStepArgs,
     DrawStepArgs,
     EmbeddingArgs,
@@ -21,9 +21,9 @@ from plugins.cpu.structures import (
     TokenInfoTopKArgs,
     TreeAttentionArgs,
 )
-from plugins.draw_step import RULES
-from plugins.library import kernels_path
-from plugins.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
+from redraft.plugins.library import kernels_path
+from redraft.plugins.operators.draw_step import RULES
+from redraft.plugins.operators.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
 
 
 class Recording:

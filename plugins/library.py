@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-PLUGINS = Path(__file__).parent
+PLUGINS = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("REDRAFT_PLUGIN_CACHE", PLUGINS.parent / "artifacts" / "plugins"))
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 AVX2 = ["-mavx2", "-mfma"]
@@ -23,7 +23,7 @@ INSTRUCTION_SETS = {
     "avx2": AVX2, "avx512": AVX512, "avx512vnni": AVX512_VNNI, "avx512bf16": AVX512_BF16, "amx": AMX,
 }  # fmt: skip
 SHARED = ["-shared", "-Wl,-soname,libredraft_kernels.so"]  # found beside the extension, wherever the folder moves
-GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api", "../all_reduce/exchange")
+GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api", "../operators/all_reduce/exchange")
 
 
 class BuildError(RuntimeError):
@@ -57,7 +57,7 @@ def operators_digest() -> str:
 
 def _digest(salt: str) -> str:
     digest = hashlib.sha256(f"{FLAGS}{INSTRUCTION_SETS}{SHARED}{salt}".encode())
-    for path in sorted([*PLUGINS.glob("*/*.h"), *PLUGINS.glob("*/*.cpp")]):
+    for path in sorted([*PLUGINS.rglob("*.h"), *PLUGINS.rglob("*.cpp")]):
         digest.update(f"{path.relative_to(PLUGINS)}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 

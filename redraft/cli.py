@@ -15,9 +15,9 @@ import typer
 from jinja2 import TemplateError
 from rich.console import Console
 
-from redraft.budget import untuned_warning
+from redraft.bundle.budget import untuned_warning
 from redraft.chat import render_chat
-from redraft.protocol import INT32_MAX
+from redraft.request import INT32_MAX
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
 from redraft.serving.processes import ServingError, owned_processes

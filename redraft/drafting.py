@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from redraft.budget import BudgetTable
+from redraft.batch import DraftBatch, DraftSampling
+from redraft.bundle.budget import BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.growth import grow_trees
@@ -18,9 +19,9 @@ from redraft.decoding.retrieval import NGRAM_TRIE, Retrieval, RetrievalText, ret
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prune_tree, shared_budgets
 from redraft.decoding.verification import VERIFIERS, check_pairing, walk
+from redraft.engines.api import DraftEngine, DrawingEngine, ResamplingEngine
 from redraft.engines.hidden import join
-from redraft.engines.interface import DraftBatch, DraftEngine, DraftSampling, DrawingEngine, ResamplingEngine
-from redraft.protocol import SamplingConfig
+from redraft.request import SamplingConfig
 from redraft.sequence import Pairs, Sequence
 
 MakeTrees = Callable[[list[Sequence]], TokenTree]

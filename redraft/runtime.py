@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from redraft.budget import BudgetFile, BudgetTable
+from redraft.bundle.budget import BudgetFile, BudgetTable
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan
-from redraft.engines.interface import Engine
-from redraft.protocol import AUTO_REGRESSIVE, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, PromptLimits, shown
+from redraft.engines.api import Engine
+from redraft.request import AUTO_REGRESSIVE, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, PromptLimits, shown
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from redraft.text import TextCodec
 
 if TYPE_CHECKING:
-    from redraft.bundle import BundleConfig
+    from redraft.bundle.config import BundleConfig
 
 BIGRAMS_FILE_NAME = "bigrams.npy"
 
@@ -59,7 +59,7 @@ class Runtime:
         cls, path: str | Path, threads: int | None = None, max_queue: int = 128, stream_interval_s: float = 0.0
     ) -> Runtime:
         """Load a bundle. Raises BundleError where it does not fit this machine, ValueError for a bad budget table."""
-        from redraft.bundle import Bundle
+        from redraft.bundle.manifest import Bundle
         from redraft.engines import load_engine
 
         bundle = Bundle.load(Path(path))

@@ -10,14 +10,16 @@ from itertools import accumulate, pairwise, repeat
 
 import numpy as np
 
+from redraft.batch import TargetBatch
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
 from redraft.decoding.verification import Verdict
 from redraft.drafting import DraftingPlan, DraftSource
+from redraft.engines.api import Engine, LogitRows
 from redraft.engines.hidden import Hidden, take
-from redraft.engines.interface import Engine, LogitRows, TargetBatch
 from redraft.engines.timing import EngineClock, TimedEngine
-from redraft.protocol import AUTO_REGRESSIVE, WorkerStatus
+from redraft.request import AUTO_REGRESSIVE
 from redraft.sequence import Output, Sequence
+from redraft.worker.protocol import WorkerStatus
 
 
 class Overloaded(RuntimeError):

@@ -15,7 +15,7 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, follow
 from redraft.decoding.verification import Verdict
 from redraft.engines.hidden import Hidden, join
-from redraft.protocol import GenerateRequest, SequenceStats
+from redraft.request import GenerateRequest, SequenceStats
 from redraft.text import TextCodec, TextStream
 
 FinishReason = Literal["stop", "length", "cancelled"]

@@ -21,8 +21,9 @@ import torch
 from torch import nn
 from torch.onnx._internal._lazy_import import onnxscript_apis
 
-from model_defs import export_drafter, export_target
-from model_defs.export import export_network
+from model_defs.export import drafter as export_drafter
+from model_defs.export import target as export_target
+from model_defs.export.networks import export_network
 
 if TYPE_CHECKING:
     import onnx_ir as ir

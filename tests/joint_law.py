@@ -18,13 +18,13 @@ from itertools import combinations, product
 
 import numpy as np
 
-from redraft.budget import BudgetEntry, BudgetTable
+from redraft.batch import DraftBatch, DraftCandidates
+from redraft.bundle.budget import BudgetEntry, BudgetTable
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.verification import VERIFIERS
 from redraft.drafting import DraftingPlan
-from redraft.engines.interface import DraftBatch, DraftCandidates
-from redraft.protocol import GenerateRequest, SamplingConfig
+from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_drafter import DrawingToyEngine

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from redraft.budget import BudgetTable
+from redraft.bundle.budget import BudgetTable
 from redraft.drafting import DraftingPlan
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from redraft.budget import BudgetEntry, BudgetTable
+from redraft.batch import DraftBatch
+from redraft.bundle.budget import BudgetEntry, BudgetTable
 from redraft.drafting import DraftingPlan
-from redraft.engines.choice import choose
-from redraft.engines.interface import DraftBatch
-from redraft.engines.transfer import Results
-from redraft.protocol import GenerateRequest
+from redraft.engines.cuda.sampling import choose
+from redraft.engines.cuda.transfer import Results
+from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Overloaded, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_engine import ToyEngine, _mix, only, toy_codec

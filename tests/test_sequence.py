@@ -7,7 +7,7 @@ import pytest
 from redraft import sequence as module
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.verification import Verdict
-from redraft.protocol import GenerateRequest
+from redraft.request import GenerateRequest
 from redraft.sequence import Sequence
 from tests.toy_engine import toy_codec
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from redraft.batch import DraftBatch, DraftDraws, DraftSampling
 from redraft.decoding.draws import Beam, filter_log_probs, gumbel_top_k, independent, stochastic_beam
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
-from redraft.engines.interface import DraftBatch, DraftDraws, DraftSampling
 from tests.toy_engine import ToyEngine, _mix
 
 Distribution = Callable[[int, list[int]], tuple[np.ndarray, np.ndarray]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from redraft.engines.interface import DraftBatch, DraftCandidates, TargetBatch
+from redraft.batch import DraftBatch, DraftCandidates, TargetBatch
 from redraft.text import TextCodec
 
 TOY = "toy"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from redraft.budget import BudgetTable
+from redraft.bundle.budget import BudgetTable
 from redraft.drafting import DraftingPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
-from redraft.worker import serve
+from redraft.worker.server import serve
 from tests.toy_engine import ToyEngine, only, toy_codec
 
 LIMITS = Limits(slots=2, max_len=256, max_tree=16, prefill_chunk=32, max_queue=2)

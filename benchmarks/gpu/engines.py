@@ -4,7 +4,7 @@
     python -m benchmarks.gpu.engines BUNDLE [BUNDLE ...]
 
 For each bundle: whether it loads, else why not; step times of 1 to 64 rows and of several sequences, and of drafting
-by each method, as `benchmarks/step_times.py` takes them. The question is asked of TensorRT for RTX; any backend's
+by each method, as `benchmarks/speed/step_times.py` takes them. The question is asked of TensorRT for RTX; any backend's
 bundles do. On a GPU that it does not support, such as an H100, set REDRAFT_ANY_GPU=1.
 """
 
@@ -24,8 +24,8 @@ console = Console()
 
 def run(path: Path, repeats: int) -> dict[str, Any]:
     """One bundle: its times, or why there are none. Whatever goes wrong is an answer here."""
-    from benchmarks.step_times import measure, report
-    from redraft.bundle import Bundle
+    from benchmarks.speed.step_times import measure, report
+    from redraft.bundle.manifest import Bundle
     from redraft.engines import load_engine
 
     found: dict[str, Any] = {"bundle": path.name}

@@ -28,11 +28,11 @@ from typing import Any, NoReturn
 import torch
 from rich.console import Console
 
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
 from benchmarks.gpu.machine import PACKAGES, absent, describe, obstacle, profilers_work, tool
-from benchmarks.results import write_json
-from benchmarks.tables import Table
 from redraft.bound import bound
-from redraft.engines import gpu
+from redraft.engines.cuda import device as gpu
 
 ROOT = Path(__file__).parents[2]
 STATE = "first_hour.json"
@@ -48,7 +48,7 @@ METRICS = ("gpu__time_duration.sum", "dram__bytes.sum", "dram__throughput.avg.pc
            "sm__throughput.avg.pct_of_peak_sustained_elapsed", "sm__warps_active.avg.pct_of_peak_sustained_active",
            "launch__registers_per_thread")  # fmt: skip
 ANY_GPU = "REDRAFT_ANY_GPU"
-"""See `redraft.engines.gpu.ANY_GPU`."""
+"""See `redraft.engines.cuda.device.ANY_GPU`."""
 console = Console(highlight=False)
 
 
@@ -117,7 +117,7 @@ class Row:
 
 def survey(setting: Setting) -> list[Command]:
     architectures = [setting.architecture] if setting.architecture else []
-    compiling = Command((sys.executable, "-m", "plugins.cuda.compile", *architectures))
+    compiling = Command((sys.executable, "-m", "redraft.plugins.cuda.compile", *architectures))
     return [setting.script("survey"), *([] if setting.tiny else [compiling])]
 
 

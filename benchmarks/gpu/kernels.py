@@ -20,10 +20,10 @@ import torch
 from rich.console import Console
 
 from benchmarks.gpu.machine import add_device, describe, device_of, tool, write_report
-from plugins.cuda.check_on_gpu import SHAPES, attend, check_attention, copy_bandwidth, make_batch, time_all
+from redraft.plugins.cuda.check_on_gpu import SHAPES, attend, check_attention, copy_bandwidth, make_batch, time_all
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-CHECKS = ["-m", "plugins.cuda.check_on_gpu", "--check-only", "--small"]
+CHECKS = ["-m", "redraft.plugins.cuda.check_on_gpu", "--check-only", "--small"]
 FAILED = 9
 PEAK = {"H200": 4800, "H100 80GB HBM3": 3350, "A100-SXM4-80GB": 2039}
 """Gigabytes per second that the maker gives, by part of the device's name."""

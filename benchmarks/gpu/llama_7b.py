@@ -26,22 +26,22 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.figures.tables import Table
 from benchmarks.gpu.machine import add_device, describe, device_of, milliseconds, write_report
-from benchmarks.tables import Table
-from model_defs.config import RopeConfig, TargetConfig
-from model_defs.draft_context import CacheTables
-from model_defs.drafter import Drafter
-from model_defs.drafting import BeamSearch
-from model_defs.export_target import CacheShape
-from model_defs.export_torch import TorchTarget
-from model_defs.hidden_state import HiddenStateDrafter
-from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
-from model_defs.target import Target
+from model_defs.drafters.base import Drafter
+from model_defs.drafters.hidden_state import HiddenStateDrafter
+from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from model_defs.export.programs import TorchTarget
+from model_defs.export.target import CacheShape
+from model_defs.loops.beam_search import BeamSearch
+from model_defs.loops.context_cache import CacheTables
+from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.model import Target
+from redraft.batch import DraftCandidates, TargetBatch
 from redraft.decoding.construction import beam, best_first
 from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, prune_tree, shared_budgets
-from redraft.engines.fixed_calls import FixedCalls, Inputs, available_graphs
-from redraft.engines.interface import DraftCandidates, TargetBatch
-from redraft.engines.transfer import Results
+from redraft.engines.cuda.graphs import FixedCalls, Inputs, available_graphs
+from redraft.engines.cuda.transfer import Results
 
 LLAMA_2_7B = TargetConfig(
     vocab_size=32000,

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.results import write_json
-from plugins.cuda.compile import nvcc
-from plugins.library import BuildError
-from redraft.engines import gpu
+from benchmarks.figures.results import write_json
+from redraft.engines.cuda import device as gpu
 from redraft.errors import BundleError
+from redraft.plugins.cuda.compile import nvcc
+from redraft.plugins.library import BuildError
 
 PACKAGES = ("msgpack", "psutil", "pydantic")
 """What bundles and the scheduler import besides torch, transformers and what these bring."""

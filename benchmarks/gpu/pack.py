@@ -28,10 +28,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from rich.console import Console
 
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
 from benchmarks.gpu import unpack
 from benchmarks.gpu.machine import PACKAGES
-from benchmarks.results import write_json
-from benchmarks.tables import Table
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20

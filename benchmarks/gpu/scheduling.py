@@ -23,17 +23,17 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 
+from benchmarks.figures.tables import Table
 from benchmarks.gpu.llama_7b import SHAPES, random_drafter, random_target
 from benchmarks.gpu.machine import PACKAGES, add_device, describe, device_of, write_report
-from benchmarks.tables import Table
-from model_defs.config import TargetConfig
-from model_defs.drafting import BeamSearch
-from model_defs.export_target import CacheShape
-from model_defs.export_torch import TorchTarget
-from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
+from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from model_defs.export.programs import TorchTarget
+from model_defs.export.target import CacheShape
+from model_defs.loops.beam_search import BeamSearch
+from model_defs.target.config import TargetConfig
 
 if TYPE_CHECKING:
-    from benchmarks.inprocess import Session
+    from benchmarks.speed.inprocess import Session
 
 SETTINGS: dict[str, dict[str, float]] = {"greedy": {}, "top-p": {"temperature": 0.8, "top_p": 0.95}}
 BEAMS = (4, 4, 8)
@@ -49,8 +49,9 @@ console = Console()
 def random_session(config: TargetConfig, device: torch.device, streams: int, max_len: int, nodes: int) -> Session:
     """A session on a random target and drafter in bf16, for `streams` sequences of `max_len` tokens and trees of
     `nodes` drafted nodes. Raises BundleError where they do not fit the device."""
-    from benchmarks.inprocess import Session
-    from redraft.bundle import Bundle, BundleConfig, LimitsInfo, Manifest, MethodInfo, TargetInfo
+    from benchmarks.speed.inprocess import Session
+    from redraft.bundle.config import BundleConfig, LimitsInfo, MethodInfo, TargetInfo
+    from redraft.bundle.manifest import Bundle, Manifest
     from redraft.engines.torch import TorchEngine
     from redraft.runtime import Runtime, bundle_plans
     from redraft.scheduler import Limits
@@ -116,7 +117,7 @@ def serve(
 ) -> dict[str, float]:
     """Throughput of `streams` requests at a time, each of `tokens` tokens after `prompt` random ones, and a step's
     milliseconds in the target, in the drafter and on the host."""
-    from redraft.protocol import GenerateRequest, SamplingConfig
+    from redraft.request import GenerateRequest, SamplingConfig
 
     ids = np.random.default_rng(0).integers(session.runtime.vocab_size, size=(streams, prompt)).tolist()
 
@@ -172,7 +173,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, default=15, help="drafted nodes of a tree")
     args = parser.parse_args(argv)
     device = device_of(parser, args, PACKAGES, kernels=True)
-    from redraft.protocol import AUTO_REGRESSIVE
+    from redraft.request import AUTO_REGRESSIVE
 
     torch.manual_seed(0)
     session = random_session(SHAPES[args.shape], device, max(args.streams), args.prompt + args.tokens, args.nodes)

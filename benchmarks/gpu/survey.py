@@ -15,8 +15,8 @@ from importlib import metadata
 from typing import Any
 
 from benchmarks.gpu.machine import PACKAGES, add_device, describe, device_of, profilers_work, tool, write_report
-from plugins.cuda.compile import nvcc
-from plugins.library import BuildError
+from redraft.plugins.cuda.compile import nvcc
+from redraft.plugins.library import BuildError
 
 NAMES = (*PACKAGES, "torch", "transformers", "triton", "numpy", "safetensors", "tokenizers", "pytest", "mpi4py",
          "onnx", "onnx_ir", "onnxscript", "gguf", "accelerate", "tensorrt_rtx", "tensorrt_cu13")  # fmt: skip

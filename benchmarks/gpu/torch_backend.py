@@ -4,11 +4,12 @@
 
 Builds bundles of all methods of `benchmarks/gpu/methods.toml` and, for auto-regressive decoding, bundles without
 drafter and hidden states, in fp32 and bf16. Then asks: does every method give auto-regressive decoding's tokens in fp32
-(`benchmarks/verify_lossless.py`), how fast is it beside that at 1 to 64 requests at once
-(`benchmarks/method_batches.py`: the better of two rounds), and how fast are single steps (`benchmarks/step_times.py`)?
-The report is written after each command. Bundles and results that are there already are kept, and the exit status of a
-command that failed but wrote its result (`RESULT.exit_status`): after an interruption or with more `--parts` the same
-command goes on. With `--minutes` no part begins after so many. Methods whose drafter is not here are left out.
+(`benchmarks/verify/lossless.py`), how fast is it beside that at 1 to 64 requests at once
+(`benchmarks/speed/method_batches.py`: the better of two rounds), and how fast are single steps
+(`benchmarks/speed/step_times.py`)? The report is written after each command. Bundles and results that are there
+already are kept, and the exit status of a command that failed but wrote its result (`RESULT.exit_status`): after an
+interruption or with more `--parts` the same command goes on. With `--minutes` no part begins after so many. Methods
+whose drafter is not here are left out.
 """
 
 from __future__ import annotations

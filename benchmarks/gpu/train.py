@@ -25,8 +25,8 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.figures.results import write_json
 from benchmarks.gpu.machine import PACKAGES, describe, device_of
-from benchmarks.results import write_json
 
 ROOT = Path(__file__).parents[2]
 BATCHES = {"recurrent": 128, "medusa": 128}
@@ -81,7 +81,7 @@ def judge_command(args: argparse.Namespace, output: Path) -> list[str]:
     """The drafters that ship and the new ones, in turn, on the conversations that are held out."""
     held_out, data = args.output_folder / "held-out", args.output_folder / "data"
     return [
-        *(sys.executable, "-m", "benchmarks.held_out"),
+        *(sys.executable, "-m", "benchmarks.training.held_out"),
         *(str(folder) for kind in args.kinds for folder in (args.shipped[kind], args.output_folder / kind)),
         *("--model", str(args.model), "--data", str(held_out), "--data", str(data)),
         *("--held-out", str(len(list(held_out.glob(SHARDS)))), "--output", str(output)),

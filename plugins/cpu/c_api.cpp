@@ -3,7 +3,7 @@
 #include <exception>
 #include <string>
 
-#include "../all_reduce/exchange.h"
+#include "../operators/all_reduce/exchange.h"
 #include "check.h"
 #include "failure.h"
 #include "kernels.h"

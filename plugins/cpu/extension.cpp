@@ -1,5 +1,5 @@
 // The operators as an OpenVINO extension: read from ONNX files and run by its CPU plugin.
-#include "../program/op.h"
+#include "../operators/program/op.h"
 #include "openvino/core/extension.hpp"
 #include "openvino/core/op_extension.hpp"
 #include "openvino/frontend/onnx/extension/op.hpp"

@@ -1,14 +1,14 @@
 // All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avx512, avx512vnni,
 // avx512bf16 and amx and the matching -m flags.
-#include "../all_reduce/kernel.h"
-#include "../beam_step/kernel.h"
-#include "../draw_step/kernel.h"
-#include "../embedding/kernel.h"
-#include "../linear/kernel.h"
-#include "../linear_topk/kernel.h"
-#include "../rms_norm/kernel.h"
-#include "../token_info_topk/kernel.h"
-#include "../tree_attention/kernel.h"
+#include "../operators/all_reduce/kernel.h"
+#include "../operators/beam_step/kernel.h"
+#include "../operators/draw_step/kernel.h"
+#include "../operators/embedding/kernel.h"
+#include "../operators/linear/kernel.h"
+#include "../operators/linear_topk/kernel.h"
+#include "../operators/rms_norm/kernel.h"
+#include "../operators/token_info_topk/kernel.h"
+#include "../operators/tree_attention/kernel.h"
 #include "kernels.h"
 
 #define REDRAFT_STRING(x) #x

@@ -1,6 +1,6 @@
 """Checks the CUDA kernels on a GPU against their references, then times tree attention. Not run on a GPU yet.
 
-    python -m plugins.cuda.check_on_gpu --output gpu_kernels.json
+    python -m redraft.plugins.cuda.check_on_gpu --output gpu_kernels.json
 
 It needs torch with CUDA and nvcc (a path in $NVCC, in PATH, or from requirements.txt). `--device cpu` runs the same
 checks on the CPU, at small sizes and without times. `python -m benchmarks.gpu.kernels` does this and more.
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plugins.tree_attention import cuda, reference
+from redraft.plugins.operators.tree_attention import cuda, reference
 
 BF16, FP32 = torch.bfloat16, torch.float32
 TOLERANCES = {BF16: (0.03, 3e-3), FP32: (1e-4, 1e-5)}

@@ -1,7 +1,7 @@
 """Compiles the CUDA kernels with nvcc: PTX to embed; registers, spills, occupancy and instructions to judge them by.
 
-`python -m plugins.cuda.compile [sm_90 ...]` reports these and fails beyond the limits of resources.py. On a GPU: not
-run.
+`python -m redraft.plugins.cuda.compile [sm_90 ...]` reports these and fails beyond the limits of resources.py. On a
+GPU: not run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from plugins.cuda.declaration import PLUGINS
-from plugins.cuda.resources import (
+from redraft.plugins.cuda.declaration import PLUGINS
+from redraft.plugins.cuda.resources import (
     ASSERTED,
     Instructions,
     Resources,
@@ -25,7 +25,7 @@ from plugins.cuda.resources import (
     parse_resources,
     problems,
 )
-from plugins.library import CACHE, BuildError
+from redraft.plugins.library import CACHE, BuildError
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 FLAGS = ["-std=c++17", "-O3"]
@@ -38,7 +38,7 @@ REMEDY = (
 
 
 def sources() -> list[Path]:
-    return sorted(PLUGINS.glob("*/*.cu"))
+    return sorted(PLUGINS.glob("operators/*/*.cu"))
 
 
 def headers(source: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PLUGINS = Path(__file__).parent.parent
+PLUGINS = Path(__file__).resolve().parents[1]
 NAMESPACE = "redraft"
 DTYPES = ("bf16", "int32", "float32")
 RESERVED_NAMES = {"outputs", "stream", "tactic"}

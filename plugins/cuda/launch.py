@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from plugins.cuda.compile import headers, nvcc, ptx
-from plugins.cuda.declaration import Kernel
-from plugins.library import CACHE, BuildError
+from redraft.plugins.cuda.compile import headers, nvcc, ptx
+from redraft.plugins.cuda.declaration import Kernel
+from redraft.plugins.library import CACHE, BuildError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "int32": torch.int32, "float32": torch.float32}
 UNSUPPORTED_PTX_VERSION = 222

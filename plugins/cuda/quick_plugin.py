@@ -11,9 +11,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from plugins.cuda.compile import ptx
-from plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel, Sizes, entry_ptx
-from plugins.library import BuildError
+from redraft.plugins.cuda.compile import ptx
+from redraft.plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel, Sizes, entry_ptx
+from redraft.plugins.library import BuildError
 
 
 def register(kernel: Kernel, architecture: str = "sm_90") -> None:

@@ -9,9 +9,9 @@ from enum import Enum
 
 import numpy as np
 
+from redraft.batch import DraftCandidates
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import Node, TokenTree
-from redraft.engines.interface import DraftCandidates
 
 
 class Draws(Enum):

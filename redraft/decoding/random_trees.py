@@ -13,9 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
+from redraft.batch import DraftDraws
 from redraft.decoding.construction import Draws
 from redraft.decoding.token_tree import NodeDraws, TokenTree
-from redraft.engines.interface import DraftDraws
 
 
 @dataclass(frozen=True)

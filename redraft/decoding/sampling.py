@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from redraft.protocol import SamplingConfig
+    from redraft.request import SamplingConfig
 
 _MASK32 = 0xFFFFFFFF
 _BLOCK = 128

@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from redraft.bundle import Bundle
-    from redraft.engines.interface import Engine
+    from redraft.bundle.manifest import Bundle
+    from redraft.engines.api import Engine
 
 
 def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:
     """The bundle's engine, ready to execute; `threads` None is all cores that the process may use.
 
-    A bundle for several ranks is loaded by as many processes, started by MPI: see `redraft.engines.parallel`. On ranks
-    other than 0 this serves rank 0 until its engine is closed, and then raises SystemExit.
+    A bundle for several ranks is loaded by as many processes, started by MPI: see `redraft.engines.ranks.parallel`. On
+    ranks other than 0 this serves rank 0 until its engine is closed, and then raises SystemExit.
 
     Raises BundleError when the bundle's backend cannot run here, ValueError for a number of threads it cannot take.
     """
     if bundle.config.tensor_parallel > 1:
-        from redraft.engines.parallel import load_parallel
+        from redraft.engines.ranks.parallel import load_parallel
 
         return load_parallel(bundle, threads, lambda *shard: _load(bundle, *shard))
     return _load(bundle, threads)
@@ -34,6 +34,6 @@ def _load(bundle: Bundle, threads: int | None, *shard: Any) -> Engine:
         from redraft.engines.torch import TorchEngine
 
         return TorchEngine(bundle, threads, *shard)
-    from redraft.engines.tensorrt import TensorRTEngine
+    from redraft.engines.tensorrt.engine import TensorRTEngine
 
     return TensorRTEngine(bundle, threads, *shard)

@@ -18,7 +18,7 @@ def take(hidden: Hidden, rows: list[int]) -> Hidden:
     """A copy of some rows."""
     if isinstance(hidden, np.ndarray):
         return hidden.take(rows, axis=0)
-    from redraft.engines.transfer import upload
+    from redraft.engines.cuda.transfer import upload
 
     return hidden.index_select(0, upload(np.array(rows, np.int64), hidden.device))
 

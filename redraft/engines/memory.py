@@ -7,10 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
-from redraft.bundle import Bundle, BundleConfig, BundleError, ContextInfo, TargetInfo, target_folder
-from redraft.engines.choice import AT_ONCE, DRAW_BYTES
-from redraft.engines.flavour import FLAVOURS
-from redraft.resources import host_bytes
+from redraft.bundle.config import BundleConfig, ContextInfo, TargetInfo, target_folder
+from redraft.bundle.manifest import Bundle
+from redraft.console.resources import host_bytes
+from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES
+from redraft.engines.tensorrt.library import FLAVOURS
+from redraft.errors import BundleError
 
 ALIGNMENT = 256
 """TensorRT takes addresses that are multiples of so many bytes."""

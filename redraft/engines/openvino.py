@@ -7,21 +7,15 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from plugins import kernels
-from plugins.library import extension_path, operators_digest
-from plugins.program import ALIGNMENT, CONSTANTS
-from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
-from redraft.engines.interface import (
-    DraftBatch,
-    DraftCandidates,
-    DraftDraws,
-    DraftSampling,
-    Gather,
-    Samplers,
-    TargetBatch,
-    alone,
-)
-from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
+from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
+from redraft.bundle.config import BundleConfig, MethodInfo, target_folder
+from redraft.bundle.manifest import Bundle
+from redraft.engines.api import Gather, Samplers, alone
+from redraft.engines.host_buffers import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
+from redraft.errors import BundleError
+from redraft.plugins import kernels
+from redraft.plugins.library import extension_path, operators_digest
+from redraft.plugins.operators.program import ALIGNMENT, CONSTANTS
 
 COMPILE_OPTIONS = {
     # The operators bring their own threads; activations are float32 in every precision.

@@ -8,18 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from redraft.batch import DraftBatch, DraftCandidates, TargetBatch
+from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
 from redraft.engines.hidden import Hidden
-from redraft.engines.interface import (
-    DraftBatch,
-    DraftCandidates,
-    DraftEngine,
-    DrawingEngine,
-    Engine,
-    LogitRows,
-    ResamplingEngine,
-    Samplers,
-    TargetBatch,
-)
 
 Result = TypeVar("Result")
 

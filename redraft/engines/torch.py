@@ -2,7 +2,7 @@
 in tests.
 
 Decode steps and drafts are padded to a few buckets: on a GPU CUDA graphs, captured at load. Steps with a part of a
-prompt run as they are: see `redraft.engines.buckets`.
+prompt run as they are: see `redraft.engines.cuda.buckets`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,23 @@ import torch
 from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
-import plugins.all_reduce.torch_op
-import plugins.tree_attention.torch_op  # noqa: F401 (both register operators that the programs call)
-from plugins.cuda.compile import ptx
-from plugins.library import BuildError
-from plugins.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
-from redraft.bundle import Bundle, BundleConfig, BundleError, MethodInfo, target_folder
-from redraft.engines import gpu, memory
-from redraft.engines.buckets import Bucket, decode_buckets, draft_buckets, fitting
-from redraft.engines.choice import choose
-from redraft.engines.fixed_calls import FixedCalls, Graphs, available_graphs
-from redraft.engines.interface import (
-    DraftBatch,
-    DraftCandidates,
-    DraftDraws,
-    DraftSampling,
-    Gather,
-    LogitRows,
-    Samplers,
-    TargetBatch,
-    alone,
-)
-from redraft.engines.rows import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
-from redraft.engines.transfer import Results
+import redraft.plugins.operators.all_reduce.torch_op
+import redraft.plugins.operators.tree_attention.torch_op  # noqa: F401 (both register operators that the programs call)
+from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
+from redraft.bundle.config import BundleConfig, MethodInfo, target_folder
+from redraft.bundle.manifest import Bundle
+from redraft.engines import memory
+from redraft.engines.api import Gather, LogitRows, Samplers, alone
+from redraft.engines.cuda import device as gpu
+from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets, fitting
+from redraft.engines.cuda.graphs import FixedCalls, Graphs, available_graphs
+from redraft.engines.cuda.sampling import choose
+from redraft.engines.cuda.transfer import Results
+from redraft.engines.host_buffers import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
+from redraft.errors import BundleError
+from redraft.plugins.cuda.compile import ptx
+from redraft.plugins.library import BuildError
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS = ("input_ids", "positions", "tree_mask", "logit_rows")

@@ -1,7 +1,7 @@
 """The request fields of the TensorRT-LLM Triton models, translated to the worker's protocol.
 
-Tensors arrive with a batch dimension of 1 in front. Everything is checked here or by `redraft.protocol`; messages name
-the field as the client knows it.
+Tensors arrive with a batch dimension of 1 in front. Everything is checked here or by `redraft.worker.protocol`;
+messages name the field as the client knows it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from redraft.protocol import (
+from redraft.request import (
     MAX_MESSAGE_BYTES,
     MAX_WORDS,
     PROTOCOL_LIMITS,

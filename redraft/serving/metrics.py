@@ -8,7 +8,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from redraft.protocol import SequenceStats, WorkerStatus
+from redraft.request import SequenceStats
+from redraft.worker.protocol import WorkerStatus
 
 _GAUGES = {
     "redraft_worker_up": "1 while the engine worker answers, else 0",

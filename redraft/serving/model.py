@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from redraft import protocol
-from redraft.client import Message, WorkerClient, WorkerError
-from redraft.protocol import Chunk, ErrorMessage, GenerateRequest, InvalidRequest, WorkerStatus
+from redraft.request import GenerateRequest, InvalidRequest
 from redraft.serving.fields import Contract
 from redraft.serving.metrics import LatencyMetrics, RestartMetrics, WorkerMetrics
+from redraft.worker import protocol
+from redraft.worker.client import Message, WorkerClient, WorkerError
+from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
 
 CANCELLATION_POLL_S = 0.02
 CANCELLATIONS_PER_POLL = 8

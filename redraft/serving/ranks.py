@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from redraft.bound import bound
-from redraft.engines.rank_process import RANK_VARIABLE
+from redraft.engines.ranks.process import RANK_VARIABLE
 from redraft.serving.processes import ServingError, is_alive
 
 INSTALL = "pip install mpi4py mpich, in the versions that requirements.txt names, into the environment of redraft"

@@ -13,8 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from redraft.protocol import SUPERVISOR_PIPE
 from redraft.serving.processes import ServingError
+from redraft.worker.protocol import SUPERVISOR_PIPE
 
 _MAX_SOCKET_PATH = 100
 
@@ -41,7 +41,7 @@ class Settings(BaseModel):
     """A worker hangs if it answers no question for so long; each question waits half of it."""
     triton_silence_s: float = 10.0
     """The same for Triton's models, asked for what they need not ask the worker for."""
-    worker_command: list[str] = [sys.executable, "-m", "redraft.worker"]
+    worker_command: list[str] = [sys.executable, "-m", "redraft.worker.server"]
 
 
 class State(BaseModel):

@@ -18,13 +18,13 @@ from typing import IO, Any, NoReturn
 
 import psutil
 
-from redraft.client import WorkerClient, WorkerError
 from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
 from redraft.serving.private_memory import private
 from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
 from redraft.serving.pulse import Pulse
 from redraft.serving.rundir import Phase, RunDir, Settings, State
+from redraft.worker.client import WorkerClient, WorkerError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 60.0, 120.0, 10.0

@@ -18,9 +18,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from redraft.protocol import PROBE
 from redraft.serving.processes import ServingError, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
+from redraft.worker.protocol import PROBE
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "triton_repo"
 MODELS = ("ensemble", "tensorrt_llm")

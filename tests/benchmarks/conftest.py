@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from benchmarks.client import Generation, GenerationError, Piece
+from benchmarks.load.client import Generation, GenerationError, Piece
 
 
 class FakeBackend:

@@ -13,11 +13,11 @@ import typer
 
 import build_engines
 import inspect_bundle
-import networks
-from model_defs.fingerprint import target_fingerprint
-from redraft.bundle import Bundle
+from compiler import networks
+from model_defs.target.fingerprint import target_fingerprint
+from redraft.batch import DraftBatch
+from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
-from redraft.engines.interface import DraftBatch
 from tests.build.commands import invoke
 from tests.engines.tiny import VOCAB, tiny_drafter, tiny_drafter_of, tiny_target, write_model
 
@@ -75,7 +75,16 @@ def test_methods_of_one_network_export_it_once(model, tmp_path, monkeypatch, bac
     methods = {"grown": drafter, "beams": beams, "narrow": beams + "beam_width = 2\n"}
     text = "".join(f"[{method}]\ncandidates = 4\n{settings}" for method, settings in methods.items())
     (tmp_path / "methods.toml").write_text(text)
-    options = ["--model", model, "--methods", tmp_path / "methods.toml", "--output", tmp_path / "b", "--max-len", 64]
+    options = [
+        "--model",
+        model,
+        "--methods",
+        tmp_path / "methods.toml",
+        "--output",
+        tmp_path / "b",
+        "--max-len",
+        64,
+    ]
     done = run(*options, "--slots", 3, "--backend", backend)
     assert done.exit_code == 0, done.output
     assert len(exported) == 2

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 import build_engines
-from methods import READS, MethodSettings, check_method, read_methods
-from model_defs.calibration import calibrate
-from model_defs.drafters import DRAFTERS
+from compiler.calibration import calibrate
+from compiler.methods import READS, MethodSettings, check_method, read_methods
+from model_defs.drafters.registry import DRAFTERS
 from model_defs.files import read_tensors
-from redraft import resources
-from redraft.bundle import BundleConfig, BundleError
+from redraft.bundle.config import BundleConfig
+from redraft.console import resources
+from redraft.errors import BundleError
 from tests.build.commands import invoke
 from tests.engines.tiny import DRAFTING, LIMITS, tiny_drafter, tiny_drafter_of, tiny_target
 
@@ -161,7 +162,7 @@ def test_every_setting_matters_to_some_method():
 
 def test_the_methods_that_ship_and_the_thresholds_that_work(monkeypatch):
     monkeypatch.chdir(ROOT)
-    files = [ROOT / "build" / "drafters.toml", *(ROOT / "benchmarks").glob("*.toml")]
+    files = [ROOT / "build" / "drafters.toml", *(ROOT / "benchmarks" / "methods").glob("*.toml")]
     usual = inspect.signature(build_engines.main).parameters["max_tree"].default
     shape = re.search(r"^SHAPE +\?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
     flags = {name[2:].replace("-", "_"): value for name, value in zip(shape[::2], shape[1::2], strict=True)}
@@ -176,7 +177,7 @@ def test_the_methods_that_ship_and_the_thresholds_that_work(monkeypatch):
         config = BundleConfig.model_construct(limits=LIMITS.model_copy(update={"max_tree": max_tree}))
         for name, settings in chosen.items():
             check_method(name, settings.info(), config)
-    assert ROOT / "benchmarks" / "methods.toml" in files
+    assert ROOT / "benchmarks" / "methods" / "methods.toml" in files
 
 
 @pytest.mark.parametrize(

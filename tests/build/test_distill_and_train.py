@@ -22,24 +22,24 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from model_defs.attention import causal_attend
-from model_defs.config import RopeConfig, TargetConfig
-from model_defs.eagle import EagleDrafter
-from model_defs.hidden_state import HiddenStateDrafter
-from model_defs.target import Target
-from model_defs.windows import USUAL_CUTOFF, TeacherData
-from redraft.progress import Progress
+from model_defs.drafters.eagle import EagleDrafter
+from model_defs.drafters.hidden_state import HiddenStateDrafter
+from model_defs.target.attention import causal_attend
+from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.model import Target
+from redraft.console.progress import Progress
 from tests.engines.tiny import LIMITS, tiny_bundle, tiny_target
+from training.teacher_data import USUAL_CUTOFF, TeacherData
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "build"))
 
-import conversations  # noqa: E402
 import distill  # noqa: E402
-import teacher_prompts  # noqa: E402
 import train_drafter  # noqa: E402
-from forward import EngineForward, TorchForward  # noqa: E402
-from teacher_shards import Document, Shards, write_shard  # noqa: E402
+from training import conversations  # noqa: E402
+from training import prompts as teacher_prompts  # noqa: E402
+from training.forward import EngineForward, TorchForward  # noqa: E402
+from training.shards import Document, Shards, write_shard  # noqa: E402
 
 VOCAB, END = 111, 2
 LETTERS = SimpleNamespace(

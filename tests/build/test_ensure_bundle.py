@@ -15,9 +15,9 @@ import pytest
 
 import build_engines
 import ensure_bundle
-from ensure_bundle import NO_SOURCES, PATHS, is_built
-from methods import MethodSettings
-from redraft.bundle import Bundle, Manifest
+from compiler.methods import MethodSettings
+from ensure_bundle import PATHS, is_built
+from redraft.bundle.manifest import Bundle, Manifest
 from tests.build.commands import invoke
 from tests.conftest import ROOT
 from tests.engines.tiny import tiny_drafter, tiny_target
@@ -116,7 +116,11 @@ def test_paths_and_the_order_of_options_do_not_matter(place):
         (None, {"precision": "int8"}, "it has no --precision, asked for is --precision int8"),
         (None, {"tensor_parallel": "2"}, "it has no --tensor-parallel, asked for is --tensor-parallel 2"),
         (None, {"drafter": None, "methods": "methods.toml"}, "--methods was not there"),
-        (None, {"drafter": None, "methods": "methods.toml", "output": "m", "slots": "4"}, "it has --slots 3, asked"),
+        (
+            None,
+            {"drafter": None, "methods": "methods.toml", "output": "m", "slots": "4"},
+            "it has --slots 3, asked",
+        ),
     ],
 )
 def test_what_was_built_from_something_else_is_built_again(place, capsys, change, asked, said):
@@ -153,14 +157,16 @@ def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
 
 RUN_TIME = {
     "build/ensure_bundle.py",
-    *NO_SOURCES,
-    *(f"redraft/{name}.py" for name in ("__init__", "budget", "drafting", "errors", "progress", "protocol")),
-    *(f"redraft/{name}.py" for name in ("resources", "runtime", "scheduler", "sequence", "text")),
+    *(f"redraft/{name}.py" for name in ("__init__", "batch", "drafting", "errors", "request", "runtime", "scheduler")),
+    *(f"redraft/{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
+    *(f"redraft/console/{name}.py" for name in ("__init__", "progress", "resources")),
     *(f"redraft/decoding/{name}.py" for name in ("__init__", "draws", "growth", "ngram", "packing", "rejection")),
     *(f"redraft/decoding/{name}.py" for name in ("sampling", "token_tree")),
-    *(f"redraft/engines/{name}.py" for name in ("__init__", "cache_check", "choice", "gpu", "hidden", "interface")),
-    *(f"redraft/engines/{name}.py" for name in ("rows", "session", "tensorrt_drafter", "tensorrt_target", "timing")),
-    "redraft/engines/transfer.py",
+    *(f"redraft/engines/{name}.py" for name in ("__init__", "api", "cache_check", "hidden", "host_buffers", "timing")),
+    *(f"redraft/engines/cuda/{name}.py" for name in ("__init__", "device", "sampling", "transfer")),
+    *(f"redraft/engines/tensorrt/{name}.py" for name in ("__init__", "drafter", "session", "target")),
+    "redraft/worker/protocol.py",
+    "compiler/__init__.py",
 }
 """Modules that are imported with those that build, and decide nothing of what a bundle holds."""
 
@@ -169,15 +175,17 @@ def test_all_code_that_builds_counts():
     script = """
 import sys
 from pathlib import Path
-import build_engines, model_defs.export_torch, model_defs.quantization, plugins.cpu.lowering, plugins.program.fuse
+import build_engines, model_defs.export.programs
+import compiler.passes.quantization, compiler.passes.lowering, compiler.passes.fusing
 root = Path(build_engines.__file__).parents[1]
-files = {Path(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
+names = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())]
+files = {Path(name).resolve() for name in names if name.startswith("/")}
 print(*(file.relative_to(root) for file in files if file.is_relative_to(root) and ".venv" not in file.parts))
 """
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'build'}"}
     done = subprocess.run([sys.executable, "-c", script], check=True, env=path, capture_output=True, text=True)
     imported, counted = set(done.stdout.split()), set(ensure_bundle.source_files())
-    assert "build/networks.py" in imported
+    assert "compiler/networks.py" in imported
     assert imported - counted == RUN_TIME & imported
     assert not counted & RUN_TIME
 
@@ -217,7 +225,7 @@ def test_other_code_builds_again(place, monkeypatch, capsys):
 
 
 def test_the_code_counts_by_content(tmp_path, monkeypatch):
-    for name in ("build/networks.py", "model_defs/a.py", "plugins/b/kernel.cu", "build/tune.py"):
+    for name in ("compiler/networks.py", "model_defs/a.py", "plugins/b/kernel.cu", "build/tune.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(ensure_bundle, "ROOT", tmp_path)

@@ -21,12 +21,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import fetch_model
-import networks
+from compiler import networks
 from fetch_model import FetchError
-from model_defs.attention import causal_attend
-from model_defs.config import RopeConfig, TargetConfig
-from model_defs.target import Target
-from redraft import progress
+from model_defs.target.attention import causal_attend
+from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.model import Target
+from redraft.console import progress
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = ["<s>", "</s>", *ALPHABET, "he", "ll"]
@@ -282,7 +282,7 @@ def test_a_long_step_says_that_it_goes_on(monkeypatch, capsys, step):
 
 
 def test_more_memory_than_the_machine_has_is_refused(gguf_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("redraft.resources.most_bytes", lambda: 100_000)
+    monkeypatch.setattr("redraft.console.resources.most_bytes", lambda: 100_000)
     with pytest.raises(ValueError, match="fetching this model takes at least 1 MB of memory, and this machine has"):
         fetch_model.fetch(str(gguf_file), None, tmp_path, tmp_path, None, None, False)
     assert not list(tmp_path.iterdir())

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from build_engines import PRECISIONS
-from methods import read_methods
-from redraft.engines.flavour import FLAVOURS
+from compiler.methods import read_methods
+from redraft.engines.tensorrt.library import FLAVOURS
 from redraft.serving import ranks
 from redraft.serving.processes import ServingError
 from tests.conftest import ROOT
@@ -64,11 +64,14 @@ def test_tensorrt_builds_the_default_target_with_every_shipped_drafter(backend):
 
 def test_verify_compares_the_default_the_published_methods_and_every_pair():
     commands = dry_run("verify").replace("\\\n", "")
-    for kind, methods in (("methods", "benchmarks/methods.toml"), ("lossless", "benchmarks/lossless.toml")):
+    for kind, methods in (
+        ("methods", "benchmarks/methods/methods.toml"),
+        ("lossless", "benchmarks/methods/lossless.toml"),
+    ):
         (built,) = [line for line in commands.splitlines() if f"--methods {methods}" in line]
         assert "--precision fp32" in built
         assert built.endswith(f"-{kind}-fp32")
-    compared = [line for line in commands.splitlines() if "benchmarks.verify_lossless" in line]
+    compared = [line for line in commands.splitlines() if "benchmarks.verify.lossless" in line]
     for kind, line in zip(("redrafter", "methods", "lossless"), compared, strict=True):
         assert f"-{kind}-fp32 " in line
     assert len({line.partition("--output")[2] for line in compared}) == 3
@@ -82,7 +85,7 @@ case "$*" in
     [ ! -f stale ] || rm -rf "$last"
     mkdir -p "$last"
     [ -f "$last/manifest.json" ] || touch "$last/manifest.json";;
-  "-m redraft.budget "*) [ -f "$last/budget.json" ];;
+  "-m redraft.bundle.budget "*) [ -f "$last/budget.json" ];;
   *tune.py*) touch "$3/budget.json";;
 esac
 """
@@ -117,14 +120,14 @@ def test_bundles_are_asked_for_each_time_and_tuned_when_they_were_built(make, tm
     def programs(target: str) -> list[str]:
         return [line.removeprefix("-m ").split()[0].removeprefix("build/") for line in make(target)]
 
-    asked = ["ensure_bundle.py", "redraft.budget"]
+    asked = ["ensure_bundle.py", "redraft.bundle.budget"]
     assert programs("serve") == [*asked, "tune.py", "redraft.cli"]
     assert programs("serve") == [*asked, "redraft.cli"]
     for file in tmp_path.rglob("*"):
         os.utime(file)
     assert programs("serve") == [*asked, "redraft.cli"]
     assert programs("engines") == ["ensure_bundle.py"] * 2
-    assert programs("quickstart") == [*asked, "ensure_bundle.py", "benchmarks.quickstart"]
+    assert programs("quickstart") == [*asked, "ensure_bundle.py", "benchmarks.load.quickstart"]
     (tmp_path / "stale").touch()
     assert programs("serve") == [*asked, "tune.py", "redraft.cli"]
     (tmp_path / "stale").unlink()

@@ -13,8 +13,8 @@ import pytest
 import typer
 
 import tune
-from redraft.budget import BudgetFile, BudgetTable
-from redraft.bundle import LimitsInfo
+from redraft.bundle.budget import BudgetFile, BudgetTable
+from redraft.bundle.config import LimitsInfo
 from redraft.drafting import DraftingPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from redraft.batch import DraftSampling
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, pack_draws
 from redraft.decoding.rejection import recursive_rejection
 from redraft.decoding.token_tree import NodeDraws
-from redraft.engines.interface import DraftSampling
 from tests.decoding.laws import drawn, marginal, outcome, without_replacement
 from tests.toy_drafter import reference_draws
 

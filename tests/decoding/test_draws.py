@@ -23,7 +23,7 @@ from redraft.decoding.draws import (
     truncated_gumbels,
 )
 from redraft.decoding.sampling import Sampler
-from redraft.protocol import SamplingConfig
+from redraft.request import SamplingConfig
 from tests.decoding import laws
 from tests.decoding.test_sampling import chi_square
 

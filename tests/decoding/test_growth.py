@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from redraft.batch import DraftCandidates
 from redraft.decoding.construction import best_first
 from redraft.decoding.growth import LEAST, MOST, grow_trees, joint_odds
 from redraft.decoding.ngram import CHANCES, LONGEST, NgramIndex
 from redraft.decoding.token_tree import Node, TokenTree
-from redraft.engines.interface import DraftCandidates
 from tests.decoding.test_token_tree import candidate_paths, paths, random_candidates
 
 ROOTS = np.zeros(3, np.int32)

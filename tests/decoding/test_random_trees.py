@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from redraft.batch import DraftDraws, DraftSampling
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, pack_draws
 from redraft.decoding.rejection import k_seq, multi_round
-from redraft.engines.interface import DraftDraws, DraftSampling
 from tests.decoding.laws import law
 from tests.decoding.test_token_tree import paths
 from tests.toy_drafter import reference_draws

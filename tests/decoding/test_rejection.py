@@ -13,7 +13,7 @@ from redraft.decoding.rejection import k_seq, k_seq_gamma, multi_round, recursiv
 from redraft.decoding.sampling import Sampler, log_probability, position_uniform
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import VERIFIERS, PairingError, check_pairing
-from redraft.protocol import SamplingConfig
+from redraft.request import SamplingConfig
 from tests.decoding.laws import drawn, independent, law, marginal, outcome, without_replacement
 
 RULES = {

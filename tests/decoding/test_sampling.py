@@ -21,7 +21,7 @@ from redraft.decoding.sampling import (
 )
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import PairingError, Verifier, check_pairing, walk
-from redraft.protocol import SamplingConfig
+from redraft.request import SamplingConfig
 
 
 def sampler(prompt=(), end_ids=(), bad_words=(), **config) -> Sampler:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from redraft.batch import DraftCandidates
 from redraft.decoding.construction import CONSTRUCTIONS, best_first, chain
 from redraft.decoding.ngram import NgramIndex, count_bigrams, ngram_chains
 from redraft.decoding.packing import dedup_prefix, pack_beams
 from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, merge_trees, prune_tree, shared_budgets
-from redraft.engines.interface import DraftCandidates
 
 
 def paths(tree: TokenTree, sequence: int) -> set[tuple[int, ...]]:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redraft.budget import BudgetTable
+from redraft.bundle.budget import BudgetTable
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import PairingError, Verdict, check_pairing, walk
 from redraft.drafting import DraftingPlan
-from redraft.protocol import GenerateRequest, SamplingConfig
+from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_engine import ToyEngine, only, toy_codec

@@ -47,7 +47,7 @@ def flags() -> dict[str, str]:
 def test_what_the_dockerfile_copies_is_there_and_is_all_that_runs():
     copied = [path for rest in instruction("COPY") for path in rest.split()[:-1]]
     assert all((ROOT / path).exists() for path in copied)
-    rooms = {"build", "benchmarks", "model_defs", "plugins", "redraft", "triton_repo"}
+    rooms = {"build", "compiler", "training", "benchmarks", "model_defs", "plugins", "redraft", "triton_repo"}
     assert rooms | {"requirements.txt", "requirements-gpu.txt", "requirements-triton.txt", "pyproject.toml"} < set(
         copied
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import launch
-from redraft.engines.flavour import TENSORRT_RTX
-from redraft.engines.gpu import ANY_GPU, OLDEST_CAPABILITY, OLDEST_DRIVER, OLDEST_FOR
+from redraft.engines.cuda.device import ANY_GPU, OLDEST_CAPABILITY, OLDEST_DRIVER, OLDEST_FOR
+from redraft.engines.tensorrt.library import TENSORRT_RTX
 
 
 @pytest.fixture

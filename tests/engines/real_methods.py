@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.inprocess import Session, request
+from benchmarks.speed.inprocess import Session, request
 from build_engines import build, check
-from methods import read_methods
-from model_defs.target import Target
-from redraft.bundle import Bundle, LimitsInfo
+from compiler.methods import read_methods
+from model_defs.target.model import Target
+from redraft.bundle.config import LimitsInfo
+from redraft.bundle.manifest import Bundle
 from redraft.chat import render_chat
 from redraft.decoding.verification import VERIFIERS
 from redraft.prompts import load_prompts, spread
@@ -21,7 +22,7 @@ SETTINGS = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.95}}
 
 def session_of(file: str, precision: str, smollm2: Path, output: Path) -> Session:
     """A session of a bundle with all methods of benchmarks/`file`."""
-    target, chosen = Target.from_folder(smollm2), read_methods(ROOT / "benchmarks" / file)
+    target, chosen = Target.from_folder(smollm2), read_methods(ROOT / "benchmarks" / "methods" / file)
     limits = LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128)
     config = bundle_config(target, {name: settings.info() for name, settings in chosen.items()}, limits, precision)
     check(config, target)

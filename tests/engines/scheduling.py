@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from redraft.budget import BudgetEntry, BudgetTable
+from redraft.bundle.budget import BudgetEntry, BudgetTable
 from redraft.drafting import DraftingPlan
-from redraft.engines.interface import Engine
-from redraft.protocol import GenerateRequest
+from redraft.engines.api import Engine
+from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_engine import toy_codec

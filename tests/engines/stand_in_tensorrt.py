@@ -19,10 +19,10 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from plugins.all_reduce.tensorrt_form import COLLECTIVE, DOMAIN
-from plugins.cuda.launch import run
-from plugins.tree_attention.tensorrt_plugin import KERNELS
-from redraft.engines import gpu
+from compiler.passes.tensorrt_all_reduce import COLLECTIVE, DOMAIN
+from redraft.engines.cuda import device as gpu
+from redraft.plugins.cuda.launch import run
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import KERNELS
 from tests.plugins import fake_tensorrt
 
 VERSION = "11.4.0.106"

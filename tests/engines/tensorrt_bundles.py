@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from redraft.bundle import Bundle, LimitsInfo
+from redraft.bundle.config import LimitsInfo
+from redraft.bundle.manifest import Bundle
 from tests.engines import stand_in_tensorrt
 from tests.engines.tiny import tiny_bundle, tiny_lm, tiny_target
 

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from plugins.all_reduce import nccl
-from redraft.bundle import Bundle
+from redraft.bundle.manifest import Bundle
 from redraft.decoding.sampling import Sampler
 from redraft.engines import load_engine
 from redraft.engines.hidden import on_host
-from redraft.protocol import SamplingConfig
+from redraft.plugins.operators.all_reduce import nccl
+from redraft.request import SamplingConfig
 from tests.engines import stand_in_tensorrt
-from tests.engines.ranks import answers
+from tests.engines.parallel_ranks import answers
 from tests.engines.tiny import VOCAB, Rows, chain, make_batch, random_tree
 from tests.plugins import gloo
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods import INFO_FORMS
-from model_defs.attention import DenseCache
-from model_defs.context_drafter import ContextDrafter
-from model_defs.draft_lm import DraftLM
-from model_defs.drafter import Drafter
-from model_defs.hidden_state import HiddenStateDrafter
-from model_defs.medusa import MedusaDrafter
-from model_defs.recurrent import RecurrentDrafter
-from model_defs.target import Target
-from model_defs.token_info import DTYPES, InfoForm
+from compiler.methods import INFO_FORMS
+from model_defs.drafters.base import Drafter
+from model_defs.drafters.context_drafter import ContextDrafter
+from model_defs.drafters.draft_lm import DraftLM
+from model_defs.drafters.hidden_state import HiddenStateDrafter
+from model_defs.drafters.medusa import MedusaDrafter
+from model_defs.drafters.recurrent import RecurrentDrafter
+from model_defs.drafters.token_info import DTYPES, InfoForm
+from model_defs.target.attention import DenseCache
+from model_defs.target.model import Target
+from redraft.batch import DraftBatch, DraftCandidates
 from redraft.engines import load_engine
-from redraft.engines.interface import DraftBatch, DraftCandidates
 from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
 
 HIDDEN = 96

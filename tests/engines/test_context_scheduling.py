@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from redraft.budget import BudgetTable
+from redraft.bundle.budget import BudgetTable
 from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
-from redraft.protocol import GenerateRequest
+from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.engines.scheduling import CODEC, TABLE, generate, requests

@@ -9,11 +9,11 @@ import psutil
 import pytest
 import torch
 
-from model_defs.drafting import BeamSearch
-from redraft.bundle import BundleError
+from model_defs.loops.beam_search import BeamSearch
+from redraft.batch import DraftBatch, DraftCandidates
 from redraft.engines import load_engine
-from redraft.engines.interface import DraftBatch, DraftCandidates
 from redraft.engines.openvino import OpenVINOEngine
+from redraft.errors import BundleError
 from tests.engines.tiny import (
     METHOD,
     VOCAB,
@@ -239,5 +239,5 @@ def test_sizes_of_the_fixture_are_odd():
 
 def test_a_worker_does_without_torch():
     """It takes 2 s and 180 MB to import, on every rank."""
-    program = "import sys, redraft.engines.openvino, redraft.worker; sys.exit('torch' in sys.modules)"
+    program = "import sys, redraft.engines.openvino, redraft.worker.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

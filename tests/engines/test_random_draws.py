@@ -8,12 +8,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from model_defs.export_drafter import export_drafter_native
-from model_defs.random_draws import RandomDraws
-from networks import save
+from compiler.networks import save
+from model_defs.export.drafter import export_drafter_native
+from model_defs.loops.random_draws import RandomDraws
+from redraft.batch import DraftBatch, DraftDraws, DraftSampling
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.engines import load_engine
-from redraft.engines.interface import DraftBatch, DraftDraws, DraftSampling, DrawingEngine, Engine
+from redraft.engines.api import DrawingEngine, Engine
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, expected_draws, sampling_of
 from tests.engines.test_context_drafters import Drafting, following
 from tests.engines.test_openvino import tiny_drafter_as_stored

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from model_defs.attention import causal_attend
-from model_defs.target import Target
-from redraft.budget import BudgetTable
+from model_defs.target.attention import causal_attend
+from model_defs.target.model import Target
+from redraft.batch import DraftBatch, DraftDraws, DraftSampling
+from redraft.bundle.budget import BudgetTable
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
-from redraft.engines.interface import DraftBatch, DraftDraws, DraftSampling, Engine
-from redraft.protocol import GenerateRequest, SamplingConfig
+from redraft.engines.api import Engine
+from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.decoding.test_sampling import chi_square

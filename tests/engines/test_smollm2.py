@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from build_engines import build
-from model_defs.target import Target
-from redraft.bundle import Bundle, LimitsInfo
+from model_defs.target.model import Target
+from redraft.bundle.config import LimitsInfo
+from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
 from tests.engines.tiny import bundle_config, chain, expected, make_batch, random_tree
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from redraft.engines.interface import DraftBatch, DraftEngine, DrawingEngine, Engine, ResamplingEngine
+from redraft.batch import DraftBatch
+from redraft.engines.api import DraftEngine, DrawingEngine, Engine, ResamplingEngine
 from redraft.engines.timing import EngineClock, TimedDrafter, TimedEngine
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import TOY, ToyEngine

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.cuda.compile import nvcc
-from redraft.budget import BudgetTable
-from redraft.bundle import BundleError
+from redraft.batch import DraftBatch, DraftCandidates
+from redraft.bundle.budget import BudgetTable
 from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
-from redraft.engines.buckets import Bucket, decode_buckets, draft_buckets
-from redraft.engines.fixed_calls import FixedCalls
-from redraft.engines.gpu import describe
+from redraft.engines.api import ResamplingEngine
+from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets
+from redraft.engines.cuda.device import describe
+from redraft.engines.cuda.graphs import FixedCalls
+from redraft.engines.cuda.transfer import Results
 from redraft.engines.hidden import on_host
-from redraft.engines.interface import DraftBatch, DraftCandidates, ResamplingEngine
 from redraft.engines.memory import cache_bytes, output_bytes
-from redraft.engines.transfer import Results
+from redraft.errors import BundleError
+from redraft.plugins.cuda.compile import nvcc
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, sampling_of
 from tests.engines.graphs import FakeGraphs
 from tests.engines.scheduling import TABLE, generate
@@ -368,7 +369,7 @@ def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
         (least - 1, r"--slots \d would fit"),
         (size, "no limits would fit beside the weights"),
     ):
-        monkeypatch.setattr("redraft.engines.gpu.free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr("redraft.engines.cuda.device.free_bytes", lambda _, free=free: free)
         with pytest.raises(
             BundleError, match=rf"does not fit this GPU: about .* \(weights {size / 1e9:.2f}.*; {remedy}"
         ):
@@ -428,7 +429,7 @@ def test_what_executes_is_said_and_why_it_is_no_gpu(bundle, monkeypatch, tmp_pat
     """Where the driver or torch's CUDA build is there, and nobody hides the GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("redraft.engines.gpu.DRIVER_FILE", tmp_path / "version")
+    monkeypatch.setattr("redraft.engines.cuda.device.DRIVER_FILE", tmp_path / "version")
     said = []
     for cuda, hidden in ((None, False), ("13.0", False), ("13.0", True)):
         monkeypatch.setattr(torch.version, "cuda", cuda)

@@ -16,17 +16,18 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from build_engines import build, shard_infos, target_info
-from methods import MethodSettings
-from model_defs.attention import causal_attend
-from model_defs.config import RopeConfig, TargetConfig
-from model_defs.draft_lm import DraftLM
-from model_defs.drafter import Drafter
-from model_defs.drafters import DRAFTERS
-from model_defs.recurrent import RecurrentConfig, RecurrentDrafter
-from model_defs.target import Target
-from model_defs.token_info import InfoForm
-from redraft.bundle import Bundle, BundleConfig, Form, LimitsInfo, MethodInfo
-from redraft.engines.interface import TargetBatch
+from compiler.methods import MethodSettings
+from model_defs.drafters.base import Drafter
+from model_defs.drafters.draft_lm import DraftLM
+from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from model_defs.drafters.registry import DRAFTERS
+from model_defs.drafters.token_info import InfoForm
+from model_defs.target.attention import causal_attend
+from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.model import Target
+from redraft.batch import TargetBatch
+from redraft.bundle.config import BundleConfig, Form, LimitsInfo, MethodInfo
+from redraft.bundle.manifest import Bundle
 
 VOCAB = 111
 LIMITS = LimitsInfo(slots=9, max_len=80, max_tree=40, prefill_chunk=16)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from plugins import kernels
-from plugins.all_reduce import mpi
-from plugins.all_reduce.reference import all_reduce
+from redraft.plugins import kernels
+from redraft.plugins.operators.all_reduce import mpi
+from redraft.plugins.operators.all_reduce.reference import all_reduce
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from plugins import kernels
-from plugins.linear.pack import bf16_bits, from_bf16_bits
-from plugins.tree_attention.reference import rope_table, tree_attention
+from redraft.plugins import kernels
+from redraft.plugins.operators.linear.pack import bf16_bits, from_bf16_bits
+from redraft.plugins.operators.tree_attention.reference import rope_table, tree_attention
 
 
 @dataclass

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from plugins import kernels
+from redraft.plugins import kernels
 
 ISAS = ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx")
 

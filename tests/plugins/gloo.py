@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import distributed
 
-from plugins.all_reduce import nccl
+from redraft.plugins.operators.all_reduce import nccl
 
 
 def stand_in(count: int) -> list[int]:

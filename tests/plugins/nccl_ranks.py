@@ -10,8 +10,8 @@ import torch
 from mpi4py import MPI
 from torch import distributed
 
-from plugins.all_reduce import nccl, torch_op
-from plugins.all_reduce.reference import all_reduce
+from redraft.plugins.operators.all_reduce import nccl, torch_op
+from redraft.plugins.operators.all_reduce.reference import all_reduce
 from tests.plugins import gloo
 
 

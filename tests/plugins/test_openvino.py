@@ -5,10 +5,10 @@ import openvino as ov
 import pytest
 from onnx import TensorProto, helper
 
-from plugins import kernels
-from plugins.library import extension_path
-from plugins.linear.pack import DTYPES, pack
-from plugins.program.fuse import fuse
+from compiler.passes.fusing import fuse
+from redraft.plugins import kernels
+from redraft.plugins.library import extension_path
+from redraft.plugins.operators.linear.pack import DTYPES, pack
 from tests.plugins.attention_case import Case, Sequence, make_case
 
 CACHE_TYPES = {"fp32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16}

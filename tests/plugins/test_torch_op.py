@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.tree_attention import torch_op
+from redraft.plugins.operators.tree_attention import torch_op
 from tests.plugins.attention_case import Case, Sequence, make_case
 
 SEQUENCES = [

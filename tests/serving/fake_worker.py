@@ -19,18 +19,8 @@ from pathlib import Path
 
 import zmq
 
-from redraft.protocol import (
-    CancelRequest,
-    Chunk,
-    ErrorMessage,
-    GenerateRequest,
-    InvalidRequest,
-    SequenceStats,
-    WorkerStatus,
-    pack,
-    parse_request,
-    unpack,
-)
+from redraft.request import GenerateRequest, InvalidRequest, SequenceStats
+from redraft.worker.protocol import CancelRequest, Chunk, ErrorMessage, WorkerStatus, pack, parse_request, unpack
 
 WORDS = [f" w{place}é" for place in range(100)]
 MAX_LEN = 512

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from redraft.protocol import InvalidRequest, PromptLimits
+from redraft.request import InvalidRequest, PromptLimits
 from redraft.serving.fields import ENSEMBLE, TENSORRT_LLM
 
 

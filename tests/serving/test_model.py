@@ -12,8 +12,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from redraft.protocol import PROTOCOL_LIMITS, Chunk, ErrorMessage, GenerateRequest, WorkerStatus
+from redraft.request import PROTOCOL_LIMITS, GenerateRequest
 from redraft.serving.fields import ENSEMBLE
+from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
 
 
 class Sender:

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from redraft import cli
-from redraft.client import WorkerClient
-from redraft.protocol import GenerateRequest, SamplingConfig
+from redraft.request import GenerateRequest, SamplingConfig
 from redraft.serving import launcher
+from redraft.worker.client import WorkerClient
 from tests.serving.client_side import GrpcStream, Service, start, wait_until
 
 TOY_WORKER = [sys.executable, "-m", "tests.serving.toy_engine_worker"]

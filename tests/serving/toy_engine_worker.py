@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from redraft.worker import serve
+from redraft.worker.server import serve
 from tests.toy_worker import toy_runtime
 
 if __name__ == "__main__":

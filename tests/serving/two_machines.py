@@ -22,11 +22,11 @@ from pathlib import Path
 
 import psutil
 
-from redraft.client import WorkerClient, wait_for_worker
-from redraft.engines.rank_process import RANK_VARIABLE
-from redraft.protocol import GenerateRequest
+from redraft.engines.ranks.process import RANK_VARIABLE
+from redraft.request import GenerateRequest
 from redraft.serving.processes import is_alive
 from redraft.serving.ranks import death, describe, launch_command
+from redraft.worker.client import WorkerClient, wait_for_worker
 
 HOSTS = {"redraft-a": "10.203.77.1", "redraft-b": "10.203.77.2"}
 CABLE = ("redraft0", "redraft1")
@@ -118,7 +118,7 @@ def joined(folder: Path) -> tuple[Path, dict[str, str]]:
 def worker_on(bundle: Path, folder: Path) -> Iterator[RemoteWorker]:
     """Rank 0 in the first namespace, rank 1 in the second."""
     socket, (hostfile, network) = folder / "worker.sock", joined(folder)
-    worker = [sys.executable, "-m", "redraft.worker", "--bundle", str(bundle), "--socket", str(socket)]
+    worker = [sys.executable, "-m", "redraft.worker.server", "--bundle", str(bundle), "--socket", str(socket)]
     command = [*INSIDE, *launch_command(worker, 2, hostfile)]
     log_file = folder / "worker.log"
     with log_file.open("wb") as log:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import Whitespace
 
 from benchmarks.gpu.pack import GIVEN, NEEDED, closure
-from model_defs.target import Target
+from model_defs.target.model import Target
 from tests.engines.tiny import random_model, tiny_target, write_model
 
 ROOT = Path(__file__).parents[3]

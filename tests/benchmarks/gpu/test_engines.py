@@ -14,7 +14,7 @@ from tests.engines.tiny import LIMITS, METHOD, tiny_bundle, tiny_target
 @pytest.mark.parametrize("backend", ["openvino", "torch", "tensorrt_rtx"])
 def test_times_and_reasons(backend, tmp_path, monkeypatch):
     """The library of TensorRT for RTX is a stand-in, which computes on the CPU."""
-    monkeypatch.setattr("benchmarks.step_times.CONTEXT", 32)
+    monkeypatch.setattr("benchmarks.speed.step_times.CONTEXT", 32)
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cpu"))
     if backend == "tensorrt_rtx":
         stand_in_tensorrt.install(monkeypatch, backend)
@@ -37,6 +37,6 @@ def test_an_engine_that_fails_is_an_answer(tmp_path, monkeypatch):
     def broken(engine, bundle, repeats):
         raise RuntimeError("no kernel image")
 
-    monkeypatch.setattr("benchmarks.step_times.measure", broken)
+    monkeypatch.setattr("benchmarks.speed.step_times.measure", broken)
     found = engines.run(tiny_bundle(tmp_path, tiny_target(), drafts=False).path, 1)
     assert (found["loads"], found["runs"], found["error"]) == (True, False, "RuntimeError: no kernel image")

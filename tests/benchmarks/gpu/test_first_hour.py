@@ -215,7 +215,7 @@ def test_every_script_takes_its_arguments(profilers, tmp_path, monkeypatch):
                     script.main(arguments)
                 scripts.append((name, command.arguments[0]))
     _, compiling = first_hour.survey(setting)
-    assert compiling.arguments[1:] == ("-m", "plugins.cuda.compile", "sm_90"), "no other GPU's"
+    assert compiling.arguments[1:] == ("-m", "redraft.plugins.cuda.compile", "sm_90"), "no other GPU's"
     assert scripts.count(("kernels", "/usr/bin/ncu")) == (3 if profilers else 0)
     assert sum(row.limit(setting) for row in first_hour.ROWS if profilers or not row.profilers) <= 30
     assert {name for name, _ in scripts} == {

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu import kernels
 from benchmarks.gpu.kernels import sanitize
-from plugins.cuda import check_on_gpu
+from redraft.plugins.cuda import check_on_gpu
 
 
 @pytest.fixture

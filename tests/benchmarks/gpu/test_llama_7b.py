@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.gpu import llama_7b
 from benchmarks.gpu.llama_7b import allowed
-from redraft.budget import BudgetTable
+from redraft.batch import DraftCandidates
+from redraft.bundle.budget import BudgetTable
 from redraft.drafting import DraftingPlan, DraftSource
-from redraft.engines.interface import DraftCandidates
-from redraft.protocol import GenerateRequest
+from redraft.request import GenerateRequest
 from redraft.sequence import Sequence
 from tests.toy_engine import toy_codec
 

@@ -5,10 +5,10 @@ import torch
 
 from benchmarks.gpu.llama_7b import SHAPES
 from benchmarks.gpu.scheduling import TREES, random_session, serve
-from redraft.bundle import BundleError
-from redraft.engines.fixed_calls import FixedCalls
-from redraft.engines.interface import TargetBatch
+from redraft.batch import TargetBatch
+from redraft.engines.cuda.graphs import FixedCalls
 from redraft.engines.torch import TorchEngine
+from redraft.errors import BundleError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -24,7 +24,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(TorchEngine, "_load", load)
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: CUDA)
     monkeypatch.setattr("redraft.engines.torch.require_kernels", lambda *_: None)
-    monkeypatch.setattr("redraft.engines.gpu.free_bytes", lambda _: 1 << 40)
+    monkeypatch.setattr("redraft.engines.cuda.device.free_bytes", lambda _: 1 << 40)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "no GPU")
 
 
@@ -43,6 +43,6 @@ def test_a_session_counts_the_memory_that_is_left(as_on_a_gpu, monkeypatch):
 
 
 def test_too_little_memory_is_refused_before_it_is_loaded(as_on_a_gpu, monkeypatch):
-    monkeypatch.setattr("redraft.engines.gpu.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("redraft.engines.cuda.device.free_bytes", lambda _: 1000)
     with pytest.raises(BundleError, match="random does not fit this GPU"):
         random_session(SHAPES["tiny"], CPU, streams=2, max_len=8, nodes=3)

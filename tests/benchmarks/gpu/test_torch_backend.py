@@ -10,13 +10,15 @@ import pytest
 import typer
 
 import build_engines
-from benchmarks import method_batches, step_times, verify_lossless
 from benchmarks.gpu import torch_backend
 from benchmarks.gpu.torch_backend import ROOT
-from methods import check_method, read_methods
-from redraft.bundle import Bundle, BundleConfig, LimitsInfo
+from benchmarks.speed import method_batches, step_times
+from benchmarks.verify import lossless as verify_lossless
+from compiler.methods import check_method, read_methods
+from redraft.batch import TargetBatch
+from redraft.bundle.config import BundleConfig, LimitsInfo
+from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
-from redraft.engines.interface import TargetBatch
 from tests.engines.tiny import tiny_drafter
 
 

@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 import distill
-import teacher_prompts
 import train_drafter
-from benchmarks import held_out
 from benchmarks.gpu import train
-from model_defs.drafters import DRAFTERS
-from model_defs.windows import USUAL_CUTOFF, TeacherData
+from benchmarks.training import held_out
+from model_defs.drafters.registry import DRAFTERS
 from tests.benchmarks.gpu.test_torch_backend import parsed_by_typer
 from tests.engines.tiny import tiny_drafter
+from training import prompts as teacher_prompts
+from training.teacher_data import USUAL_CUTOFF, TeacherData
 
 
 def test_a_command_is_interrupted_when_its_time_is_over(tmp_path):

@@ -10,9 +10,9 @@ import triton_python_backend_utils as pb_utils
 
 sys.path.append(os.environ.get("REDRAFT_HOME", str(Path(__file__).resolve().parents[3])))
 
-from redraft.protocol import Chunk
 from redraft.serving.fields import TENSORRT_LLM
 from redraft.serving.model import Exchange, GenerationModel
+from redraft.worker.protocol import Chunk
 
 
 class TritonPythonModel(GenerationModel):

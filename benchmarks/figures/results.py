@@ -1,0 +1,63 @@
+"""Runs on disk: one JSON file per request rate in a result folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.metrics import Timeline
+
+
+@dataclass
+class Run:
+    """One request rate of one load test: how it was made and what came out."""
+
+    label: str
+    request_rate: float
+    setting: dict[str, Any]
+    summary: dict[str, Any]
+    interrupted: bool = False
+
+
+def rate_name(rate: float) -> str:
+    """Request rate as it is written in file names and tables."""
+    return "inf" if math.isinf(rate) else f"{rate:g}"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON through a temporary file, so that an interruption leaves no half-written file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+    partial.replace(path)
+
+
+def save_run(folder: Path, run: Run, timelines: list[Timeline]) -> Path:
+    """Write `rate-R.json` with the run and its requests."""
+    path = folder / f"rate-{rate_name(run.request_rate)}.json"
+    content = {**vars(run), "request_rate": rate_name(run.request_rate)}
+    write_json(path, {**content, "requests": [timeline.to_json() for timeline in timelines]})
+    return path
+
+
+def clear_runs(folder: Path) -> None:
+    """Remove the runs of an earlier load test, so that a folder never mixes two."""
+    for path in folder.glob("rate-*.json"):
+        path.unlink()
+
+
+def load_runs(folder: Path) -> list[Run]:
+    """The runs of a result folder by ascending rate. Raises FileNotFoundError when it holds none."""
+    paths = sorted(folder.glob("rate-*.json"))
+    if not paths:
+        raise FileNotFoundError(f"{folder}: no rate-*.json; expected the --result-dir of a load test")
+    runs = []
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content.pop("requests", None)
+        runs.append(Run(**{**content, "request_rate": float(content["request_rate"])}))
+    return sorted(runs, key=lambda run: run.request_rate)

@@ -1,0 +1,77 @@
+"""Serve two bundles, load-test them in turn at the same rates, compare them and write a report.
+
+    python -m benchmarks.load.quickstart --baseline AR_BUNDLE --bundle SPEC_BUNDLE
+
+What `make quickstart` runs once the bundles are built. Every server is stopped, whatever happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from redraft.console.interrupt import interruptible
+
+RUN_DIR = Path("artifacts/quickstart")
+PORT, BASELINE_PORT = 8000, 8010
+console = Console()
+
+
+def run(*arguments: str | Path) -> None:
+    """Run one of our modules; exit with its status where it fails."""
+    done = subprocess.run([sys.executable, "-m", *map(str, arguments)])
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+@contextmanager
+def served(bundle: Path, first_port: int) -> Iterator[None]:
+    """A Triton server of the bundle on three ports (HTTP, gRPC, metrics); stopped at the end."""
+    console.rule(f"serve {bundle}")
+    run_dir = RUN_DIR / f"run-{first_port}"
+    ports = zip(("--http-port", "--grpc-port", "--metrics-port"), range(first_port, first_port + 3), strict=True)
+    try:
+        run(
+            "redraft.cli",
+            "serve",
+            "--bundle",
+            bundle,
+            "--run-dir",
+            run_dir,
+            *(str(word) for pair in ports for word in pair),
+        )
+        yield
+    finally:
+        run("redraft.cli", "stop", "--run-dir", run_dir)
+
+
+@interruptible("quickstart", "the servers are stopped")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--baseline", type=Path, required=True, help="bundle without drafter")
+    parser.add_argument("--bundle", type=Path, required=True, help="bundle with drafter")
+    parser.add_argument("--request-rate", nargs="+", default=["0.5", "1", "2"], help="requests per second")
+    parser.add_argument("--num-prompts", type=int, default=16, help="requests per rate")
+    arguments = parser.parse_args()
+    baseline, speculative = RUN_DIR / "auto-regressive", RUN_DIR / "speculative"
+    with served(arguments.baseline, BASELINE_PORT), served(arguments.bundle, PORT):
+        console.rule(f"load test at {', '.join(arguments.request_rate)} requests/s, the servers in turn")
+        run(
+            "benchmarks.load.loadtest", "--tokenizer", arguments.bundle, "--label", "speculative",
+            "--url", f"127.0.0.1:{PORT + 1}", "--metrics-url", f"http://127.0.0.1:{PORT + 2}/metrics",
+            "--baseline-url", f"127.0.0.1:{BASELINE_PORT + 1}", "--baseline", baseline, "--result-dir", speculative,
+            "--num-prompts", str(arguments.num_prompts), "--max-tokens", "64",
+            "--request-rate", *arguments.request_rate,
+        )  # fmt: skip
+    console.rule("report")
+    run("benchmarks.load.report", "--load", baseline, speculative, "--output", RUN_DIR / "report.html")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Ways to decode that take turns at the same requests, so that a busy machine slows all alike, and their figures.
+
+Intervals are 95%, over prompts (see `benchmarks.figures.intervals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.figures.intervals import interval, ratio
+from benchmarks.load.workload import kinds_of
+from benchmarks.replay.acceptance import acceptance_figures
+from benchmarks.speed.inprocess import Answer, Clock, Session
+from redraft.prompts import Prompt
+from redraft.request import GenerateRequest
+
+AR, LLAMA = "auto-regressive", "llama.cpp"
+WARM_UP = "Hello"
+"""A prompt for files of which all are measured."""
+
+
+class Racer(Protocol):
+    """Who takes part in a race."""
+
+    def forget(self) -> None:
+        """Forget what was served."""
+
+    def warm_up(self, requests: list[GenerateRequest]) -> None:
+        """Answer one of these, or all where the method drafts from what was served."""
+
+    def run(self, requests: list[GenerateRequest]) -> tuple[list[Answer], Clock]:
+        """Answers, and what they took."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A session and the method that its requests name: a `Racer`."""
+
+    session: Session
+    method: str | None = None
+
+    def forget(self) -> None:
+        """See `Racer.forget`; the session's other methods do too."""
+        self.session.use_plans(self.session.runtime.plans)
+
+    def warm_up(self, requests: list[GenerateRequest]) -> None:
+        """See `Racer.warm_up`."""
+        plans = self.session.runtime.plans
+        plan = plans.get(self.method or next(iter(plans), ""))
+        self.run(requests if plan and plan.retrieves else requests[:1])
+
+    def run(self, requests: list[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:
+        """See `Racer.run`; `concurrency` of them in flight."""
+        before = self.session.clock()
+        own = [request.model_copy(update={"method": self.method}) for request in requests]
+        answers = self.session.run(own, concurrency)
+        return answers, self.session.clock().since(before)
+
+
+@dataclass
+class Contender:
+    """One way to decode: its answers and, per repeat, seconds of each prompt; the clock covers all of them."""
+
+    name: str
+    seconds: list[list[float]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    clock: Clock | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens of one repeat."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    def prompt_seconds(self) -> list[float]:
+        """Median seconds of each prompt."""
+        return [median(values) for values in zip(*self.seconds, strict=True)]
+
+    def speed(self) -> float:
+        """Output tokens per second, prefill included."""
+        return self.tokens / sum(self.prompt_seconds())
+
+    def decode_speed(self) -> float | None:
+        """Output tokens per second after the first token of each answer; last repeat."""
+        decode_s = sum(answer.stats.decode_ms for answer in self.answers) / 1e3
+        return sum(max(len(answer.token_ids) - 1, 0) for answer in self.answers) / decode_s if decode_s else None
+
+
+def prepare(racers: Iterable[Racer], warm_up: list[GenerateRequest]) -> None:
+    """Forget all that was served, then warm up."""
+    for racer in racers:
+        racer.forget()
+    for racer in racers:
+        racer.warm_up(warm_up)
+
+
+def race(entrants: Mapping[str, Racer], requests: list[GenerateRequest], warm_up: list[GenerateRequest], repeats: int,
+         tick: Callable[[], None], llama: Callable[[GenerateRequest], Answer] | None = None,
+         ) -> dict[str, Contender]:  # fmt: skip
+    """Let every entrant answer every request, taking turns in alternating order; llama.cpp joins where given."""
+    contenders = {name: Contender(name, clock=Clock()) for name in entrants}
+    if llama:
+        contenders[LLAMA] = Contender(LLAMA)
+    for repeat in range(repeats):
+        prepare(entrants.values(), warm_up)
+        for contender in contenders.values():
+            contender.seconds.append([])
+            contender.answers = []
+        for index, generation in enumerate(requests):
+            order = list(contenders.values())
+            for contender in order if (index + repeat) % 2 == 0 else reversed(order):
+                if contender.name == LLAMA:
+                    assert llama is not None
+                    answer = llama(generation)
+                else:
+                    (answer,), took = entrants[contender.name].run([generation])
+                    assert contender.clock is not None
+                    contender.clock = contender.clock.plus(took)
+                contender.seconds[-1].append(answer.seconds)
+                contender.answers.append(answer)
+                tick()
+    return contenders
+
+
+def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> dict[str, Any]:
+    """Figures of a race: speeds, speed-ups, acceptance (all also per kind of prompt), where the time went."""
+    base = contenders[AR]
+    places: dict[str, list[int]] = {}
+    for place, kind in enumerate(kinds_of(prompts)):
+        places.setdefault(kind, []).append(place)
+    report: dict[str, Any] = {"prompts": len(prompts), "contenders": {}}
+    for name, contender in contenders.items():
+        entry: dict[str, Any] = {
+            "tokens": contender.tokens,
+            "tokens_per_s": contender.speed(),
+            "decode_tokens_per_s": contender.decode_speed(),
+            "speedup": contender.speed() / base.speed(),
+            "speedup_interval": interval(resampled_speeds(contender) / resampled_speeds(base)),
+        }
+        if contender.clock:
+            entry |= {"drafting_share": contender.clock.drafting_share, "host_overhead": contender.clock.host_overhead}
+            entry |= acceptance_figures(contender.answers)
+            stats = [answer.stats for answer in contender.answers]
+            accepted, steps = (np.array([getattr(item, key) for item in stats]) for key in ("accepted", "steps"))
+            entry["acceptance_interval"] = interval(1 + ratio(accepted, steps))
+            pairs = zip(base.answers, contender.answers, strict=True)
+            entry["identical_answers"] = sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
+            entry["categories"] = {
+                kind: {
+                    "speedup": _part_speed(contender, some) / _part_speed(base, some),
+                    "acceptance_length": acceptance_figures([contender.answers[i] for i in some])["acceptance_length"],
+                }
+                for kind, some in places.items()
+            }
+        report["contenders"][name] = entry
+    return report
+
+
+def resampled_speeds(contender: Contender) -> np.ndarray:
+    """Its speed over each re-sample of the prompts, float64 [RESAMPLES]."""
+    tokens = np.array([len(answer.token_ids) for answer in contender.answers])
+    return ratio(tokens, np.array(contender.prompt_seconds()))
+
+
+def _part_speed(contender: Contender, places: list[int]) -> float:
+    seconds = contender.prompt_seconds()
+    return sum(len(contender.answers[i].token_ids) for i in places) / sum(seconds[i] for i in places)
+
+
+def race_concurrent(entrants: dict[str, Entrant], requests: list[GenerateRequest], warm_up: list[GenerateRequest],
+                    level: int, repeats: int, tick: Callable[[], None]) -> dict[str, Any]:  # fmt: skip
+    """Throughput with `level` streams at once, each entrant in turn: median of the repeats."""
+    speeds: dict[str, list[float]] = {name: [] for name in entrants}
+    answers: dict[str, list[Answer]] = {}
+    for repeat in range(repeats):
+        for name in list(entrants) if repeat % 2 == 0 else reversed(list(entrants)):
+            prepare([entrants[name]], warm_up)
+            answers[name], took = entrants[name].run(requests, level)
+            speeds[name].append(sum(len(answer.token_ids) for answer in answers[name]) / took.wall_s)
+            tick()
+    return {
+        "streams": level,
+        "contenders": {
+            name: {
+                "tokens_per_s": median(values),
+                "speedup": median(ours / base for ours, base in zip(values, speeds[AR], strict=True)),
+                "acceptance_length": acceptance_figures(answers[name])["acceptance_length"],
+            }
+            for name, values in speeds.items()
+        },
+    }

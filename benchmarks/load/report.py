@@ -1,0 +1,176 @@
+"""One HTML page with tables and plots from the JSON files of the benchmarks.
+
+    python -m benchmarks.load.report --load artifacts/loadtest/ar artifacts/loadtest/spec
+
+The first load test is the baseline. Results of the other benchmarks are included where they exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import plots
+from benchmarks.figures.results import load_runs
+from benchmarks.figures.tables import COMPARED, Table, number, run_table, speedup_table
+from benchmarks.load import race
+from benchmarks.speed import grid, single_stream
+from benchmarks.verify import lossless as verify_lossless
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #111827; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } img { max-width: 100%; }
+table { border-collapse: collapse; margin: 1rem 0 1.5rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: #4b5563; padding-bottom: .3rem; }
+th, td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #e5e7eb; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+"""
+
+
+@dataclass
+class Section:
+    """A heading with plots and tables."""
+
+    title: str
+    plots: list[Path] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+
+    def html(self) -> str:
+        """The section, its pictures inside."""
+        images = [f'<img alt="{escape(path.stem)}" src="{_data_url(path)}">' for path in self.plots]
+        return "\n".join([f"<h2>{escape(self.title)}</h2>", *images, *(table.html() for table in self.tables)])
+
+
+def _data_url(path: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def load_section(folders: list[Path], plot_folder: Path) -> Section:
+    """Load tests: the first folder is the baseline of the others."""
+    labels = [load_runs(folder) for folder in folders]
+    tables = [speedup_table(labels[0], labels[1:], name) for name in COMPARED] if len(labels) > 1 else []
+    tables += [run_table(runs, ["ttft", "tpot"]) for runs in labels]
+    return Section("Load test", [plots.load_test(labels, plot_folder)], tables)
+
+
+def single_section(content: dict[str, Any], plot_folder: Path) -> Section:
+    """Single-stream speeds, acceptance per depth, and several streams at once."""
+    figure, (speed, depth, streams) = plots.new_figure(3)
+    singles, levels = content["single"], content["concurrent"]
+    names = list(dict.fromkeys(name for single in singles.values() for name in single["contenders"]))
+    groups = [f"temperature {temperature}" for temperature in singles]
+    speeds = {
+        name: [single["contenders"].get(name, {}).get("tokens_per_s", math.nan) for single in singles.values()]
+        for name in names
+    }
+    plots.grouped_bars(speed, groups, speeds, "tokens/s", "One stream")
+    speed.legend(frameon=False, fontsize=8, loc="upper center", ncols=len(speeds))
+    conditional = {
+        f"{name}, temperature {temperature}": entry["conditional_acceptance"]
+        for temperature, single in singles.items()
+        for name, entry in single_stream.speculative_entries(single).items()
+    }
+    plots.lines(depth, conditional, ("Conditional acceptance rate", "depth in the tree", "share accepted"))
+    ratios = {
+        f"{name}, temperature {temperature}": {
+            str(level["streams"]): level["contenders"][name]["speedup"] for level in rows
+        }
+        for temperature, rows in levels.items()
+        if rows
+        for name in rows[0]["contenders"]
+        if name != race.AR
+    }
+    plots.lines(streams, ratios, ("Speed-up by streams at once", "streams", "times auto-regressive"))
+    streams.axhline(1, color="#9ca3af", linestyle=":", linewidth=1)
+    title = f"Without a server, against {content['auto_regressive']}"
+    return Section(title, [plots.save(figure, plot_folder / "single_stream.png")], single_stream.tables(content))
+
+
+def grid_section(content: dict[str, Any], plot_folder: Path) -> Section:
+    """Acceptance length against rows for every tree shape."""
+    figure, (axis,) = plots.new_figure(1, width=7.0, height=4.2)
+    colors = dict(zip(("n-grams", "chain", "beams", "best first"), plots.COLORS, strict=False))
+    families: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    for row in content["shapes"]:
+        neural = (
+            "beams" if row["width"] > 1 else "chain" if row["width"] else "best first" if row["budget"] else "n-grams"
+        )
+        families.setdefault((neural, row["ngram"]), []).append((row["rows_per_step"], row["acceptance_length"]))
+    for (neural, ngram), points in sorted(families.items(), key=lambda item: list(colors).index(item[0][0])):
+        label = f"{neural} + n-grams" if ngram and neural != "n-grams" else neural
+        rows, lengths = zip(*points, strict=True)
+        axis.scatter(rows, lengths, s=22, color=colors[neural], label=label, marker="x" if ngram else "o")
+    axis.set_title(f"Acceptance length by tree shape, temperature {content['temperature']:g}", loc="left")
+    axis.set_xlabel("rows per step, root included")
+    axis.set_ylabel("tokens per step")
+    axis.legend(frameon=False, fontsize=8)
+    return Section("Tree shapes", [plots.save(figure, plot_folder / "grid.png")], [grid.table(content["shapes"])])
+
+
+def triton_section(content: dict[str, Any], plot_folder: Path) -> Section:
+    """What Triton costs."""
+    table = Table(f"One stream; Triton takes {content['overhead']:+.1%} time", ["through", "tokens/s", "TTFT, ms"])
+    for name in ("Triton", "bare worker"):
+        table.rows.append([name, number(content[name]["tokens_per_s"]), number(content[name]["ttft_ms"])])
+    return Section("Triton against the bare worker", [], [table])
+
+
+def lossless_section(content: dict[str, Any], plot_folder: Path) -> Section:
+    """The lossless check."""
+    return Section("Speculation changes nothing", [], verify_lossless.tables(content))
+
+
+SECTIONS: dict[str, Callable[[dict[str, Any], Path], Section]] = {
+    "single_stream": single_section,
+    "grid": grid_section,
+    "triton_overhead": triton_section,
+    "lossless": lossless_section,
+}
+
+
+def page(title: str, sections: list[Section]) -> str:
+    """The whole HTML document; it needs no other file."""
+    head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
+    body = "\n".join(section.html() for section in sections)
+    heading = f"<h1>{escape(title)}</h1>"
+    return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>\n{heading}\n{body}\n</body></html>\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Collect what there is and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--load", type=Path, nargs="*", default=[], help="result folders of load tests, the baseline first")
+    add("--results", type=Path, default=Path("artifacts/reports"), help="folder with the other benchmarks' JSON files")
+    add("--title", default="redraft: speculative against auto-regressive decoding")
+    add("--output", type=Path, default=Path("artifacts/reports/report.html"))
+    args = parser.parse_args(argv)
+    plot_folder = args.output.parent / "plots"
+    try:
+        sections = [load_section(args.load, plot_folder)] if args.load else []
+        for name, section in SECTIONS.items():
+            path = args.results / f"{name}.json"
+            if path.is_file():
+                sections.append(section(json.loads(path.read_text(encoding="utf-8")), plot_folder))
+    except (ValueError, FileNotFoundError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    if not sections:
+        print(f"report: no --load folders and no results in {args.results}: run a benchmark first", file=sys.stderr)
+        return 2
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(page(args.title, sections), encoding="utf-8")
+    print(f"report: {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Entrants of a race whose bundle is executed by a worker of its own, with all of its ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.speed.inprocess import Answer, Clock
+from redraft.request import GenerateRequest
+from redraft.serving.ranks import bundle_ranks, launch_command
+from redraft.worker.client import WorkerClient
+
+START_S, END_S, POLL_S = 300.0, 20.0, 0.2
+
+
+@contextmanager
+def worker_of(bundle: Path, threads: int | None = None) -> Iterator[WorkerClient]:
+    """A client of a worker that serves `bundle`, started for this and ended behind it.
+
+    Raises RuntimeError for a worker that ends or does not answer, ServingError where its ranks cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="redraft-") as folder, WorkerClient(Path(folder) / "worker.sock") as client:
+        command = [
+            sys.executable,
+            "-m",
+            "redraft.worker.server",
+            "--bundle",
+            str(bundle),
+            "--socket",
+            f"{folder}/worker.sock",
+        ]
+        command += [] if threads is None else ["--threads", str(threads)]
+        process = subprocess.Popen(launch_command(command, bundle_ranks(bundle)))
+        try:
+            deadline = time.monotonic() + START_S
+            while not client.wait_connected(POLL_S):
+                if process.poll() is not None:
+                    raise RuntimeError(f"the worker of {bundle} ended with status {process.returncode}")
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"the worker of {bundle} did not answer within {START_S:.0f} s")
+            yield client
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass(frozen=True)
+class Served:
+    """A worker and the method that its requests name: a `benchmarks.load.race.Racer`. The method must not draft
+    from what was served before, which a worker keeps."""
+
+    client: WorkerClient
+    method: str
+
+    def forget(self) -> None:
+        """See `Racer.forget`: there is nothing."""
+
+    def warm_up(self, requests: list[GenerateRequest]) -> None:
+        """See `Racer.warm_up`."""
+        self.run(requests[:1])
+
+    def run(self, requests: Sequence[GenerateRequest]) -> tuple[list[Answer], Clock]:
+        """See `Racer.run`; one after the other."""
+        before, started = self._clock(), time.perf_counter()
+        answers = [self._answer(request) for request in requests]
+        wall_s = time.perf_counter() - started
+        return answers, self._clock().since(before).plus(Clock(wall_s=wall_s))
+
+    def _answer(self, request: GenerateRequest) -> Answer:
+        own = request.model_copy(update={"id": self.client.new_id(), "method": self.method})
+        started = time.perf_counter()
+        answer = self.client.complete(own)
+        seconds = time.perf_counter() - started
+        assert answer.stats is not None
+        assert answer.finish_reason is not None
+        return Answer(answer.token_ids, answer.text, answer.finish_reason, answer.stats, seconds)
+
+    def _clock(self) -> Clock:
+        totals = self.client.status().totals
+        engine_s, draft_s = totals["engine_s"], totals["draft_s"]
+        return Clock(0.0, totals["step_s"], engine_s - draft_s, draft_s, int(totals["steps"]))

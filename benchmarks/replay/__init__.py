@@ -1,0 +1,1 @@
+"""Drafters judged on recorded answers of the target."""

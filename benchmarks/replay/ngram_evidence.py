@@ -1,0 +1,94 @@
+"""How often a token comes that n-grams guess, by their chance and by the drafter's probability of it.
+
+    python -m benchmarks.replay.ngram_evidence --bundle SPEC_BUNDLE
+
+The target answers every prompt, the drafter drafts at every place of the answers, and its candidates are followed along
+them. Beside each measured share stands what `redraft.decoding.growth.joint_odds` makes of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.figures.tables import Table
+from benchmarks.load.workload import ChatTokenizer
+from benchmarks.speed.grid import Replay, record
+from benchmarks.speed.inprocess import load_session
+from redraft.decoding.growth import joint_odds
+from redraft.decoding.ngram import CHANCES, LONGEST, NgramIndex
+from redraft.prompts import load_prompts, spread
+
+NEURAL = (0.0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Ends of the classes of the drafter's probability; what it does not draft has 0."""
+console = Console()
+
+
+def guesses(replay: Replay) -> Iterator[tuple[float, float, bool]]:
+    """The n-grams' chance, the drafter's probability of their token, and whether it came, wherever both know one."""
+    index, drafts = NgramIndex(replay.prompt, replay.bigrams), replay.drafts
+    for place, root in enumerate(replay.tokens[:-1]):
+        index.extend([root])
+        tail, beam, score = index.tail, 0, 0.0
+        for level, came in enumerate(replay.tokens[place + 1 : place + 1 + drafts.candidates.shape[1]]):
+            candidates, log_probs = drafts.candidates[place, level, beam], drafts.log_probs[place, level, beam]
+            if seen := index.seen(tail):
+                found = np.flatnonzero(candidates == seen[0])
+                yield seen[1], float(np.exp(log_probs[found[0]] - score)) if len(found) else 0.0, seen[0] == came
+            rank = np.flatnonzero(candidates == came)
+            if not len(rank) or level + 1 == drafts.candidates.shape[1]:
+                break
+            below = np.flatnonzero(drafts.parents[place, level + 1] == beam * len(candidates) + rank[0])
+            if not len(below):
+                break
+            tail, beam, score = (*tail, came)[-LONGEST:], int(below[0]), float(log_probs[rank[0]])
+
+
+def table(replays: list[Replay], least: int = 20) -> Table:
+    """Shares of at least so many guesses each."""
+    found = np.array([guess for replay in replays for guess in guesses(replay)])
+    reads_context = replays[0].reads_context
+    classes = np.searchsorted(NEURAL, found[:, 1])
+    shown = Table(
+        f"Share of {len(found):,} n-gram guesses that came (guesses) ~ joint odds, by the drafter's probability",
+        ["n-gram chance", "not drafted", *(f"to {end}" for end in NEURAL[1:])],
+    )
+    for chance in sorted({chance for chances in CHANCES.values() for chance in chances}):
+        cells = []
+        for place in range(len(NEURAL)):
+            some = found[(found[:, 0] == chance) & (classes == place)]
+            odds = np.array([joint_odds(chance, min(neural, 0.999), reads_context) for neural in some[:, 1]])
+            joint = f"{(odds / (1 + odds)).mean():.2f}" if len(some) else ""
+            cells.append(f"{some[:, 2].mean():.2f} ({len(some)}) ~ {joint}" if len(some) >= least else "")
+        if any(cells):
+            shown.rows.append([f"{chance:.2f}", *cells])
+    return shown
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--bundle", type=Path, required=True, help="a bundle with a drafter")
+    add("--dataset", type=Path, default=Path(__file__).parents[1] / "prompts.jsonl")
+    add("--num-prompts", type=int, help="so many, spread evenly over the file")
+    add("--max-tokens", type=int, default=128)
+    add("--temperature", type=float, default=0.0)
+    args = parser.parse_args(argv)
+    session, tokenizer = load_session(parser, args.bundle), ChatTokenizer(args.bundle)
+    if not session.runtime.engine.drafters:
+        parser.error(f"--bundle: {args.bundle} has no drafter")
+    users = [prompt.turns[0] for prompt in spread(load_prompts(args.dataset), args.num_prompts)]
+    prompts = [tokenizer.chat(user) for user in users]
+    table(record(session, prompts, args.max_tokens, {"temperature": args.temperature}, 8)).show(console)
+    session.runtime.engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

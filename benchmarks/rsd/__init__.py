@@ -1,0 +1,1 @@
+"""RSD's experiments."""

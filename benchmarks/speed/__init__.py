@@ -1,0 +1,1 @@
+"""Speed of engines and methods in one process."""

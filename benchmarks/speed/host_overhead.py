@@ -1,0 +1,229 @@
+"""What the host adds to a step: the scheduler with an engine that answers at once.
+
+    python -m benchmarks.speed.host_overhead
+    python -m benchmarks.speed.host_overhead --streams 1 32 --nodes 31 --logits
+
+Scheduling, drafting, tree construction and verification are the product's own; only the networks are not there. So no
+model is needed, and what is measured is the part of a step that no faster engine makes shorter. Every stream is greedy
+and streams its text; all have their prompts behind them when measuring begins. A figure is the median over the steps
+of the processor time outside the engine: other programs that run meanwhile take none of it.
+
+The null target continues a text by a rule that the null drafter knows seven times in ten, over so few different tokens
+that n-grams recur: trees have depth, and about three tokens are accepted per step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
+from redraft.batch import DraftBatch, DraftCandidates, TargetBatch
+from redraft.bundle.budget import BudgetTable
+from redraft.drafting import DraftingPlan
+from redraft.engines.api import Samplers
+from redraft.request import AUTO_REGRESSIVE, INT32_MAX, GenerateRequest
+from redraft.scheduler import Limits, Scheduler
+from redraft.sequence import Sequence as Stream
+from redraft.text import TextCodec
+
+BEST_FIRST, WITH_NGRAMS = "best-first", "best-first with n-grams"
+METHODS = (AUTO_REGRESSIVE, BEST_FIRST, WITH_NGRAMS)
+WORDS = 251
+"""Different tokens in a text, a prime."""
+WIDTH, LENGTH, CANDIDATES = 4, 5, 8
+"""The shape of a shipped drafter's search."""
+CHANCES = np.array([0.55, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.01])
+"""A null drafter's probabilities of the candidates of any node."""
+HIDDEN, PROMPT, WARM_UP, STREAM_INTERVAL_S = 576, 64, 20, 0.04
+
+console = Console()
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Milliseconds of processor time per step outside the engine, with what one stream's steps held on average."""
+
+    method: str
+    streams: int
+    median_ms: float
+    tokens_per_step: float
+    rows_per_step: float
+
+
+class NullEngine:
+    """A target and, under every name, a drafter, which read no more than a row's token and position.
+
+    It gives tokens, as an engine on a GPU does, or float32 logits of `vocab_size`, from which the host chooses.
+    `spent_s` is the processor time that it took.
+    """
+
+    reads_context = reads_text = False
+
+    def __init__(self, rows: int, vocab_size: int, logits: bool):
+        self.drafters: Mapping[str, NullEngine] = dict.fromkeys(METHODS, self)
+        self._hidden = np.zeros((rows, HIDDEN), np.float32)
+        self._logits = np.zeros((rows, vocab_size), np.float32) if logits else None
+        self._log_probs, self._parents = _search()
+        self.spent_s = 0.0
+
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[np.ndarray, np.ndarray]:
+        """See `Engine.execute`."""
+        started = time.thread_time()
+        answer = self._answer(batch)
+        self.spent_s += time.thread_time() - started
+        return answer
+
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
+        """See `DraftEngine.draft`."""
+        started = time.thread_time()
+        candidates = self._candidates(batch.tokens)
+        self.spent_s += time.thread_time() - started
+        return candidates
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+
+    def _answer(self, batch: TargetBatch) -> tuple[np.ndarray, np.ndarray]:
+        tokens, hidden = self._next(batch), self._hidden[: len(batch.input_ids)]
+        if self._logits is None:
+            return tokens, hidden
+        logits = self._logits[: len(tokens)]
+        logits[:, :WORDS] = 0
+        logits[np.arange(len(tokens)), tokens] = 1
+        return logits, hidden
+
+    def _candidates(self, roots: np.ndarray) -> DraftCandidates:
+        """The most likely candidate of a node is what the rule says."""
+        count = len(roots)
+        paths = np.repeat(roots[:, None], WIDTH, axis=1)
+        levels: list[np.ndarray] = []
+        for level in range(LENGTH):
+            if level:
+                paths = levels[-1].reshape(count, -1)[:, self._parents[level]]
+            levels.append((_usual(paths)[..., None] + 37 * np.arange(CANDIDATES, dtype=np.int32)) % WORDS)
+        return DraftCandidates(
+            np.stack(levels, axis=1),
+            np.tile(self._log_probs, (count, 1, 1, 1)),
+            np.tile(self._parents, (count, 1, 1)),
+        )
+
+    @staticmethod
+    def _next(batch: TargetBatch) -> np.ndarray:
+        tokens, positions = batch.input_ids[batch.logit_rows], batch.positions[batch.logit_rows]
+        mixed = (tokens.astype(np.int64) * 2654435761 + positions * np.int64(40503)) >> 7
+        return np.where(mixed % 10 < 7, _usual(tokens), mixed % WORDS).astype(np.int32)
+
+
+def _usual(tokens: np.ndarray) -> np.ndarray:
+    """The token that usually follows: each after another, until all have come."""
+    return (tokens * 6 + 1) % WORDS
+
+
+def _search() -> tuple[np.ndarray, np.ndarray]:
+    """A beam search's cumulative log-probabilities float32 [L, W, K] and parents int32 [L, W] (`DraftCandidates`)."""
+    log_probs, parents = np.full((LENGTH, WIDTH, CANDIDATES), -np.inf), np.zeros((LENGTH, WIDTH), np.int32)
+    log_probs[0, 0] = np.log(CHANCES)
+    for level in range(1, LENGTH):
+        before = log_probs[level - 1].reshape(-1)
+        parents[level] = np.argsort(-before, kind="stable")[:WIDTH]
+        log_probs[level] = before[parents[level], None] + np.log(CHANCES)
+    return log_probs.astype(np.float32), parents
+
+
+def measure(method: str, streams: int, nodes: int, vocab_size: int, logits: bool, steps: int) -> Overhead:
+    """The scheduler's time in `steps` steps of `streams` streams, with trees of `nodes` nodes if the method drafts."""
+    plans = {
+        BEST_FIRST: DraftingPlan("best_first", budget=BudgetTable.constant(nodes)),
+        WITH_NGRAMS: DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(nodes)),
+    }
+    limits = Limits(streams, INT32_MAX, max_tree=nodes + 1, prefill_chunk=streams * PROMPT)
+    engine = NullEngine(streams * max(nodes + 1, PROMPT), vocab_size, logits)
+    scheduler = Scheduler(engine, limits, plans)
+    codec = _codec(vocab_size)
+    for number in range(streams):
+        prompt = [(number * 17 + place * place) % WORDS for place in range(PROMPT)]
+        request = GenerateRequest(
+            id=str(number), input_ids=prompt, max_tokens=INT32_MAX, stream=True, method=method, end_id=-1
+        )
+        scheduler.submit(Stream(number, request, prompt, codec, frozenset(), stream_interval_s=STREAM_INTERVAL_S))
+    for _ in range(WARM_UP):
+        scheduler.step()
+    totals, outside = scheduler.totals, []
+    tokens, rows = totals.output_tokens, totals.rows_executed
+    for _ in range(steps):
+        started = time.thread_time() - engine.spent_s
+        scheduler.step()
+        outside.append(time.thread_time() - engine.spent_s - started)
+    each = streams * steps
+    return Overhead(
+        method,
+        streams,
+        1e3 * float(np.median(outside)),
+        (totals.output_tokens - tokens) / each,
+        (totals.rows_executed - rows) / each,
+    )
+
+
+def _codec(vocab_size: int) -> TextCodec:
+    """A byte-level tokenizer of made-up words."""
+    tokenizer = Tokenizer(models.BPE(vocab={f"Ġw{token}": token for token in range(vocab_size)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return TextCodec(tokenizer)
+
+
+def table(figures: Sequence[Overhead], nodes: int) -> Table:
+    """Streams down, methods across: milliseconds (tokens per step of a stream)."""
+    cells = {(figure.streams, figure.method): figure for figure in figures}
+    methods = list(dict.fromkeys(figure.method for figure in figures))
+    shown = Table(f"Host: ms per step (tokens per step of a stream), trees of {nodes} nodes", ["streams", *methods])
+    for streams in dict.fromkeys(figure.streams for figure in figures):
+        row = [cells[streams, method] for method in methods]
+        shown.rows.append([str(streams), *(f"{cell.median_ms:.2f} ({cell.tokens_per_step:.2f})" for cell in row)])
+    return shown
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print the table, and write the figures as JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed.host_overhead", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--streams", type=_count, nargs="+", default=[1, 8, 32, 64], help="sequences that decode at once"
+    )
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--nodes", type=_count, default=15, help="nodes of a draft tree, root excluded (default: 15)")
+    parser.add_argument("--steps", type=_count, default=200, help="steps of each figure (default: 200)")
+    parser.add_argument("--vocabulary", type=_count, default=49152, help="tokens of the vocabulary (default: 49152)")
+    parser.add_argument("--logits", action="store_true", help="the host chooses from logits, as on a CPU")
+    parser.add_argument("--output", type=Path, default=Path("artifacts/reports/host_overhead.json"))
+    options = parser.parse_args(argv)
+    if options.vocabulary < WORDS:
+        parser.error(f"--vocabulary {options.vocabulary}: expected at least {WORDS}, the tokens that a text has")
+    figures = [
+        measure(method, streams, options.nodes, options.vocabulary, options.logits, options.steps)
+        for streams in options.streams
+        for method in options.methods
+    ]
+    setting = {"nodes": options.nodes, "vocabulary": options.vocabulary, "logits": options.logits}
+    write_json(options.output, setting | {"steps": options.steps, "figures": [asdict(figure) for figure in figures]})
+    table(figures, options.nodes).show(console)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {number}")
+    return number
+
+
+if __name__ == "__main__":
+    main()

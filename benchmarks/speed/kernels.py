@@ -1,0 +1,134 @@
+"""Times one forward of a SmolLM2-135M-shaped network as a chain of kernel calls, for several row counts.
+
+python -m benchmarks.speed.kernels --dtype bf16 --context 256 --rows 1 2 4 8 16 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from redraft.plugins import kernels
+from redraft.plugins.operators.linear.pack import DTYPES, PackedWeight, pack
+from redraft.plugins.operators.tree_attention.reference import rope_table
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, MLP, VOCABULARY = 30, 576, 9, 3, 64, 1536, 49152
+QKV = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
+SHAPES = {"qkv": (QKV, HIDDEN), "out": (HIDDEN, HIDDEN), "gate_up": (2 * MLP, HIDDEN), "down": (HIDDEN, MLP)}
+
+
+class Network:
+    """Random weights and `slots` caches of `cache_rows` rows; attributes are packed arrays."""
+
+    def __init__(self, dtype: str, cache_rows: int, slots: int, layers: int = LAYERS):
+        rng = np.random.default_rng(0)
+        self.dtype = dtype
+        self.layers = [
+            {
+                name: pack(_normal(rng, n, k), dtype, "swiglu" if name == "gate_up" else "none")
+                for name, (n, k) in SHAPES.items()
+            }
+            for _ in range(layers)
+        ]
+        self.head = pack(_normal(rng, VOCABULARY, HIDDEN), dtype)
+        self._lay_out()
+        self.norm = np.ones(HIDDEN, np.float32)
+        shape = (slots, KV_HEADS, cache_rows, HEAD_SIZE)
+        cache_type = np.float32 if dtype == "fp32" else np.uint16
+        self.caches = [(np.zeros(shape, cache_type), np.zeros(shape, cache_type)) for _ in range(layers)]
+        self.rope = rope_table(cache_rows, HEAD_SIZE).numpy()
+
+    def _lay_out(self) -> None:
+        """Move the weights into one piece of memory, each to a cache line, as an engine has them."""
+        packed = [*(weight for layer in self.layers for weight in layer.values()), self.head]
+        begins = np.cumsum([0, *(-(-weight.data.size // 64) * 64 for weight in packed)])
+        memory = np.empty(begins[-1] + 63, np.uint8)
+        memory = memory[-memory.ctypes.data % 64 :]
+        moved = []
+        for weight, begin in zip(packed, begins, strict=False):
+            data = memory[begin : begin + weight.data.size]
+            data[:] = weight.data
+            moved.append(weight._replace(data=data))
+        *moved, self.head = moved
+        self.layers = [dict(zip(SHAPES, moved[i : i + 4], strict=True)) for i in range(0, len(moved), 4)]
+
+    def forward(self, ids: np.ndarray, batch: list[np.ndarray]) -> np.ndarray:
+        """ids int32 [T]; batch: TreeAttention's inputs 1 to 7; returns logits float32 [T, vocabulary]."""
+        x = kernels.embedding(ids, self.head, HIDDEN, VOCABULARY, self.dtype)
+        for weights, caches in zip(self.layers, self.caches, strict=True):
+            qkv = self._linear(x, weights["qkv"], QKV, norm=self.norm)
+            arrays: Any = (qkv, *batch, self.rope, *caches)
+            attended = kernels.tree_attention(*arrays, num_heads=HEADS)
+            x = self._linear(attended, weights["out"], HIDDEN, residual=x)
+            hidden = self._linear(x, weights["gate_up"], MLP, norm=self.norm, activation="swiglu")
+            x = self._linear(hidden, weights["down"], HIDDEN, residual=x)
+        return self._linear(x, self.head, VOCABULARY, norm=self.norm)
+
+    def _linear(self, x: np.ndarray, weight: PackedWeight, n: int, **options: Any) -> np.ndarray:
+        return kernels.linear(x, weight, n, self.dtype, **options)
+
+
+PARTS = ["embedding", *["qkv", "attention", "out", "gate_up", "down"] * LAYERS, "head"]
+
+
+def milliseconds_by_part(recording: kernels.Recording, repeats: int) -> dict[str, float]:
+    """The sum over layers of each operator's mean time."""
+    totals = dict.fromkeys(PARTS, 0.0)
+    for _ in range(repeats):
+        for name, (function, arguments) in zip(PARTS, recording.calls, strict=True):
+            start = time.perf_counter()
+            function(*arguments)
+            totals[name] += (time.perf_counter() - start) * 1e3 / repeats
+    return totals
+
+
+def batch_inputs(rows: int, sequences: int, context: int) -> list[np.ndarray]:
+    """Each sequence has `rows` rows that see all rows before them."""
+    total = rows * sequences
+    return [
+        np.tile(np.arange(context, context + rows, dtype=np.int32), sequences),
+        np.arange(0, total + 1, rows, dtype=np.int32),
+        np.arange(sequences, dtype=np.int32),
+        np.full(sequences, context, np.int32),
+        np.zeros((total, 1), np.int32),
+        np.zeros(0, np.int32),
+        np.zeros(sequences + 1, np.int32),
+    ]
+
+
+def _normal(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
+    return rng.standard_normal((n, k), dtype=np.float32) * np.float32(k**-0.5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
+    parser.add_argument("--context", type=int, default=256, help="tokens in the cache")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--sequences", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--parts", action="store_true", help="print milliseconds per operator")
+    args = parser.parse_args()
+    network = Network(args.dtype, args.context + max(args.rows), args.sequences)
+    print(f"{args.dtype}, {kernels.isa()}, {kernels.threads()} threads, {args.sequences} x context {args.context}")
+    for rows in args.rows:
+        ids = np.zeros(rows * args.sequences, np.int32)
+        with kernels.Recording() as recording:
+            network.forward(ids, batch_inputs(rows, args.sequences, args.context))
+        times = []
+        for _ in range(args.repeats + 3):
+            start = time.perf_counter()
+            recording.replay()
+            times.append((time.perf_counter() - start) * 1e3)
+        line = f"rows {rows:4d}: median {np.median(times[3:]):6.2f} ms, best {np.min(times[3:]):6.2f} ms"
+        if args.parts:
+            parts = milliseconds_by_part(recording, args.repeats)
+            line += "  " + ", ".join(f"{name} {time:.2f}" for name, time in parts.items())
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

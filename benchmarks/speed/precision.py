@@ -1,0 +1,164 @@
+"""What 8-bit networks change: their next-token distributions against those of the target in float32.
+
+Runs the networks that TensorRT for RTX builds engines from (these: not run), native form in float16, in ONNX Runtime on
+the CPU, and the target in bfloat16 beside them. KL divergence from float32 in nats, mean over all positions of the
+prompts; how often both hold the same token for the likeliest.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.load.workload import ChatTokenizer
+from compiler.calibration import Calibration
+from compiler.passes.quantization import FP8, INT8, quantize_network
+from model_defs.export.target import CacheShape, export_target_native
+from model_defs.loops.padded_context_cache import HIDDEN_SCORE
+from model_defs.target.attention import causal_attend
+from model_defs.target.fingerprint import target_fingerprint
+from model_defs.target.model import Target
+from redraft.prompts import load_prompts, spread
+
+out = Console(highlight=False)
+
+
+@dataclass
+class Difference:
+    """Sums over positions."""
+
+    name: str
+    megabytes: float
+    """Of the network's weights."""
+    positions: int = 0
+    kl: float = 0.0
+    largest_kl: float = 0.0
+    same: int = 0
+
+    def add(self, reference: Tensor, log_probs: Tensor) -> None:
+        """Count a text's positions: log-probabilities float32 [N, V] of the reference and of what is compared."""
+        kl = (reference.exp() * (reference - log_probs)).sum(-1)
+        self.positions += len(kl)
+        self.kl += float(kl.sum())
+        self.largest_kl = max(self.largest_kl, float(kl.max()))
+        self.same += int((reference.argmax(-1) == log_probs.argmax(-1)).sum())
+
+
+def module_log_probs(target: Target, ids: list[int]) -> Tensor:
+    """Log-probabilities float32 [N, V] behind every token of a text."""
+    with torch.inference_mode():
+        hidden = target(torch.tensor([ids]), causal_attend(target.config, len(ids)))
+        return target.lm_head(hidden)[0].float().log_softmax(-1)
+
+
+class Network:
+    """A native-form network of one slot in ONNX Runtime on the CPU; its file is kept in `folder`."""
+
+    def __init__(self, network: ir.Model, folder: Path):
+        file = folder / "target.onnx"
+        ir.save(network, file, external_data="target.onnx.data")
+        self.megabytes = (folder / "target.onnx.data").stat().st_size / 1e6
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        inputs = {value.name: value for value in self._session.get_inputs()}
+        self._dtype = np.float16 if inputs["mask"].type == "tensor(float16)" else np.float32
+        self._rows = inputs["mask"].shape[3]
+        shapes = {name: (1, *value.shape[1:]) for name, value in inputs.items() if "_cache." in name}
+        self._caches = {name: np.zeros(shape, self._dtype) for name, shape in shapes.items()}
+
+    def log_probs(self, ids: list[int]) -> Tensor:
+        """Log-probabilities float32 [N, V] behind every token of a text."""
+        count = len(ids)
+        rows = {
+            "input_ids": np.array([ids], np.int32),
+            "positions": np.arange(count)[None],
+            "write_indices": np.zeros(1, np.int64),
+            "mask": np.triu(np.full((1, 1, count, self._rows), HIDDEN_SCORE, self._dtype), 1),
+            "logit_rows": np.arange(count, dtype=np.int32),
+        }
+        (logits,) = self._session.run(["logits"], rows | self._caches)
+        return torch.from_numpy(logits).float().log_softmax(-1)
+
+
+def compare(target: Target, texts: list[list[int]], calibration: Calibration | None) -> list[Difference]:
+    """The target in float32, which is left in float16, against bf16 and against networks in fp16, int8 and, with a
+    calibration, fp8."""
+    references = [module_log_probs(target, ids) for ids in track(texts, "float32")]
+
+    def measure(name: str, megabytes: float, log_probs: Callable[[list[int]], Tensor]) -> Difference:
+        difference = Difference(name, megabytes)
+        for reference, ids in zip(references, track(texts, name), strict=True):
+            difference.add(reference, log_probs(ids))
+        return difference
+
+    half = Target(target.config).eval().requires_grad_(False)
+    half.load_state_dict(target.state_dict())
+    half.to(torch.bfloat16)
+    megabytes = 2e-6 * sum(weight.numel() for weight in half.parameters())
+    found = [measure("bf16", megabytes, lambda ids: module_log_probs(half, ids))]
+    network = export_target_native(target.half(), CacheShape(1, max(map(len, texts)), 1), hidden_output=False)
+    networks = {"fp16": network, INT8: quantize_network(network, INT8)}
+    if calibration:
+        networks[FP8] = quantize_network(network, FP8, calibration.largest_inputs)
+    for name, compared in networks.items():
+        with tempfile.TemporaryDirectory() as folder:
+            session = Network(compared, Path(folder))
+            found.append(measure(name, session.megabytes, session.log_probs))
+    return found
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
+    dataset: Annotated[Path, typer.Option(help="JSON lines with `turns` or `prompt`, others than were calibrated on.")],
+    calibration: Annotated[Path | None, typer.Option(help="What build/calibrate.py wrote; without it no fp8.")] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="How many prompts; default: all.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longer prompts are cut to so many tokens.")] = 512,
+    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+) -> None:
+    """Compare the target's 8-bit networks with the target in float32, on the first turns of a data set."""
+    try:
+        target = Target.from_folder(model)
+        known = None
+        if calibration:
+            known = Calibration.load(calibration)
+            known.check(target, target_fingerprint(target), calibration)
+        tokenizer = ChatTokenizer(model)
+        prompts = spread(load_prompts(dataset), num_prompts)
+        texts = [tokenizer.encode(tokenizer.chat(prompt.turns[0]))[:max_tokens] for prompt in prompts]
+    except (ValueError, OSError) as error:
+        out.print(f"precision: {error}", markup=False)
+        raise typer.Exit(1) from None
+    found = compare(target, texts, known)
+    out.print(report(found))
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps([asdict(entry) for entry in found], indent=2) + "\n")
+
+
+def report(found: list[Difference]) -> Table:
+    """The comparison as a table."""
+    table = Table("precision", "weights, MB", "KL, mean", "KL, largest", "same likeliest token", "positions")
+    for entry in found:
+        share = f"{100 * entry.same / entry.positions:.1f}%"
+        kl = f"{entry.kl / entry.positions:.4f}", f"{entry.largest_kl:.3f}"
+        table.add_row(entry.name, f"{entry.megabytes:.0f}", *kl, share, f"{entry.positions}")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

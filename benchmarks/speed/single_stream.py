@@ -1,0 +1,231 @@
+"""Speculative against auto-regressive decoding without a server: one stream, then several at once.
+
+    python -m benchmarks.speed.single_stream --auto-regressive AR_BUNDLE --speculative BUNDLE [BUNDLE ...]
+    python -m benchmarks.speed.single_stream --speculative BUNDLE --methods [METHOD ...]
+
+Bundles race by their first method, or one bundle's methods, some or all; without a bundle of its own, auto-regressive
+decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so that a busy
+machine slows all alike; seconds are medians over the repeats. Before each race another prompt of the file is answered,
+and by a method that drafts from what was served --warm-up of them: it has served those alone. With --llama-cpp a
+llama.cpp process takes its turn too (see docs/load-testing.md). Writes JSON and, beside it, the same tables as
+Markdown; intervals are 95%, over prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table, number
+from benchmarks.load.llama_cpp import LlamaCpp
+from benchmarks.load.race import AR, LLAMA, WARM_UP, Entrant, race, race_concurrent, report_single
+from benchmarks.load.workload import ChatTokenizer
+from benchmarks.replay.acceptance import conditional_acceptance
+from benchmarks.speed.inprocess import Answer, load_session, request
+from redraft.prompts import load_prompts, spread
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest
+
+console = Console()
+
+
+def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: ChatTokenizer,
+            llama: LlamaCpp | None = None) -> dict[str, Any]:  # fmt: skip
+    """Everything the command line asks for; what was measured before Ctrl-C. Raises InvalidRequest where a prompt and
+    its answer do not fit a bundle."""
+    everything = load_prompts(args.dataset)
+    prompts = spread(everything, args.num_prompts)
+    texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
+    others = spread([prompt for prompt in everything if prompt not in prompts], args.warm_up)
+    warm_up_texts = [tokenizer.chat(prompt.turns[0]) for prompt in others] or [tokenizer.chat(WARM_UP)]
+    for session in {id(entrant.session): entrant.session for entrant in entrants.values()}.values():
+        session.require_fit([*texts, *warm_up_texts], args.max_tokens)
+    report: dict[str, Any] = {
+        "max_tokens": args.max_tokens,
+        "top_p": args.top_p,
+        "repeats": args.repeats,
+        "warm_up": len(others),
+        "single": {},
+        "concurrent": {},
+    }
+
+    def by_llama(generation: GenerateRequest) -> Answer:
+        assert llama is not None
+        return llama.answer(entrants[AR].session.runtime.sequence(0, generation), generation.max_tokens)
+
+    def requests(texts: list[str], temperature: float, count: int) -> list[GenerateRequest]:
+        pick = [(texts * (count // len(texts) + 1))[i] for i in range(count)]
+        filters = {"top_p": args.top_p} if args.top_p and temperature else {}
+        return [
+            request(text, args.max_tokens, temperature=temperature, seed=i, **filters) for i, text in enumerate(pick)
+        ]
+
+    with Progress(console=console) as progress:
+        try:
+            for temperature in args.temperature:
+                warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
+                rounds = (len(entrants) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
+                task = progress.add_task(f"one stream, temperature {temperature:g}", total=rounds)
+                turn = lambda task=task: progress.advance(task)  # noqa: E731
+                asked = requests(texts, temperature, len(texts))
+                other = by_llama if llama and temperature == 0 else None
+                players = race(entrants, asked, warm_up, args.repeats, turn, other)
+                report["single"][f"{temperature:g}"] = report_single(players, prompts)
+                levels = report["concurrent"].setdefault(f"{temperature:g}", [])
+                task = progress.add_task("several streams", total=len(entrants) * len(args.streams) * args.repeats)
+                turn = lambda task=task: progress.advance(task)  # noqa: E731
+                for level in args.streams:
+                    many = requests(texts, temperature, max(2 * level, 8))
+                    levels.append(race_concurrent(entrants, many, warm_up, level, args.repeats, turn))
+        except KeyboardInterrupt:
+            console.print("[yellow]interrupted: what was measured is written")
+    return report
+
+
+def tables(report: dict[str, Any]) -> list[Table]:
+    """The report as tables: the race and its kinds of prompts per temperature, then several streams at once."""
+    found = []
+    columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "unpacked", "drafting", "host", "identical"]
+    for temperature, single in report["single"].items():
+        title = f"One stream, temperature {temperature}, {report['max_tokens']} tokens, {single['prompts']} prompts"
+        found.append(Table(title, columns))
+        for name, entry in single["contenders"].items():
+            cells = [
+                number(entry["tokens_per_s"]),
+                number(entry["decode_tokens_per_s"]),
+                _with_interval(entry, "speedup"),
+            ]
+            if "steps" in entry:
+                cells.append(_with_interval(entry, "acceptance"))
+                cells += [number(entry[key], 2) for key in ("rows_per_step", "rows_per_step_unpacked")]
+                cells += [f"{entry[key]:.1%}" for key in ("drafting_share", "host_overhead")]
+                cells.append(f"{entry['identical_answers']} of {single['prompts']}")
+            found[-1].rows.append([name, *cells, *[""] * (len(columns) - 1 - len(cells))])
+        speculative = speculative_entries(single)
+        counted = ["", "drafted", "accepted", "wasted", "re-used"]
+        found.append(Table(f"Draft tokens, temperature {temperature}", counted))
+        for name, entry in speculative.items():
+            counts = (entry["drafted"], entry["drafted"] - entry["wasted"], entry["wasted"], entry["reused"])
+            found[-1].rows.append([name, *(f"{count:,}" for count in counts)])
+        depths = max(len(entry["depth_counts"]) for entry in speculative.values())
+        columns_by_depth = ["", *(str(depth + 1) for depth in range(depths))]
+        given = {
+            "Conditional acceptance by depth (accepted at it over accepted at the one before)": {
+                name: conditional_acceptance(entry["steps"], (ours for ours, _ in entry["depth_counts"]))
+                for name, entry in speculative.items()
+            },
+            "The same where the tree has the depth (accepted over offered)": {
+                name: entry["depth_counts"] for name, entry in speculative.items()
+            },
+        }
+        for title, counts_of in given.items():
+            found.append(Table(f"{title}, temperature {temperature}", columns_by_depth))
+            for name, counts in counts_of.items():
+                shares = [f"{ours / base:.2f} ({ours}/{base})" if base else "" for ours, base in counts]
+                found[-1].rows.append([name, *shares, *[""] * (depths - len(shares))])
+        kinds = list(next(iter(speculative.values()))["categories"])
+        found.append(
+            Table(f"Speed-up and acceptance length by kind of prompt, temperature {temperature}", ["", *kinds])
+        )
+        for name, entry in speculative.items():
+            found[-1].rows.append([name, *(_pair(entry["categories"][kind]) for kind in kinds)])
+    for temperature, levels in report["concurrent"].items():
+        if levels:
+            title = f"Tokens/s of several streams at once (speed-up, acceptance length), temperature {temperature}"
+            found.append(Table(title, ["", *(str(level["streams"]) for level in levels)]))
+            for name in levels[0]["contenders"]:
+                entries = [level["contenders"][name] for level in levels]
+                found[-1].rows.append([name, *(f"{number(e['tokens_per_s'])} ({_pair(e)})" for e in entries)])
+    return found
+
+
+def speculative_entries(single: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The contenders of a race that draft, by name."""
+    return {name: entry for name, entry in single["contenders"].items() if name not in (AR, LLAMA)}
+
+
+def _with_interval(entry: dict[str, Any], kind: str) -> str:
+    value = entry["speedup" if kind == "speedup" else "acceptance_length"]
+    low, high = entry[f"{kind}_interval"]
+    return f"{number(value, 2)} ({low:.2f} to {high:.2f})" if low < high else number(value, 2)
+
+
+def _pair(entry: dict[str, Any]) -> str:
+    return f"{entry['speedup']:.2f}x, {number(entry['acceptance_length'], 2)}"
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the report."""
+    for table in tables(report):
+        table.show(console)
+
+
+def load_entrants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Entrant]:
+    """Who races, by name, auto-regressive decoding first; what cannot race ends the command with the reason."""
+    bundles = {bundle.name: bundle for bundle in args.speculative}
+    if len(bundles) < len(args.speculative) or {AR, LLAMA} & set(bundles):
+        parser.error(f"--speculative: the folders' names must differ, and be other than {AR!r} and {LLAMA!r}")
+    if args.methods is not None and len(bundles) > 1:
+        parser.error("--methods: expected one bundle")
+    sessions = {name: load_session(parser, bundle, args.threads) for name, bundle in bundles.items()}
+    first = next(iter(sessions.values()))
+    known = list(first.runtime.plans)
+    if args.methods is not None and not known:
+        parser.error(f"--methods: {next(iter(bundles.values()))} has no drafter: nothing to race")
+    if unknown := set(args.methods or ()) - set(known):
+        parser.error(f"--methods: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    base = load_session(parser, args.auto_regressive, args.threads) if args.auto_regressive else first
+    if args.methods is None:
+        racing = {name: Entrant(session) for name, session in sessions.items()}
+    else:
+        racing = {name: Entrant(first, name) for name in args.methods or known}
+    return {AR: Entrant(base, AUTO_REGRESSIVE)} | racing
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--auto-regressive", type=Path, help="bundle without drafter")
+    add("--speculative", type=Path, nargs="+", required=True, help="bundles that draft, named by their folders")
+    add("--methods", nargs="*", metavar="METHOD", help="race these methods of the one bundle, or all")
+    add("--dataset", type=Path, default=Path(__file__).parents[1] / "prompts.jsonl")
+    add("--num-prompts", type=int, help="so many, spread evenly over the file")
+    add("--max-tokens", type=int, default=128)
+    add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    add("--top-p", type=float, help="of requests above temperature 0")
+    add("--streams", type=int, nargs="*", default=[2, 4, 8, 16], help="numbers of streams at once")
+    add("--warm-up", type=int, default=32, help="other prompts of the file to warm up with")
+    add("--repeats", type=int, default=3)
+    add("--threads", type=int)
+    add("--llama-cpp", type=Path, metavar="PYTHON", help="interpreter that has llama-cpp-python")
+    add("--llama-model", type=Path, help="the target as BF16 GGUF (see benchmarks/load/make_gguf.py)")
+    add("--output", type=Path, default=Path("artifacts/reports/single_stream.json"))
+    args = parser.parse_args(argv)
+    if args.llama_cpp and not args.llama_model:
+        parser.error("--llama-cpp needs --llama-model")
+    entrants = load_entrants(parser, args)
+    llama = LlamaCpp(args.llama_cpp, args.llama_model, args.threads) if args.llama_cpp else None
+    try:
+        report = measure(entrants, args, ChatTokenizer(args.speculative[0]), llama)
+    except InvalidRequest as error:
+        parser.error(f"{args.dataset}: {error}")
+    finally:
+        if llama:
+            llama.close()
+    report["auto_regressive"] = (args.auto_regressive or args.speculative[0]).name
+    write_json(args.output, report)
+    found = [f"## {table.title}\n{table.markdown()}\n" for table in tables(report)]
+    args.output.with_suffix(".md").write_text("\n".join(found), encoding="utf-8")
+    show(report)
+    console.print(f"written to {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

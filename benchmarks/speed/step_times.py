@@ -1,0 +1,131 @@
+"""Measure how long a bundle's networks take: one step over a number of rows, contexts and sequences, of greedy requests
+(a GPU, not run, chooses their tokens too), and drafting by each method."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from redraft.batch import DraftBatch, DraftSampling, TargetBatch
+from redraft.bundle.config import MethodInfo
+from redraft.bundle.manifest import Bundle
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.decoding.sampling import Sampler
+from redraft.decoding.token_tree import mask_width
+from redraft.engines import load_engine
+from redraft.engines.api import DraftEngine, DrawingEngine, Engine
+from redraft.engines.hidden import take
+from redraft.errors import BundleError
+from redraft.request import SamplingConfig
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (64, 1900)
+BATCHES = (2, 4, 8)
+CONTEXT = 256
+out = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Milliseconds of one kind of step: `rows` of each of `sequences` over `context` cached tokens; rows 0 is one
+    call of the drafter of `method`."""
+
+    sequences: int
+    rows: int
+    context: int
+    median_ms: float
+    best_ms: float
+    method: str | None = None
+
+
+def main(
+    bundle: Annotated[Path, typer.Argument(help="The bundle to measure.")],
+    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Executions of every kind of step.")] = 60,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all cores.")] = None,
+) -> None:
+    """Measure step times of a bundle on this machine; keep it quiet meanwhile."""
+    try:
+        loaded = Bundle.load(bundle)
+        engine = load_engine(loaded, threads)
+    except BundleError as error:
+        out.print(f"[red]step_times:[/red] {error}")
+        raise typer.Exit(1) from None
+    times = measure(engine, loaded, repeats)
+    out.print(report(times, loaded))
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps([asdict(entry) for entry in times], indent=2) + "\n")
+
+
+def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
+    """Time all kinds of steps that the bundle's limits allow, taking turns so that disturbances hit all alike."""
+    limits = bundle.config.limits
+    steps = [(1, rows, CONTEXT) for rows in ROWS] + [(1, 1, context) for context in CONTEXTS]
+    steps += [(sequences, 1, CONTEXT) for sequences in BATCHES]
+    most, longest = max(limits.max_tree, limits.prefill_chunk), limits.max_len + limits.max_tree
+    steps = [s for s in steps if s[0] <= limits.slots and s[1] <= most and s[2] + s[1] <= longest]
+    words = mask_width(limits.max_tree)
+    calls: dict[tuple[int, int, int, str | None], Callable[[], object]] = {}
+    greedy = Sampler(SamplingConfig(), [])
+    for step in steps:
+        calls[*step, None] = partial(engine.execute, TargetBatch.causal(*step, words), [greedy] * step[0])
+    for name, drafter in engine.drafters.items():
+        _, hidden = engine.execute(TargetBatch.causal(1, 1, 0, words))
+        assert hidden is not None, "the engine has drafters"
+        for sequences in (count for count in (1, *BATCHES) if count <= limits.slots):
+            roots = DraftBatch.of_roots(take(hidden, [0] * sequences), np.ones(sequences, np.int32))
+            calls[sequences, 0, 0, name] = drafting_call(drafter, bundle.config.methods[name], roots)
+    samples: dict[tuple[int, int, int, str | None], list[float]] = {kind: [] for kind in calls}
+    rounds = 10
+    for _ in track(range(rounds), "measuring", console=Console(stderr=True), transient=True):
+        for kind, call in calls.items():
+            call()
+            for _ in range(-(-repeats // rounds)):
+                start = time.perf_counter()
+                call()
+                samples[kind].append((time.perf_counter() - start) * 1e3)
+    return [StepTime(*kind[:3], float(np.median(ms)), min(ms), kind[3]) for kind, ms in samples.items()]
+
+
+def drafting_call(drafter: DraftEngine, method: MethodInfo, roots: DraftBatch) -> Callable[[], object]:
+    """A call that drafts from these roots; at random, if the method does."""
+    if not method.levels:
+        return partial(drafter.draft, roots)
+    assert isinstance(drafter, DrawingEngine)
+    assert method.construction is not None
+    count, shape = len(roots.slots), RANDOM_CONSTRUCTIONS[method.construction].shape(method.levels)
+    noise = np.zeros((count, sum(shape.noise_rows), method.support), np.float32)
+    ones = np.ones(count, np.float32)
+    return partial(drafter.draw, roots, DraftSampling(noise, ones, np.zeros(count, np.int32), ones))
+
+
+def report(times: list[StepTime], bundle: Bundle) -> Table:
+    """The figures, each also as a multiple of one row over the usual context."""
+    base = next(entry.median_ms for entry in times if (entry.sequences, entry.rows, entry.context) == (1, 1, CONTEXT))
+    table = Table(title=f"{bundle.config.name}: {bundle.config.backend}, {bundle.config.precision}")
+    for name in ("step", "median ms", "best ms", "of one row"):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    for entry in times:
+        what = (
+            f"{entry.sequences} x {entry.rows} rows, context {entry.context}"
+            if entry.rows
+            else f"{entry.method}: draft for {entry.sequences}"
+        )
+        table.add_row(what, f"{entry.median_ms:.2f}", f"{entry.best_ms:.2f}", f"{entry.median_ms / base:.2f}")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

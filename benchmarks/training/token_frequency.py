@@ -1,0 +1,65 @@
+"""How often the target uses each token (Lyanna, section 6.1 and figure 7): what a hot vocabulary of K rows covers.
+
+    python build/count_tokens.py --model MODEL --data TEACHER_DATA --output COUNTS
+    python -m benchmarks.training.token_frequency COUNTS/token_counts.npy
+
+The K most frequent tokens are chosen on one half of the answers and judged on the other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from benchmarks.figures.plots import COLORS, new_figure, save
+from benchmarks.figures.tables import Table
+
+ROWS = (1024, 2048, 4096, 8192, 12288, 16384, 24576, 32768)
+
+
+def coverage(chosen_on: np.ndarray, judged_on: np.ndarray) -> np.ndarray:
+    """Share [V] of the tokens counted in `judged_on` int64 [V] that the K most frequent of `chosen_on` int64 [V] are,
+    at place K - 1."""
+    ranked = judged_on[np.argsort(-chosen_on, kind="stable")]
+    return ranked.cumsum() / ranked.sum()
+
+
+def plot(counts: np.ndarray, covered: np.ndarray, path: Path) -> Path:
+    """Panels: relative frequency by rank, and the share of text that the most frequent tokens make up."""
+    figure, (frequency, share) = new_figure(2)
+    used = np.sort(counts[counts > 0])[::-1]
+    frequency.loglog(np.arange(1, len(used) + 1), used / used.sum(), color=COLORS[1])
+    frequency.set_title("Token frequency", loc="left")
+    frequency.set_xlabel("rank")
+    frequency.set_ylabel("share of all tokens")
+    share.semilogx(np.arange(1, len(covered) + 1), covered, color=COLORS[1])
+    share.set_title("Covered by the K most frequent", loc="left")
+    share.set_xlabel("K")
+    share.set_ylabel("share of the other half")
+    share.set_ylim(0, 1.02)
+    return save(figure, path)
+
+
+def main(
+    counts: Annotated[Path, typer.Argument(exists=True, help="token_counts.npy of build/count_tokens.py.")],
+    output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("artifacts/reports/token_frequency.png"),
+) -> None:
+    """Print the table and plot."""
+    halves = np.load(counts)
+    if halves.ndim != 2 or len(halves) != 2:
+        raise typer.BadParameter(f"{counts} holds an array of shape {halves.shape}, expected [2, V]")
+    whole, covered = halves.sum(axis=0), coverage(*halves)
+    rows = [count for count in ROWS if count <= len(whole)]
+    title = f"{whole.sum():,} tokens; {(whole > 0).sum():,} of {len(whole):,} are used"
+    table = Table(title, ["K", *(f"{count:,}" for count in rows)], [["", *(f"{covered[k - 1]:.2%}" for k in rows)]])
+    console = Console()
+    table.show(console)
+    console.print(f"written to {plot(whole, covered, output)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

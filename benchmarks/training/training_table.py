@@ -1,0 +1,69 @@
+"""Mean acceptance of the first draft steps on held-out text over training, runs side by side (Lyanna, table 2).
+
+    python -m benchmarks.training.training_table artifacts/drafters/SPARSE artifacts/drafters/DENSE
+
+Reads what build/train_drafter.py logs: greedy acceptance of a chain, each step given the one before. Table 2 compares
+token info of the most frequent tokens with token info of all; train both alike but for --set info_vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
+from benchmarks.training.learning_curve import labels_of, read_log
+
+console = Console()
+
+
+def accuracy(records: Sequence[Mapping[str, Any]], steps: int) -> dict[int, float]:
+    """Mean acceptance of the first `steps`, by positions trained. Raises ValueError where fewer steps were drafted."""
+    if (least := min(len(record["conditional_acceptance"]) for record in records)) < steps:
+        raise ValueError(f"a run logged {least} steps, expected at least {steps}")
+    return {record["positions"]: sum(record["conditional_acceptance"][:steps]) / steps for record in records}
+
+
+def table(runs: Mapping[str, Mapping[int, float]], steps: int) -> Table:
+    """A row per run, a column for each evaluation that all have, and what the first run is ahead.
+
+    Raises ValueError where they have none in common.
+    """
+    shared = sorted(set.intersection(*(set(run) for run in runs.values())))
+    if not shared:
+        raise ValueError("the runs have no evaluation at the same number of positions")
+    shown = Table(f"{steps}-step mean acceptance over training", ["positions", *(f"{count:,}" for count in shared)])
+    for label, run in runs.items():
+        shown.rows.append([label, *(f"{run[count]:.2%}" for count in shared)])
+    (first, ahead), *others = runs.items()
+    for label, run in others:
+        gains = (f"{100 * (ahead[count] - run[count]):+.2f}" for count in shared)
+        shown.rows.append([f"{first} over {label}, points", *gains])
+    return shown
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print the table and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", help="output folders of build/train_drafter.py")
+    add("--steps", type=int, default=3)
+    add("--output", type=Path, default=Path("docs/results/training_table.json"))
+    args = parser.parse_args(argv)
+    try:
+        labels = labels_of(args.runs)
+        runs = {label: accuracy(read_log(run), args.steps) for label, run in zip(labels, args.runs, strict=True)}
+        table(runs, args.steps).show(console)
+    except ValueError as error:
+        parser.error(str(error))
+    write_json(args.output, {"steps": args.steps, "runs": runs})
+    console.print(f"written to {args.output}")
+
+
+if __name__ == "__main__":
+    main()

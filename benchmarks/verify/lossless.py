@@ -1,0 +1,356 @@
+"""Checks that speculation changes nothing: speculative against auto-regressive output of the same prompts.
+
+    python -m benchmarks.verify.lossless --speculative SPEC_FP32
+
+Every method of the bundle (or some, --methods), against auto-regressive decoding by the same engine or by a bundle of
+its own. Greedy and seeded sampling, with penalties, minimum length and bad words, alone and in a batch. Where two texts
+part, the target's own margin between the two tokens is computed by teacher forcing: below --near-tie it is listed as a
+near-tie, otherwise it is a failure. With --rate (for bf16 and int8 bundles) every greedy token of both is also forced
+through the reference (a bundle in fp32), and the rates of tokens whose logit lies more than --margin below the best
+are compared.
+
+    mpiexec -n 2 python -m benchmarks.verify.lossless --speculative TWO_RANKS_FP32 --one-rank ONE_RANK_FP32
+
+With --one-rank, a bundle of the same methods, every method of a tensor-parallel bundle (auto-regressive decoding among
+them) is compared with itself on one rank, whatever its verifier. The margin of one that rejects drafts is how near a
+random number of the token's position came to deciding otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
+from benchmarks.load.workload import ChatTokenizer
+from benchmarks.speed.inprocess import Answer, Session, load_session, request
+from redraft.bundle.budget import BudgetTable
+from redraft.bundle.manifest import MANIFEST, file_sha256
+from redraft.decoding.sampling import Distribution, Sampler, position_uniform
+from redraft.decoding.verification import VERIFIERS
+from redraft.prompts import Prompt, load_prompts, spread
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "greedy, penalties": {"repetition_penalty": 1.15, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+    "greedy, bad words, minimum length": {"bad_words": ["the", " and", "important"], "min_length": 64},
+    "temperature 1": {"temperature": 1.0, "seed": 1234},
+    "temperature 0.7, top-p 0.9, top-k 40": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "seed": 99},
+    "temperature 1, penalties, bad words": {
+        "temperature": 1.0, "top_p": 0.95, "seed": 7, "repetition_penalty": 1.1, "frequency_penalty": 0.1,
+        "bad_words": ["the", " is"], "min_length": 32,
+    },
+}  # fmt: skip
+CHUNK = 16
+"""Prompts that go through all outputs of a setting before the next."""
+console = Console()
+
+
+@dataclass
+class Divergence:
+    """Where speculative output first differs: the two tokens (-1: the text ends there) and the target's margin."""
+
+    setting: str
+    method: str
+    concurrency: int
+    question_id: str
+    position: int
+    expected: int
+    got: int
+    margin: float
+
+
+def first_difference(expected: list[int], got: list[int]) -> int | None:
+    """Place of the first token that differs, or where one list ends; None if they are equal."""
+    for place, pair in enumerate(zip(expected, got, strict=False)):
+        if pair[0] != pair[1]:
+            return place
+    return None if len(expected) == len(got) else min(len(expected), len(got))
+
+
+def margin_at(reference: Session, generation: GenerateRequest, expected: list[int], place: int, got: int) -> float:
+    """How far from another token auto-regressive decoding was at a place of its answer, after the request's processors.
+
+    Greedy: difference of the two logits. Sampling: distance of the position's uniform from the other token's interval
+    of cumulative probability.
+    """
+    sequence = reference.runtime.sequence(0, generation.model_copy(update={"method": AUTO_REGRESSIVE}))
+    prompt = sequence.prompt.tolist()
+    sampler: Sampler = sequence.sampler
+    forced = [*prompt, *expected[:place]]
+    logits = np.concatenate([chunk for chunk, _ in reference.teacher_force(forced, len(forced) - 1)])[-1]
+    for token in expected[:place]:
+        sampler.accept(token)
+    if sampler.greedy:
+        values = sampler.process(logits)[[expected[place], got]]
+        return float(abs(values[0] - values[1]))
+    return distance_from(got, sampler.distribution(logits), position_uniform(sampler.seed, place))
+
+
+def distance_from(token: int, distribution: Distribution, uniform: float) -> float:
+    """How far a uniform lies from a token's interval of the cumulative probabilities."""
+    ends = np.cumsum([0.0, *distribution.weights])
+    ids = np.arange(len(distribution.weights)) if distribution.ids is None else distribution.ids
+    begin, end = (ends[ids.searchsorted(token, side)] / ends[-1] for side in ("left", "right"))
+    return float(max(begin - uniform, uniform - end, 0.0))
+
+
+def rejection_margin(
+    reference: Session, generation: GenerateRequest, expected: list[int], place: int, got: int
+) -> float | None:
+    """The same of a method that rejects drafts: the nearest that one of the position's random numbers came to deciding
+    otherwise, in a run of the request alone. None where it decided without drafts; infinite where that run's answer is
+    another one before the place."""
+    near: list[float] = []
+    draw, flip = Sampler.draw, Sampler.flip
+
+    def noted_draw(sampler: Sampler, distribution: Distribution) -> int:
+        if sampler.position == place:
+            near.append(distance_from(got, distribution, position_uniform(sampler.seed, place)))
+        return draw(sampler, distribution)
+
+    def noted_flip(sampler: Sampler, chance: float, number: int) -> bool:
+        if sampler.position == place:
+            near.append(abs(position_uniform(sampler.seed, place, number) - chance))
+        return flip(sampler, chance, number)
+
+    with patch.object(Sampler, "draw", noted_draw), patch.object(Sampler, "flip", noted_flip):
+        again = reference.run([generation])[0].token_ids
+    if again[: place + 1] != expected[: place + 1]:
+        return math.inf
+    return min(near, default=None)
+
+
+class Verifier:
+    """Compares methods of a session with auto-regressive decoding by another (or the same), with a third that gives
+    the margins. `chosen` are the methods; None: all. With `same_methods`, each is compared with itself by the first."""
+
+    def __init__(
+        self,
+        auto_regressive: Session,
+        speculative: Session,
+        reference: Session,
+        chosen: list[str] | None = None,
+        same_methods: bool = False,
+    ):
+        self.auto_regressive, self.speculative, self.reference = auto_regressive, speculative, reference
+        self.same_methods, self._chosen = same_methods, chosen
+
+    def methods(self, setting: str) -> list[str]:
+        """Those that promise the same tokens in a setting: sampled ones, verifiers that walk alone."""
+        plans = self.speculative.runtime.plans
+        if self.same_methods:
+            return self._chosen or [AUTO_REGRESSIVE, *plans]
+        sampled = "temperature" in SETTINGS[setting]
+        return [
+            name for name in self._chosen or list(plans) if not sampled or VERIFIERS[plans[name].verification].merges
+        ]
+
+    def compare(
+        self, prompts: list[Prompt], requests: list[GenerateRequest], expected: list[Answer], got: list[Answer]
+    ) -> list[tuple[str, int, int, int, float]]:
+        """Where the answers part: question id, place, expected token, token got, margin."""
+        divergences = []
+        for prompt, generation, left, right in zip(prompts, requests, expected, got, strict=True):
+            place = first_difference(left.token_ids, right.token_ids)
+            if place is not None:
+                end_ids = self.reference.runtime.end_ids
+                wanted, other = (_token(answer, place, end_ids) for answer in (left, right))
+                margin = self._margin(generation, [*left.token_ids[:place], wanted], place, other)
+                divergences.append((prompt.question_id, place, wanted, other, margin))
+        return divergences
+
+    def _margin(self, generation: GenerateRequest, expected: list[int], place: int, got: int) -> float:
+        plan = self.reference.runtime.plans.get(generation.method or "") if self.same_methods else None
+        if plan and not generation.sampling.greedy and not VERIFIERS[plan.verification].merges:
+            margin = rejection_margin(self.reference, generation, expected, place, got)
+            if margin is not None:
+                return margin
+        return margin_at(self.reference, generation, expected, place, got)
+
+    def far_tokens(self, texts: list[str], answers: list[Answer], margin: float) -> tuple[int, int]:
+        """How many greedy tokens lie more than `margin` below the reference's best logit, and of how many."""
+        far = total = 0
+        for text, answer in zip(texts, answers, strict=True):
+            prompt = self.reference.runtime.sequence(0, request(text, 1)).prompt.tolist()
+            place = 0
+            for logits, _ in self.reference.teacher_force([*prompt, *answer.token_ids[:-1]], len(prompt) - 1):
+                tokens = answer.token_ids[place : place + len(logits)]
+                gap = logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]
+                far, total, place = far + int((gap > margin).sum()), total + len(tokens), place + len(tokens)
+        return far, total
+
+
+def of_method(method: str, requests: list[GenerateRequest]) -> list[GenerateRequest]:
+    """The same requests, to be served by a method."""
+    return [generation.model_copy(update={"method": method}) for generation in requests]
+
+
+def _token(answer: Answer, place: int, end_ids: frozenset[int]) -> int:
+    return answer.token_ids[place] if place < len(answer.token_ids) else min(end_ids, default=0)
+
+
+def verify_setting(
+    verifier: Verifier, setting: str, prompts: list[Prompt], args: argparse.Namespace, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """One setting over all prompts: a row for each concurrency, the divergences, and the rates where asked for."""
+    tokenizer = ChatTokenizer(args.speculative)
+    counted = {"tokens": 0, "steps": 0, "accepted": 0}
+    rows: dict[tuple[str, int], dict[str, Any]] = {
+        (name, count): {"setting": setting, "method": name, "concurrency": count, **counted}
+        for name in verifier.methods(setting)
+        for count in args.concurrency
+    }
+    divergences: list[Divergence] = []
+    rates: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(prompts), CHUNK):
+        chunk = prompts[start : start + CHUNK]
+        texts = [tokenizer.chat(prompt.turns[0]) for prompt in chunk]
+        requests = [request(text, args.max_tokens, **SETTINGS[setting]) for text in texts]
+        expected = verifier.auto_regressive.run(of_method(AUTO_REGRESSIVE, requests), CHUNK)
+        outputs = {"auto-regressive": expected}
+        for (method, concurrency), row in rows.items():
+            asked = of_method(method, requests)
+            got = verifier.speculative.run(asked, concurrency)
+            if verifier.same_methods:
+                expected = verifier.auto_regressive.run(asked, concurrency)
+            outputs[f"{method}, {concurrency} at once"] = got
+            differences = verifier.compare(chunk, asked, expected, got)
+            divergences += [Divergence(setting, method, concurrency, *difference) for difference in differences]
+            row["tokens"] += sum(len(answer.token_ids) for answer in expected)
+            row["steps"] += sum(answer.stats.steps for answer in got)
+            row["accepted"] += sum(answer.stats.accepted for answer in got)
+        if args.rate and setting == "greedy":
+            for name, answers in outputs.items():
+                far, total = verifier.far_tokens(texts, answers, args.margin)
+                rate = rates.setdefault(name, {"output": name, "beyond_margin": 0, "tokens": 0})
+                rate["beyond_margin"] += far
+                rate["tokens"] += total
+        progress(len(chunk))
+        if not console.is_terminal:  # a log has no progress bar
+            console.print(f"{setting}: {start + len(chunk)} of {len(prompts)} prompts")
+    for key, row in rows.items():
+        ties = [item.margin < args.near_tie for item in divergences if (item.method, item.concurrency) == key]
+        row |= {"near_ties": sum(ties), "failures": len(ties) - sum(ties)}
+        row["acceptance_length"] = 1 + row.pop("accepted") / max(row.pop("steps"), 1)
+    return {
+        "settings": list(rows.values()),
+        "divergences": [asdict(item) for item in divergences],
+        "rates": list(rates.values()),
+    }
+
+
+def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What a report depends on: the flags and the bundles' contents."""
+    flags = {name: str(value) for name, value in vars(args).items() if name != "output"}
+    bundles = [bundle for bundle in (args.auto_regressive, args.one_rank, args.speculative, args.reference) if bundle]
+    return flags | {"manifests": [file_sha256(bundle / MANIFEST) for bundle in bundles]}
+
+
+def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
+    """All settings over all prompts; the report, written to `args.output` after each setting. A report there that was
+    cut short is gone on with where its inputs are the same."""
+    prompts = spread(load_prompts(args.dataset), args.num_prompts)
+    report: dict[str, Any] = {"prompts": len(prompts), "max_tokens": args.max_tokens, "margin": args.margin}
+    report |= {"inputs": inputs_of(args), "settings": [], "rates": [], "divergences": []}
+    earlier = json.loads(args.output.read_bytes()) if args.output.exists() else {}
+    done = {row["setting"] for row in earlier.get("settings", [])}
+    if earlier.get("inputs") == report["inputs"] and done != set(args.settings):
+        report = earlier
+        console.print(f"going on after {', '.join(done)}")
+    else:
+        done = set()
+    left = [setting for setting in args.settings if setting not in done]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("verifying", total=len(left) * len(prompts))
+        for setting in left:
+            progress.update(task, description=setting)
+            found = verify_setting(verifier, setting, prompts, args, lambda n: progress.advance(task, n))
+            for name, rows in found.items():
+                report[name] += rows
+            write_json(args.output, report)
+    return report
+
+
+def tables(report: dict[str, Any]) -> list[Table]:
+    """The report as tables: settings, rates where they were taken, and every divergence."""
+    title = f"Speculative against auto-regressive output, {report['prompts']} prompts x {report['max_tokens']} tokens"
+    found = [Table(title, ["setting", "method", "at once", "tokens", "accepted", "near-ties", "failures"])]
+    for row in report["settings"]:
+        cells = [f"{row['acceptance_length']:.2f}", str(row["near_ties"]), str(row["failures"])]
+        found[0].rows.append([row["setting"], row["method"], str(row["concurrency"]), f"{row['tokens']:,}", *cells])
+    if report["rates"]:
+        found.append(Table(f"Greedy tokens more than {report['margin']:g} below the reference's best logit",
+                           ["output", "tokens", "rate"]))  # fmt: skip
+        for row in report["rates"]:
+            share = row["beyond_margin"] / max(row["tokens"], 1)
+            found[-1].rows.append([row["output"], f"{row['tokens']:,}", f"{share:.3%}"])
+    if report["divergences"]:
+        columns = ["setting", "method", "prompt", "at once", "place", "expected", "got", "margin"]
+        found.append(Table("Divergences", columns))
+        for item in report["divergences"]:
+            cells = [str(item[key]) for key in ("method", "question_id", "concurrency", "position", "expected", "got")]
+            found[-1].rows.append([item["setting"], *cells, f"{item['margin']:.2g}"])
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Verify; the exit status is 1 if a divergence is no near-tie."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--speculative", type=Path, required=True, help="bundle that drafts")
+    add("--methods", nargs="+", help="some of its methods (default: all)")
+    add("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="SETTING",
+        help=f"some of {'; '.join(SETTINGS)} (default: all)")  # fmt: skip
+    add("--auto-regressive", type=Path, help="bundle without drafter, of the same precision (default: the same engine)")
+    add("--one-rank", type=Path, help="bundle of the same methods and precision for one rank")
+    add("--reference", type=Path, help="fp32 bundle for margins (default: the one that decodes auto-regressively)")
+    add("--dataset", type=Path, default=Path(__file__).parents[1] / "prompts.jsonl")
+    add("--num-prompts", type=int, help="so many, spread evenly over the file")
+    add("--max-tokens", type=int, default=128)
+    add("--concurrency", type=int, nargs="+", default=[1, 8], help="speculative sequences at once")
+    add("--tree-budget", type=int, help="draft this much whatever runs (default: as the bundle is tuned)")
+    add("--near-tie", type=float, default=1e-3)
+    add("--rate", action="store_true", help="compare rates of tokens beyond --margin")
+    add("--margin", type=float, default=0.5)
+    add("--output", type=Path, default=Path("artifacts/reports/lossless.json"))
+    args = parser.parse_args(argv)
+    speculative = load_session(parser, args.speculative)
+    plans = speculative.runtime.plans
+    if not plans:
+        parser.error(f"--speculative: {args.speculative} has no method")
+    if unknown := set(args.methods or ()) - {*plans, *([AUTO_REGRESSIVE] if args.one_rank else [])}:
+        parser.error(f"--methods: expected some of {', '.join(plans)}, got {', '.join(sorted(unknown))}")
+    if args.tree_budget is not None:
+        budget = BudgetTable.constant(args.tree_budget)
+        speculative.use_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans.items()})
+    other = args.one_rank or args.auto_regressive
+    auto_regressive = load_session(parser, other) if other else speculative
+    same = args.reference in (None, other)
+    reference = auto_regressive if same else load_session(parser, args.reference)
+    report = verify(Verifier(auto_regressive, speculative, reference, args.methods, args.one_rank is not None), args)
+    write_json(args.output, report)
+    for table in tables(report):
+        table.show(console)
+    failures = sum(row["failures"] for row in report["settings"])
+    console.print(f"{failures} failures; written to {args.output}")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From networks to engine bundles: methods, graph passes, one writer per backend."""

@@ -1,0 +1,325 @@
+"""The methods of a bundle, as flags or a TOML file describe them, and their drafting loops."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from compiler.draft_model import is_model, load_draft_model
+from model_defs.drafters.base import Drafter
+from model_defs.drafters.draft_lm import DraftLM
+from model_defs.drafters.hidden_state import HiddenStateDrafter
+from model_defs.drafters.registry import DRAFTERS, RECURRENT, load_drafter
+from model_defs.drafters.token_info import InfoForm
+from model_defs.export.drafter import Drafting
+from model_defs.files import read_json
+from model_defs.loops.beam_search import BeamSearch
+from model_defs.loops.context_cache import CacheTables
+from model_defs.loops.random_draws import RandomDraws
+from model_defs.target.model import Target
+from redraft.bundle.config import BundleConfig, ContextInfo, MethodInfo
+from redraft.decoding.construction import CONSTRUCTIONS, Draws
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.decoding.retrieval import NGRAM_TRIE
+from redraft.decoding.verification import ALONE, VERIFIERS, check_pairing, draws_of
+from redraft.engines.tensorrt.library import FLAVOURS
+from redraft.errors import BundleError
+from redraft.request import AUTO_REGRESSIVE, describe
+
+USUAL_BUDGET = 16
+NGRAM = "ngram"
+"""What a method without drafter is called."""
+
+
+class Way(StrEnum):
+    """What a method's drafts come from."""
+
+    search = "beam search"
+    draws = "random draws"
+    retrieval = "n-gram retrieval"
+    ngrams = "the n-gram branch alone"
+
+
+ANY = {"ngram", "tree_budget", "verification"}
+DRAFTER = ANY | {"drafter", "hot_vocabulary", "construction", "token_info"}
+READS = {
+    Way.search: DRAFTER | {"beam_width", "beam_length", "candidates", "resample_above", "skip_above"},
+    Way.draws: DRAFTER | {"levels", "support"},
+    Way.retrieval: ANY | {"construction"},
+    Way.ngrams: ANY,
+}
+"""The settings that matter to each; any other that is given is refused."""
+NO_DRAFTER = "which has no drafter: no candidates to build other trees of, and no probabilities to draw from"
+WHY_OTHERS_DO_NOT = {
+    Way.search: "which draws no token",
+    Way.draws: "whose trees --levels and --support shape, and which leave no chain behind",
+    Way.retrieval: NO_DRAFTER,
+    Way.ngrams: NO_DRAFTER,
+}
+INFO_FORMS = {
+    "openvino": (InfoForm.int8, InfoForm.bf16, InfoForm.low_rank),
+    "torch": tuple(InfoForm),
+    **dict.fromkeys(FLAVOURS, (InfoForm.bf16, InfoForm.low_rank)),
+}
+"""How each backend can hold token info. TensorRT would widen a table of 8-bit numbers as a whole at each execution."""
+SOURCES = f"a drafter, ngram = true or construction = {NGRAM_TRIE!r}"
+
+
+class MethodSettings(BaseModel):
+    """One method: a table of the TOML file, or the flags of the same names. The descriptions are their help."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    drafter: Path | None = Field(
+        None, description="Trained drafter's folder; or, as draft LM, that of any model with the target's tokenizer."
+    )
+    hot_vocabulary: Path | None = Field(
+        None, description="Trained drafter whose hot vocabulary a model as draft LM drafts from; default: all tokens."
+    )
+    construction: str = Field(
+        "best_first",
+        description=f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: "
+        f"{', '.join(RANDOM_CONSTRUCTIONS)}; without a drafter, from all that was served: {NGRAM_TRIE}.",
+    )
+    beam_width: int = Field(4, ge=1, description="Nodes that the drafter expands at each depth.")
+    beam_length: int = Field(5, ge=1, description="Depth of the drafts.")
+    candidates: int = Field(8, ge=1, description="Children of an expanded node.")
+    levels: str | None = Field(
+        None,
+        description="Random draws at each depth, such as 4,2,1: children of every node (gumbel_top_k), or nodes of the "
+        "depth. Default: "
+        + "; ".join(f"{name} {','.join(map(str, known.levels))}" for name, known in RANDOM_CONSTRUCTIONS.items()),
+    )
+    support: int = Field(64, ge=1, description="Likeliest tokens that random draws are from, at each node.")
+    tree_budget: int | None = Field(
+        None, ge=1, description="Drafted nodes a step until the bundle is tuned; default: 16, or all of --levels."
+    )
+    ngram: bool | None = Field(
+        None,
+        description="Merge an n-gram branch; default: where there is a drafter, and a verification that allows it.",
+    )
+    verification: str | None = Field(
+        None,
+        description=f"Which drafted tokens are kept: {', '.join(VERIFIERS)}. Default: sampled_walk; at random: "
+        + ", ".join(f"{known.verification} ({name})" for name, known in RANDOM_CONSTRUCTIONS.items()),
+    )
+    token_info: InfoForm | None = Field(
+        None,
+        description="What a hidden_state drafter's network holds of token info: a table in int8, fp8 or bf16, or "
+        "low_rank: its factors, which take little memory and more time. Default: int8, with TensorRT bf16.",
+    )
+    resample_above: int | None = Field(
+        None,
+        ge=0,
+        description="Draft again from a rejected draft's chain where more steps than this are left of it.",
+    )
+    skip_above: int | None = Field(
+        None, ge=0, description="Where more steps than this are left, do so instead of a new draft."
+    )
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether it drafts from what was served."""
+        return self.construction == NGRAM_TRIE
+
+    @property
+    def way(self) -> Way | None:
+        """What its drafts come from; None where there is nothing."""
+        if self.retrieves:
+            return Way.retrieval
+        if self.drafter is None:
+            return Way.ngrams if self.ngram else None
+        return Way.draws if self.construction in RANDOM_CONSTRUCTIONS else Way.search
+
+    @model_validator(mode="after")
+    def _reads_all_that_is_given(self) -> Self:
+        if self.drafter:
+            draws_of(self.construction)
+        for name in sorted(self.model_fields_set):
+            value, readers = getattr(self, name), [way for way in READS if name in READS[way]]
+            if value is None or value is False or self.way in readers:
+                continue
+            flag = f"--{name.replace('_', '-')} {value}"
+            if self.way is None:
+                raise ValueError(f"{flag}: expected {SOURCES} too")
+            why = WHY_OTHERS_DO_NOT[self.way]
+            raise ValueError(f"{flag}: only for {' and '.join(readers)}, and this method drafts by {self.way}, {why}")
+        return self
+
+    def info(self) -> MethodInfo:
+        """What the bundle says of the method. Raises BundleError, or FileNotFoundError where there is no drafter."""
+        random = RANDOM_CONSTRUCTIONS[self.construction] if self.way == Way.draws else None
+        draws = (parse_levels(self.levels) if self.levels else random.levels) if random else ()
+        verification = self.verification or (random.verification if random else "sampled_walk")
+        merges = verification in VERIFIERS and VERIFIERS[verification].merges
+        return MethodInfo(
+            drafter=kind_of(self.drafter) if self.drafter else None,
+            construction=self.construction if self.drafter or self.retrieves else None,
+            beam_width=self.beam_width,
+            beam_length=self.beam_length,
+            candidates=self.candidates,
+            tree_budget=self.tree_budget or (sum(random.shape(draws).widths) if random else USUAL_BUDGET),
+            ngram=merges and self.construction not in ALONE if self.ngram is None else self.ngram,
+            verification=verification,
+            levels=draws,
+            support=self.support if random else 0,
+            resample_above=self.resample_above,
+            skip_above=self.skip_above,
+        )
+
+
+def kind_of(drafter: Path) -> str:
+    """Which kind of `DRAFTERS` a folder holds; a whole model is a draft LM."""
+    return DraftLM.name if is_model(drafter) else read_json(drafter / "config.json").get("drafter", RECURRENT)
+
+
+def read_methods(path: Path) -> dict[str, MethodSettings]:
+    """The methods of a TOML file, in its order. Raises BundleError that names the file and what is wrong with it."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"--methods {path}: {error}") from None
+    if not tables:
+        raise BundleError(f"--methods {path}: expected a table for each method, found none")
+    found = {}
+    for name, table in tables.items():
+        try:
+            found[name] = MethodSettings.model_validate(table)
+        except ValidationError as error:
+            raise BundleError(f"--methods {path}, [{name}]: {describe(error)}") from None
+        if found[name].way is None:
+            raise BundleError(f"--methods {path}, [{name}]: expected {SOURCES}")
+    return found
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """Numbers of draws from "4,2,1". Raises BundleError."""
+    counts = text.split(",")
+    if not all(count.strip().isdecimal() and int(count) for count in counts):
+        raise BundleError(f"--levels {text}: expected whole numbers of 1 or more with commas between them")
+    return tuple(map(int, counts))
+
+
+def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
+    """Refuse a method that cannot work in this bundle. Raises BundleError or ValueError."""
+    if name == AUTO_REGRESSIVE:
+        raise BundleError(f"a method cannot be called {name!r}: every bundle has that one")
+    merged = method.ngram or method.resample_above is not None
+    check_pairing(method.construction or "chain", method.verification, merged)
+    if method.drafter and method.drafter not in DRAFTERS:
+        raise BundleError(f"unknown drafter {method.drafter!r}; known are {', '.join(DRAFTERS)}")
+    chains = [name for name, kind in DRAFTERS.items() if kind.has_raw_logits]
+    if method.resample_above is not None and method.drafter not in chains:
+        raise BundleError(
+            f"--resample-above {method.resample_above}: only drafters {', '.join(map(repr, chains))} leave a chain "
+            f"behind, this is {method.drafter!r}"
+        )
+    check_thresholds(method)
+    if method.tree_budget >= config.limits.max_tree:
+        given = f"--levels {','.join(map(str, method.levels))}, " if method.levels else ""
+        raise BundleError(
+            f"{given}--tree-budget {method.tree_budget}: expected less than --max-tree {config.limits.max_tree}"
+        )
+    if not method.levels and method.candidates < method.beam_width:
+        raise BundleError(f"--candidates {method.candidates}: expected at least --beam-width {method.beam_width}")
+    random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
+    if random and random.draws == Draws.WITHOUT_REPLACEMENT:
+        for above, count in pairwise((1, *random.shape(method.levels).widths)):
+            if count > above * method.support:
+                raise BundleError(
+                    f"--levels {','.join(map(str, method.levels))}: {count} draws without replacement below {above} "
+                    f"nodes, expected at most --support {method.support} of each"
+                )
+
+
+def check_thresholds(method: MethodInfo) -> None:
+    """Refuse thresholds of re-sampling that never matter, or between which nothing would be drafted. A step takes one
+    token or more off a chain of `beam_length`. Raises BundleError."""
+    resample, skip, most = method.resample_above, method.skip_above, method.beam_length - 1
+    for flag, threshold in (("--resample-above", resample), ("--skip-above", skip)):
+        if threshold is not None and threshold >= most:
+            raise BundleError(
+                f"{flag} {threshold}: expected less than {most}, the most steps that are left of a draft of "
+                f"--beam-length {method.beam_length}"
+            )
+    if skip is not None and (resample is None or skip < resample):
+        raise BundleError(
+            f"--skip-above {skip}: expected --resample-above of {skip} or less, got {resample}: where more steps than "
+            f"{skip} are left nothing else is drafted"
+        )
+
+
+def load_draft_source(
+    folder: Path, hot_vocabulary: Path | None, target: Target, model: Path, fingerprint: str
+) -> Drafter:
+    """A trained drafter, or a model as draft LM, for the target of the folder `model`. Raises BundleError."""
+    if is_model(folder):
+        return load_draft_model(folder, target, model, hot_vocabulary)
+    if hot_vocabulary:
+        raise BundleError(f"--hot-vocabulary {hot_vocabulary}: {folder} was trained with its own")
+    return load_checked(folder, target, fingerprint)
+
+
+def load_checked(folder: Path, target: Target, fingerprint: str) -> Drafter:
+    """A trained drafter. Raises BundleError where it is another target's, or is not whole."""
+    trained_for = read_json(folder / "config.json").get("target_fingerprint")
+    if trained_for not in (None, fingerprint):
+        raise BundleError(
+            f"{folder} was trained for another target: fingerprint {trained_for}, this one's is {fingerprint}"
+        )
+    try:
+        return load_drafter(folder, target)
+    except (KeyError, RuntimeError) as error:
+        raise BundleError(f"{folder} is not a whole drafter: {error}") from None
+
+
+def drafting_loop(
+    drafter: Drafter, method: MethodInfo, config: BundleConfig, token_info: InfoForm | None = None
+) -> tuple[MethodInfo, Drafting]:
+    """The method with what its drafter needs at run time, and its drafting loop. The loop's drafter is a copy that
+    shares the weights, so that methods may share a drafter. Raises ValueError where it cannot draft so deep, or so far
+    into a text."""
+    random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
+    length = len(method.levels) if random else method.beam_length
+    if isinstance(drafter, DraftLM) and config.limits.max_len > drafter.lm_config.max_position:
+        raise ValueError(
+            f"--max-len {config.limits.max_len}: the draft LM's context has {drafter.lm_config.max_position} positions"
+        )
+    draft_rows = sum(random.shape(method.levels).widths[:-1]) if random else method.beam_width * (length - 1)
+    drafter = copy.deepcopy(drafter, {id(tensor): tensor for tensor in (*drafter.parameters(), *drafter.buffers())})
+    if not random and method.candidates > (known := len(drafter.hot_ids)):
+        raise ValueError(f"--candidates {method.candidates}: expected at most {known}, all that the drafter knows")
+    if token_info and drafter.token_info is None:
+        raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} has none")
+    native = config.backend in FLAVOURS
+    if token_info and token_info not in (taken := INFO_FORMS[config.backend]):
+        raise ValueError(f"--token-info {token_info}: {config.backend} takes {', '.join(taken)}")
+    if isinstance(drafter, HiddenStateDrafter) and (token_info or native):
+        drafter.info_form = token_info or InfoForm.bf16
+    if native:  # drafted nodes stand beside the cache, padding behind max_len
+        draft_rows = max(config.limits.max_tree, length)
+    drafter.prepare(config.limits.max_len + draft_rows, length)
+    needs: dict[str, object] = {}
+    if drafter.reads_context:
+        heads = cast(CacheTables, drafter.tables).config
+        needs["context"] = ContextInfo(
+            layers=drafter.context_layers,
+            num_kv_heads=heads.num_kv_heads,
+            head_size=heads.head_size,
+            draft_rows=draft_rows,
+            from_text=drafter.reads_text,
+        )
+    if not random and drafter.has_raw_logits and (method.resample_above is not None or not native):
+        needs["chain_levels"] = method.beam_length - 1
+    loop: Drafting = (
+        RandomDraws(drafter, random.rule, method.levels, method.support)
+        if random
+        else BeamSearch(drafter, method.beam_width, method.beam_length, method.candidates)
+    )
+    return method.model_copy(update=needs), loop.eval()

@@ -1,0 +1,1 @@
+"""Passes over ONNX graphs: lowering, fusing, quantization, TensorRT forms."""

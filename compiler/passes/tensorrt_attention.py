@@ -1,0 +1,76 @@
+"""Rewrites a plugin-form network for TensorRT: the plugins of kernel.cu in place of each `TreeAttention`. On a
+GPU: not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from redraft.plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, SPLIT, WRITE
+
+DTYPES = {"bf16": ir.DataType.BFLOAT16, "int32": ir.DataType.INT32, "float32": ir.DataType.FLOAT}
+INPUTS = [argument.name for argument in WRITE.inputs]
+CACHES = ("k_cache", "v_cache")
+OPERATOR = (*[name for name in INPUTS if name not in ("starts", *CACHES)], *CACHES)
+"""Where `TreeAttention` has these inputs of its kernels; its tree_mask is the sixth, its starts the last."""
+
+
+def tensorrt_form(network: ir.Model, alias: bool = False) -> ir.Model:
+    """A copy of a network in which each `TreeAttention` is commit and write, split, and combine.
+
+    The network is `export_target_plugin`'s of a bf16 module, with bf16 caches and aliased outputs. The partial results
+    are tensors between the plugins; `starts` is the node's own or, without it, cache_lengths. The updated caches are
+    outputs of `TreeAttentionWrite`, which with `alias` declares them in place of its inputs: see
+    `quick_plugin.register`. Raises ValueError for other head sizes and dtypes than the kernels'.
+    """
+    rewritten = network.clone()
+    for node in list(rewritten.graph):
+        if (node.domain, node.op_type) == (NAMESPACE, "TreeAttention"):
+            _rewrite(rewritten.graph, node, alias)
+    return rewritten
+
+
+def _rewrite(graph: ir.Graph, node: ir.Node, alias: bool) -> None:
+    names = [*OPERATOR[:5], "tree_mask", *OPERATOR[5:], "starts"]
+    given = dict(zip(names, node.inputs, strict=False))
+    given.setdefault("starts", given["cache_lengths"])
+    sizes = {name: node.attributes[f"num_{name}"].as_int() for name in ("heads", "kv_heads")}
+    sizes["head_size"] = node.attributes["head_size"].as_int()
+    if sizes["head_size"] not in HEAD_SIZES:
+        raise ValueError(f"head size {sizes['head_size']}: TensorRT's plugins take {', '.join(map(str, HEAD_SIZES))}")
+    q, k, v = _plugin(graph, node, WRITE, [given[name] for name in INPUTS], sizes | {ALIAS: int(alias)})
+    given |= {"q": q, "k_cache": k, "v_cache": v}
+    partial, stats = _plugin(graph, node, SPLIT, [given[argument.name] for argument in SPLIT.inputs], sizes)
+    combined = [partial, stats, given["positions"], given["row_offsets"], k]
+    (out,) = _plugin(graph, node, COMBINE, combined, sizes)
+    for old, new in zip(node.outputs, (out, k, v), strict=False):
+        name, new.shape, new.type = old.name, old.shape, old.type
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name, new.name = None, name
+    graph.remove(node, safe=True)
+
+
+def _plugin(
+    graph: ir.Graph, before: ir.Node, kernel: Kernel, inputs: Sequence[ir.Value | None], sizes: dict[str, int]
+) -> Sequence[ir.Value]:
+    """A plugin's node, as TensorRT's ONNX parser finds it in the registry."""
+    for argument, value in zip(kernel.inputs, inputs, strict=True):
+        if value is None or value.dtype != DTYPES[argument.dtype]:
+            found = None if value is None else value.dtype
+            raise ValueError(f"{before.name}: {argument.name} is {found}: {kernel.name} takes {argument.dtype}")
+    attributes: dict[str, int | str] = {**sizes, "plugin_namespace": NAMESPACE, "plugin_version": "1", "aot": 1}
+    node = ir.node(
+        kernel.name,
+        inputs,
+        attributes,
+        domain=NAMESPACE,
+        num_outputs=len(kernel.outputs),
+        name=f"{before.name}.{kernel.name}",
+    )
+    for output, value in zip(kernel.outputs, node.outputs, strict=True):
+        value.name = f"{node.name}.{output.name}"
+        value.type = ir.TensorType(DTYPES[output.dtype])
+    graph.insert_before(before, node)
+    return node.outputs

@@ -1,0 +1,1 @@
+"""The draft models, one file per kind."""

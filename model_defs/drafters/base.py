@@ -1,0 +1,197 @@
+"""What every drafter is: a module that, from the target's hidden states and the text, says which tokens come next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_defs.drafters.token_info import TokenInfo
+from model_defs.drafters.windows import Windows
+from model_defs.files import read_json, read_tensors, save_tensors
+from model_defs.loops.context_cache import Context, DraftContext
+from model_defs.loops.operators import Operators, TorchOperators
+from model_defs.target.model import Target
+
+
+class DrafterConfig(Protocol):
+    """What the configuration (a frozen dataclass) of every drafter holds."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hot_vocabulary(self) -> int | None:
+        """Rows of the head, or None for all tokens."""
+
+
+class Decay(StrEnum):
+    cosine = "cosine"
+    linear = "linear"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a drafter is trained unless the command line says otherwise."""
+
+    peak_rate: float
+    """Adam's learning rate at its peak"""
+    decay: Decay = Decay.cosine
+    window: int = 32
+    """positions of a window"""
+    batch: int = 16
+    """windows of a step"""
+    hidden_weight: float = 0.0
+    """weight of the squared error of the predicted hidden states beside the cross-entropy"""
+    depth_shares: tuple[float, ...] = (1.0, 0.5, 0.5, 0.25)
+    """share of a batch's positions that is trained to each depth; the last holds for all that are deeper"""
+
+
+class Drafter(nn.Module):
+    """A draft model with a frozen head: rows of the target's LM head.
+
+    A subclass names itself and its configuration, computes `features`, what the head takes, in `unroll`, and may start
+    from something better than random weights. `hot_ids` int64 [K] are the target's ids of the head's rows.
+    """
+
+    name: ClassVar[str]
+    config_type: ClassVar[type]
+    recipe: ClassVar[Recipe]
+    reads_context: ClassVar[bool] = False
+    """Whether it attends to all that was committed, prompts included."""
+
+    reads_text: ClassVar[bool] = False
+    """Whether that is the text from its first token on, which follows no hidden state"""
+    has_raw_logits: ClassVar[bool] = False
+    """Whether its paths have `raw_logits`, from which drafts can be re-sampled"""
+    context_layers: int = 0
+    """Layers of its context cache"""
+    target_hidden_size: int
+    """Size of the hidden states that it drafts from"""
+    operators: Operators = TorchOperators()
+    context_type: Callable[..., Context] = DraftContext
+    """What makes its context cache of operators, tables and inputs"""
+
+    config: Any
+    hot_ids: Tensor
+    embedding: Tensor
+    head_rows: Tensor
+    token_info: TokenInfo | None
+
+    def __init__(self, config: DrafterConfig, target: Target, hot_ids: Tensor | None = None):
+        """`hot_ids` None is the whole vocabulary. Raises ValueError where target or ids do not fit the shape."""
+        super().__init__()
+        if (target.config.hidden_size, target.config.vocab_size) != (config.hidden_size, config.vocab_size):
+            raise ValueError(
+                f"the drafter was made for a target of hidden size {config.hidden_size} and vocabulary "
+                f"{config.vocab_size}; this one has {target.config.hidden_size} and {target.config.vocab_size}"
+            )
+        self.config, self.token_info = config, None
+        self.target_hidden_size = config.hidden_size
+        rows = config.hot_vocabulary or config.vocab_size
+        ids = torch.arange(rows) if hot_ids is None else hot_ids.long()
+        if ids.shape != (rows,):
+            raise ValueError(f"hot_ids has shape {tuple(ids.shape)}, expected ({rows},)")
+        self.register_buffer("hot_ids", ids, persistent=False)
+        self.register_buffer("embedding", target.embedding.weight.detach(), persistent=False)
+        self.register_buffer("head_rows", target.lm_head.weight.detach()[ids], persistent=False)
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        """Make what drafting takes besides the weights, for a context cache of so many rows and drafts so deep.
+
+        Raises ValueError where it cannot draft so deep.
+        """
+
+    def likeliest(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Paths.likeliest`, from what the head takes."""
+        scores = F.log_softmax(F.linear(features, self.head_weight.to(features.dtype)).float(), dim=-1)
+        values, rows = scores.topk(count, dim=-1)
+        return values, self.hot_ids[rows].to(torch.int32)
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.head_rows
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embedding)
+
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        """Features [W * kept[d], H] of the draft's depths d = 0, 1, ..., for the first kept[d] positions of each window
+        (numbers that do not grow): what drafting computes where every draft token is the text's."""
+        raise NotImplementedError
+
+    def require_steps(self, steps: int) -> None:
+        """Raises ValueError where the drafter cannot draft so many steps."""
+
+    def initialize(self, target: Target, windows: Windows) -> None:
+        """Set the weights in closed form from the target and a sample of teacher data."""
+
+    @classmethod
+    def configure(cls, target: Target, rows: int | None = None, settings: Mapping[str, Any] | None = None) -> Any:
+        """The configuration of a drafter for a target, with `rows` head rows (None: all); `settings` are more of its
+        fields, values may be text. Raises ValueError for a setting that there is not or that does not fit."""
+        given = {
+            "hidden_size": target.config.hidden_size,
+            "vocab_size": target.config.vocab_size,
+            "hot_vocabulary": rows,
+        }
+        known = {field.name for field in fields(cls.config_type)} - set(given)
+        if unknown := set(settings or {}) - known:
+            raise ValueError(f"a drafter {cls.name!r} has no setting {sorted(unknown)}; it has {sorted(known)}")
+        if not settings:
+            return cls.config_type(**given)
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            return TypeAdapter(cls.config_type).validate_python(given | dict(settings))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"setting {first['loc'][-1]} is {first['input']!r}: {first['msg']}") from None
+
+    def save(self, folder: Path, card: Mapping[str, Any] | None = None) -> None:
+        """Write `config.json` (with the entries of `card`) and `drafter.safetensors` (bfloat16)."""
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in self.state_dict().items()}
+        if self.config.hot_vocabulary:
+            weights["hot_ids"] = self.hot_ids.to(torch.int32)
+        save_tensors(weights, folder / "drafter.safetensors")
+        config = {"drafter": self.name, **asdict(self.config), **(card or {})}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, target: Target) -> Self:
+        """Load what `save` wrote. Raises ValueError when the drafter does not fit the target, KeyError (a missing field
+        of config.json) or RuntimeError (a missing weight)."""
+        raw = read_json(folder / "config.json")
+        if raw.get("drafter") != cls.name:
+            raise ValueError(f"{folder}/config.json describes a drafter {raw.get('drafter')!r}, expected {cls.name!r}")
+        config = cls.config_type(**{field.name: raw[field.name] for field in fields(cls.config_type)})
+        weights = read_weights(folder / "drafter.safetensors")
+        hot_ids = weights.pop("hot_ids", None)
+        drafter = cls(config, target, hot_ids)
+        drafter.load_state_dict(weights)
+        return drafter.eval()
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file as float32."""
+    return {name: tensor.float() for name, tensor in read_tensors(file).items()}
+
+
+@torch.no_grad()
+def ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
+    """The weight W [b, a] of a linear layer that maps rows x [N, a] to y [N, b] with the least squared error, pulled
+    towards zero by `strength` times the mean square of x."""
+    gram = x.T @ x
+    damping = strength * gram.diagonal().mean() * torch.eye(len(gram), device=x.device)
+    return torch.linalg.solve(gram + damping, x.T @ y).T.contiguous()

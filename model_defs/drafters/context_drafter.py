@@ -1,0 +1,109 @@
+"""A drafter of one transformer layer that attends to all that was committed: what Lyanna's and EAGLE's share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_defs.drafters.base import Drafter, ridge
+from model_defs.drafters.window_attention import WindowAttention
+from model_defs.drafters.windows import Windows
+from model_defs.loops.context_cache import CacheTables, Context
+from model_defs.precision import working_precision
+from model_defs.target.model import Attend, DecoderLayer, RMSNorm, Target
+
+SAMPLED_WINDOWS = 32
+"""Windows of the closed-form start."""
+
+
+class ContextDrafter(Drafter):
+    """Hidden states predicted by one layer of the target's size.
+
+    For every committed position t the layer ingests the pair (target hidden state H_t, embedding of token t + 1), fused
+    by a linear layer; its keys and values stay in the drafter's cache, its output predicts H_{t+1}. From there a chain
+    predicts H_{t+2}, ...: one row per step behind the ingested ones, discarded after drafting.
+    """
+
+    reads_context = True
+    context_layers = 1
+    tables: CacheTables
+
+    def __init__(self, config: Any, target: Target, hot_ids: Tensor | None = None):
+        super().__init__(config, target, hot_ids)
+        size = config.hidden_size
+        self.layer_config = replace(target.config, num_layers=1)
+        self.fuse = nn.Linear(2 * size, size, bias=False)
+        self.layer = DecoderLayer(self.layer_config)
+        self.norm = RMSNorm(size, target.config.rms_norm_eps)
+
+    def fused(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """The layer's input [..., H] for hidden states [..., H] and the tokens int64 [...] that follow them."""
+        size, weight = self.config.hidden_size, self.fuse.weight
+        return F.linear(hidden, weight[:, :size]) + F.linear(self.embed(tokens).to(hidden.dtype), weight[:, size:])
+
+    def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
+        """The layer's input [..., H] of a chain step, for its predicted hidden states and the tokens drafted last."""
+        raise NotImplementedError
+
+    def step(self, inputs: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Predicted hidden states [..., H] of the layer's inputs [..., H], or of some of their rows."""
+        return self.norm(self.layer(inputs, 0, attend, rows))
+
+    def ingest(self, hidden: Tensor, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Predicted hidden states [..., H] that follow committed pairs, or some of them: hidden [..., H], tokens int
+        [...]."""
+        return self.step(self.fused(hidden, tokens), attend, rows)
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        self.tables = CacheTables(self.layer_config, cache_rows, self.embedding.device)
+
+    def begin(self, hidden: Tensor, inputs: Sequence[Tensor]) -> tuple[Context, Tensor]:
+        """Ingest pairs: hidden [P, H], and the inputs of a DraftContext. The predicted hidden states [B, H] that follow
+        each sequence's last pair."""
+        context = self.context_type(self.operators, self.tables, inputs)
+        return context, self.ingest(hidden, inputs[0], context.attend_pairs, context.last_rows)
+
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        length = windows.tokens.shape[1] - len(kept) - 1
+        attention = WindowAttention(self.layer_config, windows.documents[:, :length])
+        hidden, tokens = windows.hidden[:, :length], windows.tokens[:, 1 : length + 1]
+        predicted = self.ingest(hidden.flatten(0, 1), tokens.flatten(), attention.attend_context)
+        predicted = windows.rows(predicted.unflatten(0, (-1, length)), kept[0], 0)
+        yield predicted.flatten(0, 1)
+        for depth, here in enumerate(kept[1:], 1):
+            last = windows.rows(windows.tokens, here, depth + 1).flatten()
+            inputs = self.chained(predicted[:, :here].flatten(0, 1), last)
+            predicted = self.step(inputs, attention.chain(windows.positions[:, :here], depth)).unflatten(0, (-1, here))
+            yield predicted.flatten(0, 1)
+
+    @torch.no_grad()
+    def initialize(self, target: Target, windows: Windows) -> None:
+        """The layer and the norm of the target's last layer; its inputs by ridge regression."""
+        windows = replace(windows[:SAMPLED_WINDOWS], hidden=windows.hidden[:SAMPLED_WINDOWS].float())
+        self.layer.load_state_dict(target.layers[-1].state_dict())
+        self.norm.load_state_dict(target.norm.state_dict())
+        inputs = last_layer_inputs(target, windows)
+        pairs = torch.cat([windows.hidden[:, :-1], self.embed(windows.tokens[:, 1:]).float()], dim=-1)
+        here = pairs[..., : self.fuse.in_features]
+        self.fuse.weight.copy_(ridge(here.flatten(0, 1), inputs[:, 1:].flatten(0, 1)))
+        self.initialize_chain(windows, inputs)
+
+    def initialize_chain(self, windows: Windows, inputs: Tensor) -> None:
+        """What else a drafter has, given windows with float32 hidden states and the inputs [W, S, H] of the target's
+        last layer at their tokens."""
+
+
+@torch.no_grad()
+def last_layer_inputs(target: Target, windows: Windows) -> Tensor:
+    """float32 [W, S, H], what enters the target's last layer at the windows' tokens; they see their window alone."""
+    attention = WindowAttention(target.config, windows.documents)
+    x = target.embedding(windows.tokens).flatten(0, 1)
+    with working_precision(x.device):
+        for index, layer in enumerate(list(target.layers)[:-1]):
+            x = layer(x, index, attention.attend_context)
+    return x.float().unflatten(0, windows.tokens.shape)

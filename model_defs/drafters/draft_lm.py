@@ -1,0 +1,103 @@
+"""A baseline: speculative sampling with a separate draft LM, a small Llama that shares the target's embeddings or any
+other model of the target's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from model_defs.drafters.base import Drafter, Recipe
+from model_defs.drafters.window_attention import WindowAttention
+from model_defs.drafters.windows import Windows
+from model_defs.loops.context_cache import CacheTables, TreePaths
+from model_defs.target.model import Attend, DecoderLayer, RMSNorm, Target
+
+
+@dataclass(frozen=True)
+class DraftLMConfig:
+    """Shape of a draft LM: `num_layers` of the target's layers."""
+
+    hidden_size: int
+    vocab_size: int
+    hot_vocabulary: int | None = None
+    num_layers: int = 2
+
+
+class DraftLM(Drafter):
+    """The text alone, without the target's hidden states. Its logits at a token do not depend on where drafting began,
+    so it is trained at depth 0 only."""
+
+    name = "draft_lm"
+    config_type = DraftLMConfig
+    recipe = Recipe(peak_rate=1e-3, window=256, batch=4, depth_shares=(1.0, 0.0))
+    reads_context = True
+    reads_text = True
+    config: DraftLMConfig
+    tables: CacheTables
+
+    def __init__(
+        self,
+        config: DraftLMConfig,
+        target: Target,
+        hot_ids: Tensor | None = None,
+        layers: nn.ModuleList | None = None,
+    ):
+        """As Drafter's; `layers` None: random ones."""
+        super().__init__(config, target, hot_ids)
+        self.lm_config = replace(target.config, num_layers=config.num_layers)
+        self.context_layers = config.num_layers
+        self.layers = layers or nn.ModuleList(DecoderLayer(self.lm_config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, target.config.rms_norm_eps)
+
+    @classmethod
+    def of_model(cls, model: Target, target: Target, hot_ids: Tensor | None = None) -> Self:
+        """A whole model, with embeddings, head and layers of its own. Raises ValueError where its vocabulary has
+        another size than the target's."""
+        own = model.config
+        if own.vocab_size != target.config.vocab_size:
+            raise ValueError(
+                f"a draft LM needs the target's vocabulary of {target.config.vocab_size}, this one has {own.vocab_size}"
+            )
+        rows = None if hot_ids is None else len(hot_ids)
+        config = DraftLMConfig(own.hidden_size, own.vocab_size, rows, own.num_layers)
+        drafter = cls(config, model, hot_ids, model.layers)
+        drafter.norm, drafter.target_hidden_size = model.norm, target.config.hidden_size
+        return drafter.eval()
+
+    def forward(self, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """int [...] tokens to [..., H], what the head takes to predict the next ones; `rows`: of some rows alone."""
+        x = self.embed(tokens)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, attend, rows if index + 1 == len(self.layers) else None)
+        return self.norm(x)
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        self.tables = CacheTables(self.lm_config, cache_rows, self.embedding.device)
+
+    def grow(self, features: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+        """See `Grower.grow`."""
+        return self(tokens, attend)
+
+    def paths(self, hidden: Tensor, *inputs: Tensor) -> TreePaths:
+        """The roots, from the inputs of a DraftContext, whose pairs begin with the text's first token; hidden states
+        [P, H] are not read."""
+        context = self.context_type(self.operators, self.tables, inputs)
+        return TreePaths(self, context, self(inputs[0], context.attend_pairs, context.last_rows))
+
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        attention = WindowAttention(self.lm_config, windows.documents)
+        features = self(windows.tokens.flatten(), attention.attend_context).unflatten(0, windows.tokens.shape)
+        for depth, here in enumerate(kept):
+            yield windows.rows(features, here, depth + 1).flatten(0, 1)
+
+    @torch.no_grad()
+    def initialize(self, target: Target, windows: Windows) -> None:
+        """The target's first layers, its last layer and its norm."""
+        sources = [*list(target.layers)[: self.config.num_layers - 1], target.layers[-1]]
+        for layer, source in zip(self.layers, sources, strict=True):
+            layer.load_state_dict(source.state_dict())
+        self.norm.load_state_dict(target.norm.state_dict())

@@ -1,0 +1,99 @@
+"""A baseline: Medusa-style heads, each of which predicts the token at its own depth from the target's hidden state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_defs.drafters.base import Drafter, Recipe, ridge
+from model_defs.drafters.recurrent import ResidualBlock
+from model_defs.drafters.windows import Windows
+from model_defs.loops.beam_search import Children
+from model_defs.target.model import Target
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """Shape of the heads: `heads` of `num_blocks` residual blocks and a linear layer each."""
+
+    hidden_size: int
+    vocab_size: int
+    hot_vocabulary: int | None = None
+    heads: int = 5
+    num_blocks: int = 1
+
+
+class MedusaHead(nn.Module):
+    def __init__(self, config: MedusaConfig):
+        super().__init__()
+        self.blocks = nn.Sequential(*(ResidualBlock(config.hidden_size) for _ in range(config.num_blocks)))
+        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.out(self.blocks(hidden))
+
+
+@dataclass
+class MedusaPaths:
+    """Nodes at a level, all of a sequence alike: the target's hidden states [B, H], and the nodes' sequences int32 [N],
+    None where they are the roots."""
+
+    drafter: MedusaDrafter
+    hidden: Tensor
+    sequences: Tensor | None = None
+    level: int = 0
+    raw_logits: None = None
+
+    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+        features = self.drafter.heads[self.level](self.hidden)
+        if self.sequences is not None:
+            features = F.embedding(self.sequences, features)
+        return self.drafter.likeliest(features, count)
+
+    def extend(self, children: Children) -> MedusaPaths:
+        return MedusaPaths(self.drafter, self.hidden, children.sequences, self.level + 1)
+
+
+class MedusaDrafter(Drafter):
+    """Features of depth d: W_d blocks_d(H_t). No head sees a token, not even the root."""
+
+    name = "medusa"
+    config_type = MedusaConfig
+    recipe = Recipe(peak_rate=1e-3)
+    config: MedusaConfig
+
+    def __init__(self, config: MedusaConfig, target: Target, hot_ids: Tensor | None = None):
+        super().__init__(config, target, hot_ids)
+        self.heads = nn.ModuleList(MedusaHead(config) for _ in range(config.heads))
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        self.require_steps(levels)
+
+    def require_steps(self, steps: int) -> None:
+        if steps > len(self.heads):
+            raise ValueError(f"{steps} drafting steps need as many heads, this drafter has {len(self.heads)}")
+
+    def paths(self, hidden: Tensor, tokens: Tensor) -> MedusaPaths:
+        """The roots: hidden [B, H], whose logits gave them; their tokens int32 [B] are not read."""
+        return MedusaPaths(self, hidden)
+
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        self.require_steps(len(kept))
+        hidden = windows.rows(windows.hidden, kept[0], 0)
+        for head, here in zip(self.heads, kept, strict=False):
+            yield head(hidden[:, :here].flatten(0, 1))
+
+    @torch.no_grad()
+    def initialize(self, target: Target, windows: Windows) -> None:
+        """Each head a ridge regression from H_t to the hidden state that its token is read from."""
+        kept = windows.positions.shape[1]
+        heads = list(cast(Iterable[MedusaHead], self.heads))
+        for depth, head in enumerate(heads[: windows.tokens.shape[1] - kept - 1]):
+            scored = windows.scored(kept, depth)
+            here, there = (windows.rows(windows.hidden, kept, ahead)[scored].float() for ahead in (0, depth + 1))
+            head.out.weight.copy_(ridge(here, there))

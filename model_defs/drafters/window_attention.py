@@ -1,0 +1,82 @@
+"""Attention over windows of teacher data: what a drafter's cache does at inference, for all positions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from model_defs.target.attention import apply_rope, rope_table, split_qkv
+from model_defs.target.config import TargetConfig
+
+
+class WindowAttention:
+    """Keys and values of one batch of windows.
+
+    The context pass computes every row of the windows and keeps its keys and values. A chain pass computes one row for
+    each of a few positions: drafted from position t, its j-th row stands at position t + j and sees the context up to
+    t, the chain's rows before it, and itself.
+    """
+
+    def __init__(self, config: TargetConfig, documents: Tensor):
+        """documents int64 [W, N]: rows see rows of their own document alone."""
+        self.config, self.documents = config, documents
+        self.windows, self.length = documents.shape
+        self.table = rope_table(config, 2 * self.length).to(documents.device)
+        rows = torch.arange(self.length, device=documents.device)
+        self.visible = (documents[:, :, None] == documents[:, None, :]) & (rows[:, None] >= rows)
+        self.visible |= torch.eye(self.length, dtype=torch.bool, device=documents.device)
+        self.context: dict[int, tuple[Tensor, Tensor]] = {}
+        self.chains: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def attend_context(self, layer: int, qkv: Tensor) -> Tensor:
+        """An `attend` for all rows [W * N, fused]."""
+        q, k, v = self._split(qkv, torch.arange(self.length, device=qkv.device).expand_as(self.documents))
+        self.context[layer] = k, v
+        scores = self._scores(q, k, self.visible)
+        return self._merge(scores.softmax(-1).flatten(2, 3) @ v)
+
+    def chain(self, positions: Tensor, depth: int) -> Callable[[int, Tensor], Tensor]:
+        """An `attend` for rows [W * P, fused], the chain's row `depth` = 1, 2, ... of positions int64 [W, P]. Positions
+        of a deeper row must be the first of the row above."""
+        kept = positions.shape[1]
+        visible = self.visible[torch.arange(self.windows, device=positions.device)[:, None], positions]
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            q, k, v = self._split(qkv, positions + depth)
+            chain = self.chains.setdefault(layer, [])
+            chain[depth - 1 :] = [(k, v)]
+            keys, values = (
+                torch.stack([part[:, :, :kept] for part in parts], dim=3) for parts in zip(*chain, strict=True)
+            )
+            context_k, context_v = self.context[layer]
+            own = (q.unflatten(2, (-1, kept))[..., None, :] * keys[:, :, None]).sum(-1) * self._scale
+            weights = torch.cat([self._scores(q, context_k, visible), own], dim=-1).softmax(-1)
+            seen, owned = weights.split([self.length, depth], dim=-1)
+            out = seen.flatten(2, 3) @ context_v + (owned[..., None] * values[:, :, None]).sum(-2).flatten(2, 3)
+            return self._merge(out)
+
+        return attend
+
+    @property
+    def _scale(self) -> float:
+        return self.config.head_size**-0.5
+
+    def _split(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [W, kv_heads, group * P, D], the heads of a group one behind the other; k, v [W, kv_heads, P, D]."""
+        q, k, v = split_qkv(qkv.view(*positions.shape, -1), self.config)
+        table = self.table[positions]
+        q, k = apply_rope(q, table), apply_rope(k, table)
+        q = q.unflatten(2, (self.config.num_kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        return q, k.transpose(1, 2), v.transpose(1, 2)
+
+    def _scores(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
+        """[W, kv_heads, group, P, N], -inf where visible [W, P, N] is false."""
+        hidden = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill_(~visible, -torch.inf)
+        return (q @ k.transpose(-1, -2) * self._scale).unflatten(2, (-1, visible.shape[1])) + hidden[:, None, None]
+
+    def _merge(self, out: Tensor) -> Tensor:
+        """[W, kv_heads, group * P, D] to [W * P, heads * D]."""
+        group = self.config.num_heads // self.config.num_kv_heads
+        return out.unflatten(2, (group, -1)).permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1)

@@ -1,0 +1,1 @@
+"""Networks of the target and of drafting loops: ONNX graphs and exported programs."""

@@ -1,0 +1,300 @@
+"""Drafting loops as ONNX networks: in plugin form with a `redraft::BeamStep` or `DrawStep` node for each level; in
+native form, of standard operators alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from model_defs.drafters.base import Drafter
+from model_defs.drafters.hidden_state import Resampler
+from model_defs.export.networks import cache_names, export_network
+from model_defs.loops.beam_search import BeamSearch
+from model_defs.loops.context_cache import CacheTables
+from model_defs.loops.padded_context_cache import NativeContext
+from model_defs.loops.random_draws import RandomDraws
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class NodeOperators:
+    """The operators of a drafter as plugin nodes."""
+
+    def tree_attention(self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
+        attributes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+        shapes = [(qkv.shape[0], num_heads * head_size)]
+        (out,) = self._node("TreeAttention", (qkv, *rows), attributes, [qkv.dtype], shapes)
+        return out
+
+    def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> Sequence[Tensor]:
+        shapes = [tokens.shape, *[cache_lengths.shape] * 4]
+        return self._node("PairRows", (tokens, row_offsets, cache_lengths), {}, [torch.int32] * 5, shapes)
+
+    def draft_rows(
+        self, contexts: Tensor, *grown: Tensor, level: int, first: int, width: int, words: int
+    ) -> Sequence[Tensor]:
+        batch = contexts.shape[0]
+        shapes = [(batch * width,), (batch + 1,), (batch * width, words), (batch,)]
+        attributes = {"level": level, "first": first, "width": width, "words": words}
+        return self._node("DraftRows", (contexts, *grown), attributes, [torch.int32] * 4, shapes)
+
+    def token_info_topk(
+        self, logits: Tensor, sequences: Tensor, *table: Tensor, k: int, level: int, levels: int
+    ) -> Sequence[Tensor]:
+        attributes, shape = {"k": k, "level": level, "levels": levels}, (sequences.shape[0], k)
+        dtypes = [logits.dtype, torch.int32]
+        return self._node("TokenInfoTopK", (logits, sequences, *table), attributes, dtypes, [shape] * 2)
+
+    @staticmethod
+    def _node(op: str, inputs: Sequence[Tensor], attributes: dict, dtypes: Sequence, shapes: Sequence) -> Any:
+        return torch.onnx.ops.symbolic_multi_out(
+            f"redraft::{op}", inputs, attrs=attributes, dtypes=dtypes, shapes=shapes, version=1
+        )
+
+
+OUTPUTS = ["candidates", "log_probs", "parents"]
+"""What a beam search gives."""
+CHAINS = ["raw_logits", "sequences", "tokens"]
+"""What re-sampling takes."""
+
+Drafting = BeamSearch | RandomDraws
+"""A drafting loop, with its drafter."""
+
+
+@dataclass(frozen=True)
+class DrafterInputs:
+    """The inputs of a drafter's network.
+
+    hidden [P, H] in the module's dtype, tokens int32 [P] and, for a drafter with a context, row_offsets int32 [B + 1],
+    slots and cache_lengths int32 [B] (see `DraftBatch`), then k_cache.{l} and v_cache.{l} [slots, kv_heads, rows,
+    head_size]. Without a context P is B. For random draws, noise [B, R, M], temperature [B], top_k int32 [B] and top_p
+    [B] come last (see `DraftSampling`).
+    """
+
+    names: list[str]
+    examples: list[Tensor]
+    axes: list[dict[int, str]]
+
+    @classmethod
+    def of(cls, drafting: Drafting, cache_dtype: torch.dtype) -> DrafterInputs:
+        drafter: Drafter = drafting.drafter
+        pairs, ints = ("P", 5) if drafter.reads_context else ("B", 3), torch.int32
+        dtype = next(drafter.parameters()).dtype
+        given = {
+            "hidden": (torch.zeros(pairs[1], drafter.target_hidden_size, dtype=dtype), pairs[0]),
+            "tokens": (torch.ones(pairs[1], dtype=ints), pairs[0]),
+        }
+        if drafter.reads_context:
+            tables = cast(CacheTables, drafter.tables)
+            config, layers = tables.config, drafter.context_layers
+            given |= {
+                "row_offsets": (torch.tensor([0, 1, 4, 5], dtype=ints), "B1"),
+                "slots": (torch.zeros(3, dtype=ints), "B"),
+                "cache_lengths": (torch.zeros(3, dtype=ints), "B"),
+            }
+            shape = (7, config.num_kv_heads, len(tables.rope_table), config.head_size)
+            given |= {name: (torch.zeros(shape, dtype=cache_dtype), "slots") for name in cache_names(layers)}
+        if isinstance(drafting, RandomDraws):
+            given |= {
+                "noise": (torch.zeros(3, drafting.noise_rows, drafting.support), "B"),
+                "temperature": (torch.ones(3), "B"),
+                "top_k": (torch.zeros(3, dtype=ints), "B"),
+                "top_p": (torch.ones(3), "B"),
+            }
+        return cls(list(given), [example for example, _ in given.values()], [{0: axis} for _, axis in given.values()])
+
+
+class _PluginDrafter(nn.Module):
+    """The drafting loop; a level of its beam search, or of its random draws, is one plugin node."""
+
+    def __init__(self, drafting: Drafting):
+        super().__init__()
+        self.drafting = drafting
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        drafter = self.drafting.drafter
+        drafter.operators, eager = NodeOperators(), drafter.operators
+        try:
+            return self.drafting(inputs, _draw_node if isinstance(self.drafting, RandomDraws) else _beam_node)
+        finally:
+            drafter.operators = eager
+
+
+class _PluginResampling(_PluginDrafter):
+    """The drafting loop over chains that are there already; the module holds what it looks up."""
+
+    def __init__(self, drafting: BeamSearch, drafter: Drafter):
+        super().__init__(drafting)
+        self.drafter = drafter
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return super().forward(inputs)[:3]
+
+
+def _beam_node(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
+    batch = draft[0].shape[0] if draft else values.shape[0]
+    level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
+    candidates, nodes, ints = (*level, values.shape[1]), (batch * width,), torch.int32
+    return torch.onnx.ops.symbolic_multi_out(
+        "redraft::BeamStep",
+        (values, ids, *draft),
+        attrs={"width": width},
+        dtypes=(ints, values.dtype, ints, ints, ints, ints),
+        shapes=(candidates, candidates, level, (batch, width), nodes, nodes),
+        version=1,
+    )
+
+
+def _draw_node(
+    values: Tensor,
+    ids: Tensor,
+    noise: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    rule: str,
+    count: int,
+    *draft: Tensor,
+) -> Sequence[Tensor]:
+    batch, (expanded, drawn) = noise.shape[0], (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
+    nodes = drawn + 1 - expanded
+    size = nodes * count if rule == "gumbel_top_k" else count
+    state = 2 if rule == "stochastic_beam" else 0
+    level, floats, ints = (batch, expanded + nodes, values.shape[1]), values.dtype, torch.int32
+    return torch.onnx.ops.symbolic_multi_out(
+        "redraft::DrawStep",
+        (values, ids, noise, temperature, top_k, top_p, *draft),
+        attrs={"rule": rule, "count": count},
+        dtypes=(ints, floats, ints, *[floats] * state, *[ints] * 3),
+        shapes=(level, level, (batch, drawn + size), *[(batch, size)] * state, *[(batch * size,)] * 3),
+        version=1,
+    )
+
+
+def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ir.Model:
+    """The drafter's network in plugin form; activations and weights in the module's dtype.
+
+    Inputs: see `DrafterInputs`; caches are of `cache_dtype` and updated in place. Outputs: candidates int32 and
+    log_probs [B, L, W, K], parents int32 [B, L, W] and, of a hidden-state drafter, raw_logits [B * L, K];
+    of random draws ids int32 and log_probs [B, E, M] and draws int32 [B, D].
+    """
+    return _export_drafter(_PluginDrafter(drafting), drafting, cache_dtype)
+
+
+def export_drafter_native(drafting: Drafting, cache_rows: int = 0, raw_logits: bool = False) -> ir.Model:
+    """The drafter's network in native form; activations, weights and caches in the module's dtype.
+
+    Without a context its inputs are those of the plugin form. With one they are hidden [B, N, H], tokens int32 [B, N],
+    pair_counts int64 [B] (how many of the N pairs there are), write_indices int64 [B] (the cache row that takes a
+    sequence's first pair) and k_cache.{l} and v_cache.{l} [B, kv_heads, cache_rows, head_size]; noise and filters as
+    there. Outputs: candidates, log_probs float32 and parents, or ids, log_probs and draws; with `raw_logits`, of a beam
+    search over a hidden-state drafter, raw_logits [B, L, K]; then k_cache.{l}.updated and v_cache.{l}.updated.
+    """
+    inputs = _native_inputs(drafting, cache_rows)
+    outputs = ["ids", "log_probs", "draws"] if isinstance(drafting, RandomDraws) else OUTPUTS
+    outputs = [*outputs, *(["raw_logits"] if raw_logits else [])]
+    updated = cache_names(drafting.drafter.context_layers, ".updated")
+    network = _NativeDrafter(drafting, raw_logits)
+    return export_network(network, (inputs.examples,), (inputs.axes,), inputs.names, [*outputs, *updated])
+
+
+class _NativeDrafter(nn.Module):
+    """The drafting loop; a context is one of padded rows."""
+
+    def __init__(self, drafting: Drafting, raw_logits: bool):
+        super().__init__()
+        self.drafting, self.raw_logits = drafting, raw_logits
+
+    def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        drafter = self.drafting.drafter
+        if not drafter.reads_context:
+            return list(self.drafting(inputs)[:3])
+        contexts: list[NativeContext] = []
+
+        def context(*arguments: Any) -> NativeContext:
+            contexts.append(NativeContext(*arguments))
+            return contexts[0]
+
+        drafter.context_type, usual = context, drafter.context_type
+        try:
+            hidden, tokens, *others = inputs
+            outputs = self.drafting([hidden.flatten(0, 1), tokens.flatten(), *others])
+        finally:
+            drafter.context_type = usual
+        levels = [outputs[3].unflatten(0, (-1, self.drafting.length))] if self.raw_logits else []
+        caches = contexts[0].caches.values()
+        return [*outputs[:3], *levels, *(k for k, _ in caches), *(v for _, v in caches)]
+
+
+def _native_inputs(drafting: Drafting, cache_rows: int) -> DrafterInputs:
+    drafter = drafting.drafter
+    dtype = next(drafter.parameters()).dtype
+    inputs = DrafterInputs.of(drafting, dtype)
+    if not drafter.reads_context:
+        return inputs
+    config = cast(CacheTables, drafter.tables).config
+    batch, pairs = 3, 5
+    shape = (batch, config.num_kv_heads, cache_rows, config.head_size)
+    given = {
+        "hidden": torch.zeros(batch, pairs, drafter.target_hidden_size, dtype=dtype),
+        "tokens": torch.ones(batch, pairs, dtype=torch.int32),
+        "pair_counts": torch.ones(batch, dtype=torch.int64),
+        "write_indices": torch.zeros(batch, dtype=torch.int64),
+        **{name: torch.zeros(shape, dtype=dtype) for name in cache_names(drafter.context_layers)},
+    }
+    axes = [{0: "B", 1: "N"}, {0: "B", 1: "N"}, *[{0: "B"}] * (len(given) - 2)]
+    if not isinstance(drafting, RandomDraws):
+        return DrafterInputs(list(given), list(given.values()), axes)
+    sampling = inputs.names.index("noise")
+    names, examples = [*given, *inputs.names[sampling:]], [*given.values(), *inputs.examples[sampling:]]
+    return DrafterInputs(names, examples, [*axes, *inputs.axes[sampling:]])
+
+
+def export_resampler_plugin(drafting: BeamSearch) -> ir.Model:
+    """The network that re-samples from chains: inputs raw_logits [B * L, K], sequences int32 [B] (0, 1, ...) and tokens
+    int32 [B], its outputs are the drafter's but for raw logits. Its drafting loop's drafter is a `Resampler`."""
+    chains, *others = resampling_examples(drafting)
+    module, axes = _PluginResampling(drafting, drafting.drafter.drafter), [{0: "R"}, {0: "B"}, {0: "B"}]
+    return export_network(module, ([chains.flatten(0, 1), *others],), (axes,), CHAINS, OUTPUTS)
+
+
+def export_resampler_native(drafting: BeamSearch) -> ir.Model:
+    """The same of standard operators: raw_logits are [B, L, K], in the module's dtype as the drafter's are."""
+    axes = [{0: "B"}] * 3
+    return export_network(Resampling(drafting), (resampling_examples(drafting),), (axes,), CHAINS, OUTPUTS)
+
+
+class Resampling(nn.Module):
+    """A drafting loop over chains that are there already; the module holds what it looks up."""
+
+    def __init__(self, drafting: BeamSearch):
+        super().__init__()
+        resampler: Resampler = drafting.drafter
+        self.drafting, self.drafter = drafting, resampler.drafter
+
+    def forward(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        raw_logits, *others = inputs
+        return self.drafting([raw_logits.flatten(0, 1), *others])[:3]
+
+
+def resampling_examples(drafting: BeamSearch) -> list[Tensor]:
+    """The inputs of `Resampling` for 3 sequences: raw_logits [B, L, K] in the module's dtype, sequences int32 [B] (0,
+    1, ...) and tokens int32 [B]."""
+    resampler: Resampler = drafting.drafter
+    shape, dtype = (3, resampler.levels, len(resampler.drafter.hot_ids)), next(resampler.drafter.parameters()).dtype
+    sequences = torch.arange(3, dtype=torch.int32)
+    return [torch.zeros(shape, dtype=dtype), sequences, torch.ones_like(sequences)]
+
+
+def _export_drafter(module: nn.Module, drafting: Drafting, cache_dtype: torch.dtype) -> ir.Model:
+    inputs = DrafterInputs.of(drafting, cache_dtype)
+    if isinstance(drafting, RandomDraws):
+        outputs = ["ids", "log_probs", "draws"]
+    else:
+        outputs = [*OUTPUTS, *(["raw_logits"] if drafting.drafter.has_raw_logits else [])]
+    return export_network(module, (inputs.examples,), (inputs.axes,), inputs.names, outputs)

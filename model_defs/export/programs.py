@@ -1,0 +1,95 @@
+"""Exported programs of the target and the drafter, for the `torch` backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from model_defs.drafters.token_info import TokenInfoTable
+from model_defs.export.drafter import DrafterInputs, Drafting, Resampling, resampling_examples
+from model_defs.export.target import CacheShape
+from model_defs.loops.beam_search import BeamSearch
+from model_defs.loops.context_cache import CacheTables
+from model_defs.target.attention import rope_table
+from model_defs.target.model import Target
+from model_defs.target.shards import rank_join
+from redraft.plugins.operators.all_reduce.torch_op import all_reduce
+from redraft.plugins.operators.tree_attention.torch_op import tree_attention
+
+
+class TorchTarget(nn.Module):
+    """The target over ragged rows; attention is the torch operator, which updates the caches in place."""
+
+    rope_table: Tensor
+
+    def __init__(self, target: Target, cache: CacheShape, hidden_output: bool, rank: int = 0, ranks: int = 1):
+        super().__init__()
+        self.target, self.hidden_output = target, hidden_output
+        self.join = rank_join(rank, lambda x: all_reduce(x, ranks)) if ranks > 1 else torch.add
+        self.register_buffer("rope_table", rope_table(target.config, cache.rows))
+
+    def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
+        config = self.target.config
+        sizes = (config.num_heads, config.num_kv_heads, config.head_size)
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            return tree_attention(qkv, *rows, self.rope_table, k[layer], v[layer], *sizes)
+
+        hidden = self.target(input_ids, attend, self.join)
+        logits = self.target.lm_head(hidden[logit_rows])
+        return (logits, hidden) if self.hidden_output else (logits,)
+
+
+def export_target_torch(
+    target: Target, cache: CacheShape, *, hidden_output: bool = True, rank: int = 0, ranks: int = 1
+) -> ExportedProgram:
+    """The target's program in the module's dtype, or one rank's of several: arguments input_ids, [positions,
+    row_offsets, slots, cache_lengths, tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see
+    `export_target_plugin` for shapes."""
+    config, dtype = target.config, target.norm.weight.dtype
+    rows, sequences, bounds, commits = 5, 3, 4, 2
+    t, b, b1, c, r = (Dim(name, min=1) for name in ("T", "B", "B1", "C", "R"))
+    cache_shape = (cache.slots, config.num_kv_heads, cache.rows, config.head_size)
+    caches = [[torch.empty(cache_shape, dtype=dtype) for _ in range(config.num_layers)] for _ in "kv"]
+    row_inputs = [(rows,), (bounds,), (sequences,), (sequences,), (rows, cache.mask_words), (commits,), (bounds,)]
+    arguments = (_ints(rows), [_ints(*shape) for shape in row_inputs], _ints(6), *caches)
+    fixed: list[dict] = [{}] * config.num_layers
+    shapes = ({0: t}, [{0: t}, {0: b1}, {0: b}, {0: b}, {0: t}, {0: c}, {0: b1}], {0: r}, fixed, fixed)
+    module = TorchTarget(target, cache, hidden_output, rank, ranks).eval()
+    return torch.export.export(module, arguments, dynamic_shapes=shapes)
+
+
+def in_precision(drafting: Drafting, dtype: torch.dtype) -> Drafting:
+    """The same loop, whose drafter's weights, embeddings and head are now of this dtype; those that were shared are
+    still. The rope table, which the kernels take in float32, and tables of token info keep theirs."""
+    copies: dict[int, Tensor] = {}
+    for module in drafting.modules():
+        if isinstance(module, CacheTables | TokenInfoTable):
+            continue
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if tensor.is_floating_point():
+                copy = copies.setdefault(tensor.data_ptr(), tensor.detach().to(dtype))
+                setattr(module, name, nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy)
+    return drafting
+
+
+def export_drafter_torch(drafting: Drafting) -> ExportedProgram:
+    """The drafter's program: weights and caches in the dtype of the loop's drafter, log-probabilities float32. Its one
+    argument is the list of its network's inputs, see `DrafterInputs`."""
+    inputs = DrafterInputs.of(drafting, next(drafting.parameters()).dtype)
+    batch = Dim("B", min=1)
+    sizes = {"B": batch, "B1": batch + 1, "P": Dim("P", min=1), "slots": Dim("slots", min=1)}
+    shapes = [{axis: sizes[name] for axis, name in axes.items()} for axes in inputs.axes]
+    return torch.export.export(drafting.eval(), (inputs.examples,), dynamic_shapes=(shapes,))
+
+
+def export_resampler_torch(drafting: BeamSearch) -> ExportedProgram:
+    """The program that re-samples from chains, with one argument: the list of `resampling_examples`."""
+    shapes, module = [{0: Dim("B", min=1)}] * 3, Resampling(drafting).eval()
+    del module.drafter  # what it looks up becomes constants; all else of the drafter stays out
+    return torch.export.export(module, (resampling_examples(drafting),), dynamic_shapes=(shapes,))
+
+
+def _ints(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32)

@@ -1,0 +1,147 @@
+"""A drafter's context cache while it drafts: which rows of a batch stand where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_defs.loops.beam_search import Children
+from model_defs.loops.operators import Operators
+from model_defs.target.attention import rope_table
+from model_defs.target.config import TargetConfig
+from model_defs.target.model import Attend
+
+MASK_BITS = 32
+
+
+class CacheTables(nn.Module):
+    """Constants of a cache of so many rows."""
+
+    rope_table: Tensor
+    no_mask: Tensor
+    no_commits: Tensor
+
+    def __init__(self, config: TargetConfig, rows: int, device: torch.device):
+        super().__init__()
+        self.config = config
+        for name, table in (
+            ("rope_table", rope_table(config, rows)),
+            ("no_mask", torch.zeros(0, 0, dtype=torch.int32)),
+            ("no_commits", torch.zeros(0, dtype=torch.int32)),
+        ):
+            self.register_buffer(name, table.to(device), persistent=False)
+
+
+class Context(Protocol):
+    """B sequences that draft from their pairs, as the drafting loops see them."""
+
+    last_rows: Tensor
+    roots: Tensor
+    sequences: Tensor
+    """int32 [B]: the row of each sequence's last pair, its token, and 0, 1, ..."""
+
+    def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
+        """The `attend` of the pairs."""
+        ...
+
+    def place_chain(self, level: int) -> Attend:
+        """The `attend` of one row per sequence, the chain's row `level` = 1, 2, ..."""
+        ...
+
+    def place_tree(self, level: int, children: Children, first: int, mask: Tensor | None) -> tuple[Attend, Tensor]:
+        """The `attend` of nodes at `level` = 1, 2, ... of trees with `first` nodes each above them, and their mask;
+        `mask` is that of the level before."""
+        ...
+
+
+class DraftContext:
+    """B sequences that draft from their pairs, back to back: see `DraftBatch`.
+
+    The pairs are kept at the rows behind those that the cache holds already; the nodes of a draft are written behind
+    them, level by level, and overwritten by the next draft.
+    """
+
+    def __init__(self, operators: Operators, tables: CacheTables, inputs: Sequence[Tensor]):
+        """inputs: tokens int32 [P], row_offsets int32 [B + 1], slots and cache_lengths int32 [B], then the k and the v
+        cache of every layer, [slots, kv_heads, rows, head_size]."""
+        tokens, self._row_offsets, self._slots, self._lengths, *caches = inputs
+        self._operators, self._tables = operators, tables
+        self._caches = list(zip(caches[: len(caches) // 2], caches[len(caches) // 2 :], strict=True))
+        self._positions, self.last_rows, self._contexts, self.roots, self.sequences = operators.pair_rows(
+            tokens, self._row_offsets, self._lengths
+        )
+
+    def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
+        """The `attend` of the pairs."""
+        rows = (self._positions, self._row_offsets, self._slots, self._lengths, self._tables.no_mask)
+        return self._attend(layer, qkv, rows)
+
+    def place_chain(self, level: int) -> Attend:
+        """The `attend` of one row per sequence, the chain's row `level` = 1, 2, ..."""
+        attend, _ = self._place((), level, level - 1, width=1, words=0)
+        return attend
+
+    def place_tree(self, level: int, children: Children, first: int, mask: Tensor | None) -> tuple[Attend, Tensor]:
+        """The `attend` of nodes at `level` = 1, 2, ... of trees with `first` nodes each above them, and their mask;
+        `mask` is that of the level before."""
+        words = -(-(first + children.width) // MASK_BITS)
+        grown = () if mask is None else (children.origins, mask)
+        return self._place(grown, level, first, children.width, words)
+
+    def _place(self, grown: tuple, level: int, first: int, width: int, words: int) -> tuple[Attend, Tensor]:
+        positions, row_offsets, mask, starts = self._operators.draft_rows(
+            self._contexts, *grown, level=level, first=first, width=width, words=words
+        )
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            return self._attend(layer, qkv, (positions, row_offsets, self._slots, self._contexts, mask), starts)
+
+        return attend, mask
+
+    def _attend(self, layer: int, qkv: Tensor, rows: tuple[Tensor, ...], *starts: Tensor) -> Tensor:
+        tables, config = self._tables, self._tables.config
+        return self._operators.tree_attention(
+            qkv,
+            *(*rows, tables.no_commits, tables.no_commits, tables.rope_table, *self._caches[layer], *starts),
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+        )
+
+
+class Grower(Protocol):
+    """A drafter whose nodes attend to the context and to the nodes above them."""
+
+    def likeliest(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Drafter.likeliest`."""
+        ...
+
+    def grow(self, features: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+        """Features [N, H] of new nodes from their parents' [N, H] and their own tokens int32 [N]."""
+        ...
+
+
+@dataclass
+class TreePaths:
+    """Nodes at a level of trees, by what the head takes [N, H]; `first` nodes of each tree stand above them."""
+
+    drafter: Grower
+    context: Context
+    features: Tensor
+    level: int = 0
+    first: int = 0
+    mask: Tensor | None = None
+    raw_logits: None = None
+
+    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+        return self.drafter.likeliest(self.features, count)
+
+    def extend(self, children: Children) -> TreePaths:
+        attend, mask = self.context.place_tree(self.level + 1, children, self.first, self.mask)
+        features = self.drafter.grow(F.embedding(children.origins, self.features), children.tokens, attend)
+        return TreePaths(self.drafter, self.context, features, self.level + 1, self.first + children.width, mask)

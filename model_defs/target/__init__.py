@@ -1,0 +1,1 @@
+"""The target: configuration, layers, shards."""

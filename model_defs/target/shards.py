@@ -1,0 +1,137 @@
+"""A target split for tensor parallelism, Megatron-style: what each rank holds, and a target of its own for each.
+
+Sharded are each layer's four matrices and the LM head: query, key and value projections by KV group (a KV head and the
+query heads that read it), gate and up by the MLP's columns, the two matrices behind them by their input features, the
+LM head by the vocabulary. The embedding table (of which a step reads a few rows) and the norms are on every rank. What
+the two output matrices of a layer give are the ranks' parts of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from model_defs.target.config import TargetConfig
+from model_defs.target.model import Join, Target
+
+PANEL = 32
+"""Columns that kernels take together: shards begin at multiples of it where they can."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank holds, as ranges of the whole target's."""
+
+    kv_heads: range
+    mlp_columns: range
+    vocabulary: range
+
+
+def plan_shards(config: TargetConfig, ranks: int) -> tuple[Shard, ...]:
+    """A shard for each rank. KV groups that do not divide go to the first ranks; the MLP's columns are shared out so
+    that every rank holds as many weights of a layer as any other. Raises ValueError for more ranks than KV groups."""
+    if not 1 <= ranks <= config.num_kv_heads:
+        raise ValueError(
+            f"{ranks} tensor-parallel ranks: expected 1 to {config.num_kv_heads}, the target's number of KV groups "
+            "(each rank holds whole ones)"
+        )
+    groups, rest = divmod(config.num_kv_heads, ranks)
+    kv_heads = [groups + (rank < rest) for rank in range(ranks)]
+    queries_per_group = config.num_heads // config.num_kv_heads
+    # Weights of a KV group over those of an MLP column: 2 (queries + 1) head_size hidden_size over 3 hidden_size.
+    columns_of_group = 2 * (queries_per_group + 1) * config.head_size / 3
+    share = (config.intermediate_size + config.num_kv_heads * columns_of_group) / ranks
+    columns = [share - heads * columns_of_group for heads in kv_heads]
+    even = [1.0] * ranks
+    return tuple(
+        Shard(*parts)
+        for parts in zip(
+            ranges([float(heads) for heads in kv_heads], config.num_kv_heads, 1),
+            ranges(columns if min(columns) > 0 else even, config.intermediate_size, PANEL),
+            ranges(even, config.vocab_size, PANEL),
+            strict=True,
+        )
+    )
+
+
+def ranges(shares: list[float], total: int, unit: int) -> Iterator[range]:
+    """0 … total - 1 in consecutive ranges of about these shares, none empty, that begin at multiples of `unit` where
+    that is possible. Raises ValueError for fewer than one each."""
+    if total < len(shares):
+        raise ValueError(f"{total} columns for {len(shares)} ranks: expected at least one for each")
+    scale = total / sum(shares)
+    for step in (unit, 1):
+        bounds = [0, *(round(end * scale / step) * step for end in accumulate(shares[:-1])), total]
+        if all(begin < end for begin, end in pairwise(bounds)):
+            return (range(begin, end) for begin, end in pairwise(bounds))
+    return ranges([1.0] * len(shares), total, 1)
+
+
+def shard_target(target: Target, shard: Shard) -> Target:
+    """The target of one rank: with its heads and MLP columns, and an LM head of its part of the vocabulary. The hidden
+    states that it gives are those of the whole target if its layers' outputs are joined with the other ranks' parts,
+    see `rank_join`. Replicated weights are shared with `target`."""
+    config = target.config
+    group = config.num_heads // config.num_kv_heads
+    own = replace(
+        config,
+        num_heads=len(shard.kv_heads) * group,
+        num_kv_heads=len(shard.kv_heads),
+        intermediate_size=len(shard.mlp_columns),
+        tie_embeddings=False,
+    )
+    with torch.device("meta"):
+        part = Target(own)
+        part.lm_head = nn.Linear(config.hidden_size, len(shard.vocabulary), bias=False)
+    part.load_state_dict(dict(shard_weights(target, shard)), assign=True)
+    return part.eval().requires_grad_(False)
+
+
+def shard_weights(target: Target, shard: Shard) -> Iterator[tuple[str, Tensor]]:
+    """The rank's weights under the target's names."""
+    config = target.config
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    group = heads // kv_heads
+    queries = range(shard.kv_heads.start * group, shard.kv_heads.stop * group)
+    qkv = torch.cat(
+        [
+            _columns(part, config.head_size) + first * config.head_size
+            for first, part in ((0, queries), (heads, shard.kv_heads), (heads + kv_heads, shard.kv_heads))
+        ]
+    )
+    columns = _columns(shard.mlp_columns)
+    gate_up = torch.cat([columns, columns + config.intermediate_size])
+    chosen = {
+        "qkv": (0, qkv),
+        "attention_out": (1, _columns(queries, config.head_size)),
+        "gate_up": (0, gate_up),
+        "down": (1, columns),
+        "lm_head": (0, _columns(shard.vocabulary)),
+    }
+    for name, weight in target.state_dict().items():
+        dimension, rows = chosen.get(name.split(".")[-2], (0, None))
+        yield name, weight if rows is None else weight.index_select(dimension, rows)
+
+
+def rank_join(rank: int, all_reduce: Callable[[Tensor], Tensor]) -> Join:
+    """A rank's `join` for `Target.forward`: rank 0 adds its part to the residual stream before the ranks' sum, which so
+    is the new stream; the others give their part alone."""
+
+    def join(stream: Tensor, part: Tensor) -> Tensor:
+        return all_reduce(stream + part if rank == 0 else part)
+
+    return join
+
+
+def sharded_weights(target: Target) -> int:
+    """Weights of the matrices that ranks share out, biases left out."""
+    split = ("qkv.weight", "attention_out.weight", "gate_up.weight", "down.weight", "lm_head.weight")
+    return sum(weight.numel() for name, weight in target.state_dict().items() if name.endswith(split))
+
+
+def _columns(blocks: range, size: int = 1) -> Tensor:
+    return torch.arange(blocks.start * size, blocks.stop * size)

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "../../cpu/kernels.h"
+#include "../../cpu/pool.h"
+#include "../../cpu/simd.h"
+
+namespace redraft::REDRAFT_ISA_NAMESPACE {
+
+// Row `id` of weights that are packed as [panel][group of features][32][feature of the group].
+template <DType DTYPE, class T, class F>
+static inline void unpack_row(const EmbeddingArgs& a, int64_t id, float* out, F value) {
+    constexpr int64_t group = feature_group(DTYPE);
+    const int64_t groups = (a.in_features + group - 1) / group;
+    const T* w = static_cast<const T*>(a.weight) + (id / kPanel * groups * kPanel + id % kPanel) * group;
+    for (int64_t k = 0; k < a.in_features; ++k) out[k] = value(w[k / group * kPanel * group + k % group]);
+}
+
+static inline float float_of_bf16(uint16_t w) {
+    const uint32_t bits = static_cast<uint32_t>(w) << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+static void embedding_row(const void* context, int64_t begin, int64_t end, int) {
+    const EmbeddingArgs& a = *static_cast<const EmbeddingArgs*>(context);
+    for (int64_t r = begin; r < end; ++r) {
+        const int64_t id = a.ids[r];
+        float* out = a.out + r * a.in_features;
+        const float scale = a.scale ? a.scale[id] : 1.0f;
+        switch (a.dtype) {
+            case DType::fp32: unpack_row<DType::fp32, float>(a, id, out, [](float w) { return w; }); break;
+            case DType::bf16: unpack_row<DType::bf16, uint16_t>(a, id, out, float_of_bf16); break;
+            case DType::int8: unpack_row<DType::int8, int8_t>(a, id, out, [=](int w) { return w * scale; }); break;
+            case DType::w8a8: unpack_row<DType::w8a8, uint8_t>(a, id, out, [=](int w) { return (w - 128) * scale; });
+        }
+    }
+}
+
+static void embedding(const EmbeddingArgs& a) {
+    PoolLock lock;
+    const Phase phase = {embedding_row, a.rows};
+    run_phases(&phase, 1, &a);
+}
+
+}  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -1,0 +1,306 @@
+// Rows times panels of packed weights: what `linear` and `linear_topk` share. README.md has the layout.
+//
+// An output element is summed over the input features in one order, whatever the number of rows, the
+// tile it falls into or the thread that computes it.
+#pragma once
+
+#include "../../cpu/kernels.h"
+#include "../../cpu/pool.h"
+#include "../../cpu/simd.h"
+#include "../rms_norm/kernel.h"
+#include "tiles.h"
+
+namespace redraft::REDRAFT_ISA_NAMESPACE {
+
+// An activation unit is what multiplies a step: a float, a pair of bf16 or floats, or four bytes or words.
+
+// Sums that begin at zero and are the result.
+struct FloatSum {
+    using Sum = f32x16;
+    static inline f32x16 begin(const float*) { return zero(); }
+    static inline f32x16 end(f32x16 sum, const float*) { return sum; }
+    static constexpr int kPrefetchRows = 1;  // from how many rows on panels are fetched ahead
+};
+
+struct DotFloat : FloatSum {
+    static constexpr int64_t kBytes = kStepBytes;
+    static constexpr int64_t kUnit = 1;  // floats per step in a prepared row
+    static inline void step(f32x16* acc, const float* x, const char* w) {
+        const float* p = reinterpret_cast<const float*>(w);
+        const f32x16 b = set1(*x);
+        acc[0] = fma(b, load(p), acc[0]);
+        acc[1] = fma(b, load(p + 16), acc[1]);
+    }
+};
+
+#if defined(__AVX512BF16__)
+constexpr bool kPairedBf16 = true;
+constexpr int kMaxTile = 12;
+struct DotBf16 : FloatSum {
+    static constexpr int64_t kBytes = kStepBytes;
+    static constexpr int64_t kUnit = 1;
+    static inline void step(f32x16* acc, const float* x, const char* w) {
+        const __m512bh b = reinterpret_cast<__m512bh>(_mm512_set1_ps(*x));
+        acc[0].v = _mm512_dpbf16_ps(acc[0].v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(w)), b);
+        acc[1].v = _mm512_dpbf16_ps(acc[1].v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(w + 64)), b);
+    }
+};
+// The same products as DotBf16 with weights widened beforehand.
+struct DotInt8 : FloatSum {
+    static constexpr int64_t kBytes = kStepBytes / 2;
+    static constexpr int64_t kUnit = 1;
+    static inline void step(f32x16* acc, const float* x, const char* w) {
+        const int8_t* p = reinterpret_cast<const int8_t*>(w);
+        const __m512bh b = reinterpret_cast<__m512bh>(_mm512_set1_ps(*x));
+        acc[0].v = _mm512_dpbf16_ps(acc[0].v, reinterpret_cast<__m512bh>(widen_int8(p)), b);
+        acc[1].v = _mm512_dpbf16_ps(acc[1].v, reinterpret_cast<__m512bh>(widen_int8(p + 32)), b);
+    }
+};
+#else
+constexpr bool kPairedBf16 = false;
+#if defined(__AVX512F__)
+constexpr int kMaxTile = 12;
+#else
+constexpr int kMaxTile = 3;
+#endif
+struct DotBf16 : FloatSum {
+    static constexpr int64_t kBytes = kStepBytes;
+    static constexpr int64_t kUnit = 2;
+    static inline void step(f32x16* acc, const float* x, const char* w) {
+        const uint16_t* p = reinterpret_cast<const uint16_t*>(w);
+        const f32x16 even = set1(x[0]), odd = set1(x[1]);
+        acc[0] = fma(even, load_even_bf16(p), fma(odd, load_odd_bf16(p), acc[0]));
+        acc[1] = fma(even, load_even_bf16(p + 32), fma(odd, load_odd_bf16(p + 32), acc[1]));
+    }
+};
+#endif
+
+// Integers, exact in every instruction set. Behind a prepared row's units are -128 times its sum, which makes up
+// for the weights being 128 greater, and its scale.
+struct DotW8A8 {
+    using Sum = i32x16;
+    static constexpr int64_t kBytes = kStepBytes;
+    static constexpr int64_t kUnit = kSignedUnit;
+    static constexpr int kPrefetchRows = 7;  // fewer are so fast that it costs more than the hardware's own fetching
+    static inline i32x16 begin(const float* tail) { return set1_bits(tail[0]); }
+    static inline f32x16 end(i32x16 sum, const float* tail) { return mul(to_float(sum), set1(tail[1])); }
+    static inline void step(i32x16* acc, const float* x, const char* w) {
+        acc[0] = dot_bytes(acc[0], w, x);
+        acc[1] = dot_bytes(acc[1], w + 64, x);
+    }
+};
+
+// ROWS prepared rows times one panel: out[ROWS][32]. Meanwhile fetches LINES cache lines per step from
+// `prefetch` on.
+template <class Dot, int ROWS, int LINES>
+static void tile(const float* x, int64_t stride, const char* w, int64_t steps, const char* prefetch, float* out) {
+    typename Dot::Sum acc[ROWS][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = Dot::begin(x + r * stride + steps * Dot::kUnit);
+    for (int64_t k = 0; k < steps; ++k) {
+        if constexpr (LINES > 0) _mm_prefetch(prefetch + k * LINES * 64, _MM_HINT_T1);
+        if constexpr (LINES > 1) _mm_prefetch(prefetch + k * LINES * 64 + 64, _MM_HINT_T1);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) Dot::step(acc[r], x + r * stride + k * Dot::kUnit, w + k * Dot::kBytes);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+        const float* tail = x + r * stride + steps * Dot::kUnit;
+        store(out + r * kPanel, Dot::end(acc[r][0], tail));
+        store(out + r * kPanel + 16, Dot::end(acc[r][1], tail));
+    }
+}
+
+template <class Dot, int LINES, int ROWS = kMaxTile>
+static inline void dispatch_tile(int rows, const float* x, int64_t stride, const char* w, int64_t steps,
+                                 const char* prefetch, float* out) {
+    if (rows == ROWS) return tile<Dot, ROWS, LINES>(x, stride, w, steps, prefetch, out);
+    if constexpr (ROWS > 1) dispatch_tile<Dot, LINES, ROWS - 1>(rows, x, stride, w, steps, prefetch, out);
+}
+
+// All prepared rows times one panel: out[rows][32].
+template <class Dot>
+static inline void all_tiles(const float* x, int64_t stride, int64_t rows, const char* w, int64_t steps,
+                             const char* next, float* out) {
+    const int64_t tiles = (rows + kMaxTile - 1) / kMaxTile;
+    for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t first = rows * t / tiles, end = rows * (t + 1) / tiles;
+        const float* row = x + first * stride;
+        float* to = out + first * kPanel;
+        const int count = static_cast<int>(end - first);
+        constexpr int kLines = Dot::kBytes / 64;  // of a panel, per step
+        if (tiles == 1 && count < Dot::kPrefetchRows)
+            dispatch_tile<Dot, 0>(count, row, stride, w, steps, next, to);
+        else if (tiles == 1)
+            dispatch_tile<Dot, kLines>(count, row, stride, w, steps, next, to);
+        else if (t < kLines)
+            dispatch_tile<Dot, 1>(count, row, stride, w, steps, next + t * steps * 64, to);
+        else
+            dispatch_tile<Dot, 0>(count, row, stride, w, steps, next, to);
+    }
+}
+
+constexpr int64_t kTail = 8;  // floats behind a row's units: what DotW8A8 adds, and room to write whole vectors
+
+// Up to so many rows are prepared by every thread for itself: it has less to wait for and to fetch from others.
+constexpr int64_t kOwnRows = 4;
+
+// A Projection with its rows normalized, rounded and laid out for the tiles.
+struct Prepared {
+    Projection p;
+    float* shared = nullptr;  // [rows, stride], unless every thread has its own
+    int64_t stride;           // in floats: an odd number of cache lines
+    int64_t steps;
+    int64_t tail;             // where a row's units end
+    int64_t panel_bytes;      // of stored weights
+    bool tiled = false;       // whether AMX multiplies these rows
+    int64_t late_lines = 0;   // what `fetch` fetches for each row, in cache lines
+
+    explicit Prepared(const Projection& projection) : p(projection) {
+        const int64_t group = feature_group(p.dtype);
+        steps = (p.in_features + group - 1) / group;
+        panel_bytes = p.dtype == DType::int8 ? steps * kStepBytes / 2 : steps * kStepBytes;
+        const int64_t unit = p.dtype == DType::w8a8 ? kSignedUnit : group == 2 && !kPairedBf16 ? 2 : 1;
+        tail = steps * unit;
+        stride = ((tail + kTail + 15) / 16 * 16) | 16;
+#if defined(__AMX_BF16__)
+        tiled = p.dtype == DType::bf16 || p.dtype == DType::w8a8 || (p.dtype == DType::int8 && p.rows > kFewRows);
+        if (tiled) late_lines = (panel_bytes / 64 - steps / kTileSteps * early_lines() + p.rows - 1) / p.rows;
+#endif
+    }
+    bool own_rows() const { return p.rows <= kOwnRows; }
+    int64_t row_floats() const { return p.rows * stride; }
+    int64_t shared_bytes() const { return own_rows() ? 0 : row_floats() * 4; }
+    float* rows_of(int thread) const { return own_rows() ? static_cast<float*>(thread_scratch(thread)) : shared; }
+
+    // A thread's scratch: its own rows, results of `panels` panels [panels, rows, 32], one panel of int8 weights
+    // widened to bf16, and `more`.
+    int64_t scratch_bytes(int64_t panels, int64_t more = 0) const {
+        return ((own_rows() ? row_floats() : 0) + panels * p.rows * kPanel) * 4 + steps * kStepBytes + more;
+    }
+    float* results(int thread) const {
+        return static_cast<float*>(thread_scratch(thread)) + (own_rows() ? row_floats() : 0);
+    }
+    char* widened(int thread, int64_t panels) const {
+        return reinterpret_cast<char*>(results(thread) + panels * p.rows * kPanel);
+    }
+    char* behind(int thread, int64_t panels) const { return widened(thread, panels) + steps * kStepBytes; }
+
+    const char* panel(int64_t index) const { return static_cast<const char*>(p.weight) + index * panel_bytes; }
+
+    // What a thread does before its first panel, and behind its last.
+    void enter(int thread) const {
+        if (own_rows())
+            for (int64_t r = 0; r < p.rows; ++r) prepare_row(r, thread);
+#if defined(__AMX_BF16__)
+        if (tiled && p.rows <= 2 * kTileRows) shape_tiles(p.rows);
+#endif
+    }
+    void leave() const {
+#if defined(__AMX_BF16__)
+        if (tiled) _tile_release();
+#endif
+    }
+
+    void prepare_row(int64_t r, int thread) const {
+        const int64_t n = p.in_features;
+        const float* from = p.x + (p.row_ids ? p.row_ids[r] : r) * n;
+        float* to = rows_of(thread) + r * stride;
+        const f32x16 inverse = p.norm ? set1(inverse_rms(from, n, p.norm_eps)) : set1(1.0f);
+        const auto normalized = [&](int64_t i) {
+            const f32x16 v = load_first(from + i, n - i);
+            return p.norm ? mul(mul(v, inverse), load_first(p.norm + i, n - i)) : v;
+        };
+        if (p.dtype == DType::w8a8) return round_row(normalized, to);
+        for (int64_t i = 0; i < n; i += 16) {
+            const f32x16 v = normalized(i);
+            if (p.dtype == DType::fp32)
+                store(to + i, v);
+            else if (kPairedBf16)
+                store_bf16(reinterpret_cast<uint16_t*>(to) + i, v);
+            else
+                store(to + i, round_bf16(v));
+        }
+#if defined(__AMX_BF16__)
+        if (p.dtype != DType::fp32)
+            for (int64_t i = tail; i % kTileSteps; ++i) to[i] = 0;
+#endif
+    }
+
+    // Integers: multiples of 1/127 of the row's largest magnitude.
+    template <class F>
+    void round_row(F value, float* to) const {
+        f32x16 largest = set1(1e-30f);
+        for (int64_t i = 0; i < p.in_features; i += 16) largest = max(absolute(value(i)), largest);
+        const float top = maximum(largest);
+        const f32x16 inverse = set1(127.0f / top);
+        i32x16 total = to_int(zero());
+        for (int64_t i = 0; i < p.in_features; i += 16) {
+            const i32x16 rounded = to_int(mul(value(i), inverse));
+            store_signed(to + i / 4 * kSignedUnit, rounded);
+            total = add(total, rounded);
+        }
+        int32_t lanes[16], correction = 0;
+        store(lanes, total);
+        for (int32_t lane : lanes) correction -= 128 * lane;
+        __builtin_memcpy(to + tail, &correction, sizeof(correction));
+        to[tail + 1] = top / 127.0f;
+    }
+
+    // out[rows][32] = all rows times panel `index`. Meanwhile the panel behind it is fetched, by tiles all of it or most:
+    // where results are written behind each panel, `fetch` has the rest, lest memory be idle then.
+    void multiply(int64_t index, int thread, float* out, [[maybe_unused]] char* widened,
+                  [[maybe_unused]] bool all) const {
+        const char* w = panel(index);
+        const char* next = w + panel_bytes;
+        const float* x = rows_of(thread);
+        if (p.dtype == DType::fp32) return all_tiles<DotFloat>(x, stride, p.rows, w, steps, next, out);
+#if defined(__AMX_BF16__)
+        const int64_t lines = all ? tile_lines() : early_lines();
+        if (p.dtype == DType::w8a8) return multiply_integers(x, w, next, lines, out);
+        if (!tiled) return dispatch_few_rows(p.rows, x, stride, w, steps, next, out);
+        if (p.dtype == DType::int8) w = widen(w, widened);
+        all_tile_rows<TileBf16>(x, stride, p.rows, w, steps, next, lines, out);
+#elif defined(__AVX512BF16__)
+        if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(x, stride, p.rows, w, steps, next, out);
+        if (p.dtype == DType::int8) return all_tiles<DotInt8>(x, stride, p.rows, w, steps, next, out);
+        all_tiles<DotBf16>(x, stride, p.rows, w, steps, next, out);
+#else
+        if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(x, stride, p.rows, w, steps, next, out);
+        if (p.dtype == DType::int8) {
+            for (int64_t i = 0; i < panel_bytes; i += 64) _mm_prefetch(next + i, _MM_HINT_T1);
+            w = next = widen(w, widened);
+        }
+        all_tiles<DotBf16>(x, stride, p.rows, w, steps, next, out);
+#endif
+    }
+
+    // What multiply left of the panel behind `index`, a part for each row.
+    void fetch(int64_t index, int64_t r) const {
+        const char* from = panel(index + 2) - (p.rows - r) * late_lines * 64;
+        for (int64_t i = 0; i < late_lines; ++i) _mm_prefetch(from + i * 64, _MM_HINT_T1);
+    }
+    int64_t tile_lines() const { return p.dtype == DType::int8 ? 16 : 32; }  // of stored weights, every 16 steps
+    int64_t early_lines() const { return tile_lines() * 3 / 4; }             // as measured
+
+    // A panel of int8 weights as bf16.
+    const char* widen(const char* panel, char* to) const {
+        for (int64_t i = 0; i < panel_bytes; i += 32)
+            widen_int8(reinterpret_cast<const int8_t*>(panel) + i, reinterpret_cast<uint16_t*>(to) + i);
+        return to;
+    }
+
+#if defined(__AMX_BF16__)
+    void multiply_integers(const float* x, const char* w, const char* next, int64_t lines, float* out) const {
+        all_tile_rows<TileW8A8>(x, stride, p.rows, w, steps, next, lines, out);
+        for (int64_t r = 0; r < p.rows; ++r)
+            for (int64_t i = 0; i < kPanel; i += 16) {
+                float* sums = out + r * kPanel + i;
+                const i32x16 sum = add(lanes32(_mm512_loadu_si512(sums)), DotW8A8::begin(x + r * stride + tail));
+                store(sums, DotW8A8::end(sum, x + r * stride + tail));
+            }
+    }
+#endif
+};
+
+}  // namespace redraft::REDRAFT_ISA_NAMESPACE

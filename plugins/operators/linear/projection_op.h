@@ -1,0 +1,109 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <sstream>
+
+#include "../../cpu/openvino_op.h"
+
+namespace redraft {
+
+enum Optional : std::size_t { kScale, kBias, kNorm, kResidual, kRows, kResidualRows, kIds, kOptionals };
+
+// The tensors behind the fixed inputs, named by the attribute `inputs`: "norm,residual" says that the next two are the
+// norm weight and the residual. Names come in the enumeration's order.
+class OptionalInputs {
+  public:
+    OptionalInputs() = default;
+    OptionalInputs(const std::string& names, std::size_t first) : end_(first) {
+        static const char* const kNames[] = {"scale", "bias", "norm", "residual", "rows", "residual_rows", "ids"};
+        std::size_t next = 0;
+        std::istringstream text(names);
+        for (std::string name; std::getline(text, name, ',');) {
+            while (next < kOptionals && name != kNames[next]) ++next;
+            OPENVINO_ASSERT(next < kOptionals, "attribute inputs is '", names, "': '", name,
+                            "' is unknown, repeated or out of order");
+            inputs_[next++] = static_cast<int64_t>(end_++);
+        }
+    }
+
+    // The input's number, or -1.
+    int64_t find(Optional which) const { return inputs_[which]; }
+    std::size_t end() const { return end_; }
+
+    template <class T>
+    const T* data(const ov::TensorVector& inputs, Optional which) const {
+        return inputs_[which] < 0 ? nullptr : inputs[inputs_[which]].data<const T>();
+    }
+
+  private:
+    std::array<int64_t, kOptionals> inputs_{-1, -1, -1, -1, -1, -1, -1};
+    std::size_t end_ = 0;
+};
+
+// Attributes and inputs that Linear and LinearTopK share.
+class ProjectionOp : public Operator {
+  public:
+    using Operator::Operator;
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("in_features", in_features_);
+        visitor.on_attribute("out_features", out_features_);
+        visitor.on_attribute("dtype", dtype_);
+        visitor.on_attribute("norm_eps", norm_eps_);
+        visitor.on_attribute("inputs", inputs_);
+        return true;
+    }
+    int64_t rows_input(std::size_t) const override { return std::max<int64_t>(optional_.find(kRows), 0); }
+
+  protected:
+    // Checks inputs; returns the number of rows.
+    ov::Dimension check_projection(Activation activation) {
+        type_ = parse_dtype(dtype_);
+        optional_ = OptionalInputs(inputs_, 2);
+        OPENVINO_ASSERT(get_input_size() == optional_.end(), get_friendly_name(), " has ", get_input_size(),
+                        " inputs: attribute inputs='", inputs_, "' says ", optional_.end());
+        expect_type(this, 0, ov::element::f32);
+        expect_type(this, 1, ov::element::u8);
+        expect_elements(this, 1, packed_bytes(in_features_, out_features_, type_, activation));
+        OPENVINO_ASSERT(has_scale(type_) == (optional_.find(kScale) >= 0), get_friendly_name(),
+                        ": int8 weights, and no others, take the input scale");
+        const int64_t weight_rows = activation == Activation::swiglu ? 2 * out_features_ : out_features_;
+        const std::pair<Optional, int64_t> vectors[] = {
+            {kScale, weight_rows}, {kBias, weight_rows}, {kNorm, in_features_}, {kIds, out_features_}};
+        for (const auto& [which, elements] : vectors)
+            if (optional_.find(which) >= 0) expect_elements(this, optional_.find(which), elements);
+        for (std::size_t i = 0; i < kOptionals; ++i) {
+            const int64_t input = optional_.find(static_cast<Optional>(i));
+            if (input >= 0) expect_type(this, input, i < kRows ? ov::element::f32 : ov::element::i32);
+        }
+        const ov::PartialShape& x = get_input_partial_shape(0);
+        OPENVINO_ASSERT(x.rank().compatible(2) && (x.rank().is_dynamic() || x[1].compatible(in_features_)),
+                        get_friendly_name(), ": x has shape ", x, ": expected [rows, ", in_features_, "]");
+        const ov::PartialShape& rows = get_input_partial_shape(rows_input(0));
+        return rows.rank().is_static() ? rows[0] : ov::Dimension::dynamic();
+    }
+
+    Projection projection(const ov::TensorVector& inputs) const {
+        return {inputs[0].data<const float>(),
+                static_cast<int64_t>(inputs[0].get_shape()[0]),
+                optional_.data<int32_t>(inputs, kRows),
+                static_cast<int64_t>(inputs[rows_input(0)].get_shape()[0]),
+                inputs[1].data(),
+                optional_.data<float>(inputs, kScale),
+                optional_.data<float>(inputs, kBias),
+                optional_.data<float>(inputs, kNorm),
+                norm_eps_,
+                in_features_,
+                out_features_,
+                type_};
+    }
+
+    int64_t in_features_ = 0, out_features_ = 0;
+    std::string dtype_ = "fp32", inputs_;
+    float norm_eps_ = 1e-5f;
+    OptionalInputs optional_;  // of inputs_, and
+    DType type_{};             // of dtype_, parsed when the node is validated
+};
+
+}  // namespace redraft

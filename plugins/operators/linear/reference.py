@@ -1,0 +1,64 @@
+"""What `Linear` computes, in float64 numpy over weights rounded as they are stored."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from redraft.plugins.operators.linear.pack import bf16_bits, from_bf16_bits
+
+
+def linear(
+    x: np.ndarray,
+    weight: np.ndarray,
+    dtype: str = "fp32",
+    *,
+    bias: np.ndarray | None = None,
+    norm: np.ndarray | None = None,
+    norm_eps: float = 1e-5,
+    residual: np.ndarray | None = None,
+    residual_rows: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+    activation: str = "none",
+) -> np.ndarray:
+    """x float [T, K], weight float [N, K] (swiglu: [2N, K]); returns float64 [T or R, N]."""
+    x = np.asarray(x, np.float64)
+    if rows is not None:
+        x = x[rows]
+    if norm is not None:
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm_eps) * norm
+    if dtype == "w8a8":
+        x = rounded_rows(x)
+    elif dtype != "fp32":
+        x = from_bf16_bits(bf16_bits(x.astype(np.float32))).astype(np.float64)
+    y = x @ stored(weight, dtype).T.astype(np.float64)
+    if bias is not None:
+        y = y + bias
+    if activation == "swiglu":
+        gate, up = np.split(y, 2, axis=-1)
+        y = silu(gate) * up
+    elif activation == "silu":
+        y = silu(y)
+    if residual is not None:
+        y = y + (residual if residual_rows is None else residual[residual_rows])
+    return silu(y) if activation == "silu_last" else y
+
+
+def rounded_rows(x: np.ndarray) -> np.ndarray:
+    """x [T, K] as float32, rounded to multiples of 1/127 of each row's largest magnitude."""
+    x = x.astype(np.float32)
+    largest = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(1e-30))
+    return np.rint(x * (np.float32(127) / largest)) * (largest.astype(np.float64) / 127)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def stored(weight: np.ndarray, dtype: str) -> np.ndarray:
+    """The weights that the kernel multiplies with, as float32."""
+    if dtype == "bf16":
+        return from_bf16_bits(bf16_bits(weight))
+    if dtype in ("int8", "w8a8"):
+        scale = np.maximum(np.abs(weight).max(1, keepdims=True), np.finfo(np.float32).tiny) / np.float32(127)
+        return (np.rint(weight / scale).clip(-127, 127) * scale).astype(np.float32)
+    return np.asarray(weight, np.float32)

@@ -1,0 +1,53 @@
+"""`TreeAttention` by the kernels of kernel.cu and kernel_fp32.cu, in bf16 and fp32. On a GPU: not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from redraft.plugins.cuda.launch import run
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
+
+
+def tree_attention(
+    qkv: Tensor,
+    positions: Tensor,
+    row_offsets: Tensor,
+    slots: Tensor,
+    cache_lengths: Tensor,
+    tree_mask: Tensor,
+    commit_src: Tensor,
+    commit_offsets: Tensor,
+    rope_table: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor | None = None,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    run: Callable[..., list[Tensor]] = run,
+) -> Tensor:
+    """As `reference.tree_attention`, on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16 or f32.
+
+    Raises ValueError for another head size than 64 or 128 and for tensors that do not fit; what they hold is not looked
+    at, since that would wait for the GPU.
+    """
+    if head_size not in HEAD_SIZES or num_heads % num_kv_heads:
+        raise ValueError(
+            f"{num_heads} heads, {num_kv_heads} KV heads of size {head_size}: expected a multiple, of size 64 or 128"
+        )
+    attributes = {"heads": num_heads, "kv_heads": num_kv_heads, "head_size": head_size}
+    places = (row_offsets, slots, cache_lengths, cache_lengths if starts is None else starts)
+    write, split, combine = FP32_KERNELS if k_cache.dtype == torch.float32 else KERNELS
+    if not tree_mask.numel():
+        tree_mask = tree_mask.new_empty(len(qkv), 0)
+    q, k, v = run(
+        write,
+        (qkv, positions, *places, commit_src, commit_offsets, rope_table, k_cache, v_cache),
+        attributes,
+    )
+    partial, stats = run(split, (q, *places, tree_mask, k, v), attributes)
+    return run(combine, (partial, stats, positions, row_offsets, k), attributes)[0]

@@ -1,0 +1,140 @@
+// What TreeAttention is in every precision: the commit and the writing of new rows, and the sum of the splits. T is an
+// element of qkv, caches and out: uint16_t for bf16, float. On a GPU: not run.
+#pragma once
+
+#include "../../cuda/device.cuh"
+
+namespace redraft {
+
+constexpr int kThreads = 128, kWarps = 4;
+constexpr int kWriteRows = 64;  // rows that a block of commit_write writes
+constexpr float kNone = -INFINITY;
+
+REDRAFT_DEVICE int least(int a, int b) { return a < b ? a : b; }
+REDRAFT_DEVICE int most(int a, int b) { return a > b ? a : b; }
+REDRAFT_DEVICE int within(int x, int low, int high) { return least(most(x, low), high); }
+
+// A sequence's rows and its places in a cache. They lie within the tensors whatever the inputs hold: TensorRT may run a
+// kernel on inputs of its own while it builds.
+struct Span {
+    int begin, count, context, start, slot;
+};
+REDRAFT_DEVICE Span span_of(int sequence, const int* row_offsets, const int* slots, const int* cache_lengths,
+                            const int* starts, int rows, int cache_slots, int cache_rows) {
+    const int begin = within(row_offsets[sequence], 0, rows), end = within(row_offsets[sequence + 1], begin, rows);
+    const int start = within(starts[sequence], 0, cache_rows);
+    return {begin, least(end - begin, cache_rows - start), within(cache_lengths[sequence], 0, cache_rows), start,
+            within(slots[sequence], 0, cache_slots - 1)};
+}
+template <class T>
+REDRAFT_DEVICE uint4 load16(const T* from) { return *reinterpret_cast<const uint4*>(from); }
+template <class T>
+REDRAFT_DEVICE void store16(T* to, uint4 x) { *reinterpret_cast<uint4*>(to) = x; }
+
+// x0 cos - x1 sin or, for the second half, x1 cos + x0 sin: of two bf16 neighbours, of one float, of 16 bytes of either.
+REDRAFT_DEVICE uint32_t rotate(uint32_t x, uint32_t other, float sign, const float* cosine, const float* sine,
+                               uint16_t) {
+    return pair(low(x) * cosine[0] + sign * low(other) * sine[0], high(x) * cosine[1] + sign * high(other) * sine[1]);
+}
+REDRAFT_DEVICE uint32_t rotate(uint32_t x, uint32_t other, float sign, const float* cosine, const float* sine, float) {
+    return as_bits(as_float(x) * cosine[0] + sign * as_float(other) * sine[0]);
+}
+template <class T>
+REDRAFT_DEVICE uint4 rotate(uint4 x, uint4 other, float sign, const float* cosine, const float* sine) {
+    constexpr int n = 4 / sizeof(T);  // elements of a word
+    return {rotate(x.x, other.x, sign, cosine, sine, T{}), rotate(x.y, other.y, sign, cosine + n, sine + n, T{}),
+            rotate(x.z, other.z, sign, cosine + 2 * n, sine + 2 * n, T{}),
+            rotate(x.w, other.w, sign, cosine + 3 * n, sine + 3 * n, T{})};
+}
+
+// Block (KV head, sequence, rows 64 z to 64 z + 63). Rows whose places are still sources of the commit are written by
+// the block that commits, z = 0, behind its barrier.
+template <class T, int D>
+REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* row_offsets, const int* slots,
+                                 const int* cache_lengths, const int* starts, const int* commit_src,
+                                 const int* commit_offsets, const float* rope_table, int all_rows, int all_commits,
+                                 int commit_bounds, int max_positions, int cache_slots, int cache_rows, int heads,
+                                 int kv_heads, T* q, T* k_cache, T* v_cache) {
+    constexpr int kEach = 16 / sizeof(T);     // elements of 16 bytes
+    constexpr int kPieces = D / (2 * kEach);  // of 2 x kEach elements, i and i + D / 2
+    const int head = blockIdx.x, sequence = blockIdx.y, part = blockIdx.z, group = heads / kv_heads;
+    const auto [begin, rows, context, start, slot] =
+        span_of(sequence, row_offsets, slots, cache_lengths, starts, all_rows, cache_slots, cache_rows);
+    int first_commit = 0, commits = 0;
+    if (sequence + 1 < commit_bounds) {
+        first_commit = within(commit_offsets[sequence], 0, all_commits);
+        commits = least(within(commit_offsets[sequence + 1], first_commit, all_commits) - first_commit, context);
+    }
+    const int base = context - commits;
+    const auto source = [=](int commit) { return base + within(commit_src[first_commit + commit], 0, cache_rows - 1 - base); };
+    const int64_t place = (static_cast<int64_t>(slot) * kv_heads + head) * cache_rows;
+    T* keys = k_cache + place * D;
+    T* values = v_cache + place * D;
+    const int sources = commits ? most(0, source(commits - 1) + 1 - start) : 0;
+
+    if (part == 0) {
+        constexpr int kWide = 2 * D / kEach, kAtOnce = kThreads / kWide;
+        const int piece = threadIdx.x % kWide * kEach;
+        T* cache = piece < D ? keys + piece : values + piece - D;
+        for (int j = threadIdx.x / kWide; j - static_cast<int>(threadIdx.x) / kWide < commits; j += kAtOnce) {
+            uint4 moved;
+            if (j < commits) moved = load16(cache + static_cast<int64_t>(source(j)) * D);
+            __syncthreads();
+            if (j < commits) store16(cache + static_cast<int64_t>(base + j) * D, moved);
+        }
+    }
+    const int from = part == 0 ? 0 : most(part * kWriteRows, sources);
+    const int to = least(rows, part == 0 ? most(kWriteRows, sources) : (part + 1) * kWriteRows);
+    for (int item = threadIdx.x; item < (to - from) * (group + 2) * kPieces; item += kThreads) {
+        const int i = item % kPieces * kEach, vector = item / kPieces % (group + 2);
+        const int row = from + item / kPieces / (group + 2);
+        const int64_t at = begin + row;
+        const int column = vector < group ? head * group + vector : heads + (vector - group) * kv_heads + head;
+        const T* x = qkv + (at * (heads + 2 * kv_heads) + column) * D + i;
+        T* out = vector < group ? q + (at * heads + column) * D
+                                : (vector == group ? keys : values) + static_cast<int64_t>(start + row) * D;
+        uint4 x0 = load16(x), x1 = load16(x + D / 2);
+        if (vector <= group) {
+            const float* cosine = rope_table + static_cast<int64_t>(within(positions[at], 0, max_positions - 1)) * D + i;
+            const uint4 first = rotate<T>(x0, x1, -1.0f, cosine, cosine + D / 2);
+            x1 = rotate<T>(x1, x0, 1.0f, cosine, cosine + D / 2);
+            x0 = first;
+        }
+        store16(out + i, x0);
+        store16(out + i + D / 2, x1);
+    }
+}
+
+REDRAFT_DEVICE void store_pair(uint16_t* to, float even, float odd) {
+    *reinterpret_cast<uint32_t*>(to) = pair(even, odd);
+}
+REDRAFT_DEVICE void store_pair(float* to, float even, float odd) {
+    to[0] = even;
+    to[1] = odd;
+}
+
+// Warp: one row under one head. Splits without a visible key have sum 0 and no values.
+template <class T, int D>
+REDRAFT_DEVICE void combine(const float* partial, const float* stats, const int* row_offsets, int rows, int bounds,
+                            int heads, int splits, T* out) {
+    constexpr int kColumns = D / 32;
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32, all = static_cast<int64_t>(rows) * heads;
+    if (at >= all) return;
+    const int column = threadIdx.x % 32 * kColumns;
+    float maximum = kNone, sum = 0.0f, values[kColumns] = {};
+    const int used = at / heads < row_offsets[bounds - 1] ? splits : 0;
+    for (int s = 0; s < used; ++s) maximum = fmaxf(maximum, stats[2 * (s * all + at)]);
+    for (int s = 0; s < used; ++s) {
+        const float weight = stats[2 * (s * all + at) + 1];
+        if (weight == 0.0f) continue;
+        const float factor = exp2f(stats[2 * (s * all + at)] - maximum);
+        sum += factor * weight;
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) values[i] += factor * partial[(s * all + at) * D + column + i];
+    }
+    const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll
+    for (int i = 0; i < kColumns; i += 2) store_pair(out + at * D + column + i, values[i] * scale, values[i + 1] * scale);
+}
+
+}  // namespace redraft

@@ -1,0 +1,148 @@
+"""The kernels of kernel.cu as TensorRT plugins: commit and write, then attention by splits of the keys, then their sum.
+
+TensorRT has a kernel per plugin, and the order between them is that of their tensors: `TreeAttentionSplit` takes the
+caches that `TreeAttentionWrite` returns, so every commit and write is there before any key is read. On a GPU: not run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from redraft.plugins.cuda.declaration import Argument, Kernel, Sizes
+
+SOURCE = Path(__file__).parent / "kernel.cu"
+FP32_SOURCE = SOURCE.with_name("kernel_fp32.cu")
+HEAD_SIZES = (64, 128)
+THREADS = 128
+TILE = 64
+"""Queries of a block."""
+WRITE_ROWS = 64
+WARPS = THREADS // 32
+BLOCKS = 528
+"""Wanted by `TreeAttentionSplit`: 4 for each of an H200's 132 multiprocessors."""
+LEAST_KEYS = 64
+"""Of a split."""
+FP32_SPLIT_KEYS = 256
+"""Of every split in fp32."""
+ATTRIBUTES = ("heads", "kv_heads", "head_size")
+
+_CACHE = ("cache_slots", "kv_heads", "cache_rows", "head_size")
+_K, _V = Argument("k_cache", "bf16", _CACHE), Argument("v_cache", "bf16", _CACHE)
+_ROW_OFFSETS = Argument("row_offsets", "int32", ("bounds",))
+_SLOTS = Argument("slots", "int32", ("sequences",))
+_LENGTHS, _STARTS = (Argument(name, "int32", ("sequences",)) for name in ("cache_lengths", "starts"))
+_Q = Argument("q", "bf16", ("rows", "columns"))
+_POSITIONS = Argument("positions", "int32", ("rows",))
+_PARTIAL, _STATS = (
+    Argument(name, "float32", ("places", size)) for name, size in (("partial", "head_size"), ("stats", "two"))
+)
+
+
+def tiles(sizes: Sizes) -> int:
+    """Blocks that hold all queries, whatever the sequences' lengths: see `split` in kernel.cu."""
+    return sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // TILE + (sizes["bounds"] - 1)
+
+
+def splits(sizes: Sizes) -> int:
+    """Parts of the keys: as many as fill the GPU, so the fewer the more queries there are."""
+    wanted = sizes.most(sizes.quotient(BLOCKS, tiles(sizes) * sizes["kv_heads"]), 1)
+    return sizes.least(wanted, (sizes["cache_rows"] + (LEAST_KEYS - 1)) // LEAST_KEYS)
+
+
+def places(sizes: Sizes) -> int:
+    """Rows under query heads in all splits at most, for any number of rows: the partial results' memory must not depend
+    on how many splits there are, which fall as rows grow.
+
+    With several splits, splits x kv_heads x tiles <= BLOCKS, and a tile holds more than rows x group / tiles queries on
+    average, TILE at most: splits x rows x heads < BLOCKS x TILE.
+    """
+    return sizes.most(sizes["rows"] * sizes["heads"], BLOCKS * TILE)
+
+
+WRITE = Kernel(
+    name="TreeAttentionWrite",
+    source=SOURCE,
+    entry="tree_attention_commit_write_{head_size}",
+    attributes=ATTRIBUTES,
+    inputs=(
+        *(Argument("qkv", "bf16", ("rows", "projections")), _POSITIONS),
+        *(_ROW_OFFSETS, _SLOTS, _LENGTHS, _STARTS),
+        *(Argument("commit_src", "int32", ("commits",)), Argument("commit_offsets", "int32", ("commit_bounds",))),
+        *(Argument("rope_table", "float32", ("max_positions", "head_size")), _K, _V),
+    ),
+    scalars=(
+        *("rows", "commits", "commit_bounds", "max_positions", "cache_slots", "cache_rows"),
+        *("heads", "kv_heads"),
+    ),
+    outputs=(_Q, Argument("k_written", "bf16", _CACHE, "k_cache"), Argument("v_written", "bf16", _CACHE, "v_cache")),
+    grid=("kv_heads", "sequences", "parts"),
+    threads=THREADS,
+    derived={
+        "columns": lambda sizes: sizes["heads"] * sizes["head_size"],
+        "parts": lambda sizes: (sizes["rows"] + (WRITE_ROWS - 1)) // WRITE_ROWS,
+    },
+)
+
+SPLIT = Kernel(
+    name="TreeAttentionSplit",
+    source=SOURCE,
+    entry="tree_attention_split_{head_size}",
+    attributes=ATTRIBUTES,
+    inputs=(
+        *(_Q, _ROW_OFFSETS, _SLOTS, _LENGTHS, _STARTS, Argument("tree_mask", "int32", ("rows", "words"))),
+        *(_K, _V),
+    ),
+    scalars=("rows", "sequences", "words", "cache_slots", "cache_rows", "heads", "kv_heads"),
+    outputs=(_PARTIAL, _STATS),
+    grid=("tiles", "kv_heads", "splits"),
+    threads=THREADS,
+    derived={"tiles": tiles, "splits": splits, "places": places, "two": lambda _: 2},
+)
+
+COMBINE = Kernel(
+    name="TreeAttentionCombine",
+    source=SOURCE,
+    entry="tree_attention_combine_{head_size}",
+    attributes=ATTRIBUTES,
+    inputs=(_PARTIAL, _STATS, _POSITIONS, _ROW_OFFSETS, _K),
+    scalars=("rows", "bounds", "heads", "splits"),
+    outputs=(Argument("out", "bf16", ("rows", "columns")),),
+    grid=("blocks", "one", "one"),
+    threads=THREADS,
+    derived={
+        "splits": splits,
+        "columns": lambda sizes: sizes["heads"] * sizes["head_size"],
+        "blocks": lambda sizes: (sizes["rows"] * sizes["heads"] + (WARPS - 1)) // WARPS,
+        "one": lambda _: 1,
+    },
+)
+
+KERNELS = (WRITE, SPLIT, COMBINE)
+
+
+def _in_fp32(kernel: Kernel) -> Kernel:
+    inputs, outputs = (
+        tuple(replace(argument, dtype="float32" if argument.dtype == "bf16" else argument.dtype) for argument in part)
+        for part in (kernel.inputs, kernel.outputs)
+    )
+    entry = kernel.entry.replace("_{head_size}", "_fp32_{head_size}")
+    return replace(kernel, name=f"{kernel.name}Fp32", source=FP32_SOURCE, entry=entry, inputs=inputs, outputs=outputs)
+
+
+def fp32_splits(sizes: Sizes) -> int:
+    """Parts of the keys in fp32: the same for any number of rows."""
+    return (sizes["cache_rows"] + (FP32_SPLIT_KEYS - 1)) // FP32_SPLIT_KEYS
+
+
+FP32_SPLIT = replace(
+    _in_fp32(SPLIT),
+    derived={
+        "tiles": lambda sizes: (sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) + (WARPS - 1)) // WARPS,
+        "splits": fp32_splits,
+        "places": lambda sizes: sizes["splits"] * sizes["rows"] * sizes["heads"],
+        "two": lambda _: 2,
+    },
+)
+FP32_COMBINE = replace(_in_fp32(COMBINE), derived={**COMBINE.derived, "splits": fp32_splits})
+FP32_KERNELS = (_in_fp32(WRITE), FP32_SPLIT, FP32_COMBINE)

@@ -1,0 +1,113 @@
+"""`TreeAttention` as a torch operator, `torch.ops.redraft.tree_attention`, for exported programs on any device. On a
+GPU: not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from redraft.plugins.cuda.launch import run
+from redraft.plugins.operators.tree_attention import cuda
+
+BITS = 32
+
+
+@torch.library.custom_op("redraft::tree_attention", mutates_args=("k_cache", "v_cache"))
+def tree_attention(
+    qkv: Tensor,
+    positions: Tensor,
+    row_offsets: Tensor,
+    slots: Tensor,
+    cache_lengths: Tensor,
+    tree_mask: Tensor,
+    commit_src: Tensor,
+    commit_offsets: Tensor,
+    rope_table: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """See README.md; returns [T, num_heads * head_size] in the dtype of `qkv`. On a GPU by the CUDA kernels, else here,
+    sequence by sequence."""
+    out = torch.zeros(len(qkv), num_heads * head_size, dtype=qkv.dtype, device=qkv.device)
+    q, k, v = qkv.unflatten(-1, (-1, head_size)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    table = rope_table[positions][:, None]
+    q, k = _rope(q, table), _rope(k, table)
+    first_rows = cache_lengths if starts is None else starts
+    offsets, places, lengths, firsts = (x.tolist() for x in (row_offsets, slots, cache_lengths, first_rows))
+    commits = commit_offsets.tolist() or [0] * len(offsets)
+    for b, (slot, length, first) in enumerate(zip(places, lengths, firsts, strict=True)):
+        rows, count = slice(offsets[b], offsets[b + 1]), offsets[b + 1] - offsets[b]
+        committed = commit_src[commits[b] : commits[b + 1]]
+        base, end = length - len(committed), first + count
+        for cache, new in ((k_cache[slot], k), (v_cache[slot], v)):
+            cache[:, base:length] = cache[:, base + committed]
+            cache[:, first:end] = new[rows].transpose(0, 1).to(cache.dtype)
+        if not count:
+            continue
+        seen = torch.ones(count, end, dtype=torch.bool, device=qkv.device)
+        seen[:, length:] = visible_rows(tree_mask[rows], count, end - length)
+        attended = F.scaled_dot_product_attention(
+            q[rows].transpose(0, 1)[None],
+            k_cache[slot, None, :, :end].to(q.dtype),
+            v_cache[slot, None, :, :end].to(q.dtype),
+            attn_mask=seen,
+            enable_gqa=True,
+        )
+        out[rows] = attended[0].transpose(0, 1).flatten(1)
+    return out
+
+
+@tree_attention.register_fake
+def _(qkv: Tensor, *arguments: Any) -> Tensor:
+    num_heads, _, head_size = arguments[10:13]
+    return qkv.new_empty(qkv.shape[0], num_heads * head_size)
+
+
+def by_kernels(qkv: Tensor, *arguments: Any, run: Callable[..., list[Tensor]] = run) -> Tensor:
+    """The same by the CUDA kernels, in the caches' dtype. Nothing waits for the GPU and sizes follow from shapes, so
+    that a CUDA graph can hold it. Raises as `cuda.tree_attention`."""
+    rows, caches, (num_heads, num_kv_heads, head_size), starts = (
+        *(arguments[:8], arguments[8:10], arguments[10:13]),
+        [given.contiguous() for given in arguments[13:] if given is not None],
+    )
+    out = cuda.tree_attention(
+        *(tensor.contiguous() for tensor in (qkv.to(caches[0].dtype), *rows)),
+        *caches,
+        *starts,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        run=run,
+    )
+    return out.to(qkv.dtype)
+
+
+tree_attention.register_kernel("cuda")(by_kernels)
+
+
+def visible_rows(tree_mask: Tensor, count: int, behind: int) -> Tensor:
+    """bool [count, behind]: which of the `behind` rows behind the context each of the last `count` of them sees, from
+    their mask words int32 [count, words]; a row without any bit is causal, and all are without words."""
+    words = tree_mask.shape[1]
+    own = torch.arange(behind - count, behind, device=tree_mask.device)[:, None]
+    row = torch.arange(behind, device=tree_mask.device)
+    if not words:
+        return row <= own
+    bits = (tree_mask[:, :, None] >> torch.arange(BITS, device=tree_mask.device)) & 1
+    marked = F.pad(bits.flatten(1).bool(), (0, max(0, behind - words * BITS)))[:, :behind]
+    causal = (tree_mask == 0).all(1, keepdim=True)
+    return torch.where(causal, row <= own, marked | (row == own))
+
+
+def _rope(x: Tensor, table: Tensor) -> Tensor:
+    cos, sin = table.to(x.dtype).chunk(2, -1)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

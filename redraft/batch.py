@@ -1,0 +1,115 @@
+"""What goes in and out of an engine at one step: plain arrays of target and draft batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from redraft.engines.hidden import Hidden
+
+
+@dataclass
+class TargetBatch:
+    """One step's rows of B sequences, back to back: T rows, of which R want logits. All arrays are int32.
+
+    Per sequence b: rows row_offsets[b] to row_offsets[b+1] are written at cache rows cache_lengths[b] and up, after
+    the m = commit_offsets[b+1] - commit_offsets[b] rows commit_src (ascending, relative to cache_lengths[b] - m) of
+    the previous step have been moved into place. Bit j of a row's tree_mask: row j of its sequence is visible; a row
+    whose words are all zero is causal.
+    """
+
+    input_ids: np.ndarray  # [T]
+    positions: np.ndarray  # [T]
+    row_offsets: np.ndarray  # [B+1]
+    slots: np.ndarray  # [B]
+    cache_lengths: np.ndarray  # [B]
+    tree_mask: np.ndarray  # [T, words]
+    commit_src: np.ndarray  # [C]
+    commit_offsets: np.ndarray  # [B+1]
+    logit_rows: np.ndarray  # [R]
+
+    @classmethod
+    def causal(cls, sequences: int, rows: int, context: int, words: int) -> TargetBatch:
+        """`rows` new tokens of each of the slots 0, 1, ... over `context` cached ones, every row with logits; `words`
+        int32 words of tree mask a row."""
+        count = sequences * rows
+        return cls(
+            input_ids=np.arange(count, dtype=np.int32),
+            positions=np.tile(np.arange(context, context + rows, dtype=np.int32), sequences),
+            row_offsets=np.arange(0, count + 1, rows, dtype=np.int32),
+            slots=np.arange(sequences, dtype=np.int32),
+            cache_lengths=np.full(sequences, context, np.int32),
+            tree_mask=np.zeros((count, words), np.int32),
+            commit_src=np.zeros(0, np.int32),
+            commit_offsets=np.zeros(sequences + 1, np.int32),
+            logit_rows=np.arange(count, dtype=np.int32),
+        )
+
+
+@dataclass
+class DraftBatch:
+    """Where B sequences draft from: pairs of a target hidden state and the token that follows it, P in all, back to
+    back. A sequence's last pair holds its root.
+
+    A drafter with a context takes every pair that it has not ingested, rows row_offsets[b] to row_offsets[b+1], and
+    keeps them at rows cache_lengths[b] and up of its own cache. Any other takes the last pair alone (P = B).
+    """
+
+    hidden: Hidden  # [P, H], float32 where it is an array
+    tokens: np.ndarray  # int32 [P]
+    row_offsets: np.ndarray  # int32 [B+1]
+    slots: np.ndarray  # int32 [B]
+    cache_lengths: np.ndarray  # int32 [B]
+
+    @classmethod
+    def of_roots(cls, hidden: Hidden, tokens: np.ndarray) -> DraftBatch:
+        """One pair per sequence, in slots 0, 1, ...: hidden [B, H], root tokens int32 [B]."""
+        count = len(tokens)
+        rows = np.arange(count + 1, dtype=np.int32)
+        return cls(hidden, tokens, rows, rows[:-1], np.zeros(count, np.int32))
+
+
+@dataclass
+class DraftCandidates:
+    """What a drafter proposes for B sequences: L levels of W expanded nodes with K candidates each.
+
+    `parents[b, l, w]` is the flat candidate (w' * K + k) of level l-1 that expanded node w of level l is; level 0
+    expands the root alone (w = 0), the others' log-probabilities are -inf there.
+    """
+
+    candidates: np.ndarray  # int32 [B, L, W, K], target vocabulary ids
+    log_probs: np.ndarray  # float32 [B, L, W, K], cumulative from the root; -inf where absent
+    parents: np.ndarray  # int32 [B, L, W]
+    raw_logits: np.ndarray | None = None  # float32 [B, L, K], of a hidden-state drafter: what re-sampling starts from
+
+
+@dataclass
+class DraftSampling:
+    """How a random drafter is to draw for B sequences: its noise, and each request's own filters.
+
+    The drafter turns the logits of M tokens per expanded node (the hot vocabulary, or the most probable) into the
+    distribution p: divided by the temperature, top-k, then top-p, renormalized. `noise` is standard Gumbel, its rows
+    level by level as the construction's shape says (see `redraft.decoding.random_trees.DrawShape`). Temperature 0 is
+    greedy: the likeliest tokens are taken where others are drawn, without noise, and p is that of temperature 1.
+    """
+
+    noise: np.ndarray  # float32 [B, R, M]
+    temperature: np.ndarray  # float32 [B], 0 or more
+    top_k: np.ndarray  # int32 [B], 0: all
+    top_p: np.ndarray  # float32 [B], 1: all
+
+
+@dataclass
+class DraftDraws:
+    """What a random drafter draws for B sequences: D draws, level by level, in draw order within a level.
+
+    Node 0 is the root and draw d is node d + 1; the first E nodes, all but the last level's, are expanded. Draw d took
+    entry m of node e, where e, m = divmod(draws[b, d], M); -1: nothing was left to draw. Repeats are draws of their
+    own. `log_probs` is p as drawn from: -inf where a token cannot be drawn, so everywhere at a node that is not there.
+    The arrays stay valid until the next call.
+    """
+
+    ids: np.ndarray  # int32 [B, E, M], target vocabulary ids, distinct within a node
+    log_probs: np.ndarray  # float32 [B, E, M]
+    draws: np.ndarray  # int32 [B, D]

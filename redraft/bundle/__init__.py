@@ -1,0 +1,1 @@
+"""Engine bundles: configuration, manifest, writing, budget tables."""

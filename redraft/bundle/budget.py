@@ -1,0 +1,126 @@
+"""The budget table: how many nodes to draft per sequence, given how many sequences are running.
+
+`python -m redraft.bundle.budget BUNDLE` says whether a bundle's methods are tuned; the exit status is 0 if they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from redraft.bundle.config import BundleConfig
+from redraft.bundle.manifest import MANIFEST, file_sha256
+from redraft.errors import BundleError
+
+FILE_NAME = "budget.json"
+
+
+class BudgetEntry(BaseModel):
+    """Tree budgets per sequence and step while `running` sequences decode; 0 means no drafting."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    running: int = Field(ge=1)
+    greedy: int = Field(ge=0)
+    sampled: int = Field(ge=0)
+
+
+class BudgetTable(BaseModel):
+    """One method's budgets. `construction` and `ngram`, where given, replace the bundle's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    entries: list[BudgetEntry] = Field(min_length=1)
+    construction: str | None = None
+    ngram: bool | None = None
+    measured: dict = Field(default_factory=dict, description="step times and acceptance that the entries rest on")
+
+    @field_validator("entries")
+    @classmethod
+    def _by_load(cls, entries: list[BudgetEntry]) -> list[BudgetEntry]:
+        return sorted(entries, key=lambda entry: entry.running)
+
+    @classmethod
+    def constant(cls, budget: int) -> BudgetTable:
+        """The same budget whatever runs: what an untuned bundle uses."""
+        return cls(entries=[BudgetEntry(running=1, greedy=budget, sampled=budget)])
+
+    def lookup(self, running: int, greedy: bool) -> int:
+        """Tree budget with `running` sequences: that of the next larger count measured, or of the largest."""
+        for entry in self.entries:
+            if entry.running >= running:
+                break
+        return entry.greedy if greedy else entry.sampled
+
+
+class BudgetFile(BaseModel):
+    """Written by `build/tune.py` next to the engines: the tables of the methods that were tuned."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sha256: str = ""
+    """Digest of the tables and of the bundle's manifest, so that they are whole and were measured on this build."""
+    methods: dict[str, BudgetTable] = Field(default_factory=dict)
+
+    @classmethod
+    def load(cls, bundle: Path) -> BudgetFile:
+        """A bundle's tables; none where it has not been tuned.
+
+        Raises ValueError where the file is damaged, was edited, or belongs to another build.
+        """
+        path = bundle / FILE_NAME
+        if not path.is_file():
+            return cls()
+        try:
+            found = cls.model_validate_json(path.read_bytes())
+        except ValidationError:
+            raise ValueError(f"{path} is truncated or damaged: {how_to_tune(bundle)}") from None
+        if found.sha256 != found.digest(bundle):
+            raise ValueError(f"{path} was edited, or measured on another build: {how_to_tune(bundle)}")
+        return found
+
+    def save(self, bundle: Path) -> None:
+        """Write the tables into the bundle, whole or not at all."""
+        signed = self.model_copy(update={"sha256": self.digest(bundle)})
+        partial = bundle / f".{FILE_NAME}.partial"
+        partial.write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(bundle / FILE_NAME)
+
+    def digest(self, bundle: Path) -> str:
+        """sha256 of the tables and of the bundle's manifest."""
+        tables = json.dumps(self.model_dump(mode="json")["methods"], sort_keys=True)
+        return hashlib.sha256(f"{file_sha256(bundle / MANIFEST)} {tables}".encode()).hexdigest()
+
+
+def how_to_tune(bundle: Path) -> str:
+    """The command that measures a bundle's budgets."""
+    return f"run `python build/tune.py --bundle {bundle} --prompts benchmarks/prompts.jsonl`"
+
+
+def untuned_warning(methods: Iterable[str], bundle: Path) -> str:
+    """What to know of a bundle, some of whose methods have not been tuned."""
+    return (
+        f"not tuned: {', '.join(methods)}: as much is drafted however many requests run, which can be slower than no "
+        f"drafting; {how_to_tune(bundle)}"
+    )
+
+
+def main(bundle: Path) -> int:
+    """Say which methods of a bundle are not tuned, or why its tables cannot be used; 0 where all are."""
+    try:
+        tuned = BudgetFile.load(bundle).methods
+        if untuned := [name for name in BundleConfig.read(bundle).methods if name not in tuned]:
+            raise ValueError(f"{bundle} is not tuned: {', '.join(untuned)}")
+    except (BundleError, OSError, ValueError) as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

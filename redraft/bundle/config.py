@@ -1,0 +1,161 @@
+"""A bundle's `config.json`: its target, limits and methods."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from redraft.errors import BundleError
+
+FORMAT_VERSION = 2
+CONFIG = "config.json"
+METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+"""What a method may be called: it is part of file names."""
+
+Backend = Literal["openvino", "torch", "tensorrt", "tensorrt_rtx"]
+Precision = Literal["fp32", "bf16", "int8", "fp16", "fp8"]
+Form = Literal["plugin", "native"]
+"""A target for TensorRT: with our attention kernels as plugins, or of TensorRT's own layers only."""
+
+
+class Section(BaseModel):
+    """A part of a JSON file of a bundle: no unknown fields, immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetInfo(Section):
+    """The target's shape, as far as the run time needs it."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_position: int
+
+
+class ShardInfo(Section):
+    """What a rank of a tensor-parallel target has: KV heads of each layer, and columns of the logits."""
+
+    num_kv_heads: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+
+
+class LimitsInfo(Section):
+    """Extents that are compiled in: `slots` sequences of at most `max_len` tokens, `max_tree` rows of a tree (its
+    root included), and `prefill_chunk` prompt rows a step."""
+
+    slots: int = Field(ge=1)
+    max_len: int = Field(ge=2)
+    max_tree: int = Field(ge=1)
+    prefill_chunk: int = Field(ge=1)
+
+
+class ContextInfo(Section):
+    """A drafter's context cache: as many slots as the target's, with `draft_rows` rows behind max_len for the nodes
+    that a draft expands."""
+
+    layers: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_size: int = Field(ge=1)
+    draft_rows: int = Field(ge=0)
+    from_text: bool = False
+    """Whether the first token of a text has a row too, which follows no hidden state."""
+
+
+class MethodInfo(Section):
+    """A method: what its drafter network is unrolled for, and how its drafts are used."""
+
+    drafter: str | None
+    construction: str | None
+    beam_width: int
+    beam_length: int
+    candidates: int
+    tree_budget: int
+    ngram: bool
+    verification: str
+    levels: tuple[int, ...] = ()
+    """Of a random construction: its draws at each level."""
+    support: int = 0
+    """Of a random construction: how many of the likeliest tokens it draws from at each node."""
+    context: ContextInfo | None = None
+    """None where the drafter keeps no context."""
+    chain_levels: int = 0
+    """Levels that the engine can draft again from the chain of a draft before; 0 where it cannot."""
+    resample_above: int | None = None
+    """Draft again from a chain where more than so many steps are left of it (Lyanna's r); null: never."""
+    skip_above: int | None = None
+    """Where more than so many are left, do not draft anew; null: always draft anew."""
+
+
+class BundleConfig(Section):
+    """`config.json`. The first of the methods serves requests that name none; without any it decodes
+    auto-regressively."""
+
+    format_version: int = FORMAT_VERSION
+    name: str
+    backend: Backend
+    precision: Precision
+    target: TargetInfo
+    limits: LimitsInfo
+    methods: dict[Annotated[str, Field(pattern=METHOD_NAME)], MethodInfo]
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks that execute the target together: see `target_folder`."""
+    shards: tuple[ShardInfo, ...] = ()
+    """By rank, where there are several."""
+    form: Form | None = None
+    """The target's form in engines of TensorRT."""
+    alias: bool = False
+    """Whether the plugins declare that they update caches in place, to a compiler that may copy for it."""
+
+    @model_validator(mode="after")
+    def _one_shard_for_each_rank(self) -> Self:
+        expected = self.tensor_parallel if self.tensor_parallel > 1 else 0
+        if len(self.shards) != expected:
+            raise ValueError(f"{len(self.shards)} shards for {self.tensor_parallel} ranks: expected {expected}")
+        return self
+
+    @classmethod
+    def read(cls, bundle: Path, rebuild: str = "rebuild it with build/build_engines.py") -> BundleConfig:
+        """A bundle's `config.json`. Raises BundleError, which says how to `rebuild` it."""
+        try:
+            return cls.model_validate(read_json_object(bundle / CONFIG))
+        except ValidationError as error:
+            raise BundleError(f"{bundle / CONFIG} is invalid: {first_problem(error)}; {rebuild}") from None
+
+    @property
+    def plugin_form(self) -> bool:
+        """Whether a target for TensorRT is in plugin form."""
+        return self.backend == "tensorrt" and self.form != "native"
+
+    def kv_heads(self, rank: int) -> int:
+        """KV heads of the target's cache on this rank."""
+        return self.shards[rank].num_kv_heads if self.shards else self.target.num_kv_heads
+
+
+def target_folder(bundle: Path, rank: int, ranks: int) -> Path:
+    """Where the networks and weights of a rank's part of the target are."""
+    return bundle / f"rank{rank}" if ranks > 1 else bundle
+
+
+def read_json_object(path: Path) -> dict:
+    """The JSON object in a file of a bundle. Raises BundleError."""
+    try:
+        raw = json.loads(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise BundleError(f"{path} cannot be read ({error}); rebuild the bundle with build/build_engines.py") from None
+    if not isinstance(raw, dict):
+        raise BundleError(f"{path} is no JSON object; rebuild the bundle with build/build_engines.py")
+    return raw
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of a pydantic error in one line."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,0 +1,1 @@
+"""GPU parts of the torch and TensorRT backends: CUDA graphs, sampling, transfers."""

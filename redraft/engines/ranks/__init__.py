@@ -1,0 +1,1 @@
+"""Tensor parallelism: one process per shard of the target."""

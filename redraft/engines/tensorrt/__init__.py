@@ -1,0 +1,1 @@
+"""The backends `tensorrt` and `tensorrt_rtx`: serialized engines, caches in torch tensors."""

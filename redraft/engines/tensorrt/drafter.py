@@ -1,0 +1,211 @@
+"""A drafter of a TensorRT bundle: its network, and that of re-sampling, are in native form. On a GPU: not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
+from redraft.bundle.manifest import Bundle
+from redraft.engines.cache_check import fault
+from redraft.engines.cuda.transfer import Results, upload
+from redraft.engines.host_buffers import ChainBuffers, PairBuffers, SamplingBuffers
+from redraft.engines.tensorrt import profiles as extents
+from redraft.engines.tensorrt.library import Flavour
+from redraft.engines.tensorrt.profiles import Extent
+from redraft.engines.tensorrt.session import HostBuffers, Session, Step, Stream, named_caches
+
+CANDIDATES = ("candidates", "log_probs", "parents")
+"""What a beam search gives."""
+ROWS = ("tokens", "pair_counts", "write_indices")
+"""What goes with the hidden states of a drafter with a context."""
+
+
+class TensorRTDrafter:
+    """The drafter of one method. With a context, sequences stand at their slots: a draft executes the first so many
+    slots, those that are not in the batch write behind max_len, and long prompts are ingested one by one before."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        flavour: Flavour,
+        name: str,
+        caches: Tensor | None,
+        stream: Stream,
+        within_memory: Callable[[], AbstractContextManager[None]],
+    ):
+        """caches [2 * layers, slots, kv_heads, rows, head_size], of a drafter with a context. `within_memory` says what
+        would fit where a call runs out of memory."""
+        config, method = bundle.config, bundle.config.methods[name]
+        self.reads_context = caches is not None
+        self.reads_text = method.context is not None and method.context.from_text
+        self._limits = config.limits
+        self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
+        self._sampling = SamplingBuffers.of(method, config.limits.slots)
+        self._extents = extents.drafter(config.limits, self.reads_context, flavour.builds_on_gpu)
+        self._session = Session(
+            flavour,
+            bundle.path / f"drafter.{name}.engine",
+            self._extents,
+            extents.drafter_shapes(self.reads_context),
+            {} if caches is None else named_caches(caches),
+            stream,
+        )
+        self._host, self._stream, self._caches = HostBuffers(stream), stream, caches
+        self._within_memory = within_memory
+        self._results = Results(stream.device)
+        self._hidden_size = config.target.hidden_size
+        self._resampler = _Resampler(bundle, flavour, name, stream) if method.chain_levels else None
+
+    @torch.inference_mode()
+    def make_ready(self) -> None:
+        """Make all that drafting takes: see `Session.make_ready`."""
+        self._session.make_ready({"pair_counts": 1, "write_indices": self._limits.max_len})
+        if self._resampler is not None:
+            self._resampler.make_ready()
+
+    @torch.inference_mode()
+    def fault(self) -> str | None:
+        """What is wrong where a pair does not become the first row of every cache, or another row changes."""
+        if self._caches is None:
+            return None
+        hidden, root = np.zeros((1, self._hidden_size), np.float32), np.zeros(1, np.int32)
+        draft = partial(self._execute, DraftBatch.of_roots(hidden, root), {}, ())
+        padded = self._extents.steps[self._fitting(1, 1)].rows
+        return fault(self._caches, draft, 0, 1, self._limits.max_len, padded)
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch) -> DraftCandidates:
+        """See `DraftEngine.draft`. Raises RuntimeError where the drafter draws at random, ValueError for a batch that
+        does not fit it."""
+        if self._sampling is not None:
+            raise RuntimeError("this drafter draws at random: it gives no candidates")
+        return DraftCandidates(*self._execute(batch, {}, (*CANDIDATES, *(["raw_logits"] if self._resampler else []))))
+
+    @torch.inference_mode()
+    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains, ValueError for
+        chains that do not fit it."""
+        if self._resampler is None:
+            raise RuntimeError("this drafter leaves no chain to draft again from")
+        with self._within_memory():
+            return self._resampler.draft(chains, roots)
+
+    @torch.inference_mode()
+    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
+        """See `DrawingEngine.draw`. Raises as `draft` does, and where the drafter does not draw at random."""
+        if self._sampling is None:
+            raise RuntimeError("this drafter does not draw at random")
+        filters = self._sampling.fill(sampling, len(batch.slots))
+        return DraftDraws(*self._execute(batch, filters, ("ids", "log_probs", "draws")))
+
+    def _execute(self, batch: DraftBatch, filters: dict[str, np.ndarray], names: tuple[str, ...]) -> list[np.ndarray]:
+        self._pairs.check(batch)
+        with self._stream.current(), self._within_memory():
+            step, places = self._ingest(batch) if self.reads_context else self._roots(batch)
+            for name, array in filters.items():
+                placed = np.zeros((len(step.inputs[name]), *array.shape[1:]), array.dtype)
+                placed[places] = array
+                self._host.send(placed, step.inputs[name], name)
+            step.execute()
+            chosen = upload(places, self._stream.device)
+            return self._results.fetch([_host_form(step.outputs[name].index_select(0, chosen)) for name in names])
+
+    def _roots(self, batch: DraftBatch) -> tuple[Step, np.ndarray]:
+        """The step for one pair per sequence, and where these stand in it."""
+        count = len(batch.tokens)
+        step = self._session.step(self._fitting(count, 1))
+        self._send_hidden(self._on_device(batch), step, np.arange(count))
+        self._host.send(batch.tokens, step.inputs["tokens"], "tokens")
+        return step, np.arange(count)
+
+    def _ingest(self, batch: DraftBatch) -> tuple[Step, np.ndarray]:
+        """The same for all pairs that are left for the step."""
+        firsts, lengths = batch.row_offsets[:-1].astype(np.int64), batch.cache_lengths.astype(np.int64)
+        hidden = self._on_device(batch)
+        for b, end in enumerate(batch.row_offsets[1:]):
+            while (left := int(end) - firsts[b]) > self._limits.max_tree:
+                count = min(left - 1, self._limits.prefill_chunk)
+                self._ingest_chunk(batch, hidden, firsts[b], count, int(batch.slots[b]), lengths[b])
+                firsts[b], lengths[b] = firsts[b] + count, lengths[b] + count
+        counts = batch.row_offsets[1:] - firsts
+        if counts.min() < 1:
+            raise ValueError(f"sequence {counts.argmin()} has {counts.min()} pairs: expected at least 1")
+        number = self._fitting(int(batch.slots.max()) + 1, int(counts.max()))
+        extent, step = self._extents.steps[number], self._session.step(number)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        within = np.concatenate([np.arange(count) for count in counts])
+        pairs, slots = firsts[owners] + within, batch.slots[owners]
+        tokens = np.zeros((extent.sequences, extent.rows), np.int32)
+        tokens[slots, within] = batch.tokens[pairs]
+        present, starts = (np.full(extent.sequences, fill, np.int64) for fill in (1, self._limits.max_len))
+        present[batch.slots], starts[batch.slots] = counts, lengths
+        arrays: list[np.ndarray] = [tokens, present, starts]
+        for name, array in zip(ROWS, arrays, strict=True):
+            self._host.send(array, step.inputs[name], name)
+        self._send_hidden(hidden.index_select(0, upload(pairs, hidden.device)), step, slots * extent.rows + within)
+        return step, batch.slots.astype(np.int64)
+
+    def _ingest_chunk(self, batch: DraftBatch, hidden: Tensor, first: int, count: int, slot: int, length: int) -> None:
+        step, rows = self._session.prefill(Extent(1, count), slot), slice(first, first + count)
+        for name, array in zip(ROWS, (batch.tokens[None, rows], np.array([count]), np.array([length])), strict=True):
+            step.inputs[name].copy_(upload(array, hidden.device))
+        step.inputs["hidden"][0].copy_(hidden[rows])
+        step.execute()
+
+    def _on_device(self, batch: DraftBatch) -> Tensor:
+        return torch.as_tensor(batch.hidden, device=self._stream.device)
+
+    def _send_hidden(self, hidden: Tensor, step: Step, places: np.ndarray) -> None:
+        """Hidden states [n, H] to these flat places of the step's, zeros elsewhere."""
+        to = step.inputs["hidden"].flatten(0, -2).zero_()
+        to.index_copy_(0, upload(places, hidden.device), hidden.to(to.dtype))
+
+    def _fitting(self, sequences: int, rows: int) -> int:
+        number = self._extents.fitting(sequences, rows)
+        assert number is not None, "the limits that PairBuffers enforces"
+        return number
+
+
+class _Resampler:
+    """What drafts again from chains: a network without context."""
+
+    def __init__(self, bundle: Bundle, flavour: Flavour, name: str, stream: Stream):
+        limits, self._levels = bundle.config.limits, bundle.config.methods[name].chain_levels
+        self._chains = ChainBuffers(limits.slots, self._levels)
+        self._extents = extents.drafter(limits, reads_context=False, by_rows=flavour.builds_on_gpu)
+        path, shapes = bundle.path / f"resampler.{name}.engine", extents.drafter_shapes(reads_context=False)
+        self._session = Session(flavour, path, self._extents, shapes, {}, stream)
+        self._host, self._stream, self._results = HostBuffers(stream), stream, Results(stream.device)
+
+    def make_ready(self) -> None:
+        """See `Session.make_ready`."""
+        self._session.make_ready({})
+
+    def draft(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+        """See `ResamplingEngine.resample`."""
+        inputs, count = self._chains.fill(chains, roots), len(chains)
+        inputs["raw_logits"] = inputs["raw_logits"].reshape(count, self._levels, -1)
+        number = self._extents.fitting(count, 1)
+        assert number is not None, "the limits that ChainBuffers enforces"
+        with self._stream.current():
+            step = self._session.step(number)
+            for name, array in inputs.items():
+                self._host.send(array, step.inputs[name], name)
+            step.execute()
+            candidates, log_probs, parents = self._results.fetch(
+                [_host_form(step.outputs[name][:count]) for name in CANDIDATES]
+            )
+        for b, chain in enumerate(chains):
+            log_probs[b, len(chain) :] = -np.inf
+        return DraftCandidates(candidates, log_probs, parents)
+
+
+def _host_form(output: Tensor) -> Tensor:
+    """Floats as float32."""
+    return output.float() if output.is_floating_point() else output

@@ -1,0 +1,148 @@
+"""The backends `tensorrt` and `tensorrt_rtx`: serialized engines, caches in torch tensors. On a GPU: not run.
+
+A step is enqueued on a stream of our own, as a CUDA graph that was captured at load, and its tokens are chosen there.
+The host waits once, for these.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redraft.batch import TargetBatch
+from redraft.bundle.config import ContextInfo, LimitsInfo, TargetInfo, target_folder
+from redraft.bundle.manifest import Bundle
+from redraft.decoding.token_tree import mask_width
+from redraft.engines import memory
+from redraft.engines.api import Gather, LogitRows, Samplers, alone
+from redraft.engines.cache_check import fault
+from redraft.engines.cuda import device as gpu
+from redraft.engines.cuda.sampling import choose
+from redraft.engines.cuda.transfer import Results
+from redraft.engines.tensorrt.drafter import TensorRTDrafter
+from redraft.engines.tensorrt.library import FLAVOURS, Flavour, require_fit
+from redraft.engines.tensorrt.session import Stream
+from redraft.engines.tensorrt.target import NativeTarget, PluginTarget
+from redraft.errors import BundleError
+from redraft.plugins.operators.all_reduce import nccl
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""TensorRT for RTX by precision; fp16 for all others."""
+
+
+def dtype_of(flavour: Flavour, precision: str) -> torch.dtype:
+    """The dtype of caches and of all that is not quantized. Full TensorRT's is bf16, which our kernels take."""
+    return torch.bfloat16 if flavour.builds_on_gpu else DTYPES.get(precision, torch.float16)
+
+
+class TensorRTEngine:
+    """A bundle's engines and caches on one GPU. Of several ranks, one's: see `OpenVINOEngine`."""
+
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
+        """`threads` are for torch on the host. Raises BundleError where library, driver or GPU are missing or not those
+        that the bundle was built for, or memory does not suffice."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        flavour = FLAVOURS[bundle.config.backend]
+        library, device = flavour.module(), gpu.device()
+        flavour.require_gpu(device)
+        require_fit(bundle, flavour, str(library.__version__), device)
+        gpu.require_precision(device, bundle.config.precision)
+        self._stream, self._results = Stream(device), Results(device)
+        self._bundle, self.gather = bundle, gather
+        self._within_memory = partial(memory.within, bundle, rank, ".engine", gpu.free_bytes(device))
+        with self._stream.current(), self._within_memory():
+            self._load(bundle, flavour, rank)
+        if bundle.config.tensor_parallel == 1:
+            self.self_test()
+
+    def _load(self, bundle: Bundle, flavour: Flavour, rank: int) -> None:
+        config, stream = bundle.config, self._stream
+        dtype = dtype_of(flavour, config.precision)
+        limits, target = config.limits, memory.of_rank(config, rank).target
+        self.caches = _allocate(limits, target, target.num_layers, limits.max_tree, dtype, stream)
+        kind = PluginTarget if config.plugin_form else NativeTarget
+        folder = target_folder(bundle.path, rank, config.tensor_parallel)
+        communicator = nccl.communicator() if config.tensor_parallel > 1 else None
+        self._target: PluginTarget | NativeTarget = kind(
+            folder / "target.engine", config, flavour, self.caches, stream, communicator
+        )
+        self.drafters = {}
+        methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
+        for name, method in methods.items():
+            context = method.context
+            caches = _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
+            drafter = self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream, self._within_memory)
+            drafter.make_ready()
+            self._refuse(f"the engine of {name}", drafter.fault())
+
+    def _refuse(self, engine: str, fault: str | None) -> None:
+        """Raise BundleError where an engine has a fault."""
+        if fault:
+            rebuild = f"rebuild it with: {self._bundle.manifest.command}"
+            raise BundleError(f"{self._bundle.path}: {engine} {fault}; {rebuild}")
+
+    @torch.inference_mode()
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where memory
+        does not suffice for a step of a new extent."""
+        with self._stream.current(), self._within_memory():
+            logits, hidden = self._target.execute(batch)
+            return choose(self.gather(logits), batch, samplers, self._results), hidden
+
+    def close(self) -> None:
+        """Free the engines and the caches, as far as they are there."""
+        self._stream.synchronize()
+        for name in ("_target", "caches"):
+            vars(self).pop(name, None)
+        self.drafters = {}
+
+    def self_test(self) -> None:
+        """Make all steps ready; then see that a step of one row and one of more rows than a tree's (in native form: a
+        prefill chunk; in plugin form: once more by the prefill profile) write these rows in the last slot of every
+        cache, and no others. Ranks do it together, when all are loaded, as each context joins them anew. Says on stderr
+        where a layer copies a cache. Raises BundleError."""
+        bundle, limits = self._bundle, self._bundle.config.limits
+        with self._stream.current(), self._within_memory():
+            self._target.session.make_ready({"write_indices": limits.max_len})
+            padded = 0 if bundle.config.plugin_form else limits.max_tree
+            most = min(limits.max_tree + 1, limits.max_len, limits.prefill_chunk)
+            counts, steps = sorted({1, most}), list[tuple[int, Callable[[], object]]]()
+            steps += [(count, partial(self.execute, _causal_rows(count, limits))) for count in counts]
+            if isinstance(self._target, PluginTarget):
+                steps.append((most, partial(self._target.execute, _causal_rows(most, limits), by_prefill=True)))
+            for count, execute in steps:
+                self._refuse("the engine", fault(self.caches, execute, limits.slots - 1, count, limits.max_len, padded))
+        if copied := self._target.session.cache_copies():
+            other = "without" if bundle.config.alias else "with"
+            remedy = f"; build it {other} --alias, or with --form native" if bundle.config.plugin_form else ""
+            print(f"{bundle.path}: the engine copies caches in every step: {copied}{remedy}", file=sys.stderr)
+
+
+def _causal_rows(count: int, limits: LimitsInfo) -> TargetBatch:
+    """The first rows of a sequence in the last slot."""
+    zeros = np.zeros(count, np.int32)
+    return TargetBatch(
+        input_ids=zeros,
+        positions=zeros,
+        row_offsets=np.array([0, count], np.int32),
+        slots=np.array([limits.slots - 1], np.int32),
+        cache_lengths=zeros[:1],
+        tree_mask=np.zeros((count, mask_width(limits.max_tree)), np.int32),
+        commit_src=zeros[:0],
+        commit_offsets=np.zeros(2, np.int32),
+        logit_rows=zeros[:1],
+    )
+
+
+def _allocate(
+    limits: LimitsInfo, heads: TargetInfo | ContextInfo, layers: int, behind: int, dtype: torch.dtype, stream: Stream
+) -> Tensor:
+    """Zeros [2 * layers, slots, kv_heads, rows, head_size]: the layers' k, then their v."""
+    shape = (2 * layers, limits.slots, heads.num_kv_heads, limits.max_len + behind, heads.head_size)
+    return torch.zeros(shape, dtype=dtype, device=stream.device)

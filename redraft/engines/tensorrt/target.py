@@ -1,0 +1,184 @@
+"""The target of a TensorRT bundle: ragged rows for engines in plugin form, padded rows for those in native form.
+On a GPU: not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redraft.batch import TargetBatch
+from redraft.bundle.config import BundleConfig
+from redraft.engines.cuda.transfer import upload
+from redraft.engines.host_buffers import RowBuffers
+from redraft.engines.tensorrt import profiles as extents
+from redraft.engines.tensorrt.library import Flavour
+from redraft.engines.tensorrt.profiles import Extent
+from redraft.engines.tensorrt.session import HostBuffers, Session, Step, Stream, named_caches
+
+BITS = 32
+HIDDEN_SCORE = -3e4
+"""Added to the scores of rows that must not be seen, as in the exported networks."""
+
+
+class PluginTarget:
+    """One execute for trees and prefill chunks together; the kernels commit."""
+
+    def __init__(
+        self, path: Path, config: BundleConfig, flavour: Flavour, caches: Tensor, stream: Stream, communicator: Any
+    ):
+        """Of the engine at `path`. See `Session` for what is raised."""
+        limits = config.limits
+        self._rows = RowBuffers(limits, config.target.vocab_size)
+        self._extents, shapes = extents.plugin_target(limits), extents.plugin_target_shapes(limits)
+        self.session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
+        self._host = HostBuffers(stream)
+
+    def execute(self, batch: TargetBatch, by_prefill: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Enqueue a step: logits [R, V] and hidden states [T, H] on the device, valid until the next one. `by_prefill`
+        executes it by the prefill profile, though a step holds it."""
+        self._rows.check(batch)
+        rows, sequences, logits = len(batch.input_ids), len(batch.slots), len(batch.logit_rows)
+        number = None if by_prefill else self._extents.fitting(sequences, rows)
+        if number is None:
+            step = self.session.prefill(Extent(sequences, rows, max(logits, 1)))
+        else:
+            step = self.session.step(number)
+        for name, array in self._rows.fill(batch).items():
+            self._host.send(array[: len(step.inputs[name])], step.inputs[name], name)
+        step.execute()
+        hidden = step.outputs.get("hidden")
+        return step.outputs["logits"][:logits], None if hidden is None else hidden[:rows]
+
+
+class NativeTarget:
+    """Sequences stand at their slots, so a step executes the first so many slots; those that are not in the batch write
+    behind max_len, where nothing stands for long. More rows than a tree's are a prefill chunk, executed alone.
+    Accepted rows are moved before."""
+
+    def __init__(
+        self, path: Path, config: BundleConfig, flavour: Flavour, caches: Tensor, stream: Stream, communicator: Any
+    ):
+        """Of the engine at `path`. See `Session` for what is raised."""
+        self._limits = config.limits
+        self._check = RowBuffers(self._limits, config.target.vocab_size).check
+        self._extents, self._caches = extents.native_target(self._limits, flavour.builds_on_gpu), caches
+        shapes = extents.native_target_shapes
+        self.session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
+        self._host, self._device = HostBuffers(stream), stream.device
+
+    def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
+        """Enqueue a step: logits [R, V] and hidden states [T, H] on the device, valid until the next one."""
+        self._check(batch)
+        self._commit(batch)
+        owners = np.repeat(np.arange(len(batch.slots)), np.diff(batch.row_offsets))
+        large = np.diff(batch.row_offsets) > self._limits.max_tree
+        rows = np.flatnonzero(~large[owners])
+        parts = [self._step(batch, rows, owners)] if len(rows) else []
+        parts += [self._chunk(batch, b, np.flatnonzero(owners == b), owners) for b in np.flatnonzero(large).tolist()]
+        logits = self._in_order([part.wanted for part in parts], [part.logits for part in parts])
+        states = [part.hidden for part in parts if part.hidden is not None]
+        return logits, self._in_order([part.rows for part in parts], states) if states else None
+
+    def _in_order(self, rows: list[np.ndarray], parts: list[Tensor]) -> Tensor:
+        """One tensor of parts whose rows stand at these rows of it."""
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts).index_select(0, upload(np.concatenate(rows).argsort(), self._device))
+
+    def _step(self, batch: TargetBatch, rows: np.ndarray, owners: np.ndarray) -> _Part:
+        """Trees and small chunks: these rows of the batch, whose sequences are `owners`."""
+        slots, longest = batch.slots[owners[rows]], int((rows - batch.row_offsets[owners[rows]]).max()) + 1
+        number = self._extents.fitting(int(slots.max()) + 1, longest)
+        assert number is not None, "the limits that check() enforces"
+        extent, step = self._extents.steps[number], self.session.step(number)
+        starts = np.full(extent.sequences, self._limits.max_len, np.int64)
+        starts[slots] = batch.cache_lengths[owners[rows]]
+        places = slots * extent.rows + rows - batch.row_offsets[owners[rows]]
+        return self._execute(step, batch, extent, starts, rows, places, name="step")
+
+    def _chunk(self, batch: TargetBatch, b: int, rows: np.ndarray, owners: np.ndarray) -> _Part:
+        """All rows of a sequence."""
+        logits = int(np.isin(batch.logit_rows, rows).sum())
+        extent = Extent(1, len(rows), max(logits, 1))
+        step = self.session.prefill(extent, int(batch.slots[b]))
+        starts = batch.cache_lengths[b : b + 1].astype(np.int64)
+        return self._execute(step, batch, extent, starts, rows, np.arange(len(rows)), name=f"chunk {b}")
+
+    def _execute(
+        self,
+        step: Step,
+        batch: TargetBatch,
+        extent: Extent,
+        starts: np.ndarray,
+        rows: np.ndarray,
+        places: np.ndarray,
+        name: str,
+    ) -> _Part:
+        """Rows of the batch at places of [sequences, rows], whose sequences' first rows stand at `starts`."""
+        shape = (extent.sequences, extent.rows)
+        place_of = np.full(len(batch.input_ids), -1)
+        place_of[rows] = places
+        wanted = np.flatnonzero(place_of[batch.logit_rows] >= 0)
+        words = np.zeros((shape[0] * shape[1], batch.tree_mask.shape[1]), np.int32)
+        words[places] = batch.tree_mask[rows]
+        inputs = {
+            "input_ids": _placed(batch.input_ids[rows], places, shape),
+            "positions": _placed(batch.positions[rows], places, shape),
+            "write_indices": starts,
+            "logit_rows": place_of[batch.logit_rows[wanted]],
+        }
+        for key, array in inputs.items():
+            self._host.send(array, step.inputs[key], f"{name} {key}")
+        mask, first = step.inputs["mask"], step.inputs["write_indices"]
+        mask.copy_(score_mask(upload(words.reshape(*shape, -1), self._device), first, mask.shape[-1])[:, None])
+        step.execute()
+        hidden = step.outputs.get("hidden")
+        if hidden is not None:
+            hidden = hidden.index_select(0, upload(places, self._device))
+        return _Part(rows, wanted, step.outputs["logits"][: len(wanted)], hidden)
+
+    def _commit(self, batch: TargetBatch) -> None:
+        """Move the rows of the accepted paths, in all layers at once."""
+        counts = np.diff(batch.commit_offsets)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        base = (batch.cache_lengths - counts)[owners]
+        sources, targets = base + batch.commit_src, base + np.arange(len(owners)) - batch.commit_offsets[owners]
+        moved = sources != targets
+        if moved.any():
+            moves = np.stack([batch.slots[owners], sources, targets])[:, moved].astype(np.int64)
+            slots, source, place = upload(moves, self._device)
+            self._caches[:, slots, :, place] = self._caches[:, slots, :, source]
+
+
+class _Part(NamedTuple):
+    """What one execute gives for some rows of a batch, and for some of its logit rows."""
+
+    rows: np.ndarray
+    wanted: np.ndarray
+    logits: Tensor
+    hidden: Tensor | None
+
+
+def score_mask(words: Tensor, starts: Tensor, cache_rows: int) -> Tensor:
+    """float [B, N, cache_rows], added to the scores: 0 where a row sees a cache row. words int32 [B, N, W] are the tree
+    masks of the rows (see `TargetBatch`), starts int64 [B] the cache rows of the sequences' first rows."""
+    behind = torch.arange(cache_rows, device=words.device) - starts[:, None]
+    bit = behind.clamp(0, words.shape[2] * BITS - 1)
+    index = (bit // BITS)[:, None].expand(-1, words.shape[1], -1)
+    marked = ((words.gather(2, index) >> (bit % BITS)[:, None]) & 1).bool() & (behind == bit)[:, None]
+    row = torch.arange(words.shape[1], device=words.device)[:, None]
+    behind = behind[:, None]
+    causal = (words == 0).all(2, keepdim=True)
+    seen = (behind < 0) | (behind == row) | torch.where(causal, behind <= row, marked)
+    return torch.where(seen, 0.0, HIDDEN_SCORE)
+
+
+def _placed(values: np.ndarray, places: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Values at flat places of [sequences, rows], zeros elsewhere."""
+    placed = np.zeros(shape, values.dtype)
+    placed.reshape(-1)[places] = values
+    return placed

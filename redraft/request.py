@@ -1,0 +1,223 @@
+"""What a client asks of an engine: a request, its sampling settings, their limits; and what it cost."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+INT32_MAX = 2**31 - 1
+MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_INPUT_IDS = 2**20
+MAX_WORDS = {"stop_words": 64, "bad_words": 1024}
+MAX_WORDS_CHARACTERS = {"stop_words": 4096, "bad_words": 16_384}
+"""All words of a list together: every token of the answer is compared with each of them."""
+MAX_PENALTY = 1e6
+"""The largest size of a penalty: products and sums of logits stay far inside float32."""
+MIN_TEMPERATURE = 1e-4
+"""Below it, sampling is greedy: the quotients would leave float32."""
+AUTO_REGRESSIVE = "auto_regressive"
+"""The method that every bundle has: no drafts."""
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+PositiveInt32 = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Word = Annotated[str, Field(max_length=1000)]
+
+
+class InvalidRequest(ValueError):
+    """A message that cannot be served as it is; the text says which field, its value and what was expected."""
+
+
+@dataclass(frozen=True)
+class PromptLimits:
+    """The largest prompt that a worker takes. What is larger is refused before it is decoded or encoded."""
+
+    tokens: int = MAX_INPUT_IDS
+    text_bytes: int = MAX_MESSAGE_BYTES
+
+    @classmethod
+    def of(cls, limits: Mapping[str, int]) -> PromptLimits:
+        """Those that a worker's status tells."""
+        return cls(limits["max_len"] - 1, limits["text_bytes"])
+
+    def check_text(self, size: int) -> None:
+        """Raises InvalidRequest for a text of `size` bytes that cannot fit."""
+        if size > self.text_bytes:
+            raise InvalidRequest(
+                f"text: {size} bytes cannot fit a context of {self.tokens + 1} tokens: expected at most "
+                f"{self.text_bytes} bytes"
+            )
+
+    def check_tokens(self, count: int) -> None:
+        """Raises InvalidRequest for a prompt of too many tokens."""
+        if count > self.tokens:
+            raise InvalidRequest(f"the prompt has {count} tokens: expected at most {self.tokens}")
+
+
+PROTOCOL_LIMITS = PromptLimits()
+
+
+class Message(BaseModel):
+    """A message or a part of one: no unknown fields, no conversion of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class SamplingConfig(Message):
+    """How the next token is chosen; a field that is absent (or null) has no effect.
+
+    Decoding is greedy when `temperature` is below 1e-4, when `top_k` is 1, or when none of `temperature`, `top_k` and
+    `top_p` is given. As in TensorRT-LLM, `top_k` 0 means all tokens; `top_k` or `top_p` alone sample at temperature 1.
+    """
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**64)
+    repetition_penalty: float | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
+    presence_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    frequency_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    min_length: int | None = Field(default=None, ge=0, le=INT32_MAX)
+
+    @field_validator("temperature")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        if value is not None and not math.isfinite(value):
+            raise ValueError("expected a finite number")
+        return value
+
+    @property
+    def greedy(self) -> bool:
+        if self.temperature is None:
+            return self.top_k == 1 or (self.top_k is None and self.top_p is None)
+        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
+
+    @property
+    def divisor(self) -> float:
+        """What sampling divides the logits by: the temperature, at least 1e-4; 1 where there is none."""
+        return 1.0 if self.temperature is None else max(self.temperature, MIN_TEMPERATURE)
+
+
+class GenerateRequest(Message):
+    """Generate up to `max_tokens` tokens after a prompt given as `text` or as `input_ids`.
+
+    `text` is taken as it is: a chat template is applied by the client. Generation ends at the first of `stop_words`,
+    which the text includes, as with TensorRT-LLM, unless `include_stop_words` is false; `bad_words` are never
+    generated. With `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces
+    the model's own end tokens; -1 means that nothing ends the text. `method` names one of the bundle's methods of
+    drafting, or `auto_regressive`; the bundle's first is the default.
+    """
+
+    op: Literal["generate"] = "generate"
+    id: str = Field(min_length=1, max_length=200)
+    text: str | None = None
+    input_ids: list[TokenId] | None = Field(default=None, max_length=MAX_INPUT_IDS, fail_fast=True)
+    max_tokens: PositiveInt32
+    stream: bool = False
+    sampling: SamplingConfig = SamplingConfig()
+    end_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    pad_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    stop_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
+    include_stop_words: bool = True
+    bad_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
+    return_log_probs: bool = False
+    exclude_input_in_output: bool = True
+    method: str | None = Field(default=None, max_length=200)
+
+    @field_validator("stop_words", "bad_words")
+    @classmethod
+    def _drop_empty(cls, words: list[str], info: ValidationInfo) -> list[str]:
+        most, size = MAX_WORDS_CHARACTERS[str(info.field_name)], sum(map(len, words))
+        if size > most:
+            raise PydanticCustomError("words_too_long", f"expected at most {most} characters in all, got {size}")
+        return [word for word in words if word]
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> GenerateRequest:
+        if (self.text is None) == (self.input_ids is None):
+            raise ValueError("expected exactly one of text and input_ids")
+        if self.text == "":
+            raise ValueError("text is empty: expected at least one character")
+        if self.input_ids == []:
+            raise ValueError("input_ids is empty: expected at least one token")
+        return self
+
+
+@dataclass
+class SequenceStats:
+    """What one request cost and gained. Depth d of `offered_by_depth` and `accepted_by_depth` is at index d - 1.
+
+    A depth is offered where the tree goes on below the accepted path. The conditional acceptance rate of depth d is
+    accepted at d over accepted at d - 1, wherever that path's tree ends.
+    """
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    reused: int = Field(default=0, description="accepted tokens that only a re-sampled draft held")
+    offered_by_depth: list[int] = Field(
+        default_factory=list,
+        description="steps that accepted the depth before (at depth 1: the root) and whose tree had a node below it",
+    )
+    accepted_by_depth: list[int] = Field(default_factory=list, description="steps that accepted a token at this depth")
+    rows_executed: int = 0
+    rows_unpacked: int = Field(default=0, description="rows that the same drafts take without prefix removal")
+    seed: int = Field(default=0, description="the seed used, the worker's own where the request gave none")
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens gained per step, bonus token included; 0 before the first step."""
+        return (self.steps + self.accepted) / self.steps if self.steps else 0.0
+
+
+_LENGTH_UNITS = {"too_long": "items", "string_too_long": "characters"}
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+def describe(error: ValidationError) -> str:
+    """The first problems of a pydantic error in one line, each with its field and value."""
+    problems = []
+    for item in error.errors()[:4]:
+        field = clipped(".".join(str(part) for part in item["loc"]))
+        text = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            problems.append(f"{field}: unknown field")
+        elif item["type"] == "missing":
+            problems.append(f"{field}: required field is missing")
+        elif item["type"] == "words_too_long":
+            problems.append(f"{field}: {text}")
+        elif unit := _LENGTH_UNITS.get(item["type"]):
+            problems.append(f"{field}: expected at most {item['ctx']['max_length']} {unit}, got {len(item['input'])}")
+        elif field:
+            problems.append(f"{field}: {text[:1].lower()}{text[1:]}, got {shown(item['input'])}")
+        else:
+            problems.append(text)
+    return "; ".join(problems)
+
+
+def clipped(text: str, most: int = 60) -> str:
+    """The start of a text that a client chose, for a message."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def shown(value: Any) -> str:
+    """A client's value in one short line, for a message."""
+    return _SHORT.repr(value)

@@ -1,0 +1,106 @@
+"""Messages between the engine worker and its clients: msgpack maps over ZeroMQ.
+
+Client to worker: `generate`, `cancel`, `status`. Worker to client: `chunk`, `error`, `status`, and `probe`, which
+carries nothing and is ignored (the worker finds out with it whether a client is still there). Every message from a
+client is checked field by field; what is wrong is said with the value that was given and the value that was expected.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgpack
+from pydantic import BaseModel, Field, ValidationError
+
+from redraft.request import GenerateRequest, InvalidRequest, Message, SequenceStats, describe, shown
+
+SUPERVISOR_PIPE = "supervisor.pipe"
+"""Name of a pipe beside the worker's socket that a supervisor, where there is one, keeps open as long as it lives."""
+PROBE = "redraft-probe"
+"""Id of a request that a Triton model answers without the worker, to show that it lives."""
+INVALID, OVERLOADED, CANCELLED, INTERNAL, RESTARTING = "invalid", "overloaded", "cancelled", "internal", "restarting"
+
+
+class CancelRequest(Message):
+    """Stop the request `id` of the same client; unknown ids are ignored, since the request may just have finished."""
+
+    op: Literal["cancel"] = "cancel"
+    id: str
+
+
+class StatusRequest(Message):
+    """Ask for the worker's state."""
+
+    op: Literal["status"] = "status"
+
+
+class Chunk(BaseModel):
+    """New text of one request; the last one has `done`, a finish reason and statistics."""
+
+    op: Literal["chunk"] = "chunk"
+    id: str
+    text: str = ""
+    token_ids: list[int] = Field(default_factory=list)
+    log_probs: list[float] | None = None
+    done: bool = False
+    finish_reason: Literal["stop", "length", "cancelled"] | None = None
+    stats: SequenceStats | None = None
+
+
+class ErrorMessage(BaseModel):
+    """The request `id` ended without a result."""
+
+    op: Literal["error"] = "error"
+    id: str
+    code: str
+    message: str
+
+
+class WorkerStatus(BaseModel):
+    """State of a worker; `totals` count since its start, `limits` are its bundle's, with those of `PromptLimits`."""
+
+    op: Literal["status"] = "status"
+    ready: bool = True
+    running: int = 0
+    waiting: int = 0
+    kv_use: float = Field(default=0.0, description="share of all slots' cache rows in use, 0 to 1")
+    totals: dict[str, float] = Field(default_factory=dict)
+    limits: dict[str, int] = Field(default_factory=dict)
+    bundle: str = ""
+    pid: int = 0
+    untuned: list[str] = Field(default_factory=list, description="methods whose budgets rest on no measurement")
+
+
+Request = GenerateRequest | CancelRequest | StatusRequest
+_REQUESTS: dict[str, type[Message]] = {
+    "generate": GenerateRequest, "cancel": CancelRequest, "status": StatusRequest,
+}  # fmt: skip
+
+
+def parse_request(message: Any) -> Request:
+    """Check a client's message. Raises InvalidRequest with the field, its value and the expectation."""
+    if not isinstance(message, dict):
+        raise InvalidRequest(f"expected a map with the key 'op', got {shown(message)}")
+    op = message.get("op")
+    model = _REQUESTS.get(op) if isinstance(op, str) else None
+    if model is None:
+        raise InvalidRequest(f"op: expected one of {', '.join(_REQUESTS)}, got {shown(op)}")
+    try:
+        return model.model_validate(message)  # type: ignore[return-value]
+    except ValidationError as error:
+        raise InvalidRequest(describe(error)) from None
+
+
+def pack(message: BaseModel | dict[str, Any]) -> bytes:
+    """Message as msgpack bytes; fields that are None are left out."""
+    if isinstance(message, BaseModel):
+        message = message.model_dump(exclude_none=True)
+    return msgpack.packb(message)
+
+
+def unpack(data: bytes) -> Any:
+    """Inverse of `pack`. Raises InvalidRequest if the bytes are not one msgpack value."""
+    try:
+        return msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise InvalidRequest(f"not a msgpack message: {error}") from None

@@ -1,0 +1,270 @@
+"""The engine worker: one process that owns an engine and serves clients over a local ZeroMQ socket.
+
+`python -m redraft.worker.server --bundle PATH --socket PATH`. One thread does it all: messages are taken between
+steps, and only what is slow to encode (long texts, many bad words) goes to a helper thread, so that no request delays
+a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import zmq
+
+from redraft.bundle.budget import untuned_warning
+from redraft.engines.ranks import process as rank_process
+from redraft.request import MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest
+from redraft.runtime import Runtime
+from redraft.scheduler import Overloaded
+from redraft.sequence import Output, Sequence
+from redraft.worker.protocol import (
+    INTERNAL,
+    INVALID,
+    OVERLOADED,
+    RESTARTING,
+    CancelRequest,
+    pack,
+    parse_request,
+    unpack,
+)
+
+IDLE_WAIT_MS = 200
+PARENT_CHECK_S = 1.0
+RECEIVE_S, RECEIVE_SHARE = 0.002, 0.25
+"""Between two steps messages are taken for so long, or for this share of the time of a step."""
+MAX_UNSENT = 100_000
+INLINE_CHARACTERS = 4000
+INLINE_BAD_WORDS = 16
+
+Key = tuple[bytes, str]
+
+
+class Worker:
+    """Serves a runtime's requests on a socket until `stop` is called (from a signal handler or another thread)."""
+
+    def __init__(self, runtime: Runtime, socket_path: str | Path):
+        self._runtime = runtime
+        self._path = Path(socket_path)
+        self._active: dict[Key, Sequence | Future[Sequence]] = {}
+        self._encoder = ThreadPoolExecutor(1, "redraft-encode")
+        self._encoding: list[Key] = []
+        self._stopping = False
+        self._step_s = 0.0
+        self._router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.SNDHWM, MAX_UNSENT)
+        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._monitor: zmq.Socket[bytes] = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._router.bind(f"ipc://{self._path}")
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def stop(self) -> None:
+        """Make `run` return after the current step."""
+        self._stopping = True
+
+    def run(self, alive: Callable[[], bool] = lambda: True) -> None:
+        """Serve until stopped, or until `alive`, asked about once a second, says False."""
+        next_check = 0.0
+        scheduler = self._runtime.scheduler
+        try:
+            while not self._stopping:
+                self._receive()
+                self._collect_encoded()
+                if not scheduler.idle:
+                    started = time.perf_counter()
+                    for output in scheduler.step():
+                        self._send_output(output)
+                    self._step_s = time.perf_counter() - started
+                if (now := time.monotonic()) > next_check:
+                    next_check = now + PARENT_CHECK_S
+                    if not alive():
+                        break
+        except Exception as error:
+            self._fail_all(INTERNAL, f"the engine worker failed: {error}")
+            raise
+        finally:
+            self._fail_all(RESTARTING, "the engine worker is shutting down")
+            self._close()
+
+    def _close(self) -> None:
+        self._encoder.shutdown(wait=False, cancel_futures=True)
+        self._router.disable_monitor()
+        self._router.close(linger=500)
+        self._path.unlink(missing_ok=True)
+
+    def _receive(self) -> None:
+        wait = 0 if not self._runtime.scheduler.idle else 1 if self._encoding else IDLE_WAIT_MS
+        ready = dict(self._poller.poll(wait))
+        if self._router in ready:
+            deadline = time.perf_counter() + max(RECEIVE_S, RECEIVE_SHARE * self._step_s)
+            while time.perf_counter() < deadline:
+                try:
+                    client, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._handle(client, b"".join(frames))
+        if self._monitor in ready:
+            self._monitor.recv_multipart()
+            for client in {client for client, _ in self._active}:
+                self._send(client, {"op": "probe"})
+
+    def _handle(self, client: bytes, data: bytes) -> None:
+        request_id = ""
+        try:
+            message = unpack(data)
+            if isinstance(message, dict) and isinstance(message.get("id"), str):
+                request_id = message["id"]
+            request = parse_request(message)
+            if isinstance(request, GenerateRequest):
+                self._generate((client, request.id), request)
+            elif isinstance(request, CancelRequest):
+                self._cancel((client, request.id))
+            else:
+                self._send_status(client)
+        except Exception as error:
+            self._refuse((client, request_id), error)
+
+    def _generate(self, key: Key, request: GenerateRequest) -> None:
+        if key in self._active:
+            raise InvalidRequest(f"id: {request.id!r} is in use by a request that is still running")
+        self._runtime.scheduler.require_room()
+        self._runtime.check(request)
+        if len(request.text or "") <= INLINE_CHARACTERS and len(request.bad_words) <= INLINE_BAD_WORDS:
+            self._submit(key, self._runtime.sequence(key, request))
+            return
+        if len(self._encoding) >= self._runtime.limits.max_queue:
+            raise Overloaded(f"overloaded: {len(self._encoding)} requests wait to be encoded: try again later")
+        self._active[key] = self._encoder.submit(self._runtime.sequence, key, request)
+        self._encoding.append(key)
+
+    def _submit(self, key: Key, sequence: Sequence) -> None:
+        self._runtime.scheduler.submit(sequence)
+        self._active[key] = sequence
+
+    def _collect_encoded(self) -> None:
+        for key in list(self._encoding):
+            future = self._active.get(key)
+            if isinstance(future, Future) and not future.done():
+                continue
+            self._encoding.remove(key)
+            if not isinstance(future, Future):
+                continue
+            del self._active[key]
+            try:
+                self._submit(key, future.result())
+            except Exception as error:
+                self._refuse(key, error)
+
+    def _cancel(self, key: Key) -> None:
+        if isinstance(self._active.get(key), Future):
+            del self._active[key]
+            self._send(key[0], {"op": "chunk", "id": key[1], "done": True, "finish_reason": "cancelled"})
+        else:
+            self._runtime.scheduler.cancel(key)
+
+    def _send_output(self, output: Output) -> None:
+        key = cast(Key, output.key)
+        client, request_id = key
+        message: dict[str, Any] = {"op": "chunk", "id": request_id, "text": output.text, "token_ids": output.token_ids}
+        if output.log_probs is not None:
+            message["log_probs"] = output.log_probs
+        if output.finish_reason:
+            self._active.pop(key, None)
+            message["done"] = True
+            message["finish_reason"] = output.finish_reason
+            message["stats"] = asdict(output.stats) if output.stats else None
+        self._send(client, message)
+
+    def _refuse(self, key: Key, error: Exception) -> None:
+        """Answer a request that failed before it reached the engine, which serves the others on."""
+        if code := {InvalidRequest: INVALID, Overloaded: OVERLOADED}.get(type(error)):
+            self._send_error(key, code, str(error))
+        else:
+            traceback.print_exception(error)
+            self._send_error(key, INTERNAL, "the engine worker failed on this request: worker.log has the cause")
+
+    def _send_error(self, key: Key, code: str, text: str) -> None:
+        self._send(key[0], {"op": "error", "id": key[1], "code": code, "message": text})
+
+    def _send_status(self, client: bytes) -> None:
+        limits, prompt = self._runtime.limits, self._runtime.prompt_limits
+        status = self._runtime.scheduler.status()
+        status.limits = {**vars(limits), "vocab_size": self._runtime.vocab_size, "text_bytes": prompt.text_bytes}
+        status.bundle, status.pid, status.untuned = self._runtime.name, os.getpid(), self._runtime.untuned
+        self._send(client, status.model_dump())
+
+    def _send(self, client: bytes, message: dict[str, Any]) -> None:
+        """Send without waiting; a client that is gone, or that stopped reading, loses its requests."""
+        try:
+            self._router.send_multipart([client, pack(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._forget(client)
+
+    def _forget(self, client: bytes) -> None:
+        for key in [key for key in self._active if key[0] == client]:
+            if isinstance(self._active.pop(key), Sequence):
+                self._runtime.scheduler.cancel(key)
+
+    def _fail_all(self, code: str, text: str) -> None:
+        for client, request_id in list(self._active):
+            self._send(client, {"op": "error", "id": request_id, "code": code, "message": text})
+        self._active.clear()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Load a bundle and serve it; the exit status is 2 where the bundle cannot be served."""
+    parser = argparse.ArgumentParser(prog="python -m redraft.worker.server", description=__doc__.split("\n")[0])
+    parser.add_argument("--bundle", type=Path, required=True, help="folder of the engine bundle")
+    parser.add_argument("--socket", type=Path, required=True, help="path of the socket to bind")
+    parser.add_argument("--threads", type=int, help="compute threads (default: the engine's choice)")
+    parser.add_argument("--max-queue", type=int, default=128, help="most requests that wait for a slot")
+    parser.add_argument(
+        "--stream-interval-ms", type=int, default=40, help="least time between two pieces of one stream's text"
+    )
+    parser.add_argument("--outlive-parent", action="store_true", help="go on when the process that started it is gone")
+    options = parser.parse_args(argv)
+    parent = os.getppid()
+    try:
+        runtime = Runtime.load(options.bundle, options.threads, options.max_queue, options.stream_interval_ms / 1e3)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"redraft worker: {error}", file=sys.stderr)
+        rank_process.end_all(2)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if runtime.untuned:
+        print(f"redraft worker: {untuned_warning(runtime.untuned, options.bundle)}", file=sys.stderr, flush=True)
+    serve(runtime, options.socket, None if options.outlive_parent else parent)
+    return 0
+
+
+def serve(runtime: Runtime, socket_path: Path, parent: int | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, or until `parent` is no longer this process's parent; then free the engine."""
+    gc.collect()
+    gc.freeze()
+    worker = Worker(runtime, socket_path)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop())
+    try:
+        worker.run(alive=lambda: parent is None or os.getppid() == parent)
+    finally:
+        runtime.engine.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

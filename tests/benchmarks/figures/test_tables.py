@@ -1,0 +1,72 @@
+"""Comparison maths and the shape of tables and plots."""
+
+import pytest
+from matplotlib.image import imread
+
+from benchmarks.figures import plots
+from benchmarks.figures.results import Run, load_runs, save_run
+from benchmarks.figures.tables import Table, common_rates, number, speedup_table
+
+
+def run(label, rate, ms, **setting):
+    figures = {"mean": ms, "std": 0.0, "p50": ms, "p90": 2 * ms, "p99": 3 * ms}
+    summary = {"ms_per_token": ms, "output_token_throughput": 1e3 / ms}
+    return Run(label, rate, setting, summary | {f"{name}_ms": figures for name in ("ttft", "tpot", "itl", "e2el")})
+
+
+@pytest.fixture
+def auto_regressive():
+    return [run("AR", rate, ms) for rate, ms in ((0.1, 10.0), (0.5, 12.0), (float("inf"), 50.0))]
+
+
+@pytest.fixture
+def speculative():
+    return [run("ReDrafter", rate, ms) for rate, ms in ((0.1, 5.0), (0.5, 8.0), (2.0, 9.0))]
+
+
+def test_speedups_in_the_shape_of_table_2(auto_regressive, speculative):
+    table = speedup_table(auto_regressive, [speculative])
+    assert table.columns == ["Model", "QPS=0.1", "QPS=0.5"]
+    assert table.rows == [["AR", "10.00 (1.00x)", "12.00 (1.00x)"], ["ReDrafter", "5.00 (2.00x)", "8.00 (1.50x)"]]
+
+
+def test_other_figures_compare_too(auto_regressive, speculative):
+    assert speedup_table(auto_regressive, [speculative], "ttft").rows[1][1] == "5.00 (2.00x)"
+
+
+def test_a_run_without_success_shows_a_dash(auto_regressive, speculative):
+    speculative[0].summary["ms_per_token"] = None
+    assert speedup_table(auto_regressive, [speculative]).rows[1][1] == "-"
+
+
+def test_runs_without_a_common_rate(auto_regressive):
+    with pytest.raises(ValueError, match="no request rate"):
+        common_rates([auto_regressive, [run("x", 7.0, 1.0)]])
+
+
+def test_runs_of_other_settings_are_not_compared():
+    with pytest.raises(ValueError, match="max_tokens is 64"):
+        common_rates([[run("a", 1.0, 1.0, max_tokens=64)], [run("b", 1.0, 1.0, max_tokens=128)]])
+    same = [[run("a", 1.0, 1.0, plan={}, seed=1)], [run("b", 1.0, 1.0, plan={"drafting": {}}, seed=1)]]
+    assert common_rates(same) == [1.0]
+
+
+def test_runs_come_back_from_disk_in_order(tmp_path, auto_regressive):
+    for item in reversed(auto_regressive):
+        save_run(tmp_path, item, [])
+    assert load_runs(tmp_path) == auto_regressive
+    with pytest.raises(FileNotFoundError, match=r"rate-\*\.json"):
+        load_runs(tmp_path / "other")
+
+
+def test_markdown():
+    table = Table("t", ["a|b", "c"], [["x", "1"]])
+    assert table.markdown() == "| a\\|b | c |\n| --- | ---: |\n| x | 1 |"
+    assert number(1234.56) == "1,234.6"
+    assert number(None) == "-"
+
+
+def test_plot_is_a_picture(tmp_path, auto_regressive, speculative):
+    picture = imread(plots.load_test([auto_regressive, speculative], tmp_path))
+    assert picture.shape[1] > 1000
+    assert picture.std() > 0.01

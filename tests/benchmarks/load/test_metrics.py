@@ -1,0 +1,93 @@
+"""Metric definitions, on timelines whose figures are known."""
+
+import math
+
+import pytest
+
+from benchmarks.load.metrics import Timeline, acceptance, concurrency, distribution, meets, parse_slo, summarize
+
+
+def timeline(sent=0.0, first=0.1, gaps=(0.05, 0.05), tokens=5, error=None, **fields):
+    """A request whose chunks come `first` seconds after sending and then after each gap; it ends with the last."""
+    times = [sent + first]
+    for gap in gaps:
+        times.append(times[-1] + gap)
+    return Timeline("q", "c", 7, sent, sent, times, times[-1], tokens, error=error, **fields)
+
+
+def test_definitions_on_one_request():
+    request = timeline()
+    assert request.ttft == pytest.approx(100)
+    assert request.e2el == pytest.approx(200)
+    assert request.tpot == pytest.approx((200 - 100) / 4)
+    assert request.itl == pytest.approx([50, 50])
+
+
+def test_tokens_not_chunks_count_for_tpot():
+    assert timeline(tokens=11).tpot == pytest.approx(10)
+
+
+def test_single_token_has_no_tpot():
+    request = timeline(gaps=(), tokens=1)
+    assert request.tpot is None
+    assert request.itl == []
+    assert meets(request, {"tpot": 1e-9})
+
+
+def test_summary_of_a_run():
+    requests = [timeline(sent=0), timeline(sent=0.1), timeline(sent=0.8, error="overloaded")]
+    summary = summarize(requests, {"ttft": 150})
+    assert summary["duration_s"] == pytest.approx(1.0)
+    assert (summary["completed"], summary["errors"]) == (2, 1)
+    assert summary["error_messages"] == {"overloaded": 1}
+    assert summary["request_throughput"] == pytest.approx(2)
+    assert summary["output_token_throughput"] == pytest.approx(10)
+    assert summary["total_token_throughput"] == pytest.approx(24)
+    assert summary["max_concurrency_seen"] == 2
+    assert summary["ms_per_token"] == pytest.approx(40)
+    assert summary["goodput"] == pytest.approx(2)
+    assert summarize(requests, {"ttft": 99})["goodput"] == 0
+    assert "goodput" not in summarize(requests)
+
+
+def test_goodput_needs_every_limit():
+    assert meets(timeline(), {"ttft": 150, "tpot": 30, "e2el": 250})
+    assert not meets(timeline(), {"ttft": 150, "tpot": 20})
+    assert not meets(timeline(error="x"), {})
+
+
+def test_summary_without_success_has_no_figures():
+    summary = summarize([Timeline("q", "c", error="refused", sent=1.0, finished=1.0)])
+    assert summary["ttft_ms"] is None
+    assert summary["ms_per_token"] is None
+    assert summary["request_throughput"] == 0
+
+
+def test_summary_of_nothing():
+    assert summarize([])["requests"] == 0
+
+
+def test_percentiles():
+    figures = distribution(list(range(101)))
+    assert (figures["mean"], figures["p50"], figures["p90"], figures["p99"]) == (50, 50, 90, 99)
+    assert distribution([]) is None
+
+
+def test_back_to_back_requests_are_not_concurrent():
+    assert concurrency([timeline(sent=0), timeline(sent=0.2 + 1e-9)]) == 1
+
+
+def test_slo_items():
+    assert parse_slo(["ttft:500", "tpot:49.5"]) == {"ttft": 500, "tpot": 49.5}
+
+
+@pytest.mark.parametrize("item", ["itl:5", "ttft", "ttft:fast", "ttft:-1", "ttft:nan"])
+def test_wrong_slo_items(item):
+    with pytest.raises(ValueError, match="goodput"):
+        parse_slo([item])
+
+
+def test_acceptance():
+    assert acceptance(steps=10, drafted=40, accepted=15) == {"acceptance_length": 2.5, "acceptance_rate": 0.375}
+    assert acceptance(10, 0, 0) == {}
+    assert not math.isnan(acceptance(1, 1, 0)["acceptance_length"])

@@ -1,0 +1,96 @@
+"""The report page: every section that has results, pictures inside."""
+
+import json
+
+import pytest
+
+from benchmarks.figures.results import Run, save_run, write_json
+from benchmarks.load import report
+from benchmarks.load.metrics import Timeline, summarize
+
+
+def contender(speed, depths):
+    return {
+        "tokens": 10, "tokens_per_s": speed, "decode_tokens_per_s": speed, "speedup": speed / 100, "steps": 5,
+        "acceptance_length": 2.0, "rows_per_step": 9.0, "rows_per_step_unpacked": 12.0, "drafting_share": 0.1,
+        "host_overhead": 0.04, "drafted": 40, "wasted": 30, "reused": 0, "identical_answers": 3,
+        "conditional_acceptance": depths, "depth_counts": [[round(100 * depth), 100] for depth in depths],
+        "speedup_interval": [speed / 100 - 0.1, speed / 100 + 0.1], "acceptance_interval": [2.0, 2.0],
+        "categories": {"math": {"speedup": 1.5, "acceptance_length": 2.0}},
+    }  # fmt: skip
+
+
+SINGLE = {
+    "contenders": {"auto-regressive": contender(100, []), "spec": contender(150, [0.6, 0.5])}, "prompts": 3,
+}  # fmt: skip
+LEVEL = {
+    "streams": 8,
+    "contenders": {
+        name: {"tokens_per_s": 300.0, "speedup": 1.1, "acceptance_length": 1.5} for name in ("auto-regressive", "spec")
+    },
+}
+RESULTS = {
+    "single_stream": {
+        "single": {"0": SINGLE, "1": SINGLE}, "concurrent": {"0": [LEVEL], "1": []}, "max_tokens": 128,
+        "auto_regressive": "ar",
+    },
+    "grid": {"temperature": 0.0, "shapes": [
+        {"shape": "s", "bundle": "b", "width": width, "budget": budget, "ngram": ngram, "acceptance_length": 2.0,
+         "rows_per_step": 9.0, "projected_speedup": 1.5}
+        for width, budget, ngram in ((1, 0, False), (4, 0, True), (0, 8, True), (0, 0, True))
+    ]},
+    "triton_overhead": {
+        "overhead": 0.02, "Triton": {"tokens_per_s": 98.0, "ttft_ms": 30.0},
+        "bare worker": {"tokens_per_s": 100.0, "ttft_ms": 28.0},
+    },
+    "lossless": {
+        "prompts": 3, "max_tokens": 8, "margin": 0.5, "divergences": [],
+        "rates": [{"output": "speculative", "beyond_margin": 1, "tokens": 200}],
+        "settings": [{"setting": "greedy <b>", "method": "best", "concurrency": 1, "tokens": 24,
+                      "acceptance_length": 2.0, "near_ties": 0, "failures": 0}],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name in ("ar", "spec"):
+        timelines = [Timeline("1", "c", 5, 0.0, 0.0, [0.1, 0.2], 0.2, 4)]
+        save_run(tmp_path / name, Run(name, 1.0, {}, summarize(timelines)), timelines)
+    for name, content in RESULTS.items():
+        write_json(tmp_path / "results" / f"{name}.json", content)
+    return tmp_path
+
+
+def test_page_with_everything(folders):
+    output = folders / "out" / "report.html"
+    loads = ["--load", str(folders / "ar"), str(folders / "spec")]
+    assert report.main([*loads, "--results", str(folders / "results"), "--output", str(output)]) == 0
+    page = output.read_text()
+    for title in ("Load test", "Without a server", "Tree shapes", "Triton against", "Speculation changes nothing"):
+        assert f"<h2>{title}" in page
+    assert page.count("data:image/png;base64,") == 3
+    assert "0.500%" in page
+    assert "greedy &lt;b&gt;" in page
+    assert {path.name for path in (folders / "out" / "plots").iterdir()} == {
+        "load_test.png", "single_stream.png", "grid.png",
+    }  # fmt: skip
+
+
+def test_page_with_one_result(folders):
+    for name in ("grid", "single_stream", "lossless"):
+        (folders / "results" / f"{name}.json").unlink()
+    output = folders / "report.html"
+    assert report.main(["--results", str(folders / "results"), "--output", str(output)]) == 0
+    assert output.read_text().count("<h2>") == 1
+
+
+def test_nothing_to_report(tmp_path, capsys):
+    assert report.main(["--results", str(tmp_path), "--output", str(tmp_path / "report.html")]) == 2
+    assert "run a benchmark first" in capsys.readouterr().err
+    assert report.main(["--load", str(tmp_path), "--output", str(tmp_path / "report.html")]) == 2
+    assert "rate-*.json" in capsys.readouterr().err
+
+
+def test_results_are_json_all_the_way(folders):
+    json.loads((folders / "ar" / "rate-1.json").read_text())

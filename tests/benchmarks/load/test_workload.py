@@ -1,0 +1,104 @@
+"""Chat templates and arrival processes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from benchmarks.load.workload import ChatTokenizer, arrival_times, kinds_of, pick_prompts
+from redraft.prompts import Prompt, load_prompts
+
+SHIPPED = Path(__file__).parents[3] / "benchmarks" / "prompts.jsonl"
+
+
+def test_each_prompt_is_used_before_any_repeats():
+    prompts = load_prompts(SHIPPED)
+    picked = pick_prompts(prompts, len(prompts) + 5, seed=3)
+    assert len(picked) == len(prompts) + 5
+    assert set(picked[: len(prompts)]) == set(prompts)
+    assert picked == pick_prompts(prompts, len(prompts) + 5, seed=3)
+    assert picked != pick_prompts(prompts, len(prompts) + 5, seed=4)
+
+
+def test_mt_bench_is_one_kind_among_others():
+    mt_bench, other = [[Prompt(kind, kind, ("a",)) for kind in kinds] for kinds in (("math", "stem"), ("qa", "rag"))]
+    assert kinds_of(mt_bench) == ["math", "stem"]
+    assert kinds_of(mt_bench + other) == ["mt_bench", "mt_bench", "qa", "rag"]
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    tokenizer = Tokenizer(WordLevel({"user": 0, "hi": 1, "go": 2, "?": 3}, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": "inline"}))
+    return tmp_path
+
+
+def test_chat_template_of_a_folder(model_folder):
+    (model_folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}\n{{ m['role'] }}: {{ m['content'] }};\n{% endfor %}\n"
+        "{% if add_generation_prompt %}\ngo{% endif %}"
+    )
+    tokenizer = ChatTokenizer(model_folder)
+    assert tokenizer.chat("hi") == "<s>user: hi;\ngo", "a newline after a block belongs to the block"
+    assert tokenizer.encode("user hi go") == [0, 1, 2]
+    assert tokenizer.decode([1, 2]) == "hi go"
+
+
+def test_chat_template_inside_the_tokenizer_config(model_folder):
+    assert ChatTokenizer(model_folder).chat("hi") == "inline"
+
+
+def test_folder_without_tokenizer(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
+        ChatTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("process", ["constant", "poisson"])
+@pytest.mark.parametrize("rate", [0.5, 2.0, 40.0])
+def test_arrivals_keep_the_rate(process, rate):
+    times = arrival_times(rate, 200, process, seed=1)
+    assert times[0] == 0
+    assert (np.diff(times) >= 0).all()
+    assert times[-1] == pytest.approx(199 / rate)
+
+
+def test_poisson_gaps_are_exponential():
+    gaps = np.diff(arrival_times(3.0, 20_001, seed=5))
+    assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.03)
+    assert (gaps > 1 / 3).mean() == pytest.approx(np.exp(-1), abs=0.02)
+
+
+@pytest.mark.parametrize(("burstiness", "variation"), [(0.25, 2.0), (4.0, 0.5)])
+def test_burstiness_sets_the_variation_of_gaps(burstiness, variation):
+    gaps = np.diff(arrival_times(1.0, 20_001, burstiness=burstiness, seed=5))
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
+
+
+def test_arrivals_are_seeded():
+    assert (arrival_times(1, 9, seed=1) == arrival_times(1, 9, seed=1)).all()
+    assert (arrival_times(1, 9, seed=1) != arrival_times(1, 9, seed=2)).any()
+
+
+def test_infinite_rate_sends_everything_at_once():
+    assert arrival_times(float("inf"), 5).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 5), "request rate"),
+        ((float("nan"), 5), "request rate"),
+        ((1, 0), "number of prompts"),
+        ((1, 5, "uniform"), "arrival"),
+        ((1, 5, "poisson", 0), "burstiness"),
+    ],
+)
+def test_arrival_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        arrival_times(*arguments)

@@ -1,0 +1,102 @@
+"""Replay over known answers gives the acceptance of live runs."""
+
+import argparse
+
+import numpy as np
+import pytest
+
+from benchmarks.speed import grid
+from benchmarks.speed.inprocess import Session, request
+from redraft.bundle.budget import BudgetTable
+from redraft.decoding.token_tree import TokenTree
+from redraft.drafting import DraftingPlan
+from redraft.engines import load_engine
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_drafter_of, tiny_target
+from tests.toy_engine import ToyEngine, only, toy_codec
+
+LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
+PROMPTS = ["hello world", "abcabcabc", "to be or not to be"]
+
+
+@pytest.fixture
+def session():
+    engine = ToyEngine(width=4, length=3)
+    plan = DraftingPlan("best_first", budget=BudgetTable.constant(8))
+    return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("shape", "plan"),
+    [
+        (grid.Shape(0, 3, 6), DraftingPlan("best_first", budget=BudgetTable.constant(6))),
+        (grid.Shape(0, 3, 6, True), DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(6))),
+        (grid.Shape(4, 3), DraftingPlan("beam", budget=BudgetTable.constant(31))),
+        (grid.Shape(1, 3), DraftingPlan("chain", budget=BudgetTable.constant(31))),
+        (grid.Shape(0, 5, 0, True), DraftingPlan(None, ngram=True, budget=BudgetTable.constant(31))),
+    ],
+)
+def test_replay_equals_a_live_run(session, shape, plan, temperature):
+    replays = grid.record(session, PROMPTS, 60, {"temperature": temperature}, batch=4)
+    outcome = grid.Outcome()
+    for replay in replays:
+        grid.follow(grid.build_trees(shape, replay), replay.tokens, outcome)
+    session.use_plans(only(plan))
+    live = session.run([request(text, 60, temperature=temperature, seed=i) for i, text in enumerate(PROMPTS)])
+    assert [answer.token_ids for answer in live if len(answer.token_ids) > 1] == [replay.tokens for replay in replays]
+    live_steps = sum(answer.stats.steps for answer in live)
+    assert outcome.steps > 10
+    # Live, an end token is one more step, and the last trees are cut to the tokens that remain.
+    assert outcome.steps == pytest.approx(live_steps, abs=len(PROMPTS))
+    assert outcome.accepted == pytest.approx(sum(answer.stats.accepted for answer in live), abs=len(PROMPTS))
+
+
+@pytest.mark.parametrize("kind", ["hidden_state", "eagle", "draft_lm"])
+def test_a_drafter_that_reads_the_context_is_replayed(tmp_path, kind):
+    """Live decoding's drafts are those of the same places, in their order."""
+    target = tiny_target()
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, kind, hot=None)))
+    plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(6))
+    limits = Limits(slots=4, max_len=80, max_tree=32, prefill_chunk=16)
+    session = Session(Runtime(engine, toy_codec(), limits, VOCAB, frozenset(), {METHOD: plan}))
+    replay = grid.record(session, ["abcabcabc hello"], 40, {"temperature": 0.0}, batch=4)[0]
+    drafter, live = engine.drafters[METHOD], list[np.ndarray]()
+    draft = drafter.draft
+
+    def noted(batch):
+        drafted = draft(batch)
+        live.append(drafted.log_probs.copy())
+        return drafted
+
+    drafter.draft = noted
+    session.use_plans({METHOD: plan})
+    assert session.run([request("abcabcabc hello", 40, temperature=0.0)])[0].token_ids == replay.tokens
+    places = iter(replay.drafts.log_probs)
+    assert len(live) > 10
+    assert all(any(np.array_equal(found, here[0]) for found in places) for here in live)
+
+
+def test_following_a_tree_by_hand():
+    tree = TokenTree.from_nodes(
+        [[(7, -1, 0.0), (8, 0, -1.0), (9, 1, -2.0), (5, 0, -3.0)], [(1, -1, 0.0)], [(9, -1, 0.0)]]
+    )
+    outcome = grid.Outcome()
+    grid.follow(tree, [7, 8, 9, 4], outcome)
+    assert (outcome.steps, outcome.accepted, outcome.rows) == (1, 2, 4)
+    assert outcome.acceptance_length == 3
+
+
+def test_grid_of_a_bundle(session):
+    args = argparse.Namespace(max_tokens=40, temperature=0.0, batch=4, budgets=[2, 8])
+    results = grid.measure(session, PROMPTS, args, "toy")
+    by_shape = {row["shape"]: row for row in results}
+    assert by_shape["best 8, depth 3"]["acceptance_length"] >= by_shape["best 2, depth 3"]["acceptance_length"]
+    assert by_shape["best 8, depth 3"]["rows_per_step"] == pytest.approx(9)
+    assert by_shape["n-grams"]["rows_per_step"] <= 6
+    assert "beams 4 x 3 + n-grams" in by_shape
+    assert all(np.isfinite(row["projected_speedup"]) for row in results)
+    table = grid.table(results)
+    assert len(table.rows) == len(results)
+    assert table.rows[0][-1] >= table.rows[-1][-1]

@@ -1,0 +1,190 @@
+"""Runs inside the process, and the checks and measurements built on them, on the toy engine."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.speed.inprocess import Session, request
+from benchmarks.verify import lossless as verify_lossless
+from redraft.bundle.budget import BudgetTable
+from redraft.decoding.sampling import Distribution
+from redraft.drafting import DraftingPlan
+from redraft.request import AUTO_REGRESSIVE
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.toy_drafter import DrawingToyEngine
+from tests.toy_engine import TOY, ToyEngine, only, toy_codec
+
+RSD = DraftingPlan("stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5)
+LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
+
+
+def session(budget=None, end_ids=(0,), **engine):
+    plan = None if budget is None else DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(budget))
+    toy = ToyEngine(**engine)
+    return Session(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids), only(plan)))
+
+
+def test_answers_come_in_order_with_statistics():
+    requests = [request(f"prompt {i}", 4 + i, temperature=0.0) for i in range(7)]
+    alone, together = session(8).run(requests), session(8).run(requests, concurrency=4)
+    for place, (left, right) in enumerate(zip(alone, together, strict=True)):
+        assert left.token_ids == right.token_ids
+        assert len(left.token_ids) <= 4 + place
+        assert left.stats.steps + left.stats.accepted >= len(left.token_ids) - 1
+        assert left.seconds > 0
+
+
+def test_clock_splits_the_time():
+    runs = session(8)
+    before = runs.clock()
+    runs.run([request("hello", 20, temperature=0.0)])
+    clock = runs.clock().since(before)
+    assert 0 < clock.target_s + clock.draft_s < clock.step_s < clock.wall_s
+    assert 0 < clock.drafting_share < 1
+    assert 0 < clock.host_overhead < 1
+
+
+def test_teacher_forcing_gives_the_logits_of_generation():
+    runs = session(end_ids=())
+    text = "a" * 40
+    prompt = runs.runtime.sequence(0, request(text, 1)).prompt.tolist()
+    answer = runs.run([request(text, 40, temperature=0.0)])[0].token_ids
+    chunks = [logits for logits, _ in runs.teacher_force([*prompt, *answer[:-1]], len(prompt) - 1)]
+    assert len(chunks) > 1
+    assert np.concatenate(chunks).argmax(axis=1).tolist() == answer
+    with pytest.raises(ValueError, match="context of 256"):
+        list(runs.teacher_force([1] * 257, 0))
+
+
+@pytest.fixture
+def verify(tokenizer_folder, tmp_path):
+    def call(auto_regressive, speculative, chosen=None, same_methods=False, **options):
+        dataset = tmp_path / "prompts.jsonl"
+        dataset.write_text("\n".join(json.dumps({"prompt": text}) for text in ("hello", "to be or not", "abab")))
+        fixed = {"dataset": dataset, "num_prompts": 3, "auto_regressive": tokenizer_folder, "max_tokens": 24}
+        (tokenizer_folder / "manifest.json").write_text("{}")
+        fixed |= {
+            "one_rank": None,
+            "speculative": tokenizer_folder,
+            "reference": tokenizer_folder,
+            "output": tmp_path / "report.json",
+        }
+        fixed |= {
+            "settings": list(verify_lossless.SETTINGS),
+            "concurrency": [1, 3],
+            "near_tie": 1e-3,
+            "rate": True,
+            "margin": 0.5,
+        }
+        args = argparse.Namespace(**{**fixed, **options})
+        verifier = verify_lossless.Verifier(auto_regressive, speculative, auto_regressive, chosen, same_methods)
+        report = verify_lossless.verify(verifier, args)
+        for table in verify_lossless.tables(report):
+            table.show(verify_lossless.console)
+        return report
+
+    return call
+
+
+def test_speculation_is_found_lossless(verify, capsys):
+    report = verify(session(), session(8))
+    assert [row["failures"] for row in report["settings"]] == [0] * 12
+    assert all(row["tokens"] > 0 for row in report["settings"])
+    assert max(row["acceptance_length"] for row in report["settings"]) > 1.2
+    assert {row["beyond_margin"] for row in report["rates"]} == {0}
+    assert "near-ties" in capsys.readouterr().out
+
+
+def test_every_method_is_compared_where_it_promises_the_same_tokens(verify):
+    both = session(8)
+    plans = {TOY: both.runtime.plans[TOY], "alone": DraftingPlan(None, "greedy", ngram=True), "rsd": RSD}
+    both.runtime.plans = plans
+    both.use_plans({name: plan for name, plan in plans.items() if name != "rsd"})
+    verifier = verify_lossless.Verifier(both, both, both)
+    assert verifier.methods("greedy, penalties") == [TOY, "alone", "rsd"]
+    assert verifier.methods("temperature 1") == [TOY, "alone"]
+    report = verify(both, both, chosen=[TOY, "alone"])
+    assert [row["method"] for row in report["settings"][:4]] == [TOY, TOY, "alone", "alone"]
+    assert not any(row["failures"] for row in report["settings"])
+
+
+def test_a_method_is_compared_with_itself_on_one_rank(verify):
+    both = session(8)
+    plans = {TOY: both.runtime.plans[TOY], "rsd": RSD}
+    both.runtime.plans = plans
+    assert verify_lossless.Verifier(both, both, both, same_methods=True).methods("temperature 1") == [
+        AUTO_REGRESSIVE,
+        TOY,
+        "rsd",
+    ]
+    report = verify(session(8), session(8), same_methods=True)
+    assert [row["method"] for row in report["settings"][:4]] == [AUTO_REGRESSIVE, AUTO_REGRESSIVE, TOY, TOY]
+    assert not any(row["failures"] for row in report["settings"])
+
+
+def test_another_target_fails(verify, capsys):
+    report = verify(session(), session(8, seed=1))
+    assert sum(row["failures"] for row in report["settings"]) > 0
+    assert max(item["margin"] for item in report["divergences"]) > 1e-3
+    assert {row["beyond_margin"] > 0 for row in report["rates"]} == {False, True}
+    assert "Divergences" in capsys.readouterr().out
+
+
+def test_the_distance_from_a_token_is_that_from_its_interval():
+    for ids, weights in ((None, [2.0, 1.0, 0.0, 1.0]), (np.array([0, 1, 3]), [2.0, 1.0, 1.0])):
+        distribution = Distribution(ids, np.array(weights), 4.0)
+        distances = [verify_lossless.distance_from(token, distribution, 0.6) for token in range(4)]
+        np.testing.assert_allclose(distances, [0.1, 0.0, 0.15, 0.15])
+
+
+def rejecting(**engine):
+    """A session whose method rejects drafts."""
+    toy = DrawingToyEngine("stochastic_beam", RSD.levels, RSD.support, vocab_size=111, **engine)
+    return Session(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(), only(RSD)))
+
+
+def test_what_rejection_decides_has_the_margin_of_its_own_random_numbers(verify):
+    runs, generation = rejecting(), request("hello", 24, method=TOY, temperature=1.0, seed=3)
+    expected = runs.run([generation])[0].token_ids
+    margins = [verify_lossless.rejection_margin(runs, generation, expected, place, 7) for place in range(1, 24)]
+    known = [margin for margin in margins if margin is not None]
+    assert len(known) > 12
+    assert all(0 <= margin < 1 for margin in known)
+    assert len(set(known)) > len(known) / 2
+    assert verify_lossless.rejection_margin(runs, generation, [*expected[:8], -1], 8, 7) == np.inf
+    report = verify(rejecting(), rejecting(seed=1), same_methods=True, settings=["temperature 1"], concurrency=[1])
+    assert sum(row["failures"] for row in report["settings"]) > 0
+
+
+def test_a_tiny_margin_is_a_near_tie(verify):
+    report = verify(session(), session(8, seed=1), near_tie=1e9)
+    assert sum(row["failures"] for row in report["settings"]) == 0
+    assert sum(row["near_ties"] for row in report["settings"]) > 0
+
+
+def test_a_verification_goes_on_where_it_was_cut_short(verify, monkeypatch, capsys):
+    whole, one = verify(session(), session(8)), verify_lossless.verify_setting
+    calls = []
+
+    def cut(verifier, setting, *rest):
+        calls.append(setting)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return one(verifier, setting, *rest)
+
+    monkeypatch.setattr(verify_lossless, "verify_setting", cut)
+    with pytest.raises(KeyboardInterrupt):
+        verify(session(), session(8))
+    assert verify(session(), session(8)) == whole
+    assert calls == [*list(verify_lossless.SETTINGS)[:3], *list(verify_lossless.SETTINGS)[2:]]
+    verify(session(), session(8), max_tokens=23)
+    assert calls[-6:] == list(verify_lossless.SETTINGS)
+
+
+def test_first_difference():
+    assert verify_lossless.first_difference([1, 2], [1, 2]) is None
+    assert verify_lossless.first_difference([1, 2], [1, 3]) == 1
+    assert verify_lossless.first_difference([1, 2], [1, 2, 3]) == 2

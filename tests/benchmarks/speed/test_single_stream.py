@@ -1,0 +1,138 @@
+"""Single-stream and concurrent races on the toy engine, and their figures."""
+
+import argparse
+import asyncio
+import json
+import sys
+
+import pytest
+
+from benchmarks.load import compare_triton, race
+from benchmarks.load.client import Generation
+from benchmarks.load.llama_cpp import LlamaCpp
+from benchmarks.load.metrics import Timeline
+from benchmarks.load.workload import ChatTokenizer
+from benchmarks.speed import single_stream
+from benchmarks.speed.inprocess import Session, request
+from redraft.bundle.budget import BudgetTable
+from redraft.decoding.retrieval import NGRAM_TRIE
+from redraft.drafting import DraftingPlan
+from redraft.request import AUTO_REGRESSIVE
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.toy_engine import TOY, ToyEngine, toy_codec
+
+FAKE_LLAMA = """
+class Llama:
+    def __init__(self, *args, **options): pass
+    def reset(self): pass
+    def generate(self, prompt, **options):
+        yield from range(3, 100)
+"""
+
+
+NGRAM_ALONE = DraftingPlan(None, ngram=True, budget=BudgetTable.constant(8))
+
+
+def session(plans):
+    engine = ToyEngine()
+    limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
+    return Session(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans))
+
+
+@pytest.fixture
+def llama(tmp_path, monkeypatch):
+    (tmp_path / "llama_cpp.py").write_text(FAKE_LLAMA)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = LlamaCpp(sys.executable, tmp_path / "model.gguf")
+    yield process
+    process.close()
+
+
+def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
+    dataset = tmp_path / "prompts.jsonl"
+    rows = [{"category": kind, "turns": [text]} for kind, text in (("a", "hello"), ("a", "abab"), ("b", "to be"))]
+    dataset.write_text("\n".join(map(json.dumps, rows)))
+    args = argparse.Namespace(
+        dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], top_p=0.9, streams=[2], repeats=2,
+        warm_up=1,
+    )  # fmt: skip
+    plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    both = session({TOY: plan, "ngram": NGRAM_ALONE})
+    methods = {race.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
+    entrants = {name: race.Entrant(both, method) for name, method in methods.items()}
+    report = single_stream.measure(entrants, args, ChatTokenizer(tokenizer_folder), llama)
+    single_stream.show(report)
+    cold = report["single"]["0"]
+    spec, ar = cold["contenders"]["speculative"], cold["contenders"]["auto-regressive"]
+    assert spec["identical_answers"] == cold["prompts"] == 3
+    assert cold["contenders"]["ngram"]["acceptance_length"] != spec["acceptance_length"]
+    assert spec["acceptance_length"] > 1.2
+    assert spec["rows_per_step"] == pytest.approx(9, abs=1.5)
+    assert spec["rows_per_step_unpacked"] >= spec["rows_per_step"]
+    assert spec["drafting_share"] > 0
+    assert ar["acceptance_length"] == 1
+    assert ar["rows_per_step"] == 1
+    assert ar["drafting_share"] == 0
+    assert cold["contenders"]["llama.cpp"]["tokens"] == 60
+    assert "llama.cpp" not in report["single"]["1"]["contenders"]
+    assert set(spec["categories"]) == {"a", "b"}
+    (level,) = report["concurrent"]["1"]
+    assert level["streams"] == 2
+    assert level["contenders"]["speculative"]["speedup"] > 0
+    for kind, value in (("speedup", spec["speedup"]), ("acceptance", spec["acceptance_length"])):
+        low, high = spec[f"{kind}_interval"]
+        assert low <= value <= high
+    accepted, offered = spec["depth_counts"][0]
+    assert spec["conditional_acceptance"][0] == accepted / spec["steps"]
+    printed = capsys.readouterr().out
+    assert f"{accepted}/{spec['steps']})" in printed
+    assert f"{accepted}/{offered})" in printed
+
+
+def test_what_cannot_race_is_refused(tokenizer_folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "prompts.jsonl").write_text('{"turns": ["hello"]}')
+    given = ["--speculative", str(tokenizer_folder), "--dataset", str(tmp_path / "prompts.jsonl")]
+    plans = {TOY: DraftingPlan("best_first", budget=BudgetTable.constant(8))}
+    for offered, options, reason in (({}, ["--methods"], "has no drafter"), (plans, ["--max-tokens", "300"], "300")):
+        monkeypatch.setattr(single_stream, "load_session", lambda *_, offered=offered: session(offered))
+        with pytest.raises(SystemExit):
+            single_stream.main([*given, *options])
+        assert reason in capsys.readouterr().err
+
+
+def test_a_race_starts_from_what_the_warm_up_served():
+    """Not from the same prompts' answers, of a repeat or of another temperature."""
+    trie = session({"trie": DraftingPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})
+    entrants = {race.AR: race.Entrant(trie, AUTO_REGRESSIVE), "trie": race.Entrant(trie)}
+    asked, others = ([request(f"{kind} {i}", 30, temperature=0.0) for i in range(4)] for kind in ("to be", "not"))
+
+    def steps(warm_up: list, repeats: int) -> int:
+        contenders = race.race(entrants, asked, warm_up, repeats, lambda: None)
+        return sum(answer.stats.steps for answer in contenders["trie"].answers)
+
+    assert steps(others, 1) == steps(others, 3) == steps(others, 1)
+    assert steps(asked, 1) < steps(others, 1), "all of the warm-up is served"
+
+
+def test_llama_cpp_that_does_not_start(tmp_path):
+    with pytest.raises(RuntimeError, match=r"llama\.cpp"):
+        LlamaCpp(sys.executable, tmp_path / "no.gguf")
+
+
+def test_triton_overhead_is_the_extra_time():
+    def runs(seconds):
+        return [[Timeline("0", "", sent=0.0, chunk_times=[0.1], finished=seconds, output_tokens=10, text="x")]] * 3
+
+    figures = compare_triton.report({compare_triton.TRITON: runs(1.1), compare_triton.WORKER: runs(1.0)})
+    assert figures["overhead"] == pytest.approx(0.1)
+    assert figures["Triton"]["tokens_per_s"] == pytest.approx(10 / 1.1)
+    assert figures["same_texts"]
+
+
+def test_triton_and_worker_take_turns(fake_backend, tokenizer_folder):
+    backends = {compare_triton.TRITON: fake_backend(), compare_triton.WORKER: fake_backend()}
+    generations = [Generation("a", 4), Generation("b", 4)]
+    runs = asyncio.run(compare_triton.race(backends, generations, ChatTokenizer(tokenizer_folder), 3))
+    assert [len(backend.seen) for backend in backends.values()] == [7, 7]
+    assert compare_triton.report(runs)["same_texts"]

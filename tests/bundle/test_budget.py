@@ -1,0 +1,104 @@
+"""Budget tables: whole, of the build that they were measured on, and known to be missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from redraft.bundle import budget
+from redraft.bundle.budget import BudgetFile, BudgetTable
+from redraft.bundle.config import MethodInfo
+from redraft.bundle.writer import finish_bundle, new_bundle
+from tests.bundle.test_bundle import CONFIG
+
+METHOD = MethodInfo(
+    drafter=None,
+    construction=None,
+    beam_width=1,
+    beam_length=1,
+    candidates=1,
+    tree_budget=3,
+    ngram=True,
+    verification="sampled_walk",
+)
+TABLE = BudgetTable(entries=BudgetTable.constant(3).entries, measured={"step_ms": {"1": {"0": 20.125, "3": 1e-7}}})
+
+
+def write_bundle(path: Path, command: str = "make engines") -> Path:
+    """A bundle of two methods, without an engine."""
+    with new_bundle(path, 100) as folder:
+        methods = {"a": METHOD, "b": METHOD}
+        finish_bundle(folder, CONFIG.model_copy(update={"methods": methods}), {}, "0123", command)
+    return path
+
+
+@pytest.fixture
+def bundle(tmp_path) -> Path:
+    """One that is tuned."""
+    BudgetFile(methods={"a": TABLE, "b": TABLE}).save(write_bundle(tmp_path / "tuned"))
+    return tmp_path / "tuned"
+
+
+def edit(file: Path, change) -> None:
+    raw = json.loads(file.read_text())
+    change(raw)
+    file.write_text(json.dumps(raw))
+
+
+def test_tables_are_read_as_they_were_written(bundle, tmp_path):
+    assert BudgetFile.load(bundle).methods == {"a": TABLE, "b": TABLE}
+    shutil.copytree(bundle, tmp_path / "copy")
+    edit(tmp_path / "copy" / "budget.json", lambda raw: None)
+    assert BudgetFile.load(tmp_path / "copy").methods == {"a": TABLE, "b": TABLE}, "only the layout is another"
+    assert BudgetFile.load(write_bundle(tmp_path / "new")).methods == {}
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-9]), "is truncated or damaged"),
+        (lambda file: file.write_text(""), "is truncated or damaged"),
+        (lambda file: file.write_text("[]"), "is truncated or damaged"),
+        (lambda file: edit(file, lambda raw: raw["methods"]["a"].pop("entries")), "is truncated or damaged"),
+        (lambda file: edit(file, lambda raw: raw["methods"]["a"]["entries"][0].update(greedy=63)), "was edited"),
+        (lambda file: edit(file, lambda raw: raw["methods"].pop("b")), "was edited"),
+        (lambda file: edit(file, lambda raw: raw.pop("sha256")), "was edited"),
+        (lambda file: file.write_text("{}"), "was edited"),
+    ],
+)
+def test_damaged_and_edited_tables_are_refused(bundle, capsys, damage, said):
+    damage(bundle / "budget.json")
+    with pytest.raises(ValueError, match=said) as refusal:
+        BudgetFile.load(bundle)
+    assert "run `python build/tune.py --bundle" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert budget.main(bundle) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_tables_of_another_build_are_refused(bundle, tmp_path):
+    other = write_bundle(tmp_path / "other", "make engines SHAPE=")
+    shutil.copy2(bundle / "budget.json", other)
+    with pytest.raises(ValueError, match="was edited, or measured on another build"):
+        BudgetFile.load(other)
+
+
+def test_a_failed_write_leaves_the_old_tables(bundle, monkeypatch):
+    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("no space left"))
+    with pytest.raises(pytest.fail.Exception):
+        BudgetFile(methods={}).save(bundle)
+    assert BudgetFile.load(bundle).methods == {"a": TABLE, "b": TABLE}
+
+
+def test_methods_that_are_not_tuned_are_named(bundle, tmp_path, capsys):
+    assert budget.main(bundle) == 0
+    assert capsys.readouterr().out == ""
+    BudgetFile(methods={"b": TABLE}).save(bundle)
+    assert budget.main(bundle) == 1
+    assert capsys.readouterr().out == f"{bundle} is not tuned: a\n"
+    assert budget.main(tmp_path / "nowhere") == 1
+    (bundle / "manifest.json").unlink()
+    assert budget.main(bundle) == 1

@@ -1,0 +1,137 @@
+"""Bundles: verified at load, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+import redraft.bundle.manifest as bundle_module
+from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
+from redraft.bundle.manifest import Bundle
+from redraft.bundle.writer import finish_bundle, new_bundle
+from redraft.errors import BundleError
+
+CONFIG = BundleConfig(
+    name="b",
+    backend="openvino",
+    precision="bf16",
+    target=TargetInfo(
+        num_layers=1,
+        hidden_size=8,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=8,
+        vocab_size=9,
+        eos_token_ids=(1,),
+        max_position=64,
+    ),
+    limits=LimitsInfo(slots=1, max_len=8, max_tree=4, prefill_chunk=4),
+    methods={},
+)
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(bundle_module, "cpu_features", lambda: {"avx2", "fma"})
+    with new_bundle(tmp_path / "b", 100) as folder:
+        (folder / "target.onnx").write_bytes(b"network" * 100)
+        finish_bundle(folder, CONFIG, {"openvino": "1"}, "0123", "python build/build_engines.py --output b")
+    return tmp_path / "b"
+
+
+def test_a_bundle_is_loaded(path):
+    bundle = Bundle.load(path)
+    assert bundle.config == CONFIG
+    assert bundle.manifest.target_fingerprint == "0123"
+    (path / "budget.json").write_text("{}")
+    Bundle.load(path)
+
+
+def corrupt(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def edit_manifest(path: Path, **changes: object) -> None:
+    file = path / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: corrupt(path / "target.onnx"), "target.onnx is corrupted"),
+        (lambda path: (path / "target.onnx").write_bytes(b"net"), "has 3 bytes, expected 700: truncated"),
+        (lambda path: (path / "target.onnx").unlink(), "target.onnx is missing"),
+        (lambda path: (path / "config.json").write_text("{}"), "config.json has 2 bytes"),
+        (lambda path: edit_manifest(path, format_version=0), "has bundle format 0, this version reads format 2"),
+        (lambda path: edit_manifest(path, cpu_features=["avx2", "sve2"]), "another CPU: it needs sve2, which this CPU"),
+        (lambda path: edit_manifest(path, files=3), "manifest.json is corrupted: files"),
+    ],
+)
+def test_a_damaged_bundle_says_what_to_rebuild(path, damage, message):
+    damage(path)
+    with pytest.raises(BundleError, match=message) as caught:
+        Bundle.load(path)
+    assert "rebuild it with: python build/build_engines.py --output b" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]"])
+def test_an_unreadable_manifest(path, text):
+    (path / "manifest.json").write_text(text)
+    with pytest.raises(BundleError, match=r"manifest\.json .*rebuild the bundle with build/build_engines.py"):
+        Bundle.load(path)
+
+
+def test_a_folder_that_is_no_bundle(tmp_path):
+    with pytest.raises(BundleError, match="is not an engine bundle"):
+        Bundle.load(tmp_path)
+    with pytest.raises(BundleError, match="does not exist; build one with build/build_engines"):
+        Bundle.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("compiler"), KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+def test_a_failed_build_leaves_the_old_bundle(path, error):
+    def failing_build() -> None:
+        with new_bundle(path, 100) as folder:
+            (folder / "target.onnx").write_bytes(b"half")
+            raise error
+
+    with pytest.raises((type(error), BundleError)):
+        failing_build()
+    assert Bundle.load(path).config == CONFIG
+    assert [entry.name for entry in path.parent.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError("269632768 requested and 1024 written")])
+def test_a_disk_that_fills_up_is_said(tmp_path, error):
+    with pytest.raises(BundleError, match="no space left on disk"), new_bundle(tmp_path / "b", 0):
+        raise error
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BundleError, match=r"cannot write .*/file/b: Not a directory|File exists"):
+        new_bundle(tmp_path / "file" / "b", 0).__enter__()
+
+
+def test_no_space_left_is_said(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")(10**9, 10**9, 2_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with (
+        pytest.raises(BundleError, match=r"needs about 5 MB of disk space, .* has 2 MB free"),
+        new_bundle(tmp_path / "b", 5_000_000),
+    ):
+        pass
+
+
+def test_a_build_replaces_the_old_bundle(path):
+    with new_bundle(path, 100) as folder:
+        finish_bundle(folder, CONFIG, {}, "4567", "again")
+    assert Bundle.load(path).manifest.command == "again"
+    assert not (path / "target.onnx").exists()

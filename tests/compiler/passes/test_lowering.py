@@ -1,0 +1,103 @@
+"""What a network becomes for the CPU engine, and the form in which it needs none of our operators."""
+
+from collections import Counter
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from compiler.passes.fusing import fuse
+from compiler.passes.lowering import lower
+from model_defs.export.drafter import export_drafter_plugin
+from model_defs.export.target import CacheShape, export_target_native, export_target_plugin
+from model_defs.loops.beam_search import BeamSearch
+from model_defs.loops.random_draws import RandomDraws
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from tests.engines.draws import LEVELS as LEVELS_OF
+from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_drafter, tiny_drafter_of, tiny_target
+
+LEVELS = 3
+CACHE = CacheShape(4, 40, 8)
+
+
+def lowered_drafter(initial_state: str = "embedding") -> ir.Model:
+    drafter = tiny_drafter(tiny_target(), initial_state=initial_state)
+    with torch.no_grad():
+        return lower(export_drafter_plugin(BeamSearch(drafter, 3, LEVELS, 4)), "int8")
+
+
+@pytest.mark.parametrize("initial_state", ["embedding", "zero"])
+def test_a_drafter_is_one_program(initial_state):
+    assert [node.op_type for node in fuse(lowered_drafter(initial_state)).graph] == ["Program"]
+
+
+@pytest.mark.parametrize("construction", LEVELS_OF)
+def test_a_drafter_that_draws_is_one_program(construction):
+    rule = RANDOM_CONSTRUCTIONS[construction].rule
+    drawing = RandomDraws(tiny_drafter(tiny_target()), rule, LEVELS_OF[construction], 7)
+    with torch.no_grad():
+        lowered = lower(export_drafter_plugin(drawing), "w8a8")
+    assert Counter(node.op_type for node in lowered.graph)["DrawStep"] == len(LEVELS_OF[construction])
+    assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
+
+
+@pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "medusa"])
+def test_every_drafter_is_one_program(variant):
+    drafter = tiny_drafter_of(tiny_target(), variant)
+    drafter.prepare(90, LEVELS)
+    with torch.no_grad():
+        network = lower(export_drafter_plugin(BeamSearch(drafter, 3, LEVELS, 4)), "w8a8")
+    assert [node.op_type for node in fuse(network).graph] == ["Program"]
+
+
+def test_what_surrounds_a_projection_is_part_of_it():
+    lowered = lowered_drafter()
+    inputs = Counter(
+        (node.op_type, getattr(node.attributes.get("activation"), "value", None), node.attributes["inputs"].value)
+        for node in lowered.graph
+        if node.op_type.startswith("Linear")
+    )
+    blocks = len(tiny_drafter(tiny_target()).blocks)
+    assert inputs == {
+        ("Linear", "none", "scale,bias"): 1,  # the context, once
+        ("Linear", "none", "scale,residual"): 1,  # the root's state with its own context
+        ("Linear", "none", "scale,residual,residual_rows"): LEVELS - 1,
+        ("Linear", "silu", "scale,bias,residual"): LEVELS * blocks,
+        ("Linear", "none", "scale"): LEVELS + LEVELS - 1,  # the output layer, and the part of a token in a state
+        ("Linear", "silu_last", "scale,bias,residual,rows"): LEVELS - 1,
+        ("LinearTopK", None, "scale,ids"): LEVELS,
+    }
+    tables = {node.inputs[-1] for node in lowered.graph if node.op_type == "LinearTopK"}
+    assert len(tables) == 1, "the hot ids are stored once"
+
+
+def test_the_native_form_has_standard_operators_alone():
+    network = export_target_native(tiny_target(), CACHE)
+    counts = Counter(node.op_type for node in network.graph)
+    assert {node.domain for node in network.graph} == {""}
+    assert (counts["RotaryEmbedding"], counts["TensorScatter"], counts["Attention"]) == (4, 4, 2)
+
+
+@pytest.fixture(scope="module")
+def plugin_form() -> ir.Model:
+    """The tiny target's network."""
+    return export_target_plugin(tiny_target(), CACHE)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_lowering_fuses_everything_around_a_multiplication(plugin_form, precision):
+    before = [str(node) for node in plugin_form.graph]
+    lowered = lower(plugin_form, precision)
+    assert [str(node) for node in plugin_form.graph] == before
+    counts = Counter(node.op_type for node in lowered.graph)
+    assert counts == {"Embedding": 1, "Linear": 9, "TreeAttention": 2, "RMSNorm": 1}
+    scale = "scale," if precision == "int8" else ""
+    inputs = [node.attributes["inputs"].value for node in lowered.graph if node.op_type == "Linear"]
+    residual = f"{scale}residual"
+    layer = [f"{scale}bias,norm", residual, f"{scale}norm", residual]
+    assert inputs == [*layer, *layer, f"{scale}norm,rows"]
+
+
+def test_an_unknown_precision_is_refused(plugin_form):
+    with pytest.raises(ValueError, match="dtype 'fp8'"):
+        lower(plugin_form, "fp8")

@@ -1,0 +1,66 @@
+"""Progress in a log: a line at least every LINE_S, done and total, and a time left that is never negative."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from redraft.console import progress
+
+
+def shown_lines(monkeypatch, work, total: int = 20_000) -> list[str]:
+    monkeypatch.setattr(progress, "LINE_S", 0.05)
+    text = io.StringIO()
+    with progress.progress("distill", total, "tokens", "loading", Console(file=text)) as shown:
+        work(shown)
+    return text.getvalue().splitlines()
+
+
+def test_a_log_gets_lines_while_a_library_computes(monkeypatch):
+    """Without an update between them."""
+    *lines, last = shown_lines(monkeypatch, lambda shown: time.sleep(1.0))
+    assert len(lines) >= 3
+    assert set(lines) == {"distill: 0 of 20,000 tokens (loading)"}
+    assert re.fullmatch(r"distill: 0 tokens in \d+ s", last)
+
+
+def test_a_line_says_done_total_rate_and_time_left(monkeypatch):
+    def work(shown: progress.Progress) -> None:
+        shown.begin(2_400)
+        shown.update(12_400, "step 7")
+        time.sleep(1.0)
+
+    *lines, last = shown_lines(monkeypatch, work)
+    pattern = r"distill: 12,400 of 20,000 tokens, [\d,]+/s, about \d+ s left \(step 7\)"
+    assert lines
+    assert all(re.fullmatch(pattern, line) for line in lines), lines
+    assert last.startswith("distill: 10,000 tokens in ")
+
+
+def test_more_than_the_total_leaves_no_time(monkeypatch):
+    def work(shown: progress.Progress) -> None:
+        shown.update(20_300, "")
+        time.sleep(0.3)
+
+    lines = shown_lines(monkeypatch, work)
+    assert len(lines) > 1
+    assert all(" 20,000 of 20,000 tokens, " in line and line.endswith("about 0 s left") for line in lines[:-1]), lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-200, "0 s"), (59.6, "60 s"), (120, "2 min"), (5_900, "98 min"), (6_000, "1 h 40 min"), (86_400, "24 h 0 min")],
+)
+def test_durations_are_read_at_a_glance(seconds, text):
+    assert progress.duration(seconds) == text
+
+
+def test_a_terminal_gets_a_bar():
+    text = io.StringIO()
+    with progress.progress("tune", 10, "rows", console=Console(file=text, force_terminal=True, width=120)) as shown:
+        shown.update(10)
+    assert "tune: 10 of 10 rows" in text.getvalue()

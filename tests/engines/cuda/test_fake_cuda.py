@@ -1,0 +1,159 @@
+"""The exported programs on fake CUDA tensors: shapes, dtypes and devices as on a GPU, without its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.export.passes import move_to_device_pass
+
+from redraft.batch import DraftBatch, DraftSampling
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.engines import load_engine
+from redraft.engines.cuda.graphs import FixedCalls, Inputs
+from redraft.engines.torch import TorchEngine
+from redraft.plugins.cuda.launch import TORCH_DTYPES
+from redraft.plugins.operators.tree_attention import torch_op
+from tests.engines.draws import LEVELS, SUPPORT
+from tests.engines.tiny import VOCAB, bundle_of_methods, chain, make_batch, tiny_drafter_of, tiny_lm
+
+CUDA = torch.device("cuda", 0)
+HIDDEN = tiny_lm().config.hidden_size
+DRAWS = ("independent",)
+METHODS = {
+    "fp32": ("recurrent", "eagle"),
+    "bf16": ("recurrent", "medusa", "hidden_state", "eagle", "draft_lm", *DRAWS),
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+HOT = 50
+"""Tokens that a tiny drafter knows."""
+COUNT = 3
+"""Sequences of a batch."""
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def bundle(request, tmp_path_factory):
+    target = tiny_lm()
+    methods: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for name in METHODS[request.param]:
+        if name in DRAWS:
+            plan = {"construction": name, "levels": LEVELS[name], "support": SUPPORT, "ngram": False}
+            methods[name] = tiny_drafter_of(target, "recurrent"), plan
+        else:
+            methods[name] = tiny_drafter_of(target, name), {"resample_above": 0 if name == "hidden_state" else None}
+    folder = tmp_path_factory.mktemp("fake")
+    return bundle_of_methods(folder, target, methods, backend="torch", precision=request.param)
+
+
+def declared(kernel, inputs, attributes) -> list[torch.Tensor]:
+    """What the launch of a kernel checks and gives, without the launch."""
+    for argument, tensor in zip(kernel.inputs, inputs, strict=True):
+        wanted = (TORCH_DTYPES[argument.dtype], True, "cuda")
+        found = (tensor.dtype, tensor.is_contiguous(), tensor.device.type)
+        assert found == wanted, f"{kernel.name}: {argument.name}"
+    sizes = kernel.sizes([tensor.shape for tensor in inputs], attributes)
+    names = [argument.name for argument in kernel.inputs]
+    return [
+        inputs[names.index(output.in_place_of)]
+        if output.in_place_of
+        else torch.empty([sizes[n] for n in output.shape], dtype=TORCH_DTYPES[output.dtype], device=CUDA)
+        for output in kernel.outputs
+    ]
+
+
+def fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A CUDA tensor like this one, which is real or of a mode of its own."""
+    with tensor.fake_mode if isinstance(tensor, FakeTensor) else mode:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=CUDA)
+
+
+@pytest.fixture
+def engine(bundle, monkeypatch):
+    """Loaded onto a GPU that there is not. Its calls run the programs and raise `Ran`."""
+    mode = FakeTensorMode()
+
+    def move(program, device):
+        """`Tensor.to` would initialize CUDA."""
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "to", lambda tensor, _: fake(tensor, mode))
+            return move_to_device_pass(program, device)
+
+    def load(path, load=torch.export.load):
+        with unset_fake_temporarily():
+            return load(path)
+
+    def call(calls: FixedCalls, inputs: Inputs, sizes: dict[str, int] | None = None):
+        """The function on zeros, with the inputs' shapes and dtypes."""
+        given = {}
+        for name, x in inputs.items():
+            dtype = torch.from_numpy(x).dtype if isinstance(x, np.ndarray) else x.dtype
+            given[name] = torch.zeros((sizes or {}).get(name, len(x)), *x.shape[1:], dtype=dtype, device=CUDA)
+        raise Ran(calls._function(given))
+
+    monkeypatch.setattr(torch.export, "load", load)
+    monkeypatch.setattr("redraft.engines.torch.move_to_device_pass", move)
+    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: CUDA)
+    monkeypatch.setattr("redraft.engines.torch.available_graphs", lambda _: None)
+    monkeypatch.setattr("redraft.engines.torch.require_kernels", lambda *_: None)
+    monkeypatch.setattr("redraft.engines.cuda.device.free_bytes", lambda _: 1 << 40)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "no GPU")
+    monkeypatch.setattr(FixedCalls, "__call__", call)
+    monkeypatch.setattr(FixedCalls, "eager", call)
+    monkeypatch.setattr(TorchEngine, "self_test", lambda _: None)
+    monkeypatch.setattr(torch, "as_tensor", lambda given, device: given)
+    with mode:
+        engine = load_engine(bundle)
+        usual = torch_op.tree_attention._abstract_fn
+        torch.library.register_fake(torch_op.tree_attention, lambda *given: torch_op.by_kernels(*given, run=declared))
+        yield engine
+        torch.library.register_fake(torch_op.tree_attention, usual)
+
+
+def ran(call) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of what the call's program gives."""
+    with pytest.raises(Ran) as raised:
+        call()
+    (outputs,) = raised.value.args
+    assert all(output.device.type == "cuda" for output in outputs)
+    return [(tuple(output.shape), output.dtype) for output in outputs]
+
+
+def test_the_target_steps(bundle, engine: TorchEngine):
+    """A decode step in its bucket, and a step with a part of a prompt."""
+    dtype = DTYPES[bundle.config.precision]
+    tree, prompt = chain(0, [], [5, 6, 7]), chain(1, [], [4] * 9, causal=True)
+    assert ran(lambda: engine.execute(make_batch([tree]))) == [((4, VOCAB), dtype), ((4, HIDDEN), dtype)]
+    batch = make_batch([tree, prompt])
+    batch.logit_rows = batch.logit_rows[:3]
+    assert ran(lambda: engine.execute(batch)) == [((3, VOCAB), dtype), ((12, HIDDEN), dtype)]
+
+
+def test_every_drafter_drafts(bundle, engine: TorchEngine):
+    """From hidden states in the bundle's precision; what comes to the host is float32 and int32."""
+    hidden = torch.zeros(COUNT, HIDDEN, dtype=DTYPES[bundle.config.precision], device=CUDA)
+    batch, methods, count = DraftBatch.of_roots(hidden, np.ones(COUNT, np.int32)), bundle.config.methods, COUNT + 1
+    for name, drafter in engine.drafters.items():
+        if name in DRAWS:
+            rows = sum(RANDOM_CONSTRUCTIONS[name].shape(LEVELS[name]).noise_rows)
+            noise, ones = np.zeros((COUNT, rows, SUPPORT), np.float32), np.ones(COUNT, np.float32)
+            sampling = DraftSampling(noise, ones, np.zeros(COUNT, np.int32), ones)
+            found = ran(lambda drafter=drafter, sampling=sampling: drafter.draw(batch, sampling))
+            assert [dtype for _, dtype in found] == [torch.int32, torch.float32, torch.int32], name
+            continue
+        levels = methods[name].beam_length
+        nodes, levels_of_all = (count, levels, methods[name].beam_width), count * levels
+        candidates = (*nodes, methods[name].candidates)
+        expected = [(candidates, torch.int32), (candidates, torch.float32), (nodes, torch.int32)]
+        chained = [((levels_of_all, HOT), torch.float32)] if name == "hidden_state" else []
+        assert ran(lambda drafter=drafter: drafter.draft(batch)) == expected + chained, name
+        if chained:
+            chains, roots = [np.zeros((2, HOT), np.float32)] * COUNT, np.zeros(COUNT, np.int32)
+            found = ran(lambda drafter=drafter, chains=chains, roots=roots: drafter.resample(chains, roots))
+            assert [dtype for _, dtype in found] == [torch.int32, torch.float32, torch.int32]
+
+
+class Ran(Exception):
+    """What a program gave."""

@@ -1,0 +1,120 @@
+"""Tokens chosen on the device are the host's: over odd vocabularies, all settings, ties, and mixed batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from redraft.decoding.sampling import Sampler
+from redraft.engines.cuda import sampling as choice
+from redraft.engines.cuda.sampling import choose
+from redraft.engines.cuda.transfer import Results
+from redraft.request import SamplingConfig
+from tests.engines.tiny import chain, make_batch, random_tree
+
+SETTINGS = {
+    "greedy": {},
+    "temperature": {"temperature": 0.8},
+    "hot": {"temperature": 3.0},
+    "cold": {"temperature": 0.01},
+    "cold, filtered": {"temperature": 0.01, "top_k": 50, "top_p": 0.9},
+    "top-k": {"top_k": 7},
+    "top-k of all": {"top_k": 2000},
+    "top-p": {"top_p": 0.7},
+    "top-p of one": {"top_p": 1e-6},
+    "both": {"temperature": 1.3, "top_k": 40, "top_p": 0.95},
+}
+CPU = torch.device("cpu")
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
+
+
+def sampler(setting: dict, seed: int, position: int) -> Sampler:
+    made = Sampler(SamplingConfig(**setting, seed=seed), [1, 2])
+    made.position = position
+    return made
+
+
+def steps_of(rng: np.random.Generator, count: int):
+    """Trees and, last, the end of a prompt of which only the last row has logits; what each row's depth is."""
+    trees = [random_tree(rng, slot, [1] * int(rng.integers(1, 30)), int(rng.integers(1, 9))) for slot in range(count)]
+    batch = make_batch([*trees, chain(count, [3] * 5, [4] * 6, causal=True)])
+    batch.logit_rows = np.append(batch.logit_rows[:-6], batch.logit_rows[-1:])
+    depths = [[len(tree.path(row)) - len(tree.context) - 1 for row in range(len(tree.tokens))] for tree in trees]
+    return batch, [*depths, [0]]
+
+
+def on_host(logits: np.ndarray, chooser: Sampler, depth: int) -> int:
+    position, chooser.position = chooser.position, chooser.position + depth
+    token = chooser.choose(logits)
+    chooser.position = position
+    return token
+
+
+@pytest.mark.parametrize("vocab_size", [2, 111, 1031])
+@pytest.mark.parametrize("tied", [False, True], ids=["distinct", "ties"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_row_has_the_token_that_its_sampler_would_choose(device, vocab_size, tied, monkeypatch):
+    """Sequences of all settings in one step; rows are drawn from a few at a time."""
+    monkeypatch.setattr(choice, "AT_ONCE", 5 * vocab_size + 1)
+    rng = np.random.default_rng(vocab_size)
+    for first in range(0, 200, 20):
+        batch, depths = steps_of(rng, len(SETTINGS))
+        settings = [*SETTINGS.values(), {"temperature": 1.0}]
+        samplers = [sampler(s, 2**64 - 1 - first - b, int(rng.integers(0, 99))) for b, s in enumerate(settings)]
+        samplers[-1].position = 0
+        logits = (3 * rng.standard_normal((len(batch.logit_rows), vocab_size))).astype(np.float32)
+        logits[:, 1] = -np.inf
+        if tied:
+            logits = np.round(logits)
+        given = torch.from_numpy(logits).to(device)
+        rows, start = choose(given, batch, samplers, Results(given.device)), 0
+        for made, of_rows in zip(samplers, depths, strict=True):
+            found = rows[start : start + len(of_rows)]
+            expected = [on_host(logits[start + row], made, depth) for row, depth in enumerate(of_rows)]
+            np.testing.assert_array_equal(found, np.array(expected, np.int32), strict=True)
+            start += len(of_rows)
+
+
+def test_sequences_without_a_sampler_have_their_logits():
+    rng = np.random.default_rng(1)
+    batch, depths = steps_of(rng, 4)
+    samplers = [None, sampler({}, 0, 3), sampler({"top_p": 0.5}, 1, 3), None, None]
+    logits = rng.standard_normal((len(batch.logit_rows), 111)).astype(np.float32)
+    rows, start = choose(torch.from_numpy(logits).bfloat16(), batch, samplers, Results(CPU)), 0
+    rounded = torch.from_numpy(logits).bfloat16().float().numpy()
+    for made, of_rows in zip(samplers, depths, strict=True):
+        found, own = rows[start : start + len(of_rows)], rounded[start : start + len(of_rows)]
+        if made is None:
+            np.testing.assert_array_equal(found, own, strict=True)
+        else:
+            assert found.tolist() == [on_host(own[row], made, depth) for row, depth in enumerate(of_rows)]
+        start += len(of_rows)
+    everything = choose(torch.from_numpy(logits), batch, None, Results(CPU))
+    np.testing.assert_array_equal(everything, logits, strict=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_logits_in_bf16_give_the_tokens_of_their_float32_copy(device):
+    """Each bf16 number is a float32 number, and of equals the first is taken: rounding makes many equals."""
+    rng = np.random.default_rng(3)
+    batch, depths = steps_of(rng, len(SETTINGS))
+    samplers = [sampler(setting, 5, 1) for setting in (*SETTINGS.values(), {})]
+    logits = torch.from_numpy(rng.standard_normal((len(batch.logit_rows), 1031)).astype(np.float32) + 40).bfloat16()
+    largest = logits.float().amax(1, keepdim=True)
+    assert ((logits.float() == largest).sum(1) > 1).any()
+    given = logits.to(device)
+    found, expected = (choose(x, batch, samplers, Results(given.device)) for x in (given, given.float()))
+    start = 0
+    for of_rows in depths:
+        rows = slice(start, start + len(of_rows))
+        np.testing.assert_array_equal(found[rows].copy(), expected[rows], strict=True)
+        start += len(of_rows)
+
+
+@pytest.mark.parametrize("chooser", [None, sampler({}, 0, 0), sampler({"top_p": 0.5}, 0, 0)])
+def test_a_step_may_have_no_logit_rows(chooser):
+    batch = make_batch([chain(0, [], [4, 5], causal=True)])
+    batch.logit_rows = batch.logit_rows[:0]
+    choose(torch.zeros(0, 111), batch, [chooser], Results(CPU))

@@ -1,0 +1,78 @@
+"""Both TensorRT targets over a stand-in library whose engines compute: buckets, padding, buffers, results."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from redraft.engines import load_engine
+from redraft.engines.hidden import on_host
+from redraft.engines.tensorrt.session import Session
+from tests.engines.tensorrt_bundles import BACKENDS, bundle_of
+from tests.engines.tiny import (
+    VOCAB,
+    chain,
+    expected,
+    make_batch,
+    random_tree,
+    tiny_lm,
+)
+
+
+@pytest.mark.parametrize(
+    ("backend", "make_target", "precision", "tolerance"),
+    [*((backend, *case) for backend, case in BACKENDS.items()), ("tensorrt_rtx", tiny_lm, "bf16", 0.15)],
+)
+def test_steps_are_those_of_the_module(backend, make_target, precision, tolerance, monkeypatch, tmp_path):
+    """Prompts beyond a tree's rows, trees with an absent neighbour between them, commits; steps of the same and of
+    other extents."""
+    target = make_target()
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, target=make_target(), precision=precision))
+    rng = np.random.default_rng(0)
+    contexts = {slot: rng.integers(0, VOCAB, n).tolist() for slot, n in ((0, 11), (1, 16), (3, 5), (4, 1))}
+
+    def check(step: list) -> None:
+        batch = make_batch(step, words=1)
+        batch.logit_rows = batch.logit_rows[:: 1 if len(batch.logit_rows) % 3 else 2]
+        logits, hidden = engine.execute(batch)
+        for found, want in zip((logits, on_host(hidden)), expected(target, step), strict=True):
+            want = want[batch.logit_rows] if found is logits else want
+            assert found.dtype == np.float32
+            error = np.abs(found - want) / np.abs(want).max()
+            assert error.max() < tolerance
+            assert np.sqrt(np.square(error).mean()) < tolerance / 5
+
+    check([chain(slot, [], tokens, causal=True) for slot, tokens in contexts.items()])
+    first = random_tree(rng, 1, contexts[1], 8)
+    check([random_tree(rng, 3, contexts[3], 3), first, chain(0, contexts[0], [7])])
+    path = first.ancestors(7)[::-1]
+    accepted = contexts[1] + [first.tokens[row] for row in path]
+    for _ in range(2):  # the second time it is the same extent, and the committed rows stay
+        step = dataclasses.replace(random_tree(rng, 1, accepted, 4), commit=path)
+        check([step, chain(4, contexts[4], [3, 4], causal=True)])
+        accepted, path = accepted + step.tokens[:1], [0]
+    check([chain(2, [], rng.integers(0, VOCAB, 16).tolist(), causal=True), random_tree(rng, 1, accepted[:-1], 5)])
+    check([random_tree(rng, 3, contexts[3], 8)])
+
+
+def test_a_step_is_padded_to_the_bucket_that_wastes_least(monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False))
+    chosen, step = [], Session.step
+    monkeypatch.setattr(Session, "step", lambda self, number: chosen.append(number) or step(self, number))
+    extents = engine._target._extents
+    for rows in ([1], [2], [8], [1, 1, 1], [8, 8]):
+        engine.execute(make_batch([chain(slot, [], [5] * n, causal=True) for slot, n in enumerate(rows)], words=1))
+    assert [(extents.steps[n].sequences, extents.steps[n].rows) for n in chosen] == [
+        *[(1, 1), (1, 2), (1, 8)],
+        *[(4, 4), (2, 16)],
+    ]
+
+
+def test_batches_beyond_the_limits_are_refused(monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path))
+    with pytest.raises(ValueError, match="slots is 5: expected 0 to 4"):
+        engine.execute(make_batch([chain(5, [], [1])], words=1))
+    with pytest.raises(ValueError, match=r"input_ids has shape \(1, 17\), which is beyond the shapes"):
+        engine.execute(make_batch([chain(1, [], [1] * 17, causal=True)], words=1))

@@ -1,0 +1,120 @@
+"""A target split over ranks gives what the whole one gives."""
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+
+from model_defs.target.attention import causal_attend
+from model_defs.target.model import Target
+from model_defs.target.shards import Shard, plan_shards, ranges, rank_join, shard_target, sharded_weights
+from redraft.plugins.operators.all_reduce.reference import all_reduce
+from tests.engines.tiny import random_model, tiny_lm, tiny_target
+
+SMOLLM2 = dataclasses.replace(
+    tiny_target().config,
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_size=64,
+)
+
+
+def uneven_target() -> Target:
+    """Three KV groups of two heads, with biases, and an odd number of MLP columns."""
+    changes = {"num_heads": 6, "num_kv_heads": 3, "intermediate_size": 201}
+    return random_model(dataclasses.replace(tiny_target().config, **changes))
+
+
+def run_ranks(target: Target, ranks: int, ids: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Hidden states of every rank, and the logits of all, computed by a thread for each."""
+    plan = plan_shards(target.config, ranks)
+    parts = [torch.empty(0)] * ranks
+    barrier = threading.Barrier(ranks, timeout=20)
+    hidden, logits = [torch.empty(0)] * ranks, [torch.empty(0)] * ranks
+
+    def run(rank: int, shard: Shard) -> None:
+        def reduce(part: torch.Tensor) -> torch.Tensor:
+            parts[rank] = part
+            barrier.wait()
+            total = all_reduce(torch.stack(parts))
+            barrier.wait()
+            return total
+
+        own = shard_target(target, shard)
+        with torch.inference_mode():
+            attend = causal_attend(own.config, ids.shape[-1])
+            hidden[rank] = own(ids, attend, rank_join(rank, reduce))
+            logits[rank] = own.lm_head(hidden[rank])
+
+    threads = [threading.Thread(target=run, args=job) for job in enumerate(plan)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return hidden, torch.cat(logits, dim=-1)
+
+
+@pytest.mark.parametrize(("target", "ranks"), [(uneven_target(), 2), (uneven_target(), 3), (tiny_lm(), 2)])
+def test_the_shards_together_are_the_target(target, ranks):
+    ids = torch.randint(0, target.config.vocab_size, (3, 17), generator=torch.Generator().manual_seed(2))
+    hidden, logits = run_ranks(target, ranks, ids)
+    with torch.inference_mode():
+        expected = target(ids, causal_attend(target.config, 17))
+        torch.testing.assert_close(hidden[0], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, target.lm_head(expected), rtol=1e-4, atol=1e-3)
+    for other in hidden[1:]:
+        assert torch.equal(other, hidden[0])
+
+
+def test_a_residual_that_every_rank_adds_is_seen(monkeypatch):
+    join = rank_join
+    monkeypatch.setitem(globals(), "rank_join", lambda rank, reduce: join(0, reduce))
+    with pytest.raises(AssertionError, match="not close"):
+        test_the_shards_together_are_the_target(uneven_target(), 2)
+
+
+def test_every_weight_is_in_one_shard():
+    target = uneven_target()
+    parts = [shard_target(target, shard) for shard in plan_shards(target.config, 2)]
+    assert sum(sharded_weights(part) for part in parts) == sharded_weights(target)
+    for layer, own in enumerate(target.layers):
+        total = sum(part.layers[layer].qkv.weight.sum() for part in parts)
+        torch.testing.assert_close(total, own.qkv.weight.sum(), rtol=1e-4, atol=1e-3)
+
+
+def test_smollm2_on_two_ranks():
+    plan = plan_shards(SMOLLM2, 2)
+    assert [len(shard.kv_heads) for shard in plan] == [2, 1]
+    with torch.device("meta"):
+        whole = Target(SMOLLM2)
+    parts = [sharded_weights(shard_target(whole, shard)) for shard in plan]
+    assert sum(parts) == sharded_weights(whole)
+    assert max(parts) <= 0.51 * sum(parts), "the MLP's columns balance the uneven KV groups"
+    assert all(shard.mlp_columns.start % 32 == 0 for shard in plan)
+
+
+def test_more_ranks_than_kv_groups():
+    with pytest.raises(ValueError, match=r"4 tensor-parallel ranks: expected 1 to 3, the target's number of KV groups"):
+        plan_shards(SMOLLM2, 4)
+
+
+@pytest.mark.parametrize(
+    ("shares", "total", "expected"),
+    [
+        ([1.0, 1.0], 111, [range(64), range(64, 111)]),
+        ([1.0, 1.0, 1.0], 5, [range(2), range(2, 3), range(3, 5)]),
+        ([100.0, 1.0], 3, [range(2), range(2, 3)]),
+    ],
+)
+def test_ranges(shares, total, expected):
+    assert list(ranges(shares, total, 32)) == expected
+
+
+def test_too_few_columns():
+    with pytest.raises(ValueError, match="2 columns for 3 ranks"):
+        list(ranges([1.0] * 3, 2, 32))

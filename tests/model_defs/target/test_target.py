@@ -1,0 +1,173 @@
+"""The target against transformers: fp32 logits within 1e-4, equal last hidden states, cached or not."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from model_defs.target.attention import DenseCache, causal_attend
+from model_defs.target.fingerprint import target_fingerprint
+from model_defs.target.model import Target
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+FAMILIES = {
+    "llama 2": LlamaConfig(**SHAPE | {"num_key_value_heads": 6}),
+    "llama 3": LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
+    "vicuna 16k": LlamaConfig(**SHAPE | {"num_key_value_heads": 6, "rms_norm_eps": 1e-5}, rope_parameters=LINEAR_ROPE),
+    "smollm2": LlamaConfig(**SHAPE, tie_word_embeddings=True, rms_norm_eps=1e-5),
+    "mistral": MistralConfig(**SHAPE, head_dim=16, sliding_window=None),
+    "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
+}
+MODELS = {"llama": LlamaForCausalLM, "mistral": MistralForCausalLM, "qwen2": Qwen2ForCausalLM}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tiny(request, tmp_path_factory):
+    """A random transformers model, norms and biases included, and our target loaded from its saved folder."""
+    torch.manual_seed(0)
+    config = FAMILIES[request.param]
+    reference = MODELS[config.model_type](config).eval()
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                weight.add_(torch.randn_like(weight) * 0.3)
+    folder = tmp_path_factory.mktemp("tiny")
+    reference.save_pretrained(folder)
+    return reference, Target.from_folder(folder), folder
+
+
+@torch.no_grad()
+def assert_parity(reference, target, input_ids):
+    expected = reference(input_ids, output_hidden_states=True)
+    hidden = target(input_ids, causal_attend(target.config, input_ids.shape[1]))
+    torch.testing.assert_close(target.lm_head(hidden), expected.logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(hidden, expected.hidden_states[-1], atol=1e-4, rtol=1e-5)
+
+
+def test_tiny_parity(tiny):
+    reference, target, _ = tiny
+    assert_parity(reference, target, torch.randint(0, 97, (3, 150)))
+
+
+@torch.no_grad()
+def test_cache_in_ragged_chunks_equals_whole_sequences(tiny):
+    _, target, _ = tiny
+    input_ids = torch.randint(0, 97, (2, 40))
+    whole = target(input_ids, causal_attend(target.config, 40))
+    cache = DenseCache(target.config, 2, 40, whole)
+    first = target(input_ids[:, :20], cache.attend)
+    torch.testing.assert_close(first, whole[:, :20], atol=1e-4, rtol=1e-5)
+    cache.starts += torch.tensor([20, 7])
+    staggered = torch.stack([input_ids[0, 20:30], input_ids[1, 7:17]])
+    out = target(staggered, cache.attend)
+    torch.testing.assert_close(out, torch.stack([whole[0, 20:30], whole[1, 7:17]]), atol=1e-4, rtol=1e-5)
+
+
+def assert_dtypes(target: Target, expected: set[torch.dtype]) -> None:
+    assert {weight.dtype for weight in target.parameters()} == expected
+    assert (target.lm_head.weight is target.embedding.weight) == target.config.tie_embeddings
+
+
+def test_weights_are_loaded_in_the_dtype_asked_for_or_as_stored(tiny, tmp_path):
+    _, target, folder = tiny
+    assert_dtypes(target, {torch.float32})
+    half = Target.from_folder(folder, torch.bfloat16)
+    assert_dtypes(half, {torch.bfloat16})
+    for name, weight in target.state_dict().items():
+        assert torch.equal(half.state_dict()[name], weight.bfloat16()), name
+    stored = {name: weight.bfloat16() for name, weight in load_file(folder / "model.safetensors").items()}
+    names = sorted(stored)
+    save_file({name: stored[name] for name in names[::2]}, tmp_path / "model-1.safetensors")
+    save_file({name: stored[name] for name in names[1::2]}, tmp_path / "model-2.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    as_stored = Target.from_folder(tmp_path, None)
+    assert_dtypes(as_stored, {torch.bfloat16})
+    assert target_fingerprint(as_stored) == target_fingerprint(target) == target_fingerprint(half)
+    for name, weight in half.state_dict().items():
+        assert torch.equal(as_stored.state_dict()[name], weight), name
+
+
+class Allocated(TorchDispatchMode):
+    """Follows the bytes of all tensors that operations made and that are still there."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        seen = {arg.untyped_storage().data_ptr() for arg in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(arg)}
+        if torch.is_tensor(out) and out.device.type == "cpu" and out.untyped_storage().data_ptr() not in seen:
+            storage = out.untyped_storage()
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self.free, storage.nbytes())
+        return out
+
+    def free(self, count: int) -> None:
+        self.now -= count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_loading_takes_the_targets_memory_and_no_more(tmp_path, dtype):
+    """The largest weight's beside it, as stored: one weight at a time is concatenated and converted."""
+    config = LlamaConfig(**SHAPE | {"num_hidden_layers": 12})
+    LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    with Allocated() as allocated:
+        target = Target.from_folder(tmp_path, dtype)
+    whole = sum(weight.nbytes for weight in target.parameters())
+    largest = max(weight.numel() for weight in target.parameters())
+    assert whole <= allocated.most <= whole + 2 * largest
+
+
+def test_names_missing_and_misshaped_weights(tiny, tmp_path):
+    folder = tiny[2]
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(FileNotFoundError, match=r"no \.safetensors file"):
+        Target.from_folder(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    bad = weights | {"model.norm.weight": torch.ones(5)}
+    save_file(bad, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"norm.weight has shape \(5,\), expected \(48,\)"):
+        Target.from_folder(tmp_path)
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"'model.layers.1.mlp.down_proj.weight' is missing"):
+        Target.from_folder(tmp_path)
+
+
+def test_smollm2_parity(smollm2):
+    reference = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    assert_parity(reference, Target.from_folder(smollm2), torch.randint(0, 49152, (2, 100)))

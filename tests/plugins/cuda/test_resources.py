@@ -1,0 +1,144 @@
+"""Registers, spills, occupancy and instructions of the compiled kernels, and regressions that must fail."""
+
+import re
+import shutil
+
+import pytest
+
+from redraft.plugins.cuda import compile
+from redraft.plugins.cuda.declaration import PLUGINS
+from redraft.plugins.cuda.resources import LIMITS, THREADS, Instructions, Resources, parse_instructions, problems
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS, WRITE
+
+ALL = (*KERNELS, *FP32_KERNELS)
+FINE = Resources(32, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
+def test_kernels_stay_within_their_limits(architecture):
+    compiled = {}
+    for source in compile.sources():
+        found = compile.resources(source, architecture)
+        assert set(found) == {k.entry_for({"head_size": n}) for k in ALL if k.source == source for n in HEAD_SIZES}
+        compiled |= found
+    for name, (used, instructions) in compiled.items():
+        assert 0 < used.registers <= 255
+        assert not used.spills
+        assert used.shared <= 48 << 10, "TensorRT launches without opting in to more"
+        if architecture == "sm_90":
+            assert instructions is not None
+            assert problems(name, used, instructions) == []
+    assert set(LIMITS) == set(compiled)
+
+
+def test_the_occupancy_is_that_of_the_declared_threads():
+    assert {kernel.threads for kernel in ALL} == {THREADS}
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "resident"),
+    [(32, 0, 16), (33, 0, 12), (40, 0, 12), (64, 0, 8), (65, 0, 7), (168, 0, 3), (169, 0, 2), (255, 0, 2),
+     (32, 48 << 10, 4), (32, 227 << 10, 1), (32, 13 << 10, 16), (32, 14 << 10, 15)],
+)  # fmt: skip
+def test_resident_blocks_follow_registers_and_shared_memory(registers, shared, resident):
+    used = Resources(registers, 0, 0, 0, shared)
+    assert used.resident == resident
+    assert used.occupancy == resident / 16
+
+
+LISTING = """	.section	.text.f,"ax",@progbits
+.text.f:
+        /*0000*/                   LDG.E.128 R4, desc[UR6][R2.64] ;
+        /*0010*/              @!P0 LDG.E.128.CONSTANT R8, desc[UR6][R2.64] ;
+        /*0020*/                   LDG.E R8, desc[UR6][R2.64] ;
+.L_x_1:
+        /*0030*/              @P1  HMMA.16816.F32.BF16 R184, R48.reuse, R152, RZ ;
+        /*0040*/                   LDL.64 R4, [R1] ;
+.text.g:
+        /*0000*/                   STL [R1+0x4], R4 ;
+        /*0010*/              @!UP0 UIADD3 UR4, UR4, 0x1, URZ ;
+        /*0020*/                   LDSM.16.M88.4 R4, [R1] ;
+"""
+
+
+def test_instructions_are_counted_by_kernel():
+    assert parse_instructions(LISTING) == {"f": Instructions(2, 1, 1), "g": Instructions(0, 0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("used", "instructions", "message"),
+    [
+        (FINE._replace(registers=225), Instructions(24, 32, 0), "225 registers: expected at most 224"),
+        (FINE._replace(shared=120 << 10), Instructions(24, 32, 0), "1 resident blocks: expected at least 2"),
+        (FINE, Instructions(23, 32, 0), "23 loads of 16 bytes: expected at least 24"),
+        (FINE, Instructions(24, 64, 0), "64 products of tensor cores: expected 32"),
+        (FINE, Instructions(24, 32, 2), "2 loads and stores of local memory: expected none"),
+    ],
+)
+def test_each_limit_is_asserted(used, instructions, message):
+    name = "tree_attention_split_128"
+    assert problems(name, FINE, Instructions(24, 32, 0)) == problems(name, FINE, None) == []
+    assert problems(name, used, instructions) == [f"{name}: {message}"]
+    assert problems("other", FINE, None) == ["other: expected its limits in plugins/cuda/resources.py"]
+
+
+PLANTED = """
+extern "C" __global__ void tree_attention_combine_64(const float* x, const int* places, float* out) {
+    float kept[256];
+    for (int i = 0; i < 256; ++i) kept[i] = x[i * blockDim.x + threadIdx.x];
+    out[threadIdx.x] = kept[places[threadIdx.x] % 256];
+}
+"""
+
+
+def test_an_array_that_is_indexed_at_run_time_fails_the_command(tmp_path, monkeypatch, capsys):
+    source = tmp_path / "kernel.cu"
+    source.write_text(PLANTED)
+    monkeypatch.setattr(compile, "sources", lambda: [source])
+    said = compile.main(["sm_90"])
+    assert said is not None
+    assert "tree_attention_combine_64: registers spill to local memory on sm_90" in said
+    assert re.search(r"tree_attention_combine_64: \d+ loads and stores of local memory: expected none", said)
+    assert "tree_attention_combine_64" in capsys.readouterr().out
+
+
+def test_narrow_loads_fail_the_command(tmp_path, monkeypatch):
+    """The real kernel with loads of 4 bytes."""
+    for folder in ("cuda", "operators/tree_attention"):
+        (tmp_path / folder).mkdir(parents=True)
+        for path in (*(PLUGINS / folder).glob("*.cuh"), *(PLUGINS / folder).glob("kernel_fp32.cu")):
+            shutil.copy(path, tmp_path / folder)
+    rows, source = tmp_path / "operators/tree_attention/rows.cuh", tmp_path / "operators/tree_attention/kernel_fp32.cu"
+    wide = "return *reinterpret_cast<const uint4*>(from);"
+    narrow = "auto* x = reinterpret_cast<const uint32_t*>(from); return {x[0], x[1], x[2], x[3]};"
+    assert wide in rows.read_text()
+    rows.write_text(rows.read_text().replace(wide, narrow))
+    monkeypatch.setattr(compile, "sources", lambda: [source])
+    said = compile.main(["sm_90"]) or ""
+    for size in HEAD_SIZES:
+        assert f"tree_attention_commit_write_fp32_{size}: 0 loads of 16 bytes: expected at least 3" in said
+
+
+LOG = """ptxas info    : Function properties for tree_attention_combine_64
+    {} bytes stack frame, {} bytes spill stores, {} bytes spill loads
+ptxas info    : Used 32 registers, used 1 barriers, 2048 bytes smem
+"""
+
+
+@pytest.mark.parametrize("used", [(0, 0, 0), (8, 0, 0), (0, 4, 0), (0, 0, 12)])
+def test_a_spill_is_an_error_after_the_report(used, monkeypatch, capsys):
+    """Without a disassembler too, which the report says."""
+    logs = {"sm_80": LOG.format(0, 0, 0), "sm_90": LOG.format(0, 0, 0), "sm_100": LOG.format(*used)}
+    monkeypatch.setattr(compile, "sources", lambda: [WRITE.source])
+    monkeypatch.setattr(compile, "_nvcc", lambda arguments: logs[arguments[2].removeprefix("-arch=")])
+    monkeypatch.setattr(compile, "nvdisasm", lambda: None)
+    spills = "tree_attention_combine_64: registers spill to local memory on sm_100" if any(used) else None
+    assert compile.main() == spills
+    header, *rows, last = capsys.readouterr().out.splitlines()
+    assert re.split(r" {2,}", header) == ["kernel", "architecture", *compile.COLUMNS]
+    assert [row.split()[1:7] for row in rows] == [
+        [architecture, "32", *map(str, bytes_), "2048"]
+        for architecture, bytes_ in (("sm_80", (0, 0, 0)), ("sm_90", (0, 0, 0)), ("sm_100", used))
+    ]
+    assert rows[1].split()[7:] == ["16", "100%"]
+    assert last.startswith("nvdisasm not found: instructions are not counted. Install it with pip install nvidia-cuda-")

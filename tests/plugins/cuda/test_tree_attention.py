@@ -1,0 +1,172 @@
+"""The CUDA kernels' own source, run on the CPU: plugins/cuda/host_shim.cuh."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redraft.plugins.cuda.launch import run
+from redraft.plugins.operators.linear.pack import from_bf16_bits
+from redraft.plugins.operators.tree_attention import cuda
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import SPLIT
+from tests.plugins.attention_case import MIXED, Case, Sequence, make_case, make_levels
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def in_bf16(case: Case) -> Case:
+    case.arrays["qkv"] = torch.from_numpy(case.arrays["qkv"]).bfloat16().float().numpy()
+    return case
+
+
+def tensors(case: Case, padding: int = 0) -> dict[str, torch.Tensor]:
+    """The case's arrays as the kernels take them; the caches are copies."""
+    found = {name: torch.from_numpy(array.copy()) for name, array in case.arrays.items()}
+    for name in ("qkv", "positions", "tree_mask"):
+        found[name] = torch.cat([found[name], found[name].new_zeros(padding, *found[name].shape[1:])])
+    for name in ("k_cache", "v_cache"):
+        found[name] = found[name].view(torch.bfloat16)
+    return found | {"qkv": found["qkv"].bfloat16()}
+
+
+def attend(case: Case, arguments: dict[str, torch.Tensor], **options) -> torch.Tensor:
+    _, kv_heads, _, head_size = case.arrays["k_cache"].shape
+    sizes = {"num_heads": case.num_heads, "num_kv_heads": kv_heads, "head_size": head_size}
+    return cuda.tree_attention(**arguments, **sizes, **options)
+
+
+def expect_close(found: torch.Tensor, expected: np.ndarray) -> None:
+    """Queries and weights are rounded to bf16, 2^-9 at most, on the way to a bf16 result."""
+    error = np.abs(found.float().numpy() - expected)
+    assert error.max() < 0.04
+    assert np.sqrt((error**2).mean()) < 4e-3
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (4, 4, 64), (8, 1, 128), (6, 2, 128)])
+def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
+    case = in_bf16(make_case(rng, MIXED, dtype="bf16", heads=heads, kv_heads=kv_heads, head_size=head_size))
+    expected, k, v = case.reference()
+    arguments = tensors(case, padding=3)
+    out = attend(case, arguments)
+    expect_close(out[:-3], expected)
+    assert not out[-3:].any()
+    np.testing.assert_allclose(arguments["k_cache"].float().numpy(), k, atol=4e-2, rtol=0)
+    assert (arguments["k_cache"].float().numpy() != k).mean() < 0.01
+    np.testing.assert_array_equal(arguments["v_cache"].float().numpy(), v)
+
+
+def test_order_of_blocks_and_threads_does_not_matter(rng):
+    case = in_bf16(make_case(rng, MIXED, dtype="bf16", head_size=128, heads=6, kv_heads=2))
+    ascending, descending = tensors(case), tensors(case)
+    out = attend(case, ascending)
+    torch.testing.assert_close(attend(case, descending, run=partial(run, descending=True)), out, rtol=0, atol=0)
+    for name in ("k_cache", "v_cache"):
+        torch.testing.assert_close(ascending[name], descending[name], rtol=0, atol=0)
+
+
+def visible_counts(sequences: list[Sequence]) -> list[int]:
+    return [s.length + len(s.ancestors(row)) for s in sequences for row in range(s.rows)]
+
+
+def by_split(part: torch.Tensor, rows: int, heads: int) -> torch.Tensor:
+    """Partial results [splits, rows, heads, ...]; their memory holds more splits than there are."""
+    return part[: len(part) // (rows * heads) * rows * heads].unflatten(0, (-1, rows, heads))
+
+
+def check_every_visible_key_counts_once(case: Case, sequences: list[Sequence]) -> None:
+    """With queries of zero every weight is 1, so sums count keys and values add up without rounding."""
+    size = case.arrays["k_cache"].shape[3]
+    rows, heads = len(case.arrays["qkv"]), case.num_heads
+    case.arrays["qkv"] = np.round(4 * case.arrays["qkv"])
+    case.arrays["qkv"][:, : heads * size] = 0
+    for name in ("k_cache", "v_cache"):
+        values = torch.from_numpy(np.round(4 * from_bf16_bits(case.arrays[name]))).bfloat16()
+        case.arrays[name] = values.view(torch.uint16).numpy()
+    arguments = tensors(case)
+    captured = {}
+
+    def capture(kernel, *rest):
+        captured[kernel.name] = run(kernel, *rest)
+        return captured[kernel.name]
+
+    attend(case, arguments, run=capture)
+    partials, stats = (by_split(part, rows, heads) for part in captured[SPLIT.name])
+    sums = stats[..., 1].nan_to_num().sum(0)
+    counts = torch.tensor(visible_counts(sequences)).float()
+    torch.testing.assert_close(sums, counts[:, None].expand(rows, heads), rtol=0, atol=0)
+    total = torch.where(stats[..., 1:] > 0, partials, 0).sum(0)
+    expected = torch.from_numpy(case.reference()[0]).view(rows, heads, size) * counts[:, None, None]
+    torch.testing.assert_close(total, expected.round(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_every_visible_key_counts_once(rng, head_size):
+    case = make_case(rng, MIXED, dtype="bf16", heads=6, kv_heads=2, head_size=head_size)
+    check_every_visible_key_counts_once(case, MIXED)
+
+
+@st.composite
+def batches(draw):
+    sequences = []
+    for slot in draw(st.permutations(range(3))):
+        length = draw(st.integers(0, 150))
+        kind = draw(st.sampled_from(["tree", "chain", "chunk"]))
+        rows = draw(st.integers(1, 40))
+        parents = (
+            [-1, *(draw(st.integers(0, i)) for i in range(rows - 1))] if kind == "tree" else [*range(-1, rows - 1)]
+        )
+        commits = draw(st.lists(st.integers(0, 20), max_size=min(length, 6), unique=True).map(sorted))
+        sequences.append(Sequence(slot, length, rows if kind == "chunk" else parents, tuple(commits)))
+    return sequences
+
+
+@settings(max_examples=6, deadline=None)
+@given(batches(), st.sampled_from([(9, 3, 64), (3, 3, 128)]))
+def test_random_batches(sequences, shape):
+    heads, kv_heads, size = shape
+    rng = np.random.default_rng(3)
+    case = in_bf16(make_case(rng, sequences, dtype="bf16", heads=heads, kv_heads=kv_heads, head_size=size))
+    arguments = tensors(case)
+    expected, _, v = case.reference()
+    expect_close(attend(case, arguments), expected)
+    np.testing.assert_array_equal(arguments["v_cache"].float().numpy(), v)
+    check_every_visible_key_counts_once(case, sequences)
+
+
+def test_rows_over_the_committed_paths_own_places(rng):
+    """A chunk of more rows than a block writes, over the places that the commit still reads."""
+    sequences = [Sequence(slot=0, length=6, parents=150, commits=(0, 90, 140)), Sequence(slot=1, length=3, parents=2)]
+    case = in_bf16(make_case(rng, sequences, dtype="bf16", heads=3, kv_heads=1))
+    _, _, v = case.reference()
+    for descending in (False, True):
+        arguments = tensors(case)
+        attend(case, arguments, run=partial(run, descending=descending))
+        np.testing.assert_array_equal(arguments["v_cache"].float().numpy(), v)
+
+
+@pytest.mark.parametrize("words", [0, 1])
+def test_levels_behind_earlier_rows_and_chains_without_mask(rng, words):
+    case = in_bf16(make_levels(rng, words, "bf16"))
+    expected, _, _ = case.reference()
+    expect_close(attend(case, tensors(case)), expected)
+
+
+def test_tensors_that_do_not_fit_are_named(rng):
+    case = in_bf16(make_case(rng, MIXED, dtype="bf16"))
+    for name, value, message in [
+        ("qkv", torch.zeros(2, 3), "qkv is torch.float32: expected contiguous bf16"),
+        ("slots", torch.zeros(4, dtype=torch.int32), "cache_lengths has sequences 5: expected 4"),
+        ("positions", torch.zeros(7, dtype=torch.int32), "positions has rows 7: expected 93"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            attend(case, tensors(case) | {name: value})
+    with pytest.raises(ValueError, match="KV heads of size 32: expected a multiple, of size 64 or 128"):
+        cuda.tree_attention(**tensors(case), num_heads=9, num_kv_heads=3, head_size=32)

@@ -1,0 +1,389 @@
+"""The worker and its client over a real socket, on the toy engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import pytest
+import zmq
+
+from redraft.bundle.budget import BudgetTable
+from redraft.request import PROTOCOL_LIMITS, GenerateRequest
+from redraft.worker.client import WorkerClient, WorkerError, wait_for_worker
+from redraft.worker.server import Worker, main
+from tests.toy_worker import LIMITS, toy_runtime
+
+TOY_WORKER = Path(__file__).parents[1] / "toy_worker.py"
+NEVER_ENDING = {"end_id": -1, "max_tokens": 200}
+
+
+@pytest.fixture
+def worker(tmp_path):
+    """A worker in a thread, 5 ms per step; yields its socket path and its runtime."""
+    runtime = toy_runtime(0.005)
+    served = Worker(runtime, tmp_path / "w.sock")
+    thread = threading.Thread(target=served.run)
+    thread.start()
+    yield tmp_path / "w.sock", runtime
+    served.stop()
+    thread.join()
+    assert not (tmp_path / "w.sock").exists()
+
+
+@pytest.fixture
+def client(worker):
+    with WorkerClient(worker[0]) as connected:
+        assert connected.wait_connected(60)
+        yield connected
+
+
+def request(client, text="hello", **fields):
+    return GenerateRequest(**{"id": client.new_id(), "text": text, "max_tokens": 20, **fields})
+
+
+def wait_until(condition, timeout=60.0):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.01)
+
+
+def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, tmp_path, monkeypatch, capsys):
+    assert client.status(60).untuned == ["toy"]
+    monkeypatch.setattr("redraft.worker.server.Runtime.load", lambda *_: toy_runtime())
+    monkeypatch.setattr("redraft.worker.server.serve", lambda *_: None)
+    assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("redraft worker: not tuned: toy: as much is drafted however many requests run")
+    assert "build/tune.py --bundle some/bundle" in said
+    tuned = BudgetTable(entries=BudgetTable.constant(8).entries, measured={"step_ms": {}})
+    runtime = toy_runtime()
+    runtime.plans = {name: replace(plan, budget=tuned) for name, plan in runtime.plans.items()}
+    monkeypatch.setattr("redraft.worker.server.Runtime.load", lambda *_: runtime)
+    assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_stream_and_whole_answer_agree(client):
+    chunks = list(client.generate(request(client, stream=True, return_log_probs=True), timeout=60))
+    whole = client.complete(request(client, return_log_probs=True), timeout=60)
+    assert len(chunks) > 3
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
+    assert [value for chunk in chunks for value in chunk.log_probs or []] == whole.log_probs
+    assert chunks[-1].finish_reason == whole.finish_reason == "length"
+    assert whole.stats is not None
+    assert whole.stats.output_tokens == 20
+
+
+def test_text_and_its_token_ids_are_the_same_prompt(client, worker):
+    ids = worker[1].codec.encode("hello")
+    by_ids = client.complete(request(client, text=None, input_ids=ids), timeout=60)
+    assert by_ids.text == client.complete(request(client), timeout=60).text
+    echoed = client.complete(request(client, exclude_input_in_output=False), timeout=60)
+    assert echoed.text == "hello" + by_ids.text
+
+
+def test_a_long_text_takes_the_helper_thread(client):
+    answer = client.complete(request(client, text="a" * 200, bad_words=[f"x{i}" for i in range(20)]), timeout=60)
+    assert answer.stats.prompt_tokens == 200
+
+
+BAD = [
+    ({"text": None}, "exactly one of text and input_ids"),
+    ({"text": ""}, "text is empty"),
+    ({"text": 7}, "text: input should be a valid string, got 7"),
+    ({"text": "x" * 300}, "the prompt has 300 tokens: expected at most 255"),
+    ({"text": "x" * 100_000}, "100000 bytes cannot fit a context of 256 tokens: expected at most 1275 bytes"),
+    ({"text": None, "input_ids": []}, "input_ids is empty"),
+    ({"text": None, "input_ids": [1, 111]}, "input_ids: expected token ids below 111, got 111"),
+    ({"text": None, "input_ids": [-1]}, "input_ids.0: input should be greater than or equal to 0, got -1"),
+    ({"text": None, "input_ids": [1] * (2**20 + 1)}, "input_ids: expected at most 1048576 items, got 1048577"),
+    ({"text": None, "input_ids": "abc"}, "input_ids: input should be a valid list"),
+    ({"input_ids": [1]}, "exactly one of text and input_ids"),
+    ({"colour": "red"}, "colour: unknown field"),
+    ({"max_tokens": None}, "max_tokens: input should be a valid integer, got None"),
+    ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1, got 0"),
+    ({"max_tokens": -5}, "max_tokens: input should be greater than or equal to 1, got -5"),
+    ({"max_tokens": 256}, "max_tokens: expected at most 251 after a prompt of 5 tokens in a context of 256, got 256"),
+    ({"max_tokens": 99999999999}, "max_tokens: input should be less than or equal to 2147483647"),
+    ({"max_tokens": 3.5}, "max_tokens: input should be a valid integer, got 3.5"),
+    ({"max_tokens": True}, "max_tokens: input should be a valid integer, got True"),
+    ({"sampling": {"temperature": -0.1}}, "sampling.temperature: input should be greater than or equal to 0"),
+    ({"sampling": {"temperature": float("nan")}}, "sampling.temperature"),
+    ({"sampling": {"temperature": float("inf")}}, "sampling.temperature: expected a finite number, got inf"),
+    ({"sampling": {"temperature": "hot"}}, "sampling.temperature: input should be a valid number, got 'hot'"),
+    ({"sampling": {"top_p": 0}}, "sampling.top_p: input should be greater than 0, got 0"),
+    ({"sampling": {"top_p": 1.01}}, "sampling.top_p: input should be less than or equal to 1, got 1.01"),
+    ({"sampling": {"top_k": -1}}, "sampling.top_k"),
+    ({"sampling": {"seed": -1}}, "sampling.seed"),
+    ({"sampling": {"repetition_penalty": 0}}, "sampling.repetition_penalty"),
+    ({"sampling": {"repetition_penalty": 1e-45}}, "sampling.repetition_penalty"),
+    ({"sampling": {"presence_penalty": -3e38}}, "sampling.presence_penalty"),
+    ({"sampling": {"frequency_penalty": 3e38}}, "sampling.frequency_penalty"),
+    ({"sampling": {"frequency_penalty": float("nan")}}, "sampling.frequency_penalty"),
+    ({"sampling": {"min_length": -1}}, "sampling.min_length"),
+    ({"sampling": {"beams": 2}}, "sampling.beams: unknown field"),
+    ({"end_id": 111}, "end_id: expected an id below 111, got 111"),
+    ({"stop_words": "x"}, "stop_words: input should be a valid list"),
+    ({"stop_words": ["x"] * 65}, "stop_words: expected at most 64 items, got 65"),
+    ({"bad_words": ["x" * 1001]}, "bad_words.0: expected at most 1000 characters, got 1001"),
+    ({"bad_words": [3]}, "bad_words.0: input should be a valid string, got 3"),
+    ({"stop_words": ["x" * 129] * 32}, "stop_words: expected at most 4096 characters in all, got 4128"),
+    ({"bad_words": ["x" * 17] * 1000}, "bad_words: expected at most 16384 characters in all, got 17000"),
+    ({"method": "x" * 201}, "method: expected at most 200 characters, got 201"),
+    ({"x" * 2000: 1}, f"{'x' * 57}...: unknown field"),
+    ({"id": ""}, "id: string should have at least 1 character"),
+    ({"op": "explode"}, "op: expected one of generate, cancel, status, got 'explode'"),
+]
+
+
+def test_bad_requests_are_refused_and_harm_nobody(worker, client):
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
+    next(running)
+    dealer = zmq.Context.instance().socket(zmq.DEALER)
+    dealer.connect(f"ipc://{worker[0]}")
+    dealer.setsockopt(zmq.RCVTIMEO, 60_000)
+    for fields, expected in BAD:
+        dealer.send(msgpack.packb({"op": "generate", "id": "bad", "text": "hello", "max_tokens": 5, **fields}))
+        answer = msgpack.unpackb(dealer.recv())
+        assert (answer["op"], answer["code"]) == ("error", "invalid")
+        assert expected in answer["message"], answer["message"]
+    for data in (b"", b"\xc1", b"\x01\x02", msgpack.packb([1]), msgpack.packb({}), b"\xa2\xff\xfe"):
+        dealer.send(data)
+        assert msgpack.unpackb(dealer.recv())["code"] == "invalid"
+    dealer.close(linger=0)
+    rest = list(running)
+    assert rest[-1].finish_reason == "length"
+
+
+def test_every_running_and_waiting_request_beyond_the_queue_is_refused_at_once(client):
+    running = [client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60) for _ in range(LIMITS.slots)]
+    for chunks in running:
+        next(chunks)
+    waiting = [client.new_id() for _ in range(LIMITS.max_queue)]
+    results: dict = {}
+    for request_id in waiting:
+        client.submit(request(client, id=request_id), lambda message: results.setdefault(message.id, message))
+    wait_until(lambda: client.status().waiting == LIMITS.max_queue)
+    with pytest.raises(WorkerError, match="try again later") as refused:
+        client.complete(request(client), timeout=60)
+    assert refused.value.code == "overloaded"
+    assert client.status().waiting == LIMITS.max_queue, "answered before those who wait"
+    for chunks in running:
+        chunks.close()
+    wait_until(lambda: set(results) == set(waiting))
+    assert {message.done for message in results.values()} == {True}
+
+
+def test_a_flood_is_refused_and_harms_nobody(client):
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
+    next(running)
+    results: list = []
+    flood = 4000
+    for _ in range(flood):
+        client.submit(request(client, text="x" * 9, max_tokens=200), results.append)
+    assert list(running)[-1].finish_reason == "length"
+    wait_until(lambda: len(results) == flood)
+    assert {getattr(message, "code", "done") for message in results} == {"overloaded", "done"}
+
+
+def test_a_request_too_large_to_send_harms_nobody(client):
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
+    next(running)
+    with pytest.raises(WorkerError, match="bytes: expected at most 16777216") as refused:
+        client.complete(request(client, text="x" * 17_000_000))
+    assert refused.value.code == "invalid"
+    assert list(running)[-1].finish_reason == "length"
+
+
+def test_a_text_is_not_encoded_where_the_queue_is_full(client, worker, monkeypatch):
+    for _ in range(LIMITS.slots + LIMITS.max_queue):
+        client.submit(request(client, **NEVER_ENDING), lambda message: None)
+    wait_until(lambda: client.status().waiting == LIMITS.max_queue)
+    monkeypatch.setattr(worker[1], "sequence", None)
+    with pytest.raises(WorkerError, match="overloaded"):
+        client.complete(request(client), timeout=60)
+
+
+def test_the_largest_text_is_encoded_and_no_larger_one(client, worker, monkeypatch):
+    """Every token of it is the longest of the vocabulary."""
+    wait_until(lambda: client.prompt_limits == worker[1].prompt_limits)
+    assert client.prompt_limits.tokens == LIMITS.max_len - 1
+    largest = "<end>" * client.prompt_limits.tokens
+    assert client.complete(request(client, text=largest, max_tokens=1), timeout=60).stats.output_tokens == 1
+    monkeypatch.setattr(worker[1], "sequence", None)
+    for text in (largest + "x", "é" * 700, "x" * 500_000):
+        with pytest.raises(WorkerError, match=f"{len(text.encode())} bytes cannot fit"):
+            client.complete(request(client, text=text), timeout=60)
+
+
+@pytest.mark.parametrize("length", [5, 5000])
+def test_an_error_of_ours_ends_one_request(client, worker, monkeypatch, capfd, length):
+    """It comes while a request is encoded, in the worker's own thread or its helper's."""
+    running = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
+    next(running)
+    sequence = worker[1].sequence
+
+    def fail(key, wanted):
+        if wanted.text.startswith("x"):
+            raise LookupError("a bug")
+        return sequence(key, wanted)
+
+    monkeypatch.setattr(worker[1], "sequence", fail)
+    monkeypatch.setattr(worker[1], "prompt_limits", PROTOCOL_LIMITS)
+    with pytest.raises(WorkerError) as failed:
+        client.complete(request(client, text="x" * length), timeout=60)
+    assert failed.value.code == "internal"
+    assert str(failed.value) == "the engine worker failed on this request: worker.log has the cause"
+    assert "LookupError: a bug" in capfd.readouterr().err
+    assert list(running)[-1].finish_reason == "length"
+    assert client.complete(request(client), timeout=60).finish_reason == "length"
+
+
+def test_clients_come_and_go(tmp_path):
+    for _ in range(300):
+        WorkerClient(tmp_path / "none.sock").close()
+
+
+def test_a_worker_of_another_version_tells_other_limits(tmp_path):
+    """The client's only thread goes on, with the protocol's limits."""
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    router.bind(f"ipc://{tmp_path / 'socket'}")
+
+    def answer() -> None:
+        for _ in range(2):  # the client asks for itself, then for the test
+            peer, _ = router.recv_multipart()
+            router.send_multipart([peer, msgpack.packb({"op": "status", "limits": {"max_len": 10}})])
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    with WorkerClient(tmp_path / "socket") as client:
+        assert client.wait_connected(60)
+        assert client.status(10).limits == {"max_len": 10}
+        assert client.prompt_limits == PROTOCOL_LIMITS
+        thread.join(60)
+    router.close(linger=0)
+
+
+def test_cancel_and_status(client):
+    chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
+    next(chunks)
+    status = client.status()
+    assert (status.running, status.waiting, status.ready, status.bundle) == (1, 0, True, "toy")
+    assert status.kv_use > 0
+    assert status.limits["max_len"] == LIMITS.max_len
+    chunks.close()
+    wait_until(lambda: client.status().running == 0)
+    assert client.status().totals["steps"] - status.totals["steps"] < 40
+    assert client.status().totals["requests"] == 1
+
+
+def test_a_client_that_vanishes_is_cancelled(worker, client):
+    for stream in (True, False):
+        other = WorkerClient(worker[0])
+        assert other.wait_connected(60)
+        other.submit(request(other, stream=stream, **NEVER_ENDING), lambda message: None)
+        wait_until(lambda: client.status().running == 1)
+        steps = client.status().totals["steps"]
+        other.close()
+        wait_until(lambda: client.status().running == 0)
+        assert client.status().totals["steps"] - steps < 40
+
+
+def test_requests_of_two_clients_with_one_id(worker, client):
+    with WorkerClient(worker[0]) as other:
+        assert other.wait_connected(60)
+        first = client.generate(request(client, id="same", stream=True), timeout=60)
+        second = other.generate(request(other, id="same", text="world", stream=True), timeout=60)
+        assert "".join(c.text for c in first) != "".join(c.text for c in second)
+
+
+def test_an_id_in_use_is_refused(worker, client):
+    dealer = zmq.Context.instance().socket(zmq.DEALER)
+    dealer.connect(f"ipc://{worker[0]}")
+    dealer.setsockopt(zmq.RCVTIMEO, 60_000)
+    message = msgpack.packb({"op": "generate", "id": "x", "text": "hello", **NEVER_ENDING})
+    dealer.send(message)
+    dealer.send(message)
+    answer = msgpack.unpackb(dealer.recv())
+    assert answer["message"] == "id: 'x' is in use by a request that is still running"
+    dealer.close(linger=0)
+
+
+def start_process(path, delay="0.005"):
+    process = subprocess.Popen([sys.executable, str(TOY_WORKER), str(path), delay])
+    wait_for_worker(path, 60)
+    return process
+
+
+def test_death_is_noticed_and_a_new_worker_is_found(tmp_path):
+    path = tmp_path / "w.sock"
+    process = start_process(path)
+    with WorkerClient(path) as client:
+        assert client.wait_connected(60)
+        chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
+        next(chunks)
+        process.kill()
+        with pytest.raises(WorkerError) as failed:
+            list(chunks)
+        assert failed.value.code == "restarting"
+        process.wait()
+        with pytest.raises(WorkerError, match="restarting or not running"):
+            client.complete(request(client))
+        process = start_process(path)
+        assert client.wait_connected(60)
+        assert client.complete(request(client), timeout=60).finish_reason == "length"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert not path.exists()
+
+
+def test_stopping_fails_running_requests_and_exits_cleanly(tmp_path):
+    path = tmp_path / "w.sock"
+    process = start_process(path)
+    with WorkerClient(path) as client:
+        assert client.wait_connected(60)
+        chunks = client.generate(request(client, stream=True, **NEVER_ENDING), timeout=60)
+        next(chunks)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(WorkerError, match=r"shutting down|went away"):
+            list(chunks)
+    assert process.wait(60) == 0
+
+
+def test_the_worker_dies_with_its_parent(tmp_path):
+    path = tmp_path / "w.sock"
+    code = (
+        "import subprocess, sys, time\n"
+        f"print(subprocess.Popen([sys.executable, {str(TOY_WORKER)!r}, {str(path)!r}]).pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    wait_for_worker(path, 60)
+    parent.kill()
+    parent.wait()
+
+    def gone() -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+
+    wait_until(gone)
+
+
+def test_a_missing_bundle_is_reported(tmp_path, capsys):
+    assert main(["--bundle", str(tmp_path / "none"), "--socket", str(tmp_path / "s")]) == 2
+    assert "none" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Teacher data and the training of drafters."""

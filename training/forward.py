@@ -1,0 +1,90 @@
+"""The target's pass over several sequences at once, as `distill.py` runs it: by the torch module or an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from model_defs.target.attention import DenseCache
+from model_defs.target.model import Target
+from redraft.batch import TargetBatch
+from redraft.engines import load_engine
+from redraft.engines.hidden import on_host
+
+
+class Forward(Protocol):
+    """The target over `slots` sequences of at most `length` tokens, in a cache of its own."""
+
+    slots: int
+    length: int
+    device: torch.device
+    """Where the logits are"""
+
+    def __call__(
+        self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append equally many tokens to every slot of `lengths` cached rows: hidden bfloat16 [slots, n, H] and the
+        logits [wanted, V] that follow the last token of the `wanted` slots."""
+        ...
+
+
+class TorchForward:
+    """Through the torch module."""
+
+    def __init__(self, target: Target, slots: int, length: int):
+        self.target, self.slots, self.length = target, slots, length
+        self.device = target.embedding.weight.device
+        self.cache = DenseCache(target.config, slots, length, target.embedding.weight)
+
+    def __call__(
+        self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.cache.starts.copy_(torch.tensor(lengths))
+        self.cache.extent = max(lengths) + len(tokens[0])
+        hidden = self.target(torch.tensor(tokens, device=self.device), self.cache.attend)
+        return hidden.to(torch.bfloat16).cpu(), self.target.lm_head(hidden[wanted, -1])
+
+
+class EngineForward:
+    """Through an engine bundle with hidden states: what will be served writes its own teacher data."""
+
+    def __init__(self, path: Path, threads: int):
+        """Raises ValueError where the bundle cannot be loaded or gives no hidden states."""
+        from redraft.bundle.manifest import Bundle
+        from redraft.decoding.token_tree import mask_width
+        from redraft.errors import BundleError
+
+        try:
+            bundle = Bundle.load(path)
+            self.engine = load_engine(bundle, threads or None)
+        except BundleError as error:
+            raise ValueError(str(error)) from None
+        self.device = torch.device("cpu")
+        self.slots, self.length = bundle.config.limits.slots, bundle.config.limits.max_len
+        self.mask_words = mask_width(bundle.config.limits.max_tree)
+        self([[0]] * self.slots, [0] * self.slots, [])
+
+    def __call__(
+        self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, starts = np.array(tokens, np.int32), np.array(lengths, np.int32)
+        slots, n = ids.shape
+        batch = TargetBatch(
+            input_ids=ids.ravel(),
+            positions=(starts[:, None] + np.arange(n, dtype=np.int32)).ravel(),
+            row_offsets=np.arange(0, slots * n + 1, n, dtype=np.int32),
+            slots=np.arange(slots, dtype=np.int32),
+            cache_lengths=starts,
+            tree_mask=np.zeros((slots * n, self.mask_words), np.int32),
+            commit_src=np.zeros(0, np.int32),
+            commit_offsets=np.zeros(slots + 1, np.int32),
+            logit_rows=np.array(wanted, np.int32) * n + n - 1,
+        )
+        logits, hidden = self.engine.execute(batch)
+        if hidden is None:
+            raise ValueError("the engine gives no hidden states: build it with --hidden-states")
+        states = torch.from_numpy(on_host(hidden[: slots * n])).to(torch.bfloat16)
+        return states.view(slots, n, -1), torch.from_numpy(np.asarray(logits))
