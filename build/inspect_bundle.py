@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from redraft.bundle.budget import BudgetFile
-from redraft.bundle.config import LimitsInfo, MethodInfo
+from redraft.bundle.config import LimitsInfo, MethodConfig
 from redraft.bundle.manifest import Bundle
 from redraft.errors import BundleError
 
@@ -71,7 +71,7 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
     ]
 
 
-def describe_method(method: MethodInfo, limits: LimitsInfo, width: int, tuned: bool) -> str:
+def describe_method(method: MethodConfig, limits: LimitsInfo, width: int, tuned: bool) -> str:
     """A method in words; `width` bytes of a number in a cache."""
     network = ", ".join(["no drafter", *([method.construction] if method.construction else [])])
     if method.drafter:

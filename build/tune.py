@@ -37,7 +37,7 @@ from redraft.bundle.budget import FILE_NAME, BudgetEntry, BudgetFile, BudgetTabl
 from redraft.chat import render_chat
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import duration, progress, size, write
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.prompts import load_prompts, spread
 from redraft.request import GenerateRequest, InvalidRequest
 from redraft.runtime import Runtime
@@ -171,7 +171,7 @@ def measure_steps(runtime: Runtime, method: str, shape: Shape, prompts: list[str
     return times
 
 
-def plan_of(runtime: Runtime, method: str, shape: Shape, budget: BudgetTable) -> dict[str, DraftingPlan]:
+def plan_of(runtime: Runtime, method: str, shape: Shape, budget: BudgetTable) -> dict[str, MethodPlan]:
     """One method's plan with another tree shape and budget, as the only one."""
     return {method: replace(runtime.plans[method], construction=shape[0], ngram=shape[1], budget=budget)}
 

@@ -23,7 +23,7 @@ from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.context_cache import CacheTables
 from model_defs.loops.random_draws import RandomDraws
 from model_defs.target.model import Target
-from redraft.bundle.config import BundleConfig, ContextInfo, MethodInfo
+from redraft.bundle.config import BundleConfig, ContextInfo, MethodConfig
 from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
@@ -152,13 +152,13 @@ class MethodSettings(BaseModel):
             raise ValueError(f"{flag}: only for {' and '.join(readers)}, and this method drafts by {self.way}, {why}")
         return self
 
-    def info(self) -> MethodInfo:
+    def info(self) -> MethodConfig:
         """What the bundle says of the method. Raises BundleError, or FileNotFoundError where there is no drafter."""
         random = RANDOM_CONSTRUCTIONS[self.construction] if self.way == Way.draws else None
         draws = (parse_levels(self.levels) if self.levels else random.levels) if random else ()
         verification = self.verification or (random.verification if random else "sampled_walk")
         merges = verification in VERIFIERS and VERIFIERS[verification].merges
-        return MethodInfo(
+        return MethodConfig(
             drafter=kind_of(self.drafter) if self.drafter else None,
             construction=self.construction if self.drafter or self.retrieves else None,
             beam_width=self.beam_width,
@@ -206,7 +206,7 @@ def parse_levels(text: str) -> tuple[int, ...]:
     return tuple(map(int, counts))
 
 
-def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
+def check_method(name: str, method: MethodConfig, config: BundleConfig) -> None:
     """Refuse a method that cannot work in this bundle. Raises BundleError or ValueError."""
     if name == AUTO_REGRESSIVE:
         raise BundleError(f"a method cannot be called {name!r}: every bundle has that one")
@@ -238,7 +238,7 @@ def check_method(name: str, method: MethodInfo, config: BundleConfig) -> None:
                 )
 
 
-def check_thresholds(method: MethodInfo) -> None:
+def check_thresholds(method: MethodConfig) -> None:
     """Refuse thresholds of re-sampling that never matter, or between which nothing would be drafted. A step takes one
     token or more off a chain of `beam_length`. Raises BundleError."""
     resample, skip, most = method.resample_above, method.skip_above, method.beam_length - 1
@@ -280,8 +280,8 @@ def load_checked(folder: Path, target: Target, fingerprint: str) -> Drafter:
 
 
 def drafting_loop(
-    drafter: Drafter, method: MethodInfo, config: BundleConfig, token_info: InfoForm | None = None
-) -> tuple[MethodInfo, Drafting]:
+    drafter: Drafter, method: MethodConfig, config: BundleConfig, token_info: InfoForm | None = None
+) -> tuple[MethodConfig, Drafting]:
     """The method with what its drafter needs at run time, and its drafting loop. The loop's drafter is a copy that
     shares the weights, so that methods may share a drafter. Raises ValueError where it cannot draft so deep, or so far
     into a text."""

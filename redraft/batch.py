@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -30,21 +31,36 @@ class TargetBatch:
     logit_rows: np.ndarray  # [R]
 
     @classmethod
-    def causal(cls, sequences: int, rows: int, context: int, words: int) -> TargetBatch:
-        """`rows` new tokens of each of the slots 0, 1, ... over `context` cached ones, every row with logits; `words`
-        int32 words of tree mask a row."""
+    def chains(
+        cls,
+        input_ids: np.ndarray,
+        slots: np.ndarray,
+        cache_lengths: np.ndarray,
+        mask_words: int,
+        logit_rows: np.ndarray | None = None,
+    ) -> TargetBatch:
+        """N new tokens, input_ids [B, N], of each of B sequences after the first `cache_lengths` [B] of their slots
+        [B]: causal rows, nothing to commit. `logit_rows` are all rows unless given."""
+        sequences, rows = input_ids.shape
         count = sequences * rows
+        int32 = partial(np.ascontiguousarray, dtype=np.int32)
         return cls(
-            input_ids=np.arange(count, dtype=np.int32),
-            positions=np.tile(np.arange(context, context + rows, dtype=np.int32), sequences),
+            input_ids=int32(input_ids.ravel()),
+            positions=int32((np.asarray(cache_lengths)[:, None] + np.arange(rows)).ravel()),
             row_offsets=np.arange(0, count + 1, rows, dtype=np.int32),
-            slots=np.arange(sequences, dtype=np.int32),
-            cache_lengths=np.full(sequences, context, np.int32),
-            tree_mask=np.zeros((count, words), np.int32),
+            slots=int32(slots),
+            cache_lengths=int32(cache_lengths),
+            tree_mask=np.zeros((count, mask_words), np.int32),
             commit_src=np.zeros(0, np.int32),
             commit_offsets=np.zeros(sequences + 1, np.int32),
-            logit_rows=np.arange(count, dtype=np.int32),
+            logit_rows=np.arange(count, dtype=np.int32) if logit_rows is None else int32(logit_rows),
         )
+
+    @classmethod
+    def causal(cls, sequences: int, rows: int, context: int, mask_words: int) -> TargetBatch:
+        """Tokens 0, 1, ... as `rows` new ones of each of the slots 0, 1, ... over `context` cached ones, for timing."""
+        ids = np.arange(sequences * rows).reshape(sequences, rows)
+        return cls.chains(ids, np.arange(sequences), np.full(sequences, context), mask_words)
 
 
 @dataclass

@@ -12,8 +12,8 @@ import numpy as np
 from redraft.bundle.budget import BudgetFile, BudgetTable
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
-from redraft.drafting import DraftingPlan
 from redraft.engines.api import Engine
+from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, PromptLimits, shown
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -35,7 +35,7 @@ class Runtime:
         limits: Limits,
         vocab_size: int,
         end_ids: frozenset[int] = frozenset(),
-        plans: Mapping[str, DraftingPlan] | None = None,
+        plans: Mapping[str, MethodPlan] | None = None,
         bigrams: np.ndarray | None = None,
         name: str = "",
         stream_interval_s: float = 0.0,
@@ -84,7 +84,7 @@ class Runtime:
         return [name for name, plan in self.plans.items() if not (plan.budget and plan.budget.measured)]
 
     def with_plans(
-        self, plans: Mapping[str, DraftingPlan], observe: Callable[[TokenTree, int, Verdict], None] | None = None
+        self, plans: Mapping[str, MethodPlan], observe: Callable[[TokenTree, int, Verdict], None] | None = None
     ) -> None:
         """Serve with other plans from now on, on the same engine, whose methods keep their names. Raises RuntimeError
         while a request is running."""
@@ -126,13 +126,13 @@ class Runtime:
         return prompt
 
 
-def bundle_plans(config: BundleConfig, path: Path) -> dict[str, DraftingPlan]:
+def bundle_plans(config: BundleConfig, path: Path) -> dict[str, MethodPlan]:
     """The plans of a bundle's methods: their own, with what its budget tables say of those that have been tuned."""
     tuned = BudgetFile.load(path).methods
     plans = {}
     for name, method in config.methods.items():
         budget = tuned.get(name) or BudgetTable.constant(method.tree_budget)
-        plans[name] = DraftingPlan(
+        plans[name] = MethodPlan(
             construction=budget.construction or method.construction,
             verification=method.verification,
             ngram=method.ngram if budget.ngram is None else budget.ngram,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from redraft.batch import TargetBatch
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
 from redraft.decoding.verification import Verdict
-from redraft.drafting import DraftingPlan, DraftSource
 from redraft.engines.api import Engine, LogitRows
 from redraft.engines.hidden import Hidden, take
 from redraft.engines.timing import EngineClock, TimedEngine
+from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
-from redraft.sequence import Output, Sequence
+from redraft.sequence import Gain, Output, Sequence
 from redraft.worker.protocol import WorkerStatus
 
 
@@ -56,6 +56,12 @@ class Totals:
     engine_s: float = 0.0
     draft_s: float = 0.0
 
+    def add(self, gain: Gain) -> None:
+        """Count one step of one sequence."""
+        self.sequence_steps += 1
+        for name, value in vars(gain).items():
+            setattr(self, name, getattr(self, name) + value)
+
 
 class Scheduler:
     """Runs sequences on an engine. Not thread-safe: one thread submits, cancels and steps."""
@@ -64,7 +70,7 @@ class Scheduler:
         self,
         engine: Engine,
         limits: Limits,
-        plans: Mapping[str, DraftingPlan] | None = None,
+        plans: Mapping[str, MethodPlan] | None = None,
         bigrams: np.ndarray | None = None,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
     ):
@@ -78,8 +84,8 @@ class Scheduler:
         self.totals = Totals()
         self.clock = EngineClock()
         self._engine = TimedEngine(engine, self.clock)
-        self._sources = {AUTO_REGRESSIVE: DraftSource(None, None, limits.max_tree)} | {
-            name: DraftSource(plan, self._engine.drafters.get(name), limits.max_tree, bigrams)
+        self._sources = {AUTO_REGRESSIVE: Method(None, None, limits.max_tree)} | {
+            name: Method(plan, self._engine.drafters.get(name), limits.max_tree, bigrams)
             for name, plan in plans.items()
         }
         self._default = next(iter(plans), AUTO_REGRESSIVE)
@@ -110,7 +116,7 @@ class Scheduler:
         self.totals.requests += 1
         self._waiting.append(sequence)
 
-    def _source(self, sequence: Sequence) -> DraftSource:
+    def _source(self, sequence: Sequence) -> Method:
         return self._sources[sequence.request.method or self._default]
 
     def cancel(self, key: Hashable) -> None:
@@ -144,8 +150,8 @@ class Scheduler:
         logits, hidden = self._engine.execute(batch, samplers)
         verdicts = self._verify(decoding, tree, logits)
         kept = self._kept(decoding, tree, verdicts, chunks, hidden)
-        self._take_trees(decoding, tree, verdicts, kept)
-        self._take_chunks(chunks, sum(map(len, tree.nodes)), logits, kept)
+        self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
+        self._take_chunks(chunks, sum(map(len, tree.nodes)), logits, kept[len(decoding) :])
         outputs += self._sweep()
         totals = self.totals
         totals.steps += 1
@@ -188,7 +194,7 @@ class Scheduler:
 
     def _draft(self, sequences: list[Sequence]) -> TokenTree:
         """Draft trees of the sequences, in their order; each method drafts for all of its own at once."""
-        groups: dict[DraftSource, list[int]] = {}
+        groups: dict[Method, list[int]] = {}
         for place, sequence in enumerate(sequences):
             groups.setdefault(self._source(sequence), []).append(place)
         if not groups:
@@ -254,10 +260,10 @@ class Scheduler:
         verdicts: list[Verdict],
         chunks: list[tuple[Sequence, int]],
         hidden: Hidden | None,
-    ) -> Iterator[Hidden | None]:
-        """The hidden states that each sequence keeps, of trees and then of chunks: copied at once."""
+    ) -> list[Hidden | None]:
+        """The hidden states that each sequence keeps, first of trees, then of chunks: slices of one copy."""
         if hidden is None:
-            return repeat(None)
+            return [None] * (len(sequences) + len(chunks))
         start, rows, ends = 0, list[int](), [0]
         for sequence, nodes, verdict in zip(sequences, tree.nodes, verdicts, strict=True):
             rows += sequence.kept([start + node for node in verdict.path])
@@ -268,32 +274,22 @@ class Scheduler:
             ends.append(len(rows))
             start += count
         kept = take(hidden, rows)
-        return (kept[start:end] for start, end in pairwise(ends))
+        return [kept[start:end] for start, end in pairwise(ends)]
 
     def _take_trees(
-        self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: Iterator[Hidden | None]
+        self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: list[Hidden | None]
     ) -> None:
-        totals = self.totals
-        for place, (sequence, verdict, unpacked) in enumerate(
-            zip(sequences, verdicts, tree.unpacked_rows(), strict=True)
+        for sequence, verdict, hidden, nodes, inner, unpacked in zip(
+            sequences, verdicts, kept, tree.nodes, tree.inner, tree.unpacked_rows(), strict=True
         ):
-            size, last = len(tree.nodes[place]), verdict.path[-1]
-            stats = sequence.stats
-            tokens, accepted, reused = stats.output_tokens, stats.accepted, stats.reused
-            sequence.step(verdict, next(kept), size, unpacked, bool(tree.inner[place] >> last & 1))
-            totals.sequence_steps += 1
-            totals.output_tokens += stats.output_tokens - tokens
-            totals.drafted += size - 1
-            totals.accepted += stats.accepted - accepted
-            totals.reused += stats.reused - reused
-            totals.rows_executed += size
-            totals.rows_unpacked += unpacked
+            goes_on = bool(inner >> verdict.path[-1] & 1)
+            self.totals.add(sequence.step(verdict, hidden, len(nodes), unpacked, goes_on))
 
     def _take_chunks(
-        self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: Iterator[Hidden | None]
+        self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: list[Hidden | None]
     ) -> None:
-        for sequence, count in chunks:
-            sequence.prefill(count, next(kept))
+        for (sequence, count), hidden in zip(chunks, kept, strict=True):
+            sequence.prefill(count, hidden)
             self.totals.rows_executed += count
             self.totals.rows_unpacked += count
             if sequence.cache_length == len(sequence.prompt):

@@ -36,6 +36,18 @@ class Output:
     stats: SequenceStats | None = None
 
 
+@dataclass(frozen=True)
+class Gain:
+    """What one step of one sequence added to the counts of the same names in `SequenceStats` and `Totals`."""
+
+    output_tokens: int
+    drafted: int
+    accepted: int
+    reused: int
+    rows_executed: int
+    rows_unpacked: int
+
+
 @dataclass
 class Pairs:
     """A sequence's pairs, each a hidden state of the target and the token that follows it, that its drafter has not
@@ -140,7 +152,7 @@ class Sequence:
         self.stats.queue_ms = 1e3 * (self._admitted - self._arrived)
 
     def kept(self, rows: list[int]) -> list[int]:
-        """Of these rows, which follow each other in its text, those whose hidden states it keeps."""
+        """The rows whose hidden states the drafter will need: all if it has a context cache, else the last."""
         return rows if self.pairs is not None else rows[-1:]
 
     def prefill(self, rows: int, hidden: Hidden | None) -> None:
@@ -163,22 +175,18 @@ class Sequence:
             self.pairs.tokens += verdict.tokens
         self._advance(verdict)
 
-    def step(self, verdict: Verdict, hidden: Hidden | None, nodes: int, unpacked: int, goes_on: bool) -> None:
-        """Take what a step over a tree of `nodes` rows gained; `hidden` are the states of the path's that are kept.
+    def step(self, verdict: Verdict, hidden: Hidden | None, nodes: int, unpacked: int, goes_on: bool) -> Gain:
+        """Take the tokens of a step over a tree of `nodes` rows, and return what it gained.
 
-        `unpacked`: rows that the tree would take without shared prefixes; `goes_on`: whether it has nodes below the
-        accepted path. Tokens behind the text's end count as rejected.
+        `hidden` holds the states of `kept`'s rows. `unpacked` is the number of rows that the tree would take without
+        shared prefixes; `goes_on` says whether it has nodes below the accepted path. Tokens after the text's end count
+        as rejected.
         """
+        before = self.stats.output_tokens
         accepted = self._advance(verdict) - 1
         goes_on = goes_on or accepted + 1 < len(verdict.tokens)
         self.cache_length += accepted + 1
         self.commit = verdict.path if verdict.path[-1] != accepted else []
-        stats = self.stats
-        stats.steps += 1
-        stats.drafted += nodes - 1
-        stats.accepted += accepted
-        stats.rows_executed += nodes
-        stats.rows_unpacked += unpacked
         self._count_depths(accepted, accepted + goes_on)
         if self.pairs is not None and hidden is not None:
             self.pairs.add(hidden, verdict.tokens)
@@ -186,8 +194,16 @@ class Sequence:
             self.hidden = hidden
         if self.chain is not None:
             self.chain = self.chain[len(verdict.tokens) :]
-        if self.fresh is not None:
-            stats.reused += accepted - len(follow(self.fresh, verdict.tokens[:accepted]))
+        fresh = accepted if self.fresh is None else len(follow(self.fresh, verdict.tokens[:accepted]))
+        stats = self.stats
+        gain = Gain(stats.output_tokens - before, nodes - 1, accepted, accepted - fresh, nodes, unpacked)
+        stats.steps += 1
+        stats.drafted += gain.drafted
+        stats.accepted += gain.accepted
+        stats.reused += gain.reused
+        stats.rows_executed += gain.rows_executed
+        stats.rows_unpacked += gain.rows_unpacked
+        return gain
 
     def _count_depths(self, accepted: int, offered: int) -> None:
         by_depth = self.stats.offered_by_depth, self.stats.accepted_by_depth

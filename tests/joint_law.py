@@ -23,7 +23,7 @@ from redraft.bundle.budget import BudgetEntry, BudgetTable
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.verification import VERIFIERS
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -248,7 +248,7 @@ def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -
             BudgetEntry(running=LIMITS.slots, greedy=case.cut, sampled=case.cut),
         ]
     )
-    plan = DraftingPlan(
+    plan = MethodPlan(
         case.construction, case.verification, case.ngram, budget=table, levels=case.levels, support=case.support,
         resample_above=case.resample_above,
     )  # fmt: skip

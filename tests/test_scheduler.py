@@ -11,9 +11,9 @@ import torch
 
 from redraft.batch import DraftBatch
 from redraft.bundle.budget import BudgetEntry, BudgetTable
-from redraft.drafting import DraftingPlan
 from redraft.engines.cuda.sampling import choose
 from redraft.engines.cuda.transfer import Results
+from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Overloaded, Scheduler
 from redraft.sequence import Sequence
@@ -22,15 +22,15 @@ from tests.toy_engine import ToyEngine, _mix, only, toy_codec
 CODEC = toy_codec()
 LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=4)
 PLANS = {
-    "beam": DraftingPlan("beam", budget=BudgetTable.constant(23)),
-    "beam cut": DraftingPlan("beam", budget=BudgetTable.constant(5)),
-    "best_first": DraftingPlan("best_first", budget=BudgetTable.constant(9)),
-    "chain": DraftingPlan("chain", budget=BudgetTable.constant(9)),
-    "ngram": DraftingPlan(None, ngram=True, budget=BudgetTable.constant(9)),
-    "retrieval": DraftingPlan("ngram_trie", budget=BudgetTable.constant(9)),
-    "merged": DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(12)),
-    "beam merged": DraftingPlan("beam", ngram=True, budget=BudgetTable.constant(7)),
-    "greedy verifier": DraftingPlan("best_first", verification="greedy", budget=BudgetTable.constant(9)),
+    "beam": MethodPlan("beam", budget=BudgetTable.constant(23)),
+    "beam cut": MethodPlan("beam", budget=BudgetTable.constant(5)),
+    "best_first": MethodPlan("best_first", budget=BudgetTable.constant(9)),
+    "chain": MethodPlan("chain", budget=BudgetTable.constant(9)),
+    "ngram": MethodPlan(None, ngram=True, budget=BudgetTable.constant(9)),
+    "retrieval": MethodPlan("ngram_trie", budget=BudgetTable.constant(9)),
+    "merged": MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(12)),
+    "beam merged": MethodPlan("beam", ngram=True, budget=BudgetTable.constant(7)),
+    "greedy verifier": MethodPlan("best_first", verification="greedy", budget=BudgetTable.constant(9)),
 }
 SAMPLINGS = {
     "greedy": {},
@@ -217,7 +217,7 @@ def test_requests_of_different_methods_share_steps(sampling):
         entries=[BudgetEntry(running=1, greedy=6, sampled=6), BudgetEntry(running=3, greedy=0, sampled=0)]
     )
     plans = {name: PLANS[name] for name in ("beam", "best_first", "ngram")}
-    plans["busy"] = DraftingPlan("best_first", budget=table)
+    plans["busy"] = MethodPlan("best_first", budget=table)
     methods = [None, "busy", "ngram", "auto_regressive", "best_first", "beam"]
     limits = Limits(slots=6, max_len=256, max_tree=24, prefill_chunk=16)
     options = {"sampling": SAMPLINGS[sampling], "end_ids": frozenset(), "max_tokens": 30}
@@ -255,7 +255,7 @@ def test_one_drafter_call_per_step_and_none_without_budget():
                  BudgetEntry(running=3, greedy=0, sampled=0)]
     )  # fmt: skip
     engine = ToyEngine(slots=3)
-    scheduler = Scheduler(engine, LIMITS, only(DraftingPlan("best_first", budget=table)))
+    scheduler = Scheduler(engine, LIMITS, only(MethodPlan("best_first", budget=table)))
     for key in range(2):
         scheduler.submit(make(key, prompt=[key + 1], end_ids=frozenset()))
     scheduler.step()
@@ -365,7 +365,7 @@ def test_end_ids(end_id):
 def test_sequences_share_the_rows_of_a_step(construction, ngram, budget):
     """The budgets are kept together, and not by each alone; no tree outgrows the engine's."""
     drafted = []
-    plans = only(DraftingPlan(construction, ngram=ngram, budget=BudgetTable.constant(budget)))
+    plans = only(MethodPlan(construction, ngram=ngram, budget=BudgetTable.constant(budget)))
     engine = ToyEngine(slots=3, sharpness=1.0)
     scheduler = Scheduler(engine, LIMITS, plans, None, lambda tree, b, verdict: drafted.append(tree.sizes - 1))
     run(scheduler, [make(key, prompt=[*range(1, 4 * key + 2)] * 3) for key in range(1, 4)])

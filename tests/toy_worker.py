@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from redraft.worker.server import serve
@@ -30,7 +30,7 @@ class SlowEngine(ToyEngine):
 
 
 def toy_runtime(delay: float = 0.0) -> Runtime:
-    plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
     engine = SlowEngine(delay, slots=LIMITS.slots, max_tree=LIMITS.max_tree)
     return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan), name="toy")
 

@@ -72,17 +72,8 @@ class EngineForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ids, starts = np.array(tokens, np.int32), np.array(lengths, np.int32)
         slots, n = ids.shape
-        batch = TargetBatch(
-            input_ids=ids.ravel(),
-            positions=(starts[:, None] + np.arange(n, dtype=np.int32)).ravel(),
-            row_offsets=np.arange(0, slots * n + 1, n, dtype=np.int32),
-            slots=np.arange(slots, dtype=np.int32),
-            cache_lengths=starts,
-            tree_mask=np.zeros((slots * n, self.mask_words), np.int32),
-            commit_src=np.zeros(0, np.int32),
-            commit_offsets=np.zeros(slots + 1, np.int32),
-            logit_rows=np.array(wanted, np.int32) * n + n - 1,
-        )
+        logit_rows = np.array(wanted, np.int32) * n + n - 1
+        batch = TargetBatch.chains(ids, np.arange(slots), starts, self.mask_words, logit_rows)
         logits, hidden = self.engine.execute(batch)
         if hidden is None:
             raise ValueError("the engine gives no hidden states: build it with --hidden-states")

@@ -50,7 +50,7 @@ def random_session(config: TargetConfig, device: torch.device, streams: int, max
     """A session on a random target and drafter in bf16, for `streams` sequences of `max_len` tokens and trees of
     `nodes` drafted nodes. Raises BundleError where they do not fit the device."""
     from benchmarks.speed.inprocess import Session
-    from redraft.bundle.config import BundleConfig, LimitsInfo, MethodInfo, TargetInfo
+    from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
     from redraft.bundle.manifest import Bundle, Manifest
     from redraft.engines.torch import TorchEngine
     from redraft.runtime import Runtime, bundle_plans
@@ -63,7 +63,7 @@ def random_session(config: TargetConfig, device: torch.device, streams: int, max
     loop = BeamSearch(random_drafter(RecurrentDrafter(recurrent, target), device, max_len, BEAMS[1]), *BEAMS)
     limits = LimitsInfo(slots=streams, max_len=max_len, max_tree=nodes + 1, prefill_chunk=min(512, max_len))
     width, length, candidates = BEAMS
-    method = MethodInfo(
+    method = MethodConfig(
         drafter=RecurrentDrafter.name,
         construction="best_first",
         beam_width=width,

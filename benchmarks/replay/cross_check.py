@@ -26,7 +26,7 @@ from benchmarks.replay.answers import Answer, read
 from benchmarks.replay.replay import Outcome, Replayer, roots_of
 from benchmarks.speed.inprocess import Session, load_session
 from model_defs.target.model import Target
-from redraft.bundle.config import MethodInfo
+from redraft.bundle.config import MethodConfig
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.token_tree import prune_tree
@@ -35,7 +35,7 @@ from redraft.request import GenerateRequest
 console = Console()
 
 
-def replayed(replayer: Replayer, answers: Sequence[Answer], method: MethodInfo) -> dict[str, Any]:
+def replayed(replayer: Replayer, answers: Sequence[Answer], method: MethodConfig) -> dict[str, Any]:
     """Acceptance and rows of a method's trees along the answers."""
     outcomes, budget = [Outcome() for _ in answers], method.tree_budget
     for answer, outcome in zip(answers, outcomes, strict=True):

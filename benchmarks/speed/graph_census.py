@@ -13,11 +13,11 @@ import argparse
 from rich.console import Console
 
 from benchmarks.figures.tables import Table
-from redraft.bundle.config import BundleConfig, LimitsInfo, MethodInfo, TargetInfo
+from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.engines.cuda.buckets import decode_buckets, draft_buckets
 from redraft.engines.memory import WIDTH, output_bytes, working_bytes
 
-METHOD = MethodInfo(
+METHOD = MethodConfig(
     drafter="recurrent",
     construction="best_first",
     beam_width=1,

@@ -28,8 +28,8 @@ from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from redraft.batch import DraftBatch, DraftCandidates, TargetBatch
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan
 from redraft.engines.api import Samplers
+from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, INT32_MAX, GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence as Stream
@@ -142,8 +142,8 @@ def _search() -> tuple[np.ndarray, np.ndarray]:
 def measure(method: str, streams: int, nodes: int, vocab_size: int, logits: bool, steps: int) -> Overhead:
     """The scheduler's time in `steps` steps of `streams` streams, with trees of `nodes` nodes if the method drafts."""
     plans = {
-        BEST_FIRST: DraftingPlan("best_first", budget=BudgetTable.constant(nodes)),
-        WITH_NGRAMS: DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(nodes)),
+        BEST_FIRST: MethodPlan("best_first", budget=BudgetTable.constant(nodes)),
+        WITH_NGRAMS: MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(nodes)),
     }
     limits = Limits(streams, INT32_MAX, max_tree=nodes + 1, prefill_chunk=streams * PROMPT)
     engine = NullEngine(streams * max(nodes + 1, PROMPT), vocab_size, logits)

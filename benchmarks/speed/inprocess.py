@@ -12,8 +12,8 @@ import numpy as np
 
 from redraft.batch import TargetBatch
 from redraft.decoding.token_tree import mask_width
-from redraft.drafting import DraftingPlan
 from redraft.engines.hidden import on_host
+from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig, SequenceStats
 from redraft.runtime import Runtime
 
@@ -70,7 +70,7 @@ class Session:
         """Load a bundle. Raises as `Runtime.load`."""
         return cls(Runtime.load(bundle, threads))
 
-    def use_plans(self, plans: Mapping[str, DraftingPlan]) -> None:
+    def use_plans(self, plans: Mapping[str, MethodPlan]) -> None:
         """Draft by other plans from now on; the first is the default."""
         self.runtime.with_plans(plans)
         self._wall_s = 0.0
@@ -125,20 +125,9 @@ class Session:
     def forward(self, rows: np.ndarray, start: int, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """One target forward of a chain of rows int32 [T] behind the first `start` rows of slot 0: logits of the rows
         `wanted` int32 and hidden states of all, valid until the next call of the engine."""
-        count = len(rows)
-        logits, hidden = self.runtime.engine.execute(
-            TargetBatch(
-                input_ids=rows,
-                positions=np.arange(start, start + count, dtype=np.int32),
-                row_offsets=np.array([0, count], np.int32),
-                slots=np.zeros(1, np.int32),
-                cache_lengths=np.array([start], np.int32),
-                tree_mask=np.zeros((count, mask_width(self.runtime.limits.max_tree)), np.int32),
-                commit_src=np.zeros(0, np.int32),
-                commit_offsets=np.zeros(2, np.int32),
-                logit_rows=wanted,
-            )
-        )
+        words = mask_width(self.runtime.limits.max_tree)
+        batch = TargetBatch.chains(rows[None], np.zeros(1), np.array([start]), words, wanted)
+        logits, hidden = self.runtime.engine.execute(batch)
         return np.asarray(logits), None if hidden is None else on_host(hidden)
 
 

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from redraft.batch import DraftBatch, DraftSampling, TargetBatch
-from redraft.bundle.config import MethodInfo
+from redraft.bundle.config import MethodConfig
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.sampling import Sampler
@@ -99,7 +99,7 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
     return [StepTime(*kind[:3], float(np.median(ms)), min(ms), kind[3]) for kind, ms in samples.items()]
 
 
-def drafting_call(drafter: DraftEngine, method: MethodInfo, roots: DraftBatch) -> Callable[[], object]:
+def drafting_call(drafter: DraftEngine, method: MethodConfig, roots: DraftBatch) -> Callable[[], object]:
     """A call that drafts from these roots; at random, if the method does."""
     if not method.levels:
         return partial(drafter.draft, roots)

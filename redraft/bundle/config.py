@@ -69,7 +69,7 @@ class ContextInfo(Section):
     """Whether the first token of a text has a row too, which follows no hidden state."""
 
 
-class MethodInfo(Section):
+class MethodConfig(Section):
     """A method: what its drafter network is unrolled for, and how its drafts are used."""
 
     drafter: str | None
@@ -104,7 +104,7 @@ class BundleConfig(Section):
     precision: Precision
     target: TargetInfo
     limits: LimitsInfo
-    methods: dict[Annotated[str, Field(pattern=METHOD_NAME)], MethodInfo]
+    methods: dict[Annotated[str, Field(pattern=METHOD_NAME)], MethodConfig]
     tensor_parallel: int = Field(1, ge=1)
     """Ranks that execute the target together: see `target_folder`."""
     shards: tuple[ShardInfo, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftSampling, TargetBatch
-from redraft.bundle.config import LimitsInfo, MethodInfo, TargetInfo
+from redraft.bundle.config import LimitsInfo, MethodConfig, TargetInfo
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
 from redraft.decoding.token_tree import mask_width
 from redraft.engines.hidden import on_host
@@ -176,7 +176,7 @@ class SamplingBuffers:
         }
 
     @classmethod
-    def of(cls, method: MethodInfo, slots: int) -> SamplingBuffers | None:
+    def of(cls, method: MethodConfig, slots: int) -> SamplingBuffers | None:
         """For a method's drafter; None where it does not draw at random."""
         random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
         return cls(slots, random.shape(method.levels), method.support) if random else None

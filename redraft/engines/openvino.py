@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 
 from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
-from redraft.bundle.config import BundleConfig, MethodInfo, target_folder
+from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.engines.api import Gather, Samplers, alone
 from redraft.engines.host_buffers import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
@@ -76,19 +77,9 @@ class OpenVINOEngine:
         for cache in self.caches.values():
             cache[-1, :, 1] = _as_stored(SENTINEL, cache.dtype)
         slot = self._bundle.config.limits.slots - 1
-        self.execute(
-            TargetBatch(
-                input_ids=np.zeros(1, np.int32),
-                positions=np.ones(1, np.int32),
-                row_offsets=np.array([0, 1], np.int32),
-                slots=np.array([slot], np.int32),
-                cache_lengths=np.array([1], np.int32),
-                tree_mask=np.zeros((1, self._rows.mask_words), np.int32),
-                commit_src=np.array([1], np.int32),
-                commit_offsets=np.array([0, 1], np.int32),
-                logit_rows=np.zeros(1, np.int32),
-            )
-        )
+        row = TargetBatch.chains(np.zeros((1, 1)), np.array([slot]), np.ones(1), self._rows.mask_words)
+        commit = {"commit_src": np.array([1], np.int32), "commit_offsets": np.array([0, 1], np.int32)}
+        self.execute(replace(row, **commit))
         for name, cache in self.caches.items():
             if not (cache[slot, :, 0] == _as_stored(SENTINEL, cache.dtype)).all():
                 raise BundleError(
@@ -100,7 +91,7 @@ class OpenVINOEngine:
 class OpenVINODrafter:
     """The drafter of one method: its network, and its context cache if it reads one."""
 
-    def __init__(self, core: ov.Core, bundle: Bundle, name: str, method: MethodInfo, weights: np.ndarray):
+    def __init__(self, core: ov.Core, bundle: Bundle, name: str, method: MethodConfig, weights: np.ndarray):
         config, context = bundle.config, method.context
         self.reads_context = context is not None
         self.reads_text = context is not None and context.from_text

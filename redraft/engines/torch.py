@@ -22,7 +22,7 @@ from torch.export.passes import move_to_device_pass
 import redraft.plugins.operators.all_reduce.torch_op
 import redraft.plugins.operators.tree_attention.torch_op  # noqa: F401 (both register operators that the programs call)
 from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
-from redraft.bundle.config import BundleConfig, MethodInfo, target_folder
+from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.engines import memory
 from redraft.engines.api import Gather, LogitRows, Samplers, alone
@@ -131,7 +131,7 @@ class TorchDrafter:
         self,
         bundle: Bundle,
         name: str,
-        method: MethodInfo,
+        method: MethodConfig,
         device: torch.device,
         within_memory: Callable[[], AbstractContextManager[None]],
         graphs: Graphs | None = None,

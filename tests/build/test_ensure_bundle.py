@@ -157,7 +157,7 @@ def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
 
 RUN_TIME = {
     "build/ensure_bundle.py",
-    *(f"redraft/{name}.py" for name in ("__init__", "batch", "drafting", "errors", "request", "runtime", "scheduler")),
+    *(f"redraft/{name}.py" for name in ("__init__", "batch", "errors", "method", "request", "runtime", "scheduler")),
     *(f"redraft/{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
     *(f"redraft/console/{name}.py" for name in ("__init__", "progress", "resources")),
     *(f"redraft/decoding/{name}.py" for name in ("__init__", "draws", "growth", "ngram", "packing", "rejection")),

@@ -15,7 +15,7 @@ import typer
 import tune
 from redraft.bundle.budget import BudgetFile, BudgetTable
 from redraft.bundle.config import LimitsInfo
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.build.test_makefile import dry_run
@@ -49,7 +49,7 @@ class PricedDrawingEngine(Priced, DrawingToyEngine):
 @pytest.fixture
 def runtime():
     engine = PricedEngine(slots=4, max_tree=14, quality=0.95)
-    plan = DraftingPlan("best_first", budget=BudgetTable.constant(8))
+    plan = MethodPlan("best_first", budget=BudgetTable.constant(8))
     return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan))
 
 
@@ -83,7 +83,7 @@ def test_small_trees_are_predicted_from_the_large_one(runtime):
         runtime, TOY, ("best_first", False), ["hello", "world"], 90, {}, lambda *_: None
     )
     for budget in (2, 6):
-        runtime.with_plans(only(DraftingPlan("best_first", budget=BudgetTable.constant(budget))))
+        runtime.with_plans(only(MethodPlan("best_first", budget=BudgetTable.constant(budget))))
         for key, text in enumerate(["hello", "world"]):
             request = tune.GenerateRequest(id=str(key), text=text, max_tokens=90)
             runtime.scheduler.submit(runtime.sequence(str(key), request))
@@ -100,7 +100,7 @@ def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree(monkeypatch):
     monkeypatch.setattr(tune, "ROUNDS", 3)
     levels = (3, 2)
     engine = PricedDrawingEngine("gumbel_top_k", levels, 12, slots=4, max_tree=14)
-    plan = DraftingPlan("gumbel_top_k", "recursive_rejection", levels=levels, support=12)
+    plan = MethodPlan("gumbel_top_k", "recursive_rejection", levels=levels, support=12)
     runtime = Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan))
     table = tune.tune(runtime, TOY, ["hello", "world"], 40, lambda *_: None)
     assert (table.construction, table.ngram) == ("gumbel_top_k", False)
@@ -118,7 +118,7 @@ def test_a_tree_that_is_not_the_default_stays(runtime, monkeypatch, construction
     monkeypatch.setattr(tune, "BUDGETS", (0, 4))
     monkeypatch.setattr(tune, "RUNNING", (1,))
     monkeypatch.setattr(tune, "ROUNDS", 1)
-    runtime.plans[TOY] = DraftingPlan(construction, budget=BudgetTable.constant(4))
+    runtime.plans[TOY] = MethodPlan(construction, budget=BudgetTable.constant(4))
     table = tune.tune(runtime, TOY, ["hello"], 12, lambda *_: None)
     assert (table.construction, table.ngram) == (construction, False)
 
@@ -127,7 +127,7 @@ def test_a_method_that_drafts_from_what_was_served_is_measured_when_it_has_serve
     monkeypatch.setattr(tune, "BUDGETS", (0, 8))
     monkeypatch.setattr(tune, "RUNNING", (1,))
     monkeypatch.setattr(tune, "ROUNDS", 2)
-    runtime.plans[TOY] = DraftingPlan("ngram_trie", budget=BudgetTable.constant(4))
+    runtime.plans[TOY] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
     cold, warm = (
         tune.tune(runtime, TOY, ["hello"], 24, lambda *_: None, others) for others in ([], ["hello", "world"])
     )
@@ -198,10 +198,10 @@ def test_the_rows_said_are_the_rows_planned(runtime, monkeypatch, construction):
     monkeypatch.setattr(tune, "ROUNDS", 1)
     if construction == "gumbel_top_k":
         engine = DrawingToyEngine(construction, (3, 2), 12, slots=4, max_tree=14)
-        plan = DraftingPlan(construction, "recursive_rejection", levels=(3, 2), support=12)
+        plan = MethodPlan(construction, "recursive_rejection", levels=(3, 2), support=12)
         runtime = Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan))
     else:
-        runtime.plans[TOY] = DraftingPlan(construction, budget=BudgetTable.constant(4))
+        runtime.plans[TOY] = MethodPlan(construction, budget=BudgetTable.constant(4))
     said: list[int] = []
     prompts, others = ["hello", "world"], ["one", "two", "three"]
     tune.tune(runtime, TOY, prompts, 12, lambda rows, note: said.append(rows), others)
@@ -219,7 +219,7 @@ def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_pa
 
     def two_methods(*arguments) -> Runtime:
         runtime = load(*arguments)
-        runtime.plans["second"] = DraftingPlan("ngram_trie", budget=BudgetTable.constant(4))
+        runtime.plans["second"] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
         return runtime
 
     def tuned(runtime, name, *_):

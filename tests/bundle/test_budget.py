@@ -10,11 +10,11 @@ import pytest
 
 from redraft.bundle import budget
 from redraft.bundle.budget import BudgetFile, BudgetTable
-from redraft.bundle.config import MethodInfo
+from redraft.bundle.config import MethodConfig
 from redraft.bundle.writer import finish_bundle, new_bundle
 from tests.bundle.test_bundle import CONFIG
 
-METHOD = MethodInfo(
+METHOD = MethodConfig(
     drafter=None,
     construction=None,
     beam_width=1,

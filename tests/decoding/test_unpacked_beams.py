@@ -12,7 +12,7 @@ from redraft.decoding.packing import pack_beams
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import PairingError, Verdict, check_pairing, walk
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -83,7 +83,7 @@ def test_the_scheduler_takes_the_same_steps(sampling):
     """Three sequences at a time over a cache in which every wrong row changes the text."""
     found = {}
     for construction in ("beam", "beam_unpacked"):
-        plan = DraftingPlan(construction, budget=BudgetTable.constant(20))
+        plan = MethodPlan(construction, budget=BudgetTable.constant(20))
         limits = Limits(slots=3, max_len=256, max_tree=21, prefill_chunk=16)
         scheduler = Scheduler(ToyEngine(width=5, length=4), limits, only(plan))
         for key in range(5):

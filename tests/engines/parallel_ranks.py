@@ -1,6 +1,6 @@
 """What every rank of a test runs: `mpiexec -n N python tests/engines/ranks.py BUNDLE PLANS OUTPUT`.
 
-Rank 0 generates by each plan (JSON: name to fields of a DraftingPlan, or null) and writes what came of it. A plan's
+Rank 0 generates by each plan (JSON: name to fields of a MethodPlan, or null) and writes what came of it. A plan's
 field `method` says whose drafter drafts, of a bundle with several.
 """
 
@@ -16,20 +16,20 @@ import numpy as np
 from redraft.batch import TargetBatch
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import Bundle
-from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
 from redraft.engines.api import Engine
+from redraft.method import MethodPlan
 from tests.engines.scheduling import METHOD, generate
 
 BUDGET = 7
 
 
-def plan_of(fields: dict[str, Any] | None) -> tuple[str, DraftingPlan | None]:
+def plan_of(fields: dict[str, Any] | None) -> tuple[str, MethodPlan | None]:
     """Whose drafter drafts, and the plan."""
     if fields is None:
         return METHOD, None
     own = {"budget": BudgetTable.constant(BUDGET), **fields}
-    return own.pop("method", METHOD), DraftingPlan(**own)
+    return own.pop("method", METHOD), MethodPlan(**own)
 
 
 def answers(engine: Engine, plans: dict[str, Any]) -> dict[str, dict[str, Any]]:

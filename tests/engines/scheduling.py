@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from redraft.bundle.budget import BudgetEntry, BudgetTable
-from redraft.drafting import DraftingPlan
 from redraft.engines.api import Engine
+from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -37,7 +37,7 @@ def requests() -> list[Sequence]:
 
 
 def generate(
-    engine: Engine, plan: DraftingPlan | None, cancelled: tuple[int, ...] = (), method: str = METHOD
+    engine: Engine, plan: MethodPlan | None, cancelled: tuple[int, ...] = (), method: str = METHOD
 ) -> tuple[dict[int, list[int]], Scheduler]:
     """Tokens of every request; they join two at a time, and some are cancelled soon. `method` has the drafter."""
     limits = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16)

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
+from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -26,9 +26,9 @@ def expected(target, tmp_path_factory) -> dict[int, list[int]]:
 def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant):
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, variant)))
     plans = {
-        "best_first": DraftingPlan("best_first", budget=TABLE),
-        "merged": DraftingPlan("beam", ngram=True, budget=BudgetTable.constant(12)),
-        "unpacked": DraftingPlan("beam_unpacked", budget=BudgetTable.constant(20)),
+        "best_first": MethodPlan("best_first", budget=TABLE),
+        "merged": MethodPlan("beam", ngram=True, budget=BudgetTable.constant(12)),
+        "unpacked": MethodPlan("beam_unpacked", budget=BudgetTable.constant(20)),
     }
     for name, plan in plans.items():
         tokens, scheduler = generate(engine, plan, cancelled=(1, 2))
@@ -49,7 +49,7 @@ def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, 
 
     engine.drafters[METHOD].draft = counting
     for skip_above in (None, 1):
-        plan = DraftingPlan("best_first", ngram=True, budget=TABLE, resample_above=0, skip_above=skip_above)
+        plan = MethodPlan("best_first", ngram=True, budget=TABLE, resample_above=0, skip_above=skip_above)
         tokens, _ = generate(engine, plan, cancelled=(1, 2))
         for key, ids in tokens.items():
             assert ids == expected[key], (skip_above, key)
@@ -62,7 +62,7 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
     """A chain that knows the text, beside drafts that never do, or in place of one."""
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state", hot=None)))
 
-    def run(plan: DraftingPlan | None) -> Sequence:
+    def run(plan: MethodPlan | None) -> Sequence:
         request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=20)
         running.append(Sequence("a", request, [5, 6], CODEC, frozenset()))
         scheduler = Scheduler(engine, Limits(1, 80, 40, 16), {METHOD: plan})
@@ -84,7 +84,7 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
     running, text, calls, draft = list[Sequence](), list[int](), list[int](), engine.drafters[METHOD].draft
     run(None)
     engine.drafters[METHOD].draft = knowing
-    plan = DraftingPlan("best_first", budget=BudgetTable.constant(6), resample_above=0, skip_above=skip_above)
+    plan = MethodPlan("best_first", budget=BudgetTable.constant(6), resample_above=0, skip_above=skip_above)
     stats = run(plan).stats
     assert stats.reused == stats.accepted > 8
     assert calls == [1] * (stats.steps if skip_above is None else stats.steps // 2)
@@ -113,7 +113,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
 
     engine.drafters[METHOD].draft = recorded
     limits = Limits(slots=2, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
-    scheduler = Scheduler(engine, limits, {METHOD: DraftingPlan("best_first", budget=BudgetTable.constant(7))})
+    scheduler = Scheduler(engine, limits, {METHOD: MethodPlan("best_first", budget=BudgetTable.constant(7))})
     for sequence in sequences:
         scheduler.submit(sequence)
     while not scheduler.idle:

@@ -16,9 +16,9 @@ from model_defs.target.model import Target
 from redraft.batch import DraftBatch, DraftDraws, DraftSampling
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
-from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
 from redraft.engines.api import Engine
+from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -69,7 +69,7 @@ def drawing(request, tmp_path_factory) -> tuple[str, Engine]:
 def deviation(pairs: np.ndarray, engine: Engine, construction: str, verification: str, requests: int) -> float:
     """The largest deviation of tokens 2, of tokens 3, and of both (coarsely) from their law."""
     budget = sum(RANDOM_CONSTRUCTIONS[construction].shape(LEVELS[construction]).widths)
-    plan = DraftingPlan(
+    plan = MethodPlan(
         construction,
         verification,
         budget=BudgetTable.constant(budget),

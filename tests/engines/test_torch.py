@@ -12,7 +12,6 @@ import torch
 
 from redraft.batch import DraftBatch, DraftCandidates
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
 from redraft.engines.api import ResamplingEngine
 from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets
@@ -22,6 +21,7 @@ from redraft.engines.cuda.transfer import Results
 from redraft.engines.hidden import on_host
 from redraft.engines.memory import cache_bytes, output_bytes
 from redraft.errors import BundleError
+from redraft.method import MethodPlan
 from redraft.plugins.cuda.compile import nvcc
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, sampling_of
 from tests.engines.graphs import FakeGraphs
@@ -217,7 +217,7 @@ def test_all_graphs_are_captured_at_load_from_the_largest_down(bundle_of_kind, g
     assert graphs.results[len(steps)][0][0] == LIMITS.slots
     assert not any(cache.any() for cache in engine.caches[0] + engine.caches[1])
     assert not any(cache[: LIMITS.slots].any() for cache in drafter.caches)
-    tokens, scheduler = generate(engine, DraftingPlan(construction="best_first", budget=TABLE))
+    tokens, scheduler = generate(engine, MethodPlan(construction="best_first", budget=TABLE))
     assert graphs.captured == captured
     assert graphs.replayed > scheduler.totals.steps
     assert tokens == generate(engine, None)[0]
@@ -303,7 +303,7 @@ def test_the_scheduler_speculates_to_the_same_text(kind, target, tmp_path, overw
     engine.execute = counted
     assert generate(engine, None)[0] == expected
     for name, plan in PLANS.items():
-        tokens, scheduler = generate(engine, DraftingPlan(**plan))
+        tokens, scheduler = generate(engine, MethodPlan(**plan))
         assert tokens == expected, name
         assert scheduler.totals.drafted > scheduler.totals.accepted
     assert all(logits == of_penalized for logits, of_penalized in fetched)
@@ -315,7 +315,7 @@ def test_rejection_takes_the_same_tokens_from_logits_of_its_rows(construction, t
     """The device gives logits where sampled requests need them, and tokens to greedy ones."""
     levels = {"construction": construction, "levels": LEVELS[construction], "support": SUPPORT}
     verification = "recursive_rejection" if construction == "stochastic_beam" else "k_seq"
-    plan = DraftingPlan(**levels, verification=verification, budget=BudgetTable.constant(7))
+    plan = MethodPlan(**levels, verification=verification, budget=BudgetTable.constant(7))
     found = []
     for backend in ("torch", "openvino"):
         engine = load_engine(tiny_bundle(tmp_path / backend, target, backend, verification=verification, **levels))

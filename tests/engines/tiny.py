@@ -26,14 +26,14 @@ from model_defs.target.attention import causal_attend
 from model_defs.target.config import RopeConfig, TargetConfig
 from model_defs.target.model import Target
 from redraft.batch import TargetBatch
-from redraft.bundle.config import BundleConfig, Form, LimitsInfo, MethodInfo
+from redraft.bundle.config import BundleConfig, Form, LimitsInfo, MethodConfig
 from redraft.bundle.manifest import Bundle
 
 VOCAB = 111
 LIMITS = LimitsInfo(slots=9, max_len=80, max_tree=40, prefill_chunk=16)
 METHOD = "tiny"
 """What the tiny bundle's only method is called."""
-DRAFTING = MethodInfo(
+DRAFTING = MethodConfig(
     drafter="recurrent",
     construction="beam",
     beam_width=3,
@@ -213,7 +213,7 @@ def tiny_bundle(
 
 def bundle_config(
     target: Target,
-    methods: dict[str, MethodInfo],
+    methods: dict[str, MethodConfig],
     limits: LimitsInfo,
     precision: str = "fp32",
     backend: str = "openvino",
@@ -240,7 +240,7 @@ def bundle_of_methods(
     precision: str = "fp32",
 ) -> Bundle:
     """Build and load a bundle of several methods: a drafter for each, and what it changes of DRAFTING."""
-    model, settings, plans = folder / "model", dict[str, MethodSettings](), dict[str, MethodInfo]()
+    model, settings, plans = folder / "model", dict[str, MethodSettings](), dict[str, MethodConfig]()
     model.mkdir(parents=True)
     (model / "tokenizer.json").write_text("{}")
     for name, (drafter, plan) in methods.items():

@@ -126,18 +126,8 @@ class TensorRTEngine:
 
 def _causal_rows(count: int, limits: LimitsInfo) -> TargetBatch:
     """The first rows of a sequence in the last slot."""
-    zeros = np.zeros(count, np.int32)
-    return TargetBatch(
-        input_ids=zeros,
-        positions=zeros,
-        row_offsets=np.array([0, count], np.int32),
-        slots=np.array([limits.slots - 1], np.int32),
-        cache_lengths=zeros[:1],
-        tree_mask=np.zeros((count, mask_width(limits.max_tree)), np.int32),
-        commit_src=zeros[:0],
-        commit_offsets=np.zeros(2, np.int32),
-        logit_rows=zeros[:1],
-    )
+    words, last = mask_width(limits.max_tree), np.array([limits.slots - 1])
+    return TargetBatch.chains(np.zeros((1, count)), last, np.zeros(1), words, np.zeros(1))
 
 
 def _allocate(

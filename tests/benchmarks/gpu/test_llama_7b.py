@@ -10,7 +10,7 @@ from benchmarks.gpu import llama_7b
 from benchmarks.gpu.llama_7b import allowed
 from redraft.batch import DraftCandidates
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan, DraftSource
+from redraft.method import Method, MethodPlan
 from redraft.request import GenerateRequest
 from redraft.sequence import Sequence
 from tests.toy_engine import toy_codec
@@ -53,8 +53,8 @@ def test_trees_of_lyanna_are_those_of_the_scheduler(batch, budget):
     for b, sequence in enumerate(sequences):
         sequence.root, sequence.hidden = b, np.zeros((1, 8), np.float32)
     drafter = SimpleNamespace(draft=lambda _: drafts, reads_context=False)
-    plan = DraftingPlan("best_first", budget=BudgetTable.constant(budget))
-    tree = DraftSource(plan, drafter, llama_7b.MAX_TREE).draft(sequences, batch)
+    plan = MethodPlan("best_first", budget=BudgetTable.constant(budget))
+    tree = Method(plan, drafter, llama_7b.MAX_TREE).draft(sequences, batch)
     roots = np.arange(batch, dtype=np.int32)
     tokens, depths, masks = llama_7b.target_rows(llama_7b.lyanna_tree(drafts, roots, budget))
     paths = [path for paths in tree.ancestors for path in paths]

@@ -8,7 +8,7 @@ import torch
 from benchmarks.replay import answers
 from benchmarks.speed.inprocess import Session, request
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.prompts import Prompt
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
@@ -20,7 +20,7 @@ PROMPTS = ["hello world", "abcabcabc", "to be or not to be"]
 @pytest.fixture
 def session():
     engine = ToyEngine(width=4, length=3)
-    plans = only(DraftingPlan("best_first", budget=BudgetTable.constant(8)))
+    plans = only(MethodPlan("best_first", budget=BudgetTable.constant(8)))
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=7)
     return Session(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans))
 

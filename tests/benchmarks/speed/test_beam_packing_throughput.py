@@ -13,7 +13,7 @@ from benchmarks.speed.inprocess import Answer, Session
 from compiler.methods import read_methods
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.construction import UNPACKED
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, SequenceStats
 from redraft.runtime import Runtime
@@ -32,7 +32,7 @@ class Engine(ToyEngine):
 
 def session_of(plans: dict[str, str]) -> Session:
     engine = Engine(width=5, length=3)
-    made = {name: DraftingPlan(kind, budget=BudgetTable.constant(15)) for name, kind in plans.items()}
+    made = {name: MethodPlan(kind, budget=BudgetTable.constant(15)) for name, kind in plans.items()}
     return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), made))
 
 

@@ -19,7 +19,7 @@ from model_defs.target.model import Target
 from redraft.batch import DraftBatch
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import Bundle
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.plugins import kernels
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
@@ -77,7 +77,7 @@ def test_table_of_heads(tmp_path, monkeypatch):
 def test_verification_is_timed_in_full_steps(tmp_path, monkeypatch):
     """Of 6 requests the last one decodes alone; the trees have 4 nodes in 2 levels."""
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
-    plan = DraftingPlan(
+    plan = MethodPlan(
         "stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5
     )
     toy = DrawingToyEngine("stochastic_beam", (2, 2), 5)

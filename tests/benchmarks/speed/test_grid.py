@@ -9,8 +9,8 @@ from benchmarks.speed import grid
 from benchmarks.speed.inprocess import Session, request
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.token_tree import TokenTree
-from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
+from redraft.method import MethodPlan
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_drafter_of, tiny_target
@@ -23,7 +23,7 @@ PROMPTS = ["hello world", "abcabcabc", "to be or not to be"]
 @pytest.fixture
 def session():
     engine = ToyEngine(width=4, length=3)
-    plan = DraftingPlan("best_first", budget=BudgetTable.constant(8))
+    plan = MethodPlan("best_first", budget=BudgetTable.constant(8))
     return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan)))
 
 
@@ -31,11 +31,11 @@ def session():
 @pytest.mark.parametrize(
     ("shape", "plan"),
     [
-        (grid.Shape(0, 3, 6), DraftingPlan("best_first", budget=BudgetTable.constant(6))),
-        (grid.Shape(0, 3, 6, True), DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(6))),
-        (grid.Shape(4, 3), DraftingPlan("beam", budget=BudgetTable.constant(31))),
-        (grid.Shape(1, 3), DraftingPlan("chain", budget=BudgetTable.constant(31))),
-        (grid.Shape(0, 5, 0, True), DraftingPlan(None, ngram=True, budget=BudgetTable.constant(31))),
+        (grid.Shape(0, 3, 6), MethodPlan("best_first", budget=BudgetTable.constant(6))),
+        (grid.Shape(0, 3, 6, True), MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(6))),
+        (grid.Shape(4, 3), MethodPlan("beam", budget=BudgetTable.constant(31))),
+        (grid.Shape(1, 3), MethodPlan("chain", budget=BudgetTable.constant(31))),
+        (grid.Shape(0, 5, 0, True), MethodPlan(None, ngram=True, budget=BudgetTable.constant(31))),
     ],
 )
 def test_replay_equals_a_live_run(session, shape, plan, temperature):
@@ -58,7 +58,7 @@ def test_a_drafter_that_reads_the_context_is_replayed(tmp_path, kind):
     """Live decoding's drafts are those of the same places, in their order."""
     target = tiny_target()
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, kind, hot=None)))
-    plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(6))
+    plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(6))
     limits = Limits(slots=4, max_len=80, max_tree=32, prefill_chunk=16)
     session = Session(Runtime(engine, toy_codec(), limits, VOCAB, frozenset(), {METHOD: plan}))
     replay = grid.record(session, ["abcabcabc hello"], 40, {"temperature": 0.0}, batch=4)[0]

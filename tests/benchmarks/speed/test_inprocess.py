@@ -10,19 +10,19 @@ from benchmarks.speed.inprocess import Session, request
 from benchmarks.verify import lossless as verify_lossless
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.sampling import Distribution
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
-RSD = DraftingPlan("stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5)
+RSD = MethodPlan("stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5)
 LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
 
 
 def session(budget=None, end_ids=(0,), **engine):
-    plan = None if budget is None else DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(budget))
+    plan = None if budget is None else MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(budget))
     toy = ToyEngine(**engine)
     return Session(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids), only(plan)))
 
@@ -100,7 +100,7 @@ def test_speculation_is_found_lossless(verify, capsys):
 
 def test_every_method_is_compared_where_it_promises_the_same_tokens(verify):
     both = session(8)
-    plans = {TOY: both.runtime.plans[TOY], "alone": DraftingPlan(None, "greedy", ngram=True), "rsd": RSD}
+    plans = {TOY: both.runtime.plans[TOY], "alone": MethodPlan(None, "greedy", ngram=True), "rsd": RSD}
     both.runtime.plans = plans
     both.use_plans({name: plan for name, plan in plans.items() if name != "rsd"})
     verifier = verify_lossless.Verifier(both, both, both)

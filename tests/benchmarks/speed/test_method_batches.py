@@ -9,7 +9,7 @@ import pytest
 from benchmarks.speed import method_batches
 from benchmarks.speed.inprocess import Session
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
@@ -28,7 +28,7 @@ def session():
 
 def made(drafts: bool = True) -> Session:
     engine, budget = ToyEngine(width=4, length=3), BudgetTable.constant(8)
-    plans = {TOY: DraftingPlan("best_first", budget=budget), "served": DraftingPlan("ngram_trie", budget=budget)}
+    plans = {TOY: MethodPlan("best_first", budget=budget), "served": MethodPlan("ngram_trie", budget=budget)}
     given = plans if drafts else {}
     return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), given))
 

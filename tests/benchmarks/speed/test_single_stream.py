@@ -16,7 +16,7 @@ from benchmarks.speed import single_stream
 from benchmarks.speed.inprocess import Session, request
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.retrieval import NGRAM_TRIE
-from redraft.drafting import DraftingPlan
+from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
@@ -31,7 +31,7 @@ class Llama:
 """
 
 
-NGRAM_ALONE = DraftingPlan(None, ngram=True, budget=BudgetTable.constant(8))
+NGRAM_ALONE = MethodPlan(None, ngram=True, budget=BudgetTable.constant(8))
 
 
 def session(plans):
@@ -57,7 +57,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
         dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], top_p=0.9, streams=[2], repeats=2,
         warm_up=1,
     )  # fmt: skip
-    plan = DraftingPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
     both = session({TOY: plan, "ngram": NGRAM_ALONE})
     methods = {race.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
     entrants = {name: race.Entrant(both, method) for name, method in methods.items()}
@@ -93,7 +93,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
 def test_what_cannot_race_is_refused(tokenizer_folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "prompts.jsonl").write_text('{"turns": ["hello"]}')
     given = ["--speculative", str(tokenizer_folder), "--dataset", str(tmp_path / "prompts.jsonl")]
-    plans = {TOY: DraftingPlan("best_first", budget=BudgetTable.constant(8))}
+    plans = {TOY: MethodPlan("best_first", budget=BudgetTable.constant(8))}
     for offered, options, reason in (({}, ["--methods"], "has no drafter"), (plans, ["--max-tokens", "300"], "300")):
         monkeypatch.setattr(single_stream, "load_session", lambda *_, offered=offered: session(offered))
         with pytest.raises(SystemExit):
@@ -103,7 +103,7 @@ def test_what_cannot_race_is_refused(tokenizer_folder, tmp_path, monkeypatch, ca
 
 def test_a_race_starts_from_what_the_warm_up_served():
     """Not from the same prompts' answers, of a repeat or of another temperature."""
-    trie = session({"trie": DraftingPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})
+    trie = session({"trie": MethodPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})
     entrants = {race.AR: race.Entrant(trie, AUTO_REGRESSIVE), "trie": race.Entrant(trie)}
     asked, others = ([request(f"{kind} {i}", 30, temperature=0.0) for i in range(4)] for kind in ("to be", "not"))
 

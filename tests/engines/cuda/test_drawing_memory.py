@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from redraft.bundle.config import BundleConfig, LimitsInfo, MethodInfo
+from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig
 from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES, choose, choose_tokens
 from redraft.engines.cuda.transfer import Results
 from redraft.engines.memory import drawing_bytes, returned_bytes, step_bytes
@@ -59,7 +59,7 @@ def test_logits_for_the_host_take_no_more_memory_than_is_counted():
 def test_raw_logits_of_chains_are_counted():
     limits = LimitsInfo(slots=4, max_len=16, max_tree=3, prefill_chunk=16)
     plain, chained = config_of(limits, 1000), config_of(limits, 1000)
-    method = MethodInfo(
+    method = MethodConfig(
         drafter="hidden_state",
         construction="beam",
         beam_width=1,

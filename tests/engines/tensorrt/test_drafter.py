@@ -11,8 +11,8 @@ import torch
 from model_defs.drafters.token_info import InfoForm
 from redraft.batch import DraftCandidates
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
+from redraft.method import MethodPlan
 from tests.engines import tiny
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
 from tests.engines.scheduling import generate
@@ -118,7 +118,7 @@ def test_drafting_again_gives_the_torch_backends_candidates(resampling):
 
 def test_drafting_again_from_chains_changes_no_text(resampling):
     """And accepts what the torch backend does."""
-    plan = DraftingPlan("best_first", budget=BudgetTable.constant(5), resample_above=0, skip_above=1)
+    plan = MethodPlan("best_first", budget=BudgetTable.constant(5), resample_above=0, skip_above=1)
     (tokens, found), (_, expected) = (generate(engine, plan) for engine in resampling)
     assert tokens == generate(resampling[0], None)[0]
     for counted in ("steps", "drafted", "accepted", "reused", "rows_executed"):

@@ -15,7 +15,6 @@ import torch
 from compiler.engine_builder import EngineBuilder
 from model_defs.drafters.token_info import InfoForm
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
 from redraft.engines.cuda import device as gpu
 from redraft.engines.tensorrt import drafter as tensorrt_drafter
@@ -24,6 +23,7 @@ from redraft.engines.tensorrt.engine import TensorRTEngine
 from redraft.engines.tensorrt.library import TENSORRT_RTX, Messages
 from redraft.engines.tensorrt.session import Session
 from redraft.errors import BundleError
+from redraft.method import MethodPlan
 from redraft.plugins.operators.all_reduce import nccl
 from tests.engines import stand_in_tensorrt, tiny
 from tests.engines.draws import draft_batch
@@ -53,7 +53,7 @@ def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_pat
     target, *_ = BACKENDS[backend]
     options = {"trained": tiny_drafter_of(target(), "eagle"), "limits": tiny.LIMITS}
     engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, **options))
-    plan = DraftingPlan("best_first", budget=BudgetTable.constant(5))
+    plan = MethodPlan("best_first", budget=BudgetTable.constant(5))
     tokens, scheduler = generate(engine, plan)
     assert scheduler.totals.drafted > scheduler.totals.accepted
     if backend == "tensorrt_rtx":

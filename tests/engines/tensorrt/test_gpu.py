@@ -12,12 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redraft.bundle.budget import BudgetTable
-from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
 from redraft.engines.cuda import transfer
 from redraft.engines.tensorrt import drafter as tensorrt_drafter
 from redraft.engines.tensorrt import engine as tensorrt
 from redraft.engines.tensorrt import session
+from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -159,7 +159,7 @@ def test_a_step_waits_for_candidates_and_for_chosen_tokens(backend, gpu, monkeyp
     monkeypatch.setattr(session.Step, "capture", lambda _: None)
     engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=drafter))
     limits = Limits(LIMITS.slots, LIMITS.max_len, LIMITS.max_tree, LIMITS.prefill_chunk)
-    for plans in ({METHOD: DraftingPlan("best_first", budget=BudgetTable.constant(5))}, {}):
+    for plans in ({METHOD: MethodPlan("best_first", budget=BudgetTable.constant(5))}, {}):
         scheduler, seen = Scheduler(engine, limits, plans), set[tuple[bool, tuple[str, ...]]]()
         for key, count in enumerate((20, 5, 16, 1)):
             prompt = list(range(1, count + 1))

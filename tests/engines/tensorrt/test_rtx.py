@@ -30,7 +30,7 @@ from model_defs.target.attention import causal_attend
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from redraft.batch import DraftCandidates
-from redraft.bundle.config import BundleConfig, LimitsInfo, MethodInfo, TargetInfo
+from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.bundle.manifest import Bundle
 from tests.build.commands import invoke
 from tests.engines.bf16 import in_float32
@@ -212,7 +212,7 @@ def built(smollm2, tmp_path_factory) -> Built:
     config = BundleConfig(
         name="rtx", backend="tensorrt_rtx", precision="fp16", target=SMOLLM2, limits=LIMITS, methods={}
     )
-    drafters, methods, loops = dict[str, Drafter](), dict[str, MethodInfo](), Loops()
+    drafters, methods, loops = dict[str, Drafter](), dict[str, MethodConfig](), Loops()
     for name, settings in SHIPPED.items():
         drafters[name] = load_drafter(ROOT / settings.drafter, target)
         plan = settings.model_copy(update=SMALL).info()

@@ -28,7 +28,7 @@ MakeTrees = Callable[[list[Sequence]], TokenTree]
 
 
 @dataclass(frozen=True)
-class DraftingPlan:
+class MethodPlan:
     """What to draft and how to verify it. `construction` None: no neural drafter, the n-gram branch alone; NGRAM_TRIE:
     none either, trees of what followed the same tokens in all that the method has served.
 
@@ -74,12 +74,12 @@ class DraftingPlan:
         return random.shape(self.levels) if random else None
 
 
-class DraftSource:
+class Method:
     """A method at work: makes the draft trees of a step according to its plan, and verifies them."""
 
     def __init__(
         self,
-        plan: DraftingPlan | None,
+        plan: MethodPlan | None,
         drafter: DraftEngine | None,
         max_tree: int,
         bigrams: np.ndarray | None = None,
