@@ -1,0 +1,120 @@
+"""Records one decoding step of a real answer: the example of docs/how-it-works.md.
+
+The bundle drafts ReDrafter's beams without the n-gram branch:
+
+    python build/build_engines.py --model artifacts/models/SmolLM2-135M-Instruct \\
+      --drafter drafters/SmolLM2-135M-Instruct --precision fp32 --construction beam --beam-width 3 --beam-length 3 \\
+      --no-ngram --slots 2 --max-len 512 --output artifacts/engines/one-step
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from redraft.batch import DraftCandidates, TargetBatch
+from redraft.chat import render_chat
+from redraft.decoding.construction import beams_of
+from redraft.decoding.sampling import Sampler
+from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.verification import Verdict
+from redraft.request import GenerateRequest, SamplingConfig
+from redraft.runtime import Runtime
+
+PROMPT, TEMPERATURE, SEED, STEP = "How do I make tea?", 0.7, 2, 2
+"""The request, and which of its speculative steps is recorded: one whose accepted path leaves a gap in the cache."""
+FIELDS = ("input_ids", "positions", "cache_lengths", "tree_mask", "commit_src")
+SHOWN = 3
+"""Likely tokens of the target that are recorded at each row."""
+out = Console(stderr=True, highlight=False)
+
+
+class Recorder:
+    """Notes what a runtime's engine is given and what it gives, one entry per step of the only request."""
+
+    def __init__(self, runtime: Runtime):
+        self.batches: list[TargetBatch] = []
+        self.logits: list[np.ndarray] = []
+        self.drafts: list[DraftCandidates] = []
+        self.verdicts: list[tuple[TokenTree, Verdict]] = []
+        engine, (drafter,) = runtime.engine, runtime.engine.drafters.values()
+        execute, draft = engine.execute, drafter.draft
+
+        def executed(batch: TargetBatch, samplers: Any = None) -> Any:
+            logits, hidden = execute(batch, samplers)
+            self.batches.append(batch)
+            self.logits.append(np.array(logits[:]))
+            return logits, hidden
+
+        def drafted(batch: Any) -> DraftCandidates:
+            candidates = draft(batch)
+            arrays = (candidates.candidates, candidates.log_probs, candidates.parents)
+            self.drafts.append(DraftCandidates(*(array.copy() for array in arrays)))
+            return candidates
+
+        engine.execute, drafter.draft = executed, drafted  # type: ignore[method-assign]
+        runtime.with_plans(runtime.plans, lambda tree, _, verdict: self.verdicts.append((tree, verdict)))
+
+
+def main(
+    bundle: Annotated[Path, typer.Option(help="A bundle built as above.")],
+    output: Annotated[Path, typer.Option(help="Where to write the example.")] = Path("docs/pictures/one_step.json"),
+) -> None:
+    """Answer the prompt and record one step of it."""
+    runtime = Runtime.load(bundle)
+    recorder = Recorder(runtime)
+    sampling = SamplingConfig(temperature=TEMPERATURE, seed=SEED)
+    request = GenerateRequest(id="r", text=render_chat(bundle, PROMPT), max_tokens=40, sampling=sampling)
+    sequence = runtime.sequence(0, request)
+    runtime.scheduler.submit(sequence)
+    tokens: list[int] = []
+    while not runtime.scheduler.idle:
+        for one in runtime.scheduler.step():
+            tokens += one.token_ids
+    prefills = len(recorder.batches) - len(recorder.verdicts)
+    step = prefills + STEP
+    position = 1 + sum(len(verdict.tokens) for _, verdict in recorder.verdicts[:STEP])
+    beams, log_probs = beams_of(recorder.drafts[STEP], recorder.drafts[STEP].candidates.shape[2])
+    tree, _ = recorder.verdicts[STEP]
+    depths = [path.bit_count() - 1 for path in tree.ancestors[0]]
+    rows = [
+        target_row(sampling, recorder.logits[step][row], position + depth, runtime) for row, depth in enumerate(depths)
+    ]
+    known = {*beams.flat, *recorder.batches[step].input_ids, *recorder.batches[step + 1].input_ids}
+    known |= {token for row in rows for token in map(int, row["intervals"])}
+    example = {
+        "prompt": PROMPT,
+        "temperature": TEMPERATURE,
+        "seed": SEED,
+        "position": position,
+        "answer": runtime.codec.decode(tokens[:position]),
+        "beams": beams[0].tolist(),
+        "log_probs": np.round(log_probs[0].astype(float), 4).tolist(),
+        "step": {name: getattr(recorder.batches[step], name).tolist() for name in FIELDS},
+        "next_step": {name: getattr(recorder.batches[step + 1], name).tolist() for name in FIELDS},
+        "target": rows,
+        "texts": {str(token): runtime.codec.decode([int(token)]) for token in sorted(map(int, known))},
+    }
+    output.write_text(json.dumps(example, indent=1) + "\n")
+    out.print(f"{output}: step {STEP} of {len(recorder.verdicts)}, after {example['answer']!r}")
+
+
+def target_row(sampling: SamplingConfig, logits: np.ndarray, position: int, runtime: Runtime) -> dict[str, Any]:
+    """What the target says at one row: the token that the sampler chooses for this output position, and the intervals
+    of the cumulative distribution that belong to the most likely tokens and to the chosen one."""
+    sampler = Sampler(sampling, [], runtime.end_ids)
+    sampler.position = position
+    probabilities = sampler.distribution(logits).at(np.arange(len(logits)))
+    token, ends = sampler.choose(logits), np.cumsum(probabilities)
+    likely = [*np.argsort(-probabilities, kind="stable")[:SHOWN].tolist(), token]
+    bounds = {other: (float(ends[other] - probabilities[other]), float(ends[other])) for other in likely}
+    return {"token": token, "intervals": {str(other): np.round(pair, 6).tolist() for other, pair in bounds.items()}}
+
+
+if __name__ == "__main__":
+    typer.run(main)
