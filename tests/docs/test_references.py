@@ -1,0 +1,53 @@
+"""The developers' pages name what there is: every path exists, and every name is defined in the file before it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "docs" / "how-it-works.md", *sorted((ROOT / "docs" / "developers").glob("*.md"))]
+FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
+REFERENCE = re.compile(r"`([\w.-]+/[\w./-]*)`(?:: ((?:`[\w.]+`(?:, |))+))?")
+"""A path, and the names in it that follow a colon."""
+
+
+def references(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """The repository's paths on a page, each with its names; code blocks and `folder/NAME/` are left out."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).replace("\n", " ")
+    for path, names in REFERENCE.findall(text):
+        if path.split("/")[0] in FOLDERS - {"artifacts"} and "/NAME/" not in path:
+            yield path, re.findall(r"[\w.]+", names)
+
+
+def defined(file: Path) -> set[str]:
+    """A Python file's functions, classes and constants; what classes hold as `Class.name`."""
+
+    def within(body: list[ast.stmt], prefix: str) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield prefix + node.name
+            if isinstance(node, ast.ClassDef):
+                yield from within(node.body, f"{prefix}{node.name}.")
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+    return set(within(ast.parse(file.read_text()).body, ""))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_names_is_there(page):
+    missing = []
+    for path, names in references(page):
+        file = ROOT / path
+        known = defined(file) if names and file.is_file() else set()
+        missing += [path] * (not file.exists()) + [f"{path}: {name}" for name in names if name not in known]
+    assert not missing
+
+
+def test_the_map_names_every_folder_of_code():
+    named = {path.split("/")[0] for path, _ in references(ROOT / "docs" / "developers" / "index.md")}
+    code = {path.relative_to(ROOT).parts[0] for path in ROOT.glob("*/**/*.py") if path.parts[-2] != "__pycache__"}
+    assert {name for name in code if not name.startswith(".")} - {"artifacts", "docs"} <= named
