@@ -33,7 +33,8 @@ from model_defs.drafters.base import Drafter
 from model_defs.drafters.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
 from model_defs.export.drafter import Drafting
 from model_defs.files import count_numbers
-from model_defs.target.config import TargetConfig, UnsupportedModelError
+from model_defs.target.config import TargetConfig
+from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
 from model_defs.target.shards import plan_shards

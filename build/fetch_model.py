@@ -24,8 +24,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from model_defs.files import StoredTensors, save_tensors
-from model_defs.target.config import SUPPORTED, RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
+from model_defs.target.families.registry import SUPPORTED
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 from redraft.console.progress import duration, heartbeat, size
 from redraft.console.resources import free_disk, require_memory
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from model_defs.drafters.draft_lm import DraftLM
 from model_defs.files import read_json, read_tensors
-from model_defs.target.config import UnsupportedModelError
+from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.model import Target
 from redraft.errors import BundleError
 

@@ -35,8 +35,9 @@ from model_defs.export.programs import TorchTarget
 from model_defs.export.target import CacheShape
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.context_cache import CacheTables
-from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 from redraft.batch import DraftCandidates, TargetBatch
 from redraft.decoding.construction import beam, best_first
 from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, prune_tree, shared_budgets

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 
 EMBEDDING, LM_HEAD = "transformer.vocab_embedding.weight", "lm_head.weight"
 ROWS = ("lm_head.weight", "mlp.fc.weight", "mlp.gate.weight")

@@ -25,8 +25,9 @@ from typer.testing import CliRunner
 from model_defs.drafters.eagle import EagleDrafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.target.attention import causal_attend
-from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 from redraft.console.progress import Progress
 from tests.engines.tiny import LIMITS, tiny_bundle, tiny_target
 from training.teacher_data import USUAL_CUTOFF, TeacherData

@@ -24,8 +24,9 @@ import fetch_model
 from compiler import networks
 from fetch_model import FetchError
 from model_defs.target.attention import causal_attend
-from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 from redraft.console import progress
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

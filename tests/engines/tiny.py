@@ -23,8 +23,9 @@ from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.drafters.registry import DRAFTERS
 from model_defs.drafters.token_info import InfoForm
 from model_defs.target.attention import causal_attend
-from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 from redraft.batch import TargetBatch
 from redraft.bundle.config import BundleConfig, Form, LimitsInfo, MethodConfig
 from redraft.bundle.manifest import Bundle

@@ -17,8 +17,9 @@ from model_defs.drafters.base import Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.registry import DRAFTERS
 from model_defs.target.attention import DenseCache, causal_attend
-from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 from redraft.decoding.construction import beams_of, best_first
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree

@@ -14,8 +14,9 @@ from benchmarks.speed import drafting_latency
 from benchmarks.speed.drafting_latency import ALL, HEAD, SAMPLING, WAYS, Head, milliseconds
 from benchmarks.speed.inprocess import Session
 from model_defs.drafters.registry import load_drafter
-from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 from redraft.batch import DraftBatch
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import Bundle

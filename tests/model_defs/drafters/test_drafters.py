@@ -19,8 +19,9 @@ from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.registry import DRAFTERS, load_drafter
 from model_defs.drafters.windows import NO_DOCUMENT, Windows
 from model_defs.target.attention import DenseCache
-from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 from training.distillation import Labels, Trainer
 
 VOCAB, HIDDEN, LENGTH, UNROLL = 111, 24, 9, 4

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 
 from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.loops.beam_search import BeamSearch
-from model_defs.target.config import RopeConfig, TargetConfig
+from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
 
 HIDDEN, VOCAB = 24, 111
 

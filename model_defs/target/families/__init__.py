@@ -1,0 +1,1 @@
+"""The families of target models: one module for each, listed in `registry`."""

@@ -1,0 +1,16 @@
+"""Llama: no biases, full attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model_defs.target.families.base import Family, HFConfig, refuse_biases, refuse_sliding_window
+
+
+def own_fields(raw: HFConfig) -> dict[str, Any]:
+    refuse_biases(raw)
+    refuse_sliding_window(raw)
+    return {"qkv_bias": False}
+
+
+LLAMA = Family("llama", "Llama 2/3, Vicuna, SmolLM2", own_fields)

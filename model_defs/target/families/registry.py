@@ -1,0 +1,19 @@
+"""The families there are. A new one is a module of its own and an entry here."""
+
+from __future__ import annotations
+
+from model_defs.target.errors import UnsupportedModelError
+from model_defs.target.families.base import Family
+from model_defs.target.families.llama import LLAMA
+from model_defs.target.families.mistral import MISTRAL
+from model_defs.target.families.qwen2 import QWEN2
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2)}
+SUPPORTED = ", ".join(f"{family.title} (model_type {family.model_type})" for family in FAMILIES.values())
+
+
+def family_of(model_type: str | None) -> Family:
+    """The family of a configuration's `model_type`. Raises UnsupportedModelError that lists the known ones."""
+    if model_type not in FAMILIES:
+        raise UnsupportedModelError(f"model_type {model_type!r}. Supported: {SUPPORTED}.")
+    return FAMILIES[model_type]
