@@ -17,8 +17,8 @@ from redraft.batch import DraftBatch
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.verification import VERIFIERS
-from redraft.drafting import DraftingPlan
 from redraft.engines import load_engine
+from redraft.method import MethodPlan
 from tests.engines.scheduling import generate
 from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_target
 from tests.joint_law import THRESHOLD, Case, check
@@ -108,7 +108,7 @@ def test_the_drafter_is_trained_compiled_and_drafts_as_the_construction_says(exa
         assert all(score > np.log(0.05) for _, _, score in nodes)
         assert len(nodes) < len(CONSTRUCTIONS["best_first"].build(drafted, roots, 8).nodes[0])
     expected, _ = generate(engine, None)
-    tokens, scheduler = generate(engine, DraftingPlan("confident", budget=BudgetTable.constant(8)))
+    tokens, scheduler = generate(engine, MethodPlan("confident", budget=BudgetTable.constant(8)))
     assert tokens == expected
     assert scheduler.totals.drafted > 0
 
