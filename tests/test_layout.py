@@ -1,0 +1,70 @@
+"""What holds of the code's structure: no import cycle, layers that do not import what is above them, small folders."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+BELOW = {
+    "redraft": {"redraft"},
+    "model_defs": {"model_defs", "redraft"},
+    "compiler": {"compiler", "model_defs", "redraft"},
+    "training": {"training", "model_defs", "redraft"},
+}
+"""What each package may import of the repository; redraft.plugins, the operators, only of itself."""
+LARGEST_FOLDER = 15
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the packages by its name, operators under redraft.plugins."""
+    files = [file for package in BELOW for file in (ROOT / package).rglob("*.py")]
+    files += (ROOT / "redraft" / "plugins").rglob("*.py")
+    names = {file.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): file for file in files}
+    return {name.removesuffix(".__init__"): file for name, file in names.items()}
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Names that a module imports when it runs: modules, or attributes of modules."""
+    tree = ast.parse(file.read_text())
+    guarded = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    typing = {id(inner) for node in guarded for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in typing:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def graph() -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    known = modules()
+    found = {}
+    for name, file in known.items():
+        targets = {one if one in known else one.rpartition(".")[0] for one in imports(file)}
+        found[name] = targets & known.keys() - {name}
+    return found
+
+
+def test_no_module_imports_itself_over_others():
+    list(TopologicalSorter(graph()).static_order())
+
+
+def test_packages_import_only_what_is_below_them():
+    for name, targets in graph().items():
+        allowed = {"redraft.plugins"} if name.startswith("redraft.plugins") else BELOW[name.partition(".")[0]]
+        above = {one for one in targets if not one.startswith(tuple(allowed))}
+        assert not above, name
+
+
+def test_folders_are_small():
+    sizes = Counter(str(file.resolve().parent.relative_to(ROOT)) for file in modules().values())
+    assert max(sizes.values()) <= LARGEST_FOLDER, sizes.most_common(3)
