@@ -69,7 +69,7 @@ class DraftBatch:
     back. A sequence's last pair holds its root.
 
     A drafter with a context takes every pair that it has not ingested, rows row_offsets[b] to row_offsets[b+1], and
-    keeps them at rows cache_lengths[b] and up of its own cache. Any other takes the last pair alone (P = B).
+    keeps them at rows cache_lengths[b] and up of its own cache. Any other takes only the last pair (P = B).
     """
 
     hidden: Hidden  # [P, H], float32 where it is an array
@@ -91,7 +91,7 @@ class DraftCandidates:
     """What a drafter proposes for B sequences: L levels of W expanded nodes with K candidates each.
 
     `parents[b, l, w]` is the flat candidate (w' * K + k) of level l-1 that expanded node w of level l is; level 0
-    expands the root alone (w = 0), the others' log-probabilities are -inf there.
+    expands only the root (w = 0); the others' log-probabilities are -inf there.
     """
 
     candidates: np.ndarray  # int32 [B, L, W, K], target vocabulary ids
@@ -107,7 +107,7 @@ class DraftSampling:
     The drafter turns the logits of M tokens per expanded node (the hot vocabulary, or the most probable) into the
     distribution p: divided by the temperature, top-k, then top-p, renormalized. `noise` is standard Gumbel, its rows
     level by level as the construction's shape says (see `redraft.decoding.random_trees.DrawShape`). Temperature 0 is
-    greedy: the likeliest tokens are taken where others are drawn, without noise, and p is that of temperature 1.
+    greedy: the most likely tokens are taken instead of drawn ones, without noise, and p is that of temperature 1.
     """
 
     noise: np.ndarray  # float32 [B, R, M]

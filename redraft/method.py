@@ -29,13 +29,15 @@ MakeTrees = Callable[[list[Sequence]], TokenTree]
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """What to draft and how to verify it. `construction` None: no neural drafter, the n-gram branch alone; NGRAM_TRIE:
-    none either, trees of what followed the same tokens in all that the method has served.
+    """What to draft and how to verify it: a method's configuration with the budgets that tuning measured.
+
+    Without a `construction` there is no neural drafter, only the n-gram branch. NGRAM_TRIE has no neural drafter
+    either: it grows trees of what followed the same tokens in all that the method has served.
 
     A random construction draws `levels` tokens on each level (as its shape counts them) from the drafter's `support`
-    tokens per node. Where more than `resample_above` steps are left of a hidden-state drafter's chain (Lyanna's r), a
-    tree is re-sampled from it and merged with the new draft; where more than `skip_above` are, it takes the new
-    draft's place. None: never. Raises ValueError (PairingError) for a plan that makes no sense.
+    most likely tokens per node. Where more than `resample_above` steps are left of a hidden-state drafter's chain
+    (Lyanna's r), a tree is re-sampled from it and merged with the new draft. Where more than `skip_above` are left, it
+    replaces the new draft. None means never. Raises ValueError (PairingError) for a plan that makes no sense.
     """
 
     construction: str | None
@@ -75,7 +77,7 @@ class MethodPlan:
 
 
 class Method:
-    """A method at work: makes the draft trees of a step according to its plan, and verifies them."""
+    """A method at work: it makes the draft trees of a step by its plan, and verifies them."""
 
     def __init__(
         self,
@@ -110,14 +112,16 @@ class Method:
         return Pairs(self._drafter.reads_text) if self._drafter and self._drafter.reads_context else None
 
     def chooser(self, sequence: Sequence) -> Sampler | None:
-        """What chooses the sequence's token at any node, where verification asks no more of the next step's logits."""
+        """The sampler that may choose the sequence's token at every node; None where verification needs the logits."""
         sampler = sequence.sampler
         walks = self.verify is walk or sampler.greedy
         return sampler if walks and sampler.plain and not sequence.request.return_log_probs else None
 
     def draft(self, sequences: list[Sequence], running: int) -> TokenTree:
-        """Draft trees of the sequences, some of `running`, in their order: the root alone where the budget is 0 or one
-        token remains."""
+        """Draft trees of the sequences, in their order, while `running` decode.
+
+        A tree is only its root where the budget is 0 or one token remains.
+        """
         budgets = self._budgets(sequences, running)
         given = [budget for budget in budgets if budget]
         return _spread_over(sequences, [budget > 0 for budget in budgets], lambda some: self._trees(some, given))
@@ -177,7 +181,7 @@ class Method:
         return ngram_chains(roots, _indices(sequences), self._plan.ngram_length)
 
     def _resampled(self, sequences: list[Sequence], budget: int) -> TokenTree:
-        """Trees from what earlier drafts left (Lyanna, algorithm 2); the root alone where too little is left."""
+        """Trees from what earlier drafts left (Lyanna, algorithm 2); only the root where too little is left."""
         assert self._plan is not None
 
         def again(some: list[Sequence]) -> TokenTree:

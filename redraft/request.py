@@ -79,7 +79,8 @@ class SamplingConfig(Message):
     """How the next token is chosen; a field that is absent (or null) has no effect.
 
     Decoding is greedy when `temperature` is below 1e-4, when `top_k` is 1, or when none of `temperature`, `top_k` and
-    `top_p` is given. As in TensorRT-LLM, `top_k` 0 means all tokens; `top_k` or `top_p` alone sample at temperature 1.
+    `top_p` is given. As in TensorRT-LLM, `top_k` 0 means all tokens, and without a
+    temperature `top_k` or `top_p` sample at temperature 1.
     """
 
     temperature: float | None = Field(default=None, ge=0)

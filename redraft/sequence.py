@@ -21,7 +21,7 @@ from redraft.text import TextCodec, TextStream
 FinishReason = Literal["stop", "length", "cancelled"]
 
 MOST_PARTS = 32
-"""Of hidden states that are kept apart: each may hold memory that it shares with other sequences' of the same step."""
+"""Most arrays of hidden states kept apart; each may share memory with other sequences of the same step."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Pairs:
     hidden: list[Hidden] = field(default_factory=list)
     """[n, H] each"""
     tokens: list[int] = field(default_factory=list)
-    """Of a prompt's last hidden state, the token comes when it is chosen."""
+    """The token after a prompt's last hidden state is added when it is chosen."""
 
     def add(self, hidden: Hidden, tokens: list[int]) -> None:
         """Keep hidden [n, H], which nobody writes to, and the tokens that follow."""
@@ -81,7 +81,7 @@ class Sequence:
     `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `hidden` [1, H], the
     target's hidden state that the root was chosen from, or the `pairs` that a drafter with a context ingests.
 
-    `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens behind
+    `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens after
     the root. `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
     """
 

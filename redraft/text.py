@@ -96,7 +96,7 @@ class TextStream:
         self._held = ""
 
     def _decode(self, finished: bool = False) -> str:
-        """The window's text behind what has been decoded before, but for a character that may still be unfinished.
+        """The window's text after what has been decoded before, except a character that may be unfinished.
 
         The window's first tokens are context: how a token reads depends on those before it.
         """

@@ -78,7 +78,7 @@ def beam_unpacked(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> To
 
 @register_construction("chain", Draws.TOP)
 def chain(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
-    """The best beam alone."""
+    """Only the best beam."""
     return pack_beams(roots, *beams_of(drafts, 1))
 
 

@@ -57,7 +57,7 @@ def gumbel_top_k(log_probs: np.ndarray, noise: np.ndarray, count: int, greedy: n
     """`count` draws without replacement from every node (RSD-C: RSD, algorithm 4).
 
     log_probs and noise float32 [B, N, M]. Flat draws int32 [B, N * count], each node's in draw order, -1 where its
-    support is exhausted. `greedy` bool [B]: sequences that take the likeliest tokens instead (None: no one does).
+    support is exhausted. `greedy` bool [B]: sequences that take the most likely tokens instead; None: no sequence does.
     """
     batch, nodes, support = log_probs.shape
     best, values = _top(_perturbed(log_probs, noise, greedy), count)
@@ -69,7 +69,7 @@ def independent(log_probs: np.ndarray, noise: np.ndarray, count: int, greedy: np
     """One draw for each of `count` independent sequences, all from the root or each from a node of its own (SpecTr).
 
     log_probs float32 [B, 1 or count, M], noise float32 [B, count, M]. Flat draws int32 [B, count], repeats kept.
-    `greedy` bool [B]: sequences that take the likeliest tokens instead, `count` different ones at the root.
+    `greedy` bool [B]: sequences that take the most likely tokens instead, `count` different ones at the root.
     """
     _, nodes, support = log_probs.shape
     perturbed = _perturbed(log_probs, noise, greedy)
@@ -91,7 +91,7 @@ class Beam:
 
     @classmethod
     def of_roots(cls, batch: int) -> Beam:
-        """The root alone, N = 1."""
+        """Only the root, N = 1."""
         return cls(np.zeros((batch, 1), np.float32), np.zeros((batch, 1), np.float32))
 
 
@@ -102,7 +102,7 @@ def stochastic_beam(
 
     log_probs and noise float32 [B, N, M]. Flat draws int32 [B, count], best first, -1 where none are left, and their
     beam. The k best of a level are children of the k best of the level before. `greedy` bool [B]: sequences that take
-    the likeliest paths instead (a beam search), which are then their own perturbed values.
+    the most likely paths instead (a beam search), which are then their own perturbed values.
     """
     batch = len(log_probs)
     totals = beam.totals[..., None] + log_probs

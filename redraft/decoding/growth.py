@@ -29,10 +29,10 @@ def joint_odds(ngram: float, neural: float, reads_context: bool) -> float:
 def grow_trees(
     drafts: DraftCandidates, roots: np.ndarray, budget: int, indices: Sequence[NgramIndex], reads_context: bool
 ) -> TokenTree:
-    """Trees of the `budget` likeliest nodes each, grown node by node below the roots int32 [B].
+    """Trees of the `budget` most likely nodes each, grown node by node below the roots int32 [B].
 
     Wherever n-grams guess a token, its chance and the drafter's probability of it are joined, and the drafter's other
-    candidates share what is left; where the drafter has no candidates, the guess stands alone. `reads_context`: whether
+    candidates share what is left; where the drafter has no candidates, only the guess is left. `reads_context`: whether
     the drafter does. Scores are logs of chances, and a parent stands before its children.
     """
     drafted = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
@@ -81,8 +81,8 @@ def _grow(
 def _chances(logs: list[float], above: float) -> list[float]:
     """The drafter's probabilities of the candidates of a node whose own log-probability is `above`.
 
-    Of the nodes that grow alone, and without numpy: behind a step of the engine each further function costs more than
-    the sums.
+    It computes only those of nodes that grow, without numpy: right after a step of the engine, each further function
+    costs more than the sums.
     """
     if above == -math.inf:
         return [0.0] * len(logs)
@@ -92,7 +92,7 @@ def _chances(logs: list[float], above: float) -> list[float]:
 def _children(
     tokens: list[int], chances: list[float], seen: tuple[int, float] | None, reads_context: bool
 ) -> Iterable[tuple[int, float]]:
-    """The tokens that may come next, and the chance of each: the drafter's, and the n-grams' behind them if it is
+    """The tokens that may come next, and the chance of each: the drafter's, and after them the n-grams' if it is
     another."""
     if seen is None:
         return zip(tokens, chances, strict=True)

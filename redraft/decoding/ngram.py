@@ -89,7 +89,7 @@ class NgramIndex:
         found = None
         for length in reversed(CHANCES):
             known = self._successors.get(tail[-length:]) if length <= len(tail) else None
-            if known is None:  # what never occurred did not occur behind other tokens either
+            if known is None:  # what never occurred did not occur after other tokens either
                 break
             found = known[0], length, min(known[1], MOST_TIMES)
         return found

@@ -8,7 +8,7 @@ from redraft.decoding.token_tree import TokenTree
 
 
 def dedup_prefix(beams: np.ndarray) -> np.ndarray:
-    """For each prefix of each beam, the smallest beam index with the same prefix.
+    """The smallest beam index with the same prefix, for each prefix of each beam.
 
     beams int32 [B, W, L] -> int32 [B, W, L]; entry [b, i, k] is the smallest j with
     beams[b, i, :k+1] == beams[b, j, :k+1].

@@ -126,8 +126,8 @@ def pack_draws(drafts: DraftDraws, roots: np.ndarray, kept: np.ndarray) -> Token
     """Draft trees of the draws that are `kept` bool [B, D], below the roots int32 [B]; equal paths become one node.
 
     Every kept draw, repeats included, stands in its parent's `draws`; -1 draws are left out. Sequences that share a
-    path are expanded each for itself. Where that gives other bits (a row's place in the batch may change them), the
-    first expansion's draws stand alone: all draws of a node come from one distribution. None is left out for what was
+    path are expanded each for itself. Where that gives other bits (a row's place in the batch may change them), only
+    the first expansion's draws are kept: all draws of a node come from one distribution. None is left out for what was
     drawn.
     """
     batch, _, support = drafts.ids.shape

@@ -2,7 +2,7 @@
 
 The trie of what followed which tokens is not stored as nodes but as what nodes are counted from: for each of a few
 match lengths, the places of the last `capacity` tokens that followed the same tokens, newest first. A draft tree is the
-part of the trie below a text's end that is likeliest by these counts.
+part of the trie below a text's end that is most likely by these counts.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RetrievalText:
         self._tail = tail
 
     def draft(self, budget: int, depth: int) -> list[Node]:
-        """The tree below the text's last token: the `budget` likeliest paths of up to `depth` tokens."""
+        """The tree below the text's last token: the `budget` most likely paths of up to `depth` tokens."""
         after = self._retrieval.after
         nodes: list[Node] = [(self._tail[-1], -1, 0.0)]
         tails, depths = [self._tail], [0]

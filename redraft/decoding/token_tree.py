@@ -22,7 +22,7 @@ class NodeDraws:
     children: list[int]
     """The drawn nodes; a token that was drawn again stands again."""
     places: list[int]
-    """Of each draw, its place in `ids`."""
+    """Each draw's place in `ids`."""
     ids: np.ndarray
     """int32 [M], the tokens that could be drawn."""
     draft_log_probs: np.ndarray
@@ -220,7 +220,7 @@ def prune_tree(tree: TokenTree, budgets: Iterable[int], max_depths: Iterable[int
 
 
 def shared_budgets(tree: TokenTree, total: int) -> list[int]:
-    """Per tree, how many of the batch's `total` likeliest drafted nodes are its own: a sequence whose next tokens are
+    """Per tree, how many of the batch's `total` most likely drafted nodes are its own: a sequence whose next tokens are
     surer than another's gets more of the rows."""
     ranked = sorted((-score, b) for b, nodes in enumerate(tree.nodes) for _, _, score in nodes[1:])
     taken = Counter(b for _, b in ranked[:total])
