@@ -344,7 +344,7 @@ def main(
         meta["model_digest"] = model_digest(model)
         parts = open_parts(prompts, given, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
         token_bytes = config.hidden_size * 2 + 4
-        numbers = sum(count_numbers(file) for file in model.glob("*.safetensors"))
+        numbers = count_numbers(model)
         length = len(template) + user + max_new_tokens
         memory = 2 * numbers + (cache_bytes(config, slots, length) if source is Source.generate else 0)
         engine_bytes = 2 * numbers if bundle and not (bundle / "manifest.json").exists() else 0

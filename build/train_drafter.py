@@ -331,7 +331,7 @@ def main(
         try:
             teacher = TeacherData(data, held_out, kind.reads_context)
             teacher.require(run.batch, run.window, unroll)
-            require_memory(4 * sum(map(count_numbers, model.glob("*.safetensors"))), "training beside the target")
+            require_memory(4 * count_numbers(model), "training beside the target")
             target = Target.from_folder(model).to(device)
             vocab_size = target.config.vocab_size
             chosen = usual_rows(vocab_size, device.type) if hot_vocabulary is None else hot_vocabulary or vocab_size

@@ -8,10 +8,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -33,6 +34,27 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files with a model folder's weights: `model.safetensors`, the shards that the index names, or,
+    where there is neither, all of them.
+
+    Raises FileNotFoundError where there is none or a shard is missing, ValueError for a damaged index.
+    """
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    if not (folder / INDEX).exists():
+        if files := sorted(folder.glob("*.safetensors")):
+            return files
+        raise FileNotFoundError(f"{folder}: no .safetensors file")
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{folder / INDEX}: expected a `weight_map` from tensors to files")
+    files = sorted({folder / str(name) for name in weight_map.values()})
+    if missing := [file for file in files if not file.is_file()]:
+        raise FileNotFoundError(f"{missing[0]} is missing; {INDEX} names it")
+    return files
+
+
 class StoredTensors:
     """The tensors of several safetensors files, of which only the headers are read until a tensor is asked for."""
 
@@ -48,19 +70,20 @@ class StoredTensors:
             yield cls({name: tensors for tensors in opened for name in tensors.keys()})  # noqa: SIM118
 
     def shapes(self) -> dict[str, Tensor]:
-        """Tensors of device "meta" of all shapes, by name."""
-        return {
-            name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name, file in self._opened.items()
-        }
+        """Tensors of device "meta", of every tensor's shape and dtype, by name. The files are mapped and not read."""
+        return {name: file.get_tensor(name).to("meta") for name, file in self._opened.items()}
 
     def read(self, name: str) -> Tensor:
         """One tensor, as it is stored."""
         return self._opened[name].get_tensor(name)
 
 
-def count_numbers(file: Path) -> int:
-    """Numbers in a safetensors file, of which only the header is read. Raises as `read_tensors` does."""
-    with StoredTensors.open([file]) as stored:
+def count_numbers(folder: Path) -> int:
+    """Numbers in a model folder's weights, of which only the headers are read.
+
+    Raises as `weight_files` and `read_tensors` do.
+    """
+    with StoredTensors.open(weight_files(folder)) as stored:
         return sum(tensor.numel() for tensor in stored.shapes().values())
 
 

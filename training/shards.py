@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from model_defs.files import save_tensors
+from model_defs.files import save_tensors, weight_files
 from training.teacher_data import USUAL_CUTOFF
 
 LOOP_TOKENS = 48
@@ -122,7 +122,7 @@ def model_digest(folder: Path) -> str:
     """16 hexadecimal digits of a model's `config.json` and, of each file of weights, its size and SAMPLED bytes at
     either end: reading all would take minutes."""
     digest = sha256((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with path.open("rb") as file:
             digest.update(file.read(SAMPLED))
             size = file.seek(0, 2)

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from model_defs.files import weight_files
+
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -60,7 +62,7 @@ def write(source: Path, target: Path) -> None:
     writer.add_rope_freq_base(config.get("rope_theta") or rope.get("rope_theta", 10000.0))
     writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
     add_tokenizer(writer, source / "tokenizer.json", config)
-    for path in sorted(source.glob("*.safetensors")):
+    for path in weight_files(source):
         for name, tensor in load_file(path).items():
             if ".q_proj." in name or ".k_proj." in name:
                 tensor = interleave(tensor, heads if ".q_proj." in name else kv_heads)

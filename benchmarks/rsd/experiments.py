@@ -31,6 +31,7 @@ from benchmarks.rsd import report as rsd_report
 from benchmarks.rsd.shapes import ALGORITHMS, EXPERIMENTS, Experiment, Shape, methods_toml, shapes_of
 from benchmarks.rsd.store import Row, Store
 from benchmarks.speed.inprocess import Answer, load_session, request
+from model_defs.files import weight_files
 from redraft.bundle.manifest import Bundle
 from redraft.console.interrupt import interruptible
 from redraft.errors import BundleError
@@ -138,12 +139,10 @@ def parameters(model: Path, drafter: Path) -> tuple[int, int]:
     Raises ValueError where the folders hold no such models.
     """
     try:
-        target = sum(_sizes(path)[0] for path in sorted(model.glob("*.safetensors")))
+        target = sum(_sizes(path)[0] for path in weight_files(model))
         own, has_head = _sizes(drafter / "drafter.safetensors")
         card = json.loads((drafter / "config.json").read_text())
         rows = card.get("hot_vocabulary") or card["vocab_size"]
-        if not target:
-            raise FileNotFoundError(f"{model}: no *.safetensors")
         return target, own + (0 if has_head else rows * card["hidden_size"])
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"the sizes of --model {model} and --drafter {drafter} cannot be read: {error}") from None

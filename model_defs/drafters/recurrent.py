@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from model_defs.drafters.base import Drafter, Recipe, read_weights, ridge
 from model_defs.drafters.windows import Windows
-from model_defs.files import read_json
+from model_defs.files import read_json, weight_files
 from model_defs.loops.beam_search import Children
 from model_defs.target.model import Target
 
@@ -171,10 +171,8 @@ class RecurrentDrafter(Drafter):
             return super().load(folder, target)
         if "num_draft_layers" not in raw:
             raise ValueError(f"{folder}/config.json describes no recurrent drafter (found keys {sorted(raw)})")
-        file = next(iter(sorted(folder.glob("*.safetensors"))), None)
-        if file is None:
-            raise FileNotFoundError(f"{folder}: no *.safetensors")
-        config, weights = from_apple(raw, read_weights(file))
+        stored = {name: weight for file in weight_files(folder) for name, weight in read_weights(file).items()}
+        config, weights = from_apple(raw, stored)
         drafter = cls(config, target)
         drafter.load_state_dict(weights)
         return drafter.eval()

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.files import StoredTensors
+from model_defs.files import StoredTensors, weight_files
 from model_defs.target.config import TargetConfig
 
 Join = Callable[[Tensor, Tensor], Tensor]
@@ -108,11 +108,8 @@ class Target(nn.Module):
         another shape).
         """
         config = TargetConfig.load(folder)
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise FileNotFoundError(f"{folder}: no .safetensors file")
         weights: dict[str, Tensor] = {}
-        with StoredTensors.open(files) as stored:
+        with StoredTensors.open(weight_files(folder)) as stored:
             target = cls.check_weights(stored.shapes(), config)
             for name, sources in hf_names(config).items():
                 parts = [stored.read(source) for source in sources]
@@ -123,6 +120,11 @@ class Target(nn.Module):
         if config.tie_embeddings:
             target.lm_head.weight = target.embedding.weight
         return target.eval().requires_grad_(False)
+
+
+def weight_names(config: TargetConfig) -> list[str]:
+    """The Hugging Face names of all weights of a target."""
+    return [name for names in hf_names(config).values() for name in names]
 
 
 def hf_names(config: TargetConfig) -> dict[str, tuple[str, ...]]:

@@ -84,6 +84,15 @@ def heartbeat(line: Callable[[], str], console: Console) -> Iterator[None]:
         thread.join()
 
 
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Write on standard error that a step begins, and every LINE_S seconds that it goes on."""
+    console, begun = Console(stderr=True), time.monotonic()
+    write(console, name)
+    with heartbeat(lambda: f"{name}: {duration(time.monotonic() - begun)} so far", console):
+        yield
+
+
 def write(console: Console, line: str) -> None:
     """Print a line as it is, however long."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -21,6 +21,12 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
+def require_disk(folder: Path, needed: int) -> None:
+    """Raises ValueError where fewer than `needed` bytes are free where `folder` is, or will be made."""
+    if needed > (free := free_disk(folder)):
+        raise ValueError(f"{folder}: needs {size(needed)} of disk, {size(free)} are free")
+
+
 def require_memory(needed: int, what: str) -> None:
     """Raises ValueError where the machine, with all other programs ended, has less memory than `needed` bytes."""
     if needed > (most := most_bytes()):

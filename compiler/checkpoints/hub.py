@@ -1,0 +1,48 @@
+"""Models of the Hugging Face hub: downloaded to a cache, the configuration first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+
+from compiler.checkpoints.folder import PICKLED
+from compiler.checkpoints.source import FetchError
+from model_defs.target.config import TargetConfig
+from redraft.console.progress import size
+from redraft.console.resources import require_disk
+
+SMALL = ("*.json", "*.jinja", "tokenizer*")
+CONNECT_S = 20
+
+
+def download(source: str, revision: str | None, cache: Path, say: Callable[[str], None]) -> Path:
+    """The folder of a hub id (owner/name) in the cache. An unsupported model costs no download of weights.
+
+    Raises FetchError, UnsupportedModelError, or ValueError where the disk is too small.
+    """
+    import httpx2
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    place = cache / "hub"
+    try:
+        info = HfApi().model_info(source, revision=revision, files_metadata=True, timeout=CONNECT_S)
+        files = info.siblings or []
+        safe = any(file.rfilename.endswith(".safetensors") for file in files)
+        weights = "*.safetensors" if safe else PICKLED
+        folder = snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=list(SMALL))
+        TargetConfig.load(Path(folder))
+        total = sum(file.size or 0 for file in files if fnmatch(file.rfilename, weights))
+        require_disk(cache, 2 * total)
+        say(f"downloading {size(total)} of weights of {source}, which take {size(2 * total)} with their copy")
+        snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=[*SMALL, weights])
+    except HFValidationError as error:
+        raise FetchError(f"{source!r} is not a hub id ({error})") from error
+    except HfHubHTTPError as error:
+        raise FetchError(
+            f"the hub refused {source!r}: {str(error).splitlines()[0]} (a gated model needs `hf auth login`)"
+        ) from error
+    except (httpx2.HTTPError, OSError) as error:
+        raise FetchError(f"the hub cannot be reached for {source!r} ({error}); give a local folder or GGUF") from error
+    return Path(folder)

@@ -1,0 +1,63 @@
+"""The interface of a checkpoint: configuration, tokenizer, and tensors that are read a block of rows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+BLOCK = 1 << 22
+"""Numbers of a tensor that are converted at once."""
+
+
+class FetchError(ValueError):
+    """The source cannot be fetched; the message says why, and what to do."""
+
+
+class Checkpoint(Protocol):
+    """A model to fetch. Opening one reads only headers and configuration."""
+
+    title: str
+    """The name that goes into `config.json`."""
+    precision: str
+    """How the source stores the weights: Q4_K_M, float32."""
+    config: dict[str, Any]
+    """The model's configuration in Hugging Face's terms."""
+    memory: int
+    """Bytes of the source that are mapped at once while its tensors are read."""
+
+    def shapes(self) -> dict[str, Tensor]:
+        """Meta tensors by Hugging Face name."""
+        ...
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor's rows in order, as floating-point blocks of about BLOCK numbers. Raises FetchError."""
+        ...
+
+    def tokenizer(self) -> Any:
+        """The tokenizer as transformers loads it. Raises FetchError."""
+        ...
+
+    def copy_settings(self, folder: Path) -> None:
+        """Copy what belongs to the model besides configuration, weights and tokenizer."""
+        ...
+
+
+def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Slices of the first dimension, each of about BLOCK numbers and at least one row."""
+    rows, *rest = shape
+    step = max(BLOCK // max(math.prod(rest), 1), 1)
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def load_tokenizer(folder: Path, gguf_file: str | None = None) -> Any:
+    """The tokenizer of a folder, or of a GGUF file in it. Raises FetchError."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)
+    except (OSError, ValueError, ImportError) as error:
+        raise FetchError(f"{folder}: no usable tokenizer ({str(error).splitlines()[0]})") from error

@@ -1,0 +1,55 @@
+"""Weights that are written block by block, in one file or several."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from compiler.checkpoints import source
+from compiler.checkpoints.source import row_blocks
+from compiler.checkpoints.writer import write_weights
+from model_defs.files import INDEX, StoredTensors, weight_files
+
+SHAPES = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=7)
+
+
+def cut(weights):
+    return lambda name: (weights[name][rows] for rows in row_blocks(tuple(weights[name].shape)))
+
+
+@given(shapes=SHAPES, block=st.integers(1, 40), shard_bytes=st.integers(1, 400), seed=st.integers(0, 99))
+def test_any_division_holds_the_same_weights(tmp_path_factory, shapes, block, shard_bytes, seed):
+    folder = tmp_path_factory.mktemp("weights")
+    generator = torch.Generator().manual_seed(seed)
+    weights = {f"w{i}": torch.randn(shape, generator=generator) for i, shape in enumerate(shapes)}
+    written = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "BLOCK", block)
+        write_weights(folder, {name: tuple(w.shape) for name, w in weights.items()}, cut(weights), written.append,
+                      shard_bytes)  # fmt: skip
+    files = weight_files(folder)
+    assert sum(written) == sum(2 * weight.numel() for weight in weights.values())
+    assert (folder / INDEX).exists() == (len(files) > 1)
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            sizes = [opened.get_tensor(name).nbytes for name in opened.keys()]  # noqa: SIM118
+        assert len(sizes) == 1 or sum(sizes) <= shard_bytes
+    with StoredTensors.open(files) as stored:
+        assert stored.shapes().keys() == weights.keys()
+        assert all(torch.equal(stored.read(name), weight.bfloat16()) for name, weight in weights.items())
+
+
+def test_an_index_names_each_tensors_file(tmp_path):
+    weights = {"a": torch.ones(3), "b": torch.ones(2, 2)}
+    write_weights(tmp_path, {"a": (3,), "b": (2, 2)}, cut(weights), shard_bytes=8)
+    index = json.loads((tmp_path / INDEX).read_text())
+    assert index["metadata"]["total_size"] == 14
+    assert index["weight_map"] == {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+
+
+def test_blocks_that_do_not_fill_a_tensor_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="a: 6 bytes were read, expected 8"):
+        write_weights(tmp_path, {"a": (4,)}, lambda name: [torch.ones(3)])
