@@ -5,22 +5,12 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, byref
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from redraft.plugins.cpu.structures import (
-    BeamStepArgs,
-    DrawStepArgs,
-    EmbeddingArgs,
-    LinearArgs,
-    LinearTopKArgs,
-    Projection,
-    RMSNormArgs,
-    SumRanksArgs,
-    TokenInfoTopKArgs,
-    TreeAttentionArgs,
-)
+from redraft.plugins.headers import PLUGINS, Arguments, expect_sizes, kernel_arguments, structures
 from redraft.plugins.library import kernels_path
 from redraft.plugins.operators.draw_step import RULES
 from redraft.plugins.operators.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
@@ -52,22 +42,13 @@ class Recording:
 def library() -> ctypes.CDLL:
     """The library with its functions declared; each returns None or an error message."""
     lib = ctypes.CDLL(str(kernels_path()))
-    structures = {
-        "linear": LinearArgs,
-        "linear_topk": LinearTopKArgs,
-        "token_info_topk": TokenInfoTopKArgs,
-        "embedding": EmbeddingArgs,
-        "rms_norm": RMSNormArgs,
-        "beam_step": BeamStepArgs,
-        "draw_step": DrawStepArgs,
-        "tree_attention": TreeAttentionArgs,
-        "sum_ranks": SumRanksArgs,
-    }
-    for name, structure in structures.items():
-        function = getattr(lib, f"redraft_{name}")
+    expect_sizes(lib, kernel_arguments(PLUGINS))
+    for kernel, structure in kernel_arguments(PLUGINS).items():
+        function = getattr(lib, f"redraft_{kernel}")
         function.argtypes, function.restype = [POINTER(structure)], ctypes.c_char_p
     for name in ("set_threads", "select_isa", "isa", "take_failure", "connect_ranks", "all_reduce"):
         getattr(lib, f"redraft_{name}").restype = ctypes.c_char_p
+    lib.redraft_all_reduce.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     lib.redraft_take_exchange_seconds.restype = ctypes.c_double
     return lib
 
@@ -105,19 +86,14 @@ def connect_ranks(iallgather: int, test: int, communicator: int, float_type: int
 def all_reduce(x: np.ndarray) -> np.ndarray:
     """The sum of all connected ranks' float32 arrays of this shape, which each must give; see all_reduce/README.md."""
     out = np.empty_like(x)
-    _run(
-        library().redraft_all_reduce,
-        ctypes.c_void_p(_address(x)),
-        ctypes.c_int64(x.size),
-        ctypes.c_void_p(_address(out)),
-    )
+    _run(library().redraft_all_reduce, _address(x), x.size, _address(out))
     return out
 
 
 def sum_ranks(parts: np.ndarray) -> np.ndarray:
     """float32 [ranks, ...] to their sum in the order of ranks."""
     out = np.empty_like(parts[0])
-    _run(library().redraft_sum_ranks, byref(SumRanksArgs(_address(parts), len(parts), out.size, _address(out))))
+    _call("sum_ranks", parts=parts, ranks=len(parts), elements=out.size, out=out)
     return out
 
 
@@ -149,9 +125,15 @@ def linear(
     """float32 [T, K] to float32 [T or len(rows), out_features]."""
     projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
     out = np.empty((projection.rows, out_features), np.float32) if out is None else out
-    added = _address(residual), 0 if residual is None else len(residual), _address(residual_rows)
-    args = LinearArgs(projection, ACTIVATIONS.index(activation), *added, _address(out))
-    _run(library().redraft_linear, byref(args))
+    _call(
+        "linear",
+        p=projection,
+        activation=ACTIVATIONS.index(activation),
+        residual=residual,
+        residual_rows=0 if residual is None else len(residual),
+        residual_ids=residual_rows,
+        out=out,
+    )
     return out
 
 
@@ -172,8 +154,7 @@ def linear_topk(
     projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
     values = np.empty((projection.rows, k), np.float32)
     indices = np.empty((projection.rows, k), np.int32)
-    args = LinearTopKArgs(projection, _address(ids), k, _address(values), _address(indices))
-    _run(library().redraft_linear_topk, byref(args))
+    _call("linear_topk", p=projection, ids=ids, k=k, values=values, indices=indices)
     return values, indices
 
 
@@ -193,34 +174,53 @@ def token_info_topk(
     values, indices = np.empty((len(tokens), k), np.float32), np.empty((len(tokens), k), np.int32)
     row_of, rows, scales = info if len(info) == 3 else (None, *(info or [None]), None)
     stored = {"float32": "fp32", "uint16": "bf16", "int8": "int8"}
-    args = TokenInfoTopKArgs(
-        *(_address(logits), *logits.shape, level, levels, _address(sequences), _address(tokens), len(tokens)),
-        *(_address(ids), _address(row_of), 0 if row_of is None else len(row_of), _address(rows)),
-        *((0, 0, 0) if rows is None else (DTYPES.index(stored[rows.dtype.name]), *rows.shape)),
-        *(_address(scales), k),
-        *(_address(values), _address(indices)),
+    entries, kept = (0, 0) if rows is None else rows.shape
+    _call(
+        "token_info_topk",
+        logits=logits,
+        logit_rows=logits.shape[0],
+        columns=logits.shape[1],
+        level=level,
+        levels=levels,
+        sequences=sequences,
+        tokens=tokens,
+        rows=len(tokens),
+        ids=ids,
+        row_of=row_of,
+        vocabulary=0 if row_of is None else len(row_of),
+        table=rows,
+        dtype=0 if rows is None else DTYPES.index(stored[rows.dtype.name]),
+        entries=entries,
+        kept=kept,
+        scales=scales,
+        k=k,
+        values=values,
+        indices=indices,
     )
-    _run(library().redraft_token_info_topk, byref(args))
     return values, indices
 
 
 def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_features: int, dtype: str) -> np.ndarray:
     """int32 [T] to float32 [T, in_features]."""
     out = np.empty((len(ids), in_features), np.float32)
-    data, scale = _address(weight.data), _address(weight.scale)
-    sizes = in_features, out_features, DTYPES.index(dtype)
-    args = EmbeddingArgs(_address(ids), len(ids), data, scale, *sizes, _address(out))
-    _run(library().redraft_embedding, byref(args))
+    _call(
+        "embedding",
+        ids=ids,
+        rows=len(ids),
+        weight=weight.data,
+        scale=weight.scale,
+        in_features=in_features,
+        out_features=out_features,
+        dtype=DTYPES.index(dtype),
+        out=out,
+    )
     return out
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """float32 [T, K] to float32 [T, K]."""
     out = np.empty_like(x)
-    _run(
-        library().redraft_rms_norm,
-        byref(RMSNormArgs(_address(x), *x.shape, _address(weight), eps, _address(out))),
-    )
+    _call("rms_norm", x=x, rows=x.shape[0], features=x.shape[1], weight=weight, eps=eps, out=out)
     return out
 
 
@@ -232,10 +232,20 @@ def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarra
     level, dtypes = (batch, levels + 1, width), (np.int32, np.float32, *[np.int32] * 4)
     shapes = ((*level, k), (*level, k), level, (batch, width), (batch * width,), (batch * width,))
     results = tuple(np.empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
-    inputs = [_address(array) for array in (draft or [None] * 4)]
-    sizes = (rows, k, batch, levels, width)
-    args = BeamStepArgs(_address(values), _address(ids), *sizes, *inputs, *map(_address, results))
-    _run(library().redraft_beam_step, byref(args))
+    state = ("candidates", "log_probs", "parents", "chosen")
+    names = *(f"next_{name}" for name in state), "tokens", "origins"
+    _call(
+        "beam_step",
+        values=values,
+        ids=ids,
+        rows=rows,
+        k=k,
+        sequences=batch,
+        levels=levels,
+        width=width,
+        **dict(zip(state, draft or [None] * 4, strict=True)),
+        **dict(zip(names, results, strict=True)),
+    )
     return results
 
 
@@ -257,22 +267,35 @@ def draw_step(
     expanded, drawn = (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
     nodes, beam = drawn + 1 - expanded, rule == "stochastic_beam"
     size = nodes * count if rule == "gumbel_top_k" else count
-    state = [np.empty((batch, size), np.float32) for _ in range(2 * beam)]
     results = (
         np.empty((batch, expanded + nodes, support), np.int32),
         np.empty((batch, expanded + nodes, support), np.float32),
         np.empty((batch, drawn + size), np.int32),
-        *state,
+        *(np.empty((batch, size), np.float32) for _ in range(2 * beam)),
         *(np.empty(batch * size, np.int32) for _ in range(3)),
     )
-    inputs = [*map(_address, draft), *[None] * (5 - len(draft))]
-    outputs = [*map(_address, results[:3]), *(map(_address, state) if beam else (None, None))]
-    args = DrawStepArgs(
-        *(_address(values), _address(ids), rows, support, batch, _address(noise), noise_rows),
-        *(_address(temperature), _address(top_k), _address(top_p), RULES.index(rule), count, expanded, drawn),
-        *(*inputs, *outputs, *map(_address, results[-3:])),
+    before = ("ids_before", "log_probs_before", "draws_before", "totals", "gumbels")
+    following = ("next_ids", "next_log_probs", "next_draws", *("next_totals", "next_gumbels")[: 2 * beam])
+    written = dict(zip((*following, "tokens", "origins", "sequence_of"), results, strict=True))
+    _call(
+        "draw_step",
+        values=values,
+        ids=ids,
+        rows=rows,
+        support=support,
+        sequences=batch,
+        noise=noise,
+        noise_rows=noise_rows,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        rule=RULES.index(rule),
+        count=count,
+        expanded=expanded,
+        drawn=drawn,
+        **dict(zip_longest(before, draft)),
+        **{"next_totals": None, "next_gumbels": None} | written,
     )
-    _run(library().redraft_draw_step, byref(args))
     return results
 
 
@@ -295,14 +318,33 @@ def tree_attention(
     """Caches are float32, or uint16 holding bf16, [slots, kv_heads, rows, head_size], updated in place."""
     cache_slots, kv_heads, cache_rows, head_size = k_cache.shape
     out = np.empty((len(qkv), num_heads * head_size), np.float32)
-    args = TreeAttentionArgs(
-        *(_address(qkv), len(qkv), _address(positions), _address(row_offsets), len(slots), _address(slots)),
-        *(_address(cache_lengths), _address(tree_mask), tree_mask.shape[1], _address(commit_src), len(commit_src)),
-        *(_address(commit_offsets if len(commit_offsets) else None), _address(starts), _address(rope_table)),
-        *(len(rope_table), _address(k_cache), _address(v_cache)),
-        *(int(k_cache.dtype == np.uint16), cache_slots, cache_rows, num_heads, kv_heads, head_size, _address(out)),
+    _call(
+        "tree_attention",
+        qkv=qkv,
+        rows=len(qkv),
+        positions=positions,
+        row_offsets=row_offsets,
+        sequences=len(slots),
+        slots=slots,
+        cache_lengths=cache_lengths,
+        tree_mask=tree_mask,
+        mask_words=tree_mask.shape[1],
+        commit_src=commit_src,
+        commits=len(commit_src),
+        commit_offsets=commit_offsets if len(commit_offsets) else None,
+        starts=starts,
+        rope_table=rope_table,
+        max_positions=len(rope_table),
+        k_cache=k_cache,
+        v_cache=v_cache,
+        cache_dtype=int(k_cache.dtype == np.uint16),
+        cache_slots=cache_slots,
+        cache_rows=cache_rows,
+        heads=num_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        out=out,
     )
-    _run(library().redraft_tree_attention, byref(args))
     return out
 
 
@@ -315,17 +357,35 @@ def _projection(
     norm: np.ndarray | None,
     norm_eps: float,
     rows: np.ndarray | None,
-) -> Projection:
-    return Projection(
-        *(_address(x), len(x), _address(rows), len(x) if rows is None else len(rows), _address(weight.data)),
-        *(_address(weight.scale), _address(bias), _address(norm), norm_eps, x.shape[1], out_features),
-        DTYPES.index(dtype),
+) -> Arguments:
+    return _filled(
+        structures(PLUGINS)["Projection"],
+        x=x,
+        x_rows=len(x),
+        row_ids=rows,
+        rows=len(x) if rows is None else len(rows),
+        weight=weight.data,
+        scale=weight.scale,
+        bias=bias,
+        norm=norm,
+        norm_eps=norm_eps,
+        in_features=x.shape[1],
+        out_features=out_features,
+        dtype=DTYPES.index(dtype),
     )
 
 
-def _address(array: np.ndarray | None) -> int | None:
-    if array is None:
-        return None
+def _call(kernel: str, **fields: Any) -> None:
+    """Run a kernel with these fields of its arguments, whose arrays are passed by address."""
+    _run(getattr(library(), f"redraft_{kernel}"), byref(_filled(kernel_arguments(PLUGINS)[kernel], **fields)))
+
+
+def _filled(structure: type[Arguments], **fields: Any) -> Arguments:
+    addresses = {name: _address(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
+    return structure(**fields | addresses)
+
+
+def _address(array: np.ndarray) -> int:
     if not array.flags.c_contiguous or array.dtype not in (np.float32, np.int32, np.uint16, np.uint8, np.int8):
         raise TypeError(f"{array.dtype} {array.shape}: expected contiguous float32, int32, uint16, uint8 or int8")
     if Recording.active:

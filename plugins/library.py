@@ -23,7 +23,7 @@ INSTRUCTION_SETS = {
     "avx2": AVX2, "avx512": AVX512, "avx512vnni": AVX512_VNNI, "avx512bf16": AVX512_BF16, "amx": AMX,
 }  # fmt: skip
 SHARED = ["-shared", "-Wl,-soname,libredraft_kernels.so"]  # found beside the extension, wherever the folder moves
-GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api", "../operators/all_reduce/exchange")
+GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api", "layout", "../operators/all_reduce/exchange")
 
 
 class BuildError(RuntimeError):

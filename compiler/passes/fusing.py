@@ -7,13 +7,10 @@ import hashlib
 import numpy as np
 import onnx_ir as ir
 
+from redraft.plugins.headers import operators
 from redraft.plugins.operators.program import ALIGNMENT, CONSTANTS
 
 CONSTANT_TYPES = {"uint8": "u8", "int8": "i8", "int32": "i32", "float32": "f32", "bfloat16": "bf16"}
-OPERATORS = (
-    *("TreeAttention", "BeamStep", "DrawStep", "TokenInfoTopK", "PairRows", "DraftRows"),
-    *("Linear", "LinearTopK", "Embedding", "RMSNorm", "Stack", "AllReduce"),
-)
 
 
 class Constants:
@@ -54,7 +51,7 @@ def fuse(model: ir.Model, constants: Constants | None = None) -> ir.Model:
     fused = model.clone()
     runs: list[list[ir.Node]] = [[]]
     for node in fused.graph:
-        if node.domain in ("redraft", "redraft.cpu") and node.op_type in OPERATORS:
+        if node.domain in ("redraft", "redraft.cpu") and node.op_type in operators():
             runs[-1].append(node)
         else:
             runs.append([])

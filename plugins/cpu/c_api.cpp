@@ -6,7 +6,6 @@
 #include "../operators/all_reduce/exchange.h"
 #include "check.h"
 #include "failure.h"
-#include "kernels.h"
 #include "pool.h"
 
 namespace {
@@ -53,52 +52,8 @@ const char* redraft_all_reduce(const float* x, int64_t elements, float* out) {
 }
 int redraft_ranks() { return static_cast<int>(rank_count()); }
 double redraft_take_exchange_seconds() { return take_exchange_seconds(); }
-const char* redraft_sum_ranks(const SumRanksArgs* args) {
-    return guarded([&] { kernels().sum_ranks(*args); });
-}
-const char* redraft_linear(const LinearArgs* args) {
-    return guarded([&] {
-        check(*args);
-        kernels().linear(*args);
-    });
-}
-const char* redraft_linear_topk(const LinearTopKArgs* args) {
-    return guarded([&] {
-        check(*args);
-        kernels().linear_topk(*args);
-    });
-}
-const char* redraft_token_info_topk(const TokenInfoTopKArgs* args) {
-    return guarded([&] {
-        check(*args);
-        kernels().token_info_topk(*args);
-    });
-}
-const char* redraft_embedding(const EmbeddingArgs* args) {
-    return guarded([&] {
-        check(*args);
-        kernels().embedding(*args);
-    });
-}
-const char* redraft_rms_norm(const RMSNormArgs* args) {
-    return guarded([&] { kernels().rms_norm(*args); });
-}
-const char* redraft_beam_step(const BeamStepArgs* args) {
-    return guarded([&] {
-        check(*args);
-        kernels().beam_step(*args);
-    });
-}
-const char* redraft_draw_step(const DrawStepArgs* args) {
-    return guarded([&] {
-        check(*args);
-        kernels().draw_step(*args);
-    });
-}
-const char* redraft_tree_attention(const TreeAttentionArgs* args) {
-    return guarded([&] {
-        check(*args);
-        kernels().tree_attention(*args);
-    });
-}
+
+#define REDRAFT_C_KERNEL(name, Args) \
+    const char* redraft_##name(const Args* args) { return guarded([&] { run_kernel(*args); }); }
+REDRAFT_KERNELS(REDRAFT_C_KERNEL)
 }

@@ -57,6 +57,10 @@ void check(const EmbeddingArgs& args) {
     for (int64_t r = 0; r < args.rows; ++r) expect_below("token id", args.ids[r], args.out_features);
 }
 
+void check(const RMSNormArgs& a) { expect(a.features >= 1, "features", a.features, "at least 1"); }
+
+void check(const SumRanksArgs& a) { expect(a.ranks >= 1, "ranks", a.ranks, "at least 1"); }
+
 void check(const BeamStepArgs& a) {
     const int64_t nodes = a.levels ? a.width : 1;
     expect(a.width >= 1 && a.width <= nodes * a.k, "width", a.width, "1 to the number of candidates of a level");

@@ -1,17 +1,20 @@
-// Checks of the operators' arguments; each throws std::invalid_argument naming the value.
+// Checks of the kernels' arguments, and kernels called with checked arguments.
 #pragma once
 
 #include "kernels.h"
 
 namespace redraft {
 
-void check(const LinearArgs& args);
-void check(const TokenInfoTopKArgs& args);
-void check(const LinearTopKArgs& args);
-void check(const EmbeddingArgs& args);
-void check(const BeamStepArgs& args);
-void check(const DrawStepArgs& args);
-void check(const TreeAttentionArgs& args);
+// void check(const Args&), for every kernel: throws std::invalid_argument that names a wrong value.
+// void run_kernel(const Args&): the kernel of this machine's instruction set, after the check.
+#define REDRAFT_CHECKED(name, Args)            \
+    void check(const Args& args);              \
+    inline void run_kernel(const Args& args) { \
+        check(args);                           \
+        kernels().name(args);                  \
+    }
+REDRAFT_KERNELS(REDRAFT_CHECKED)
+#undef REDRAFT_CHECKED
 
 // Bytes of a packed weight matrix of `weight_rows` x `in_features` (with swiglu: 2 x out_features rows).
 int64_t packed_bytes(int64_t in_features, int64_t out_features, DType dtype, Activation activation);

@@ -15,18 +15,8 @@ void add(std::vector<ov::Extension::Ptr>& extensions) {
 
 std::vector<ov::Extension::Ptr> all() {
     std::vector<ov::Extension::Ptr> extensions;
-    add<redraft::Linear>(extensions);
-    add<redraft::LinearTopK>(extensions);
-    add<redraft::Embedding>(extensions);
-    add<redraft::RMSNorm>(extensions);
-    add<redraft::BeamStep>(extensions);
-    add<redraft::DrawStep>(extensions);
-    add<redraft::TreeAttention>(extensions);
-    add<redraft::TokenInfoTopK>(extensions);
-    add<redraft::Stack>(extensions);
-    add<redraft::PairRows>(extensions);
-    add<redraft::DraftRows>(extensions);
-    add<redraft::AllReduce>(extensions);
+#define REDRAFT_ADD(Name) add<redraft::Name>(extensions);
+    REDRAFT_OPERATORS(REDRAFT_ADD)
     add<redraft::Program>(extensions);
     return extensions;
 }

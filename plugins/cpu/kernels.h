@@ -1,8 +1,11 @@
-// What the kernels take, and the table of one instruction set's kernels. Shapes are row-major; the
-// operators' README.md files say what each computes. Arguments are checked by check.h, not here.
+// The kernels' arguments, and the table of one instruction set's kernels. Shapes are row-major; the operators' README.md
+// files say what each computes. check.h checks arguments. Python reads the structures from this text
+// (plugins/headers.py): one field a line, an integer, a float, an enumeration, a pointer or a structure.
 #pragma once
 
 #include <cstdint>
+
+#include "../operators/list.h"
 
 namespace redraft {
 
@@ -188,15 +191,9 @@ struct SumRanksArgs {
 
 struct Kernels {
     const char* isa;
-    void (*linear)(const LinearArgs&);
-    void (*linear_topk)(const LinearTopKArgs&);
-    void (*token_info_topk)(const TokenInfoTopKArgs&);
-    void (*embedding)(const EmbeddingArgs&);
-    void (*rms_norm)(const RMSNormArgs&);
-    void (*beam_step)(const BeamStepArgs&);
-    void (*draw_step)(const DrawStepArgs&);
-    void (*tree_attention)(const TreeAttentionArgs&);
-    void (*sum_ranks)(const SumRanksArgs&);
+#define REDRAFT_KERNEL(name, Args) void (*name)(const Args&);
+    REDRAFT_KERNELS(REDRAFT_KERNEL)
+#undef REDRAFT_KERNEL
 };
 
 // The kernels of this machine's best instruction set, or of the one that REDRAFT_ISA or select_isa

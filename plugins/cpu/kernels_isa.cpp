@@ -18,7 +18,8 @@ namespace redraft::REDRAFT_ISA_NAMESPACE {
 
 extern const Kernels table;
 const Kernels table = {
-    REDRAFT_EXPAND(REDRAFT_ISA_NAMESPACE), linear, linear_topk, token_info_topk, embedding, rms_norm, beam_step,
-    draw_step, tree_attention, sum_ranks};
+    REDRAFT_EXPAND(REDRAFT_ISA_NAMESPACE),
+#define REDRAFT_ENTRY(name, Args) name,
+    REDRAFT_KERNELS(REDRAFT_ENTRY)};
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE

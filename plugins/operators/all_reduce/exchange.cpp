@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../cpu/kernels.h"
+#include "../../cpu/check.h"
 
 namespace redraft {
 namespace {
@@ -63,7 +63,7 @@ void all_reduce(const float* x, int64_t elements, float* out) {
         all_gather(x, static_cast<int>(elements), g_gathered.data());
         gathered = g_gathered.data();
     }
-    kernels().sum_ranks({gathered, g_ranks.count, elements, out});
+    run_kernel(SumRanksArgs{gathered, g_ranks.count, elements, out});
 }
 
 double take_exchange_seconds() {

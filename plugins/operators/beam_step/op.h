@@ -61,8 +61,7 @@ class BeamStep : public Operator {
         args.next_chosen = outputs[3].data<int32_t>();
         args.tokens = outputs[4].data<int32_t>();
         args.origins = outputs[5].data<int32_t>();
-        check(args);
-        kernels().beam_step(args);
+        run_kernel(args);
     }
 
   private:

@@ -89,8 +89,7 @@ class DrawStep : public Operator {
         args.tokens = drawn[0].data<int32_t>();
         args.origins = drawn[1].data<int32_t>();
         args.sequence_of = drawn[2].data<int32_t>();
-        check(args);
-        kernels().draw_step(args);
+        run_kernel(args);
     }
 
   private:

@@ -43,8 +43,7 @@ class Embedding : public Operator {
                                  out_features_,
                                  type_,
                                  outputs[0].data<float>()};
-        check(args);
-        kernels().embedding(args);
+        run_kernel(args);
     }
 
   private:

@@ -33,8 +33,7 @@ class Linear : public ProjectionOp {
                         nullptr};
         outputs[0].set_shape({static_cast<std::size_t>(args.p.rows), static_cast<std::size_t>(out_features_)});
         args.out = outputs[0].data<float>();
-        check(args);
-        kernels().linear(args);
+        run_kernel(args);
     }
 
   private:

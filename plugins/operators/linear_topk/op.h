@@ -30,8 +30,7 @@ class LinearTopK : public ProjectionOp {
             output.set_shape({static_cast<std::size_t>(args.p.rows), static_cast<std::size_t>(k_)});
         args.values = outputs[0].data<float>();
         args.indices = outputs[1].data<int32_t>();
-        check(args);
-        kernels().linear_topk(args);
+        run_kernel(args);
     }
 
   private:

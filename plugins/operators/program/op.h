@@ -132,19 +132,11 @@ class Steps {
     }
 
     static std::shared_ptr<Operator> create(const std::string& name) {
-        if (name == "Linear") return std::make_shared<Linear>();
-        if (name == "LinearTopK") return std::make_shared<LinearTopK>();
-        if (name == "Embedding") return std::make_shared<Embedding>();
-        if (name == "RMSNorm") return std::make_shared<RMSNorm>();
-        if (name == "BeamStep") return std::make_shared<BeamStep>();
-        if (name == "DrawStep") return std::make_shared<DrawStep>();
-        if (name == "TokenInfoTopK") return std::make_shared<TokenInfoTopK>();
-        if (name == "Stack") return std::make_shared<Stack>();
-        if (name == "PairRows") return std::make_shared<PairRows>();
-        if (name == "AllReduce") return std::make_shared<AllReduce>();
-        if (name == "DraftRows") return std::make_shared<DraftRows>();
-        OPENVINO_ASSERT(name == "TreeAttention", "the program has a step ", name, ": expected an operator of plugins/");
-        return std::make_shared<TreeAttention>();
+#define REDRAFT_CREATE(Name) \
+    if (name == #Name) return std::make_shared<Name>();
+        REDRAFT_OPERATORS(REDRAFT_CREATE)
+#undef REDRAFT_CREATE
+        OPENVINO_THROW("the program has a step ", name, ": expected an operator of plugins/operators/list.h");
     }
 
     // "operator \t arguments \t outputs \t attribute=value \t ..."; see README.md.

@@ -30,8 +30,8 @@ class RMSNorm : public Operator {
         OPENVINO_ASSERT(inputs[1].get_size() == shape.back(), "the norm weight has ", inputs[1].get_size(),
                         " elements: expected ", shape.back());
         const int64_t features = static_cast<int64_t>(shape.back());
-        kernels().rms_norm({inputs[0].data<const float>(), static_cast<int64_t>(inputs[0].get_size()) / features,
-                            features, inputs[1].data<const float>(), eps_, outputs[0].data<float>()});
+        run_kernel(RMSNormArgs{inputs[0].data<const float>(), static_cast<int64_t>(inputs[0].get_size()) / features,
+                               features, inputs[1].data<const float>(), eps_, outputs[0].data<float>()});
     }
 
   private:

@@ -70,8 +70,7 @@ class TokenInfoTopK : public Operator {
         args.k = k_;
         args.values = outputs[0].data<float>();
         args.indices = outputs[1].data<int32_t>();
-        check(args);
-        kernels().token_info_topk(args);
+        run_kernel(args);
     }
 
   private:

@@ -69,8 +69,7 @@ class TreeAttention : public Operator {
                                      num_kv_heads_,
                                      head_size_,
                                      outputs[0].data<float>()};
-        check(args);
-        kernels().tree_attention(args);
+        run_kernel(args);
     }
 
   private:
