@@ -112,7 +112,7 @@ bench-rsd: $(COMPARED)/manifest.json ## RSD, figure 1; what rejection costs; bot
 bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## drafters on held-out text, learning curves, token frequency
 	$(PY) -m benchmarks.training.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER) $(HELD_OUT) \
 	  --output $(REPORTS)/held_out.json
-	$(PY) -m benchmarks.training.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.png
+	$(PY) -m benchmarks.training.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.json
 	$(PY) -m benchmarks.training.learning_curve $(wildcard drafters/$(DEFAULT)*/training.jsonl) --output $(REPORTS)/learning_curve.png
 	$(PY) -m benchmarks.training.learning_curve $(patsubst %/,%,$(dir $(EQUAL))) --output $(REPORTS)/equal_budget.png
 	$(PY) -m benchmarks.training.learning_curve $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation_curves.png

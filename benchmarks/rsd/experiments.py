@@ -3,9 +3,9 @@
     python -m benchmarks.rsd.experiments --model MODEL --drafter DRAFTER --dataset spec_bench.jsonl
 
 Builds one bundle with every method, answers the prompts with each of them at both of the paper's sampling settings, and
-writes results.json, tables.md and plots into --output. Ctrl-C loses nothing but the cell that is running: the same
-command goes on. Block efficiency does not depend on the machine's load; with --timing, which wants a quiet machine, the
-same command measures token rates instead, one stream at a time.
+writes results.json, experiments.json and plots into --output. After Ctrl-C the same command goes on; only the cell that
+was running is lost. Block efficiency does not depend on the machine's load; with --timing, which wants a quiet machine,
+the same command measures token rates instead, one stream at a time.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.figures.plots import COLORS, new_figure, save
+from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 
 ROWS = (1024, 2048, 4096, 8192, 12288, 16384, 24576, 32768)
@@ -46,19 +47,24 @@ def plot(counts: np.ndarray, covered: np.ndarray, path: Path) -> Path:
 
 def main(
     counts: Annotated[Path, typer.Argument(exists=True, help="token_counts.npy of build/count_tokens.py.")],
-    output: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("artifacts/reports/token_frequency.png"),
+    output: Annotated[Path, typer.Option(help="JSON file to write; the plot lands beside it, as PNG.")] = Path(
+        "artifacts/reports/token_frequency.json"
+    ),
 ) -> None:
-    """Print the table and plot."""
+    """Print the table, write JSON and plot."""
     halves = np.load(counts)
     if halves.ndim != 2 or len(halves) != 2:
         raise typer.BadParameter(f"{counts} holds an array of shape {halves.shape}, expected [2, V]")
     whole, covered = halves.sum(axis=0), coverage(*halves)
     rows = [count for count in ROWS if count <= len(whole)]
-    title = f"{whole.sum():,} tokens; {(whole > 0).sum():,} of {len(whole):,} are used"
+    tokens, used = int(whole.sum()), int((whole > 0).sum())
+    title = f"{tokens:,} tokens; {used:,} of {len(whole):,} are used"
     table = Table(title, ["K", *(f"{count:,}" for count in rows)], [["", *(f"{covered[k - 1]:.2%}" for k in rows)]])
     console = Console()
     table.show(console)
-    console.print(f"written to {plot(whole, covered, output)}")
+    shares = {str(count): float(covered[count - 1]) for count in rows}
+    write_json(output, {"tokens": tokens, "vocabulary": len(whole), "used": used, "covered": shares})
+    console.print(f"written to {output} and {plot(whole, covered, output.with_suffix('.png'))}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +11,10 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from benchmarks.rsd import experiments as rsd_experiments
+from benchmarks.rsd import figures as rsd_figures
 from benchmarks.rsd import report as rsd_report
 from benchmarks.rsd.experiments import Setting, measure, measure_rates, parameters, pick_prompts, seed
-from benchmarks.rsd.report import Figures, summary
+from benchmarks.rsd.figures import Figures
 from benchmarks.rsd.shapes import ALGORITHMS, BUDGETS, EXPERIMENTS, LENGTHS, RSD_C, RSD_S, SD, SPECTR, Shape, shapes_of
 from benchmarks.rsd.store import Row, Store
 from benchmarks.speed.inprocess import Answer
@@ -148,16 +148,17 @@ def test_figures_by_hand(tmp_path):
     }
     kept.timing["0.3"] = {AUTO_REGRESSIVE: {"0": (10, 1.0), "1": (10, 3.0)}, "sd_2": {"1": (30, 3.0)}}
     figures = Figures(kept, "0.3", LENGTHS)
-    assert figures.best(2, SPECTR) == Shape(SPECTR, (2, 2))
-    assert figures.best(2, RSD_C) is None
+    assert figures.best(2)[SPECTR] == Shape(SPECTR, (2, 2))
+    assert RSD_C not in figures.best(2)
     assert figures.efficiency[Shape(RSD_S, (2, 2))].value == pytest.approx(2.5)
     assert figures.memory_bound(Shape(RSD_S, (2, 2))).value == pytest.approx(2.5 / 1.2)
     assert figures.rate("sd_2").value == pytest.approx(10)
     assert figures.speedup("sd_2").value == pytest.approx(3)
     assert figures.speedup("rsd_s_2x2") is None
-    (line,) = summary(figures).rows
-    assert line == ["2", "1.20 (2)", "2.00 (2x2)", "-", "2.50 (2x2)", "3.00 (2x2)", "+0.50", "+0.50 to +0.50"]
-    details = rsd_report.details(figures)
+    (line,) = rsd_report.best_shapes([figures.json()]).rows
+    best = ["1.20 (2)", "2.00 (2x2)", "-", "2.50 (2x2)", "3.00 (2x2)"]
+    assert line == ["0.3", "2", *best, "+0.50 (+0.50 to +0.50)"]
+    details = rsd_report.all_shapes(figures.json())
     row = dict(zip(details.columns, details.rows[0], strict=True))
     assert (row["method"], row["block efficiency"]) == (SD, "1.20 (1.10 to 1.30)")
     assert (row["depth 1"], row["MBSU"], row["speed-up"]) == ("0.50", "1.00 (0.92 to 1.08)", "3.00 (3.00 to 3.00)")
@@ -166,7 +167,7 @@ def test_figures_by_hand(tmp_path):
 
 def test_long_answers_count_for_their_steps():
     answers = [Row("0", "qa", "", 9, 100, 50), Row("1", "qa", "", 9, 250, 400), Row("1", "qa", "", 9, 50, 50)]
-    efficiency = rsd_report.block_efficiency(answers, ["0", "1"])
+    efficiency = rsd_figures.block_efficiency(answers, ["0", "1"])
     assert efficiency.value == pytest.approx(1 + 500 / 400)
     assert efficiency.samples.min() == pytest.approx(1.5)
     assert efficiency.samples.max() == pytest.approx(2.5)
@@ -177,12 +178,11 @@ def test_quality_is_compared_with_auto_regressive_sampling(tmp_path):
     same, other = rows([1.0] * 3, "das ist ein Text von hier"), rows([1.0] * 3, "das war kein Text von hier")
     kept.rows["0.3"] = {AUTO_REGRESSIVE: same, "sd_2": same, "sd_3": same, "rsd_s_2x2": other}
     references = {str(place): ("das ist ein Text von hier",) for place in range(2)}
-    table = rsd_report.quality_table(kept, "0.3", references)
-    base, sd, rsd = table.rows
-    assert base[:4] == ["auto-regressive", "2", "100.0", "100.0 to 100.0"]
-    assert (sd[0], sd[1], sd[4]) == (SD, "4", "+0.0")
-    assert (rsd[0], float(rsd[4]) < -30) == (RSD_S, True)
-    assert rsd_report.quality_table(kept, "0.3", {}) is None
+    base, sd, rsd = rsd_report.quality(rsd_figures.quality(kept, "0.3", references)).rows
+    assert base == ["auto-regressive", "2", "100.0 (100.0 to 100.0)", ""]
+    assert (sd[0], sd[1], sd[3]) == (SD, "4", "+0.0 (+0.0 to +0.0)")
+    assert (rsd[0], float(rsd[3].split()[0]) < -30) == (RSD_S, True)
+    assert rsd_figures.quality(kept, "0.3", {}) is None
 
 
 def test_tables_and_plots_are_written(tmp_path):
@@ -193,13 +193,13 @@ def test_tables_and_plots_are_written(tmp_path):
             kept.timing.setdefault(setting, {})[method] = {"0": (10, 0.1)}
     references = {prompt.question_id: prompt.references[0] for prompt in PROMPTS}
     written = rsd_report.write(kept, list(EXPERIMENTS.values()), references, tmp_path, Console(quiet=True))
-    assert {path.name for path in written} == {
-        "results.json", "tables.md",
-        *(f"{name}-temperature-{setting}.png" for name in EXPERIMENTS for setting in ("0.3", "1")),
-    }  # fmt: skip
-    text = (tmp_path / "tables.md").read_text()
-    assert len(re.findall("^### ", text, re.MULTILINE)) == 2 * (2 * 2 + 1)
-    assert all(algorithm in text for algorithm in ALGORITHMS)
+    assert {path.name for path in written} == {"results.json", "experiments.json", "exp1.png", "exp2.png"}
+    content = json.loads((tmp_path / "experiments.json").read_text())
+    assert [(part["experiment"], part["sampling"]["temperature"]) for part in content["experiments"]] == [
+        ("exp1", 0.3), ("exp2", 0.3), ("exp1", 1.0), ("exp2", 1.0)
+    ]  # fmt: skip
+    assert len(content["quality"]) == 2
+    assert all(set(best) == set(ALGORITHMS) for part in content["experiments"] for best in part["best"].values())
 
 
 def test_wrong_flags_are_named(tmp_path, capsys):
@@ -245,13 +245,14 @@ def test_the_command_asks_each_method_as_the_paper_samples(command, tmp_path):
     assert {(w.sampling.temperature, w.sampling.top_p) for w in warm} == {(1.0, 0.95)}
     assert [wanted.text for wanted in warm] == ["chat 0", "chat 2", "chat 4"]
     assert len({wanted.sampling.seed for wanted in session.asked[:12]}) == 12
-    before = (tmp_path / "out" / "tables.md").read_text()
+    before = (tmp_path / "out" / "experiments.json").read_text()
     assert rsd_experiments.main([*flags, "--algorithms", "SD", "--report-only"]) == 0
     assert len(session.asked) == 30
-    assert (tmp_path / "out" / "tables.md").read_text() == before
+    assert (tmp_path / "out" / "experiments.json").read_text() == before
     assert rsd_experiments.main([*flags, "--algorithms", "SD", "--timing", "--timing-prompts", "1"]) == 0
     assert len(session.asked) == 30 + 2 * 2 * 2
-    assert "0.00x" not in (tmp_path / "out" / "tables.md").read_text()
+    timed = json.loads((tmp_path / "out" / "experiments.json").read_text())["experiments"]
+    assert all(shape["speedup"]["value"] > 0 for part in timed for shape in part["shapes"])
 
 
 def test_a_bundle_without_the_methods_is_refused(command, capsys):

@@ -1,5 +1,7 @@
 """What a hot vocabulary covers, judged on other answers than it was chosen on."""
 
+import json
+
 import numpy as np
 import pytest
 import typer
@@ -12,9 +14,10 @@ def test_coverage_is_of_the_other_half():
     np.testing.assert_allclose(token_frequency.coverage(chosen_on, judged_on), [0.3, 0.4, 0.6, 1.0])
 
 
-def test_table_and_plot(tmp_path, capsys):
+def test_table_json_and_plot(tmp_path, capsys):
     np.save(tmp_path / "token_counts.npy", np.ones((2, 5000), int))
-    token_frequency.main(tmp_path / "token_counts.npy", tmp_path / "plot.png")
+    token_frequency.main(tmp_path / "token_counts.npy", tmp_path / "plot.json")
+    assert json.loads((tmp_path / "plot.json").read_text())["covered"]["1024"] == 0.2048
     assert (tmp_path / "plot.png").stat().st_size > 1000
     printed = capsys.readouterr().out
     assert "10,000 tokens; 5,000 of 5,000 are used" in printed
@@ -24,4 +27,4 @@ def test_table_and_plot(tmp_path, capsys):
 def test_a_file_of_another_kind_is_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.ones(7))
     with pytest.raises(typer.BadParameter, match=r"shape \(7,\), expected \[2, V\]"):
-        token_frequency.main(tmp_path / "x.npy", tmp_path / "plot.png")
+        token_frequency.main(tmp_path / "x.npy", tmp_path / "plot.json")

@@ -1,0 +1,278 @@
+"""The papers' tables beside ours, from docs/results/*.json: a function per table, by the name of its file on the site.
+
+Numbers of the papers stand here, each with its source; ours are read. `Load` gives a JSON file of docs/results by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from benchmarks.figures.tables import Table
+from benchmarks.load.race import AR
+from benchmarks.rsd import report as rsd_report
+from redraft.request import AUTO_REGRESSIVE
+
+Load = Callable[[str], Any]
+
+TABLE_2 = {0.1: 2.09, 0.5: 2.11, 1: 1.57}
+"""ReDrafter, table 2: speed-up of Vicuna 7B by requests per second."""
+TABLE_3 = {1: 2.19, 2: 1.82}
+"""ReDrafter, table 3: speed-up of Vicuna 7B by ranks."""
+TABLE_5 = {
+    1: (62.55, 73.32, 80.47, 88.31, 100.16),
+    2: (117.13, 140.49, 151.54, 173.29, 198.90),
+    4: (230.03, 269.67, 299.09, 327.81, 388.51),
+    8: (425.14, 483.85, 555.90, 649.11, 667.52),
+}
+"""ReDrafter, table 5: tokens/s of all requests at beam widths 1, 2, 4, 8 and 16, by batch size."""
+TABLE_6 = {"with": {1: 2.35, 4: 2.73, 16: 3.09, 64: 3.58}, "without": {1: 2.21, 4: 2.48, 16: 2.87, 64: 3.30}}
+"""ReDrafter, table 6: tokens per step by beam width, with and without distillation."""
+LYANNA_TABLE_1 = {"full": (91, 80, 70), "no_token_info": (90, 73, 64), "no_first_token": (84, 71, 63)}
+"""Lyanna, table 1: conditional acceptance of steps 1 to 3, percent."""
+
+NAMES = {
+    "best": "default: ReDrafter's drafter and n-grams, best-first",
+    "redrafter_best_first": "ReDrafter's drafter, best-first tree",
+    "redrafter": "ReDrafter, beam search",
+    "eagle": "EAGLE-style",
+    "medusa": "Medusa-style",
+    "lyanna": "Lyanna",
+    "lyanna_no_resampling": "Lyanna without re-sampling",
+    "lyanna_alone": "Lyanna, re-sampled trees instead of new drafts",
+    "rsd_s": "RSD, stochastic beam search",
+    "rsd_c": "RSD, constant branching",
+    "spectr": "SpecTr",
+    "specinfer": "SpecInfer",
+    "sps": "draft LM, chain (speculative sampling)",
+    "sps_tree": "draft LM, best-first tree",
+    "sps_beams": "draft LM, beams",
+    "ngram_trie": "n-gram retrieval, no drafter",
+    "ngram": "prompt lookup, no drafter",
+}
+"""Methods of benchmarks/methods/methods.toml, as tables name them."""
+OTHER_TEXT = {"rsd_s", "rsd_c", "spectr", "specinfer", "sps"}
+"""Methods whose sampled text has the target's distribution but is not auto-regressive decoding's."""
+
+
+def gain(entry: Mapping[str, Any]) -> str:
+    """Speed-up and tokens per step of a contender."""
+    return f"{entry['speedup']:.2f}x, {entry['acceptance_length']:.2f}"
+
+
+def speedup(entry: Mapping[str, Any]) -> str:
+    """Speed-up of a contender, with its interval over prompts where the report has one."""
+    interval = entry.get("speedup_interval")
+    return f"{entry['speedup']:.2f}x" + (" ({:.2f} to {:.2f})".format(*interval) if interval else "")
+
+
+def contenders(report: Mapping[str, Any], temperature: str) -> dict[str, dict[str, Any]]:
+    """Figures by contender of a report of benchmarks.speed.single_stream."""
+    return report["single"][temperature]["contenders"]
+
+
+def methods_table(load: Load, methods: Iterable[str]) -> Table:
+    """Rows of methods; speed-up and tokens per step on two machines, and with drafters of equal data."""
+    reports = {"Xeon": load("methods"), "Zen 4": load("zen4/methods"), "equal data": load("methods_equal")}
+    columns = [f"{name}, temperature {t}" for name in reports for t in ("0", "1")]
+    table = Table("Speed-up and tokens per step", ["method", *columns, "sampled text"])
+    for method in methods:
+        cells = [gain(contenders(report, t)[method]) for report in reports.values() for t in ("0", "1")]
+        table.rows.append([NAMES[method], *cells, "same distribution" if method in OTHER_TEXT else "same"])
+    return table
+
+
+def redrafter_table1(load: Load) -> Table:
+    """ReDrafter's comparison with EAGLE and Medusa."""
+    return methods_table(load, ("redrafter_best_first", "redrafter", "eagle", "medusa"))
+
+
+def all_methods(load: Load) -> Table:
+    """Every method of the comparison."""
+    return methods_table(load, NAMES)
+
+
+def single_stream(load: Load) -> Table:
+    """The default against auto-regressive decoding, by machine."""
+    machines = {"Xeon with AMX": "single_stream", "Zen 5": "zen5/single_stream", "Ice Lake": "icelake/single_stream"}
+    columns = [
+        "machine",
+        "temperature",
+        "auto-regressive, tokens/s",
+        "speculative",
+        "speed-up",
+        "tokens/step",
+        "same answers",
+    ]
+    table = Table("One stream, 80 MT-bench prompts", columns)
+    for machine, name in machines.items():
+        for temperature, single in load(name)["single"].items():
+            base, ours = (
+                next(entry for key, entry in single["contenders"].items() if (key == AR) is plain)
+                for plain in (True, False)
+            )
+            rates = (f"{entry['tokens_per_s']:.0f}" for entry in (base, ours))
+            same = f"{ours['identical_answers']} of {single['prompts']}"
+            table.rows.append([machine, temperature, *rates, speedup(ours), f"{ours['acceptance_length']:.2f}", same])
+    return table
+
+
+def load_test(load: Load) -> Table:
+    """The default through Triton at fixed request rates."""
+    return _served(load("load_test"), {})
+
+
+def redrafter_table2(load: Load) -> Table:
+    """ReDrafter's beams through Triton at fixed request rates."""
+    return _served(load("redrafter_table2"), TABLE_2)
+
+
+def _served(report: Mapping[str, Any], published: Mapping[float, float]) -> Table:
+    columns = ["requests/s", "auto-regressive, ms/token", "speculative, ms/token", "speed-up"]
+    table = Table("Through Triton", [*columns, *(["the paper's, Vicuna 7B"] if published else [])])
+    for row in report["rates"]:
+        base, ours = row["auto_regressive_ms_per_token"], row["speculative_ms_per_token"]
+        cells = [f"{row['requests_per_s']:g}", f"{base:.2f}", f"{ours:.2f}", f"{base / ours:.2f}x"]
+        table.rows.append([*cells, *([f"{published[row['requests_per_s']]:.2f}x"] if published else [])])
+    return table
+
+
+def redrafter_table3(load: Load) -> Table:
+    """Speed-up by ranks."""
+    reports, titles = (
+        {"AMX": load("tensor_parallel"), "no AMX": load("icelake/tensor_parallel")},
+        {"redrafter": "beams", "best": "default"},
+    )
+    columns = [f"{titles[method]}, {machine}" for machine in reports for method in titles]
+    paper = "the paper's beams, Vicuna 7B"
+    table = Table("Speed-up by ranks", ["temperature", "ranks x threads", *columns, paper])
+    ordered = (sorted(report, key=lambda row: (row["ranks"], row["threads"])) for report in reports.values())
+    runs = list(zip(*ordered, strict=True))
+    for temperature in ("0", "1"):
+        for rows in runs:
+            ranks, threads = rows[0]["ranks"], rows[0]["threads"]
+            entries = [row["decoding"][temperature]["contenders"][method] for row in rows for method in titles]
+            published = f"{TABLE_3[ranks]:.2f}x" if threads == 1 and temperature == "1" else ""
+            table.rows.append([temperature, f"{ranks} x {threads}", *map(gain, entries), published])
+    return table
+
+
+def redrafter_table5(load: Load) -> Table:
+    """Tokens/s of all requests by beam width and batch size, and their ratio to auto-regressive decoding."""
+    report = load("beam_widths")
+    cells = {(row["method"], row["batch"]): row["tokens_per_s"] for row in report["cells"]}
+    batches = sorted({batch for _, batch in cells})
+    table = Table(
+        "Tokens/s of all requests", ["batch", "auto-regressive", *(f"width {w}" for w in WIDTHS), "tuned tree"]
+    )
+    for batch in batches:
+        base = cells[AUTO_REGRESSIVE, batch]
+        rates = [cells[method, batch] for method in (*(f"width_{w}" for w in WIDTHS), "tuned")]
+        table.rows.append([str(batch), f"{base:.0f}", *(f"{rate:.0f} ({rate / base:.2f}x)" for rate in rates)])
+    for batch, paper in TABLE_5.items():
+        table.rows.append([f"paper, {batch}", "", *(f"{rate:.0f}" for rate in paper), ""])
+    return table
+
+
+WIDTHS = (1, 2, 4, 8, 16)
+
+
+def redrafter_table6(load: Load) -> Table:
+    """Tokens per step of drafters trained with and without distillation."""
+    labels = {
+        "generated": "distilled: the target's answers, soft labels",
+        "text_soft": "the data's answers, soft labels",
+        "text_hard": "the data's answers, hard labels",
+    }
+    results = load("distillation")["drafters"]
+    widths = [row["width"] for row in results["generated"]]
+    table = Table("Tokens per step by beam width", ["training", *(f"width {width}" for width in widths)])
+    for name, label in labels.items():
+        table.rows.append([label, *(f"{row['acceptance_length']:.2f} ±{row['interval']:.2f}" for row in results[name])])
+    pairs = zip(results["generated"], results["text_hard"], strict=True)
+    gains = [f"{best['acceptance_length'] / plain['acceptance_length'] - 1:+.1%}" for best, plain in pairs]
+    table.rows.append(["first over last", *gains])
+    paper = [f"{TABLE_6['with'][width] / TABLE_6['without'][width] - 1:+.1%}" for width in widths]
+    table.rows.append(["the paper's, Vicuna 7B", *paper])
+    return table
+
+
+def lyanna_table1(load: Load) -> Table:
+    """Conditional acceptance of the ablations, with counts."""
+    labels = {"full": "full", "no_token_info": "without token info", "no_first_token": "without first token"}
+    table = Table("Conditional acceptance", ["drafter", "step 1", "step 2", "step 3", "tokens/step", "the paper's"])
+    results, shipped = load("ablation")["drafters"], load("zen4/ablation")["drafters"]
+    rows = {label: (results[name], LYANNA_TABLE_1[name]) for name, label in labels.items()}
+    rows["the shipped drafter"] = (next(iter(shipped.values())), LYANNA_TABLE_1["full"])
+    for label, (row, paper) in rows.items():
+        rates = zip(row["conditional"], row["accepted"], row["offered"], strict=True)
+        cells = [f"{rate:.1%} ({accepted}/{offered})" for rate, accepted, offered in rates]
+        length = f"{row['acceptance_length']:.2f} ±{row['interval']:.2f}"
+        table.rows.append([label, *cells, length, "{}, {}, {}%".format(*paper)])
+    return table
+
+
+def lyanna_table2(load: Load) -> Table:
+    """Mean acceptance over training, with token info of some tokens and of all."""
+    runs = load("token_info_table")["runs"]
+    labels = {"full": "the 8,192 most frequent (sparse)", "dense": "all 12,288 drafted (dense)"}
+    table = Table("Mean acceptance of 3 steps", ["token info", *(f"{int(n):,} positions" for n in runs["full"])])
+    for name, label in labels.items():
+        table.rows.append([label, *(f"{value:.1%}" for value in runs[name].values())])
+    return table
+
+
+def lyanna_figure12(load: Load) -> Table:
+    """What re-sampling gains: speed-up with its interval, tokens per step, tokens that only re-sampling brought."""
+    labels = {
+        "off": "off",
+        "fused": "fused with the new draft",
+        "alone_above_0": "instead of a draft, with 1 level left",
+        "alone_above_1": "with 2 levels left",
+        "alone_above_2": "with 3 levels left",
+    }
+    reports = {"Xeon": load("resampling"), "Zen 4": load("zen4/resampling")}
+    columns = [f"{machine}, temperature {t}" for machine in reports for t in ("0", "1")]
+    table = Table("Re-sampling: speed-up, tokens per step [tokens re-used]", ["re-sampling", *columns])
+    for name, label in labels.items():
+        entries = [contenders(report, t)[name] for report in reports.values() for t in ("0", "1")]
+        table.rows.append([label, *(f"{speedup(e)}, {e['acceptance_length']:.2f} [{e['reused']}]" for e in entries)])
+    return table
+
+
+def rsd_experiment(load: Load, name: str) -> Table:
+    """Block efficiency of each algorithm's best tree in every cell of RSD's experiment `exp1` or `exp2`."""
+    return rsd_report.best_shapes(rsd_report.parts_of(load("rsd/experiments"), name))
+
+
+def lossless(load: Load) -> Table:
+    """What was compared with auto-regressive decoding, token by token, in fp32."""
+    reports = {
+        "the default, six settings, one at a time and 8 at once": "lossless",
+        "every method of the comparison, six settings": "lossless-methods",
+        "every drafter with every construction, greedy and temperature 1": "lossless-pairs",
+    }
+    table = Table("Output compared in fp32", ["what", "tokens", "differ", "near-ties"])
+    for label, name in reports.items():
+        rows = load(name)["settings"]
+        counts = (sum(row[key] for row in rows) for key in ("tokens", "failures", "near_ties"))
+        table.rows.append([label, *(f"{count:,}" for count in counts)])
+    return table
+
+
+TABLES: dict[str, Callable[[Load], Table]] = {
+    "single_stream": single_stream,
+    "load_test": load_test,
+    "all_methods": all_methods,
+    "redrafter_table1": redrafter_table1,
+    "redrafter_table2": redrafter_table2,
+    "redrafter_table3": redrafter_table3,
+    "redrafter_table5": redrafter_table5,
+    "redrafter_table6": redrafter_table6,
+    "lyanna_table1": lyanna_table1,
+    "lyanna_table2": lyanna_table2,
+    "lyanna_figure12": lyanna_figure12,
+    "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
+    "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
+    "lossless": lossless,
+}
