@@ -44,7 +44,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
 # Targets that depend on `always` run each time and decide by content.
-.PHONY: always help setup model distill distill-check train engines tune serve stop loadtest mpi quickstart test verify lint kernels clean
+.PHONY: always help setup model distill distill-check train engines tune serve stop loadtest mpi quickstart test verify lint kernels docs clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -52,7 +52,7 @@ help: ## this list
 	@echo
 	@echo "Variables: SOURCE CHAT_TEMPLATE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES RESULTS;"
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
-	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8 (neither tensorrt was run on a GPU); for fp8 CALIBRATION;"
+	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for distill and train DATA TEACHER"
 	@echo "TOKENS POSITIONS; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
@@ -160,6 +160,13 @@ lint: | $(SETUP) ## ruff, format check, mypy
 
 kernels: | $(SETUP) ## compile the CUDA kernels (no GPU needed): registers, spills, occupancy, instructions; fails beyond limits
 	$(PY) -m redraft.plugins.cuda.compile
+
+docs: | $(SETUP) ## the documentation site, into artifacts/docs; fails on a broken link
+	rm -rf docs/generated artifacts/docs
+	$(PY) -m benchmarks.figures.site --output docs/generated
+	$(PY) -m typer redraft.cli utils docs --name redraft --output docs/generated/cli.md
+	$(PY) -m sphinx -q -E -n -W --keep-going -d artifacts/docs/.doctrees docs artifacts/docs
+	@echo "docs: artifacts/docs/index.html"
 
 clean: ## remove what was built (not .venv, not downloads)
 	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run

@@ -1,14 +1,16 @@
-"""The developers' pages name what there is: paths exist, and names are defined in the files that a page names."""
+"""How it works, the papers and the developers' pages name what there is: every path exists and defines its names."""
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "docs" / "how-it-works.md", *sorted((ROOT / "docs" / "developers").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [DOCS / "how-it-works.md", DOCS / "papers.md", *sorted((DOCS / "developers").glob("*.md"))]
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
 REFERENCE = re.compile(r"`([\w.-]+/[\w./-]*)`(?:: ((?:`[\w.]+`(?:, |))+))?")
 """A path, and the names in it that follow a colon."""
@@ -23,7 +25,9 @@ def references(page: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def defined(file: Path) -> set[str]:
-    """A Python file's functions, classes and constants; what classes hold as `Class.name`."""
+    """A Python file's functions, classes and constants, what classes hold as `Class.name`; a TOML file's tables."""
+    if file.suffix == ".toml":
+        return set(tomllib.loads(file.read_text()))
 
     def within(body: list[ast.stmt], prefix: str) -> Iterator[str]:
         for node in body:
@@ -42,7 +46,7 @@ def test_what_a_page_names_is_there(page):
     missing, everything = [], set()
     for path, names in references(page):
         file = ROOT / path
-        known = defined(file) if file.suffix == ".py" and file.is_file() else set()
+        known = defined(file) if file.suffix in (".py", ".toml") and file.is_file() else set()
         everything |= known
         missing += [path] * (not file.exists()) + [f"{path}: {name}" for name in names if name not in known]
     members = set(re.findall(r"`([A-Z][a-z]\w*\.\w+)`", page.read_text()))

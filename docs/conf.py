@@ -1,0 +1,21 @@
+"""Sphinx configuration of this documentation; `make docs` builds it into artifacts/docs.
+
+`benchmarks.figures.site` writes tables and plots from docs/results/*.json, and the command line from the typer app,
+into docs/generated first; pages include them.
+"""
+
+project = "redraft"
+copyright = "the redraft authors, Apache-2.0"
+extensions = ["myst_parser"]
+exclude_patterns = ["generated", "results"]
+nitpicky = True
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+
+html_theme = "furo"
+html_title = "redraft"
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"top_of_page_buttons": []}
+pygments_style = "friendly"

@@ -1,0 +1,35 @@
+"""README's figures and plot are those of docs/results."""
+
+import re
+from pathlib import Path
+
+from benchmarks.figures.paper_tables import contenders
+from benchmarks.figures.site import reader, write_readme_plot
+from benchmarks.load.race import AR
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+LOAD = reader(ROOT / "docs" / "results")
+
+
+def speedup(temperature: str) -> str:
+    """The default method's speed-up, as README writes it."""
+    (entry,) = (entry for name, entry in contenders(LOAD("single_stream"), temperature).items() if name != AR)
+    return f"{entry['speedup']:.2f}x"
+
+
+def test_speedups_are_measured():
+    assert re.findall(r"\b\d+\.\d+x", README) == [speedup("0"), speedup("1")]
+
+
+def test_the_plot_is_rendered_from_the_json(tmp_path):
+    write_readme_plot(LOAD, tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_bytes() == (ROOT / "docs" / "pictures" / "speedup.svg").read_bytes(), (
+        "write it anew: python -m benchmarks.figures.site --readme docs/pictures/speedup.svg"
+    )
+
+
+def test_links_lead_to_files():
+    links = [link for link in re.findall(r"\]\(([^)#]+)", README) if "://" not in link]
+    assert len(links) > 10
+    assert not [link for link in links if not (ROOT / link).exists()]
