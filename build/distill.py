@@ -320,8 +320,8 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed; a run that finds k shards begins with seed + k.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
-    """Write teacher data (tokens and hidden states) for training drafters, without --bundle on a GPU where there is one
-    (not run)."""
+    """Write teacher data (tokens and hidden states) for training drafters. Without --bundle it takes a GPU if there is
+    one."""
     torch.set_grad_enabled(False)
     if threads:
         torch.set_num_threads(threads)

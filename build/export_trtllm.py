@@ -1,5 +1,4 @@
-"""Convert a target and a recurrent drafter to TensorRT-LLM's ReDrafter checkpoint, and back. TensorRT-LLM itself has
-not run on what this writes."""
+"""Convert a target and a recurrent drafter to TensorRT-LLM's ReDrafter checkpoint, and back."""
 
 from __future__ import annotations
 

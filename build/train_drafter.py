@@ -281,7 +281,7 @@ def main(
         int | None,
         typer.Option(
             min=0,
-            help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU (not run) 32768, or all of "
+            help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU 32768, or all of "
             "up to 40,000. There these are info_vocabulary's default too, whatever the head has.",
             show_default=False,
         ),

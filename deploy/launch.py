@@ -237,9 +237,7 @@ def docker_command(bundle: BundleFacts, options: argparse.Namespace) -> list[str
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Serve a bundle in a container, on this machine's GPUs. On a GPU: not run."
-    )
+    parser = argparse.ArgumentParser(description="Serve a bundle in a container, on this machine's GPUs.")
     parser.add_argument("--bundle", type=Path, required=True, help="folder of an engine bundle")
     parser.add_argument("--image", default=IMAGE, help=f"made by `{BUILD.format(image='IMAGE')}`; default: %(default)s")
     parser.add_argument("--name", default="redraft", help="the container's name; default: %(default)s")

@@ -1,8 +1,8 @@
 """What 8-bit networks change: their next-token distributions against those of the target in float32.
 
-Runs the networks that TensorRT for RTX builds engines from (these: not run), native form in float16, in ONNX Runtime on
-the CPU, and the target in bfloat16 beside them. KL divergence from float32 in nats, mean over all positions of the
-prompts; how often both hold the same token for the likeliest.
+Runs the networks that TensorRT for RTX builds engines from, native form in float16, in ONNX Runtime on the CPU, and the
+target in bfloat16 beside them. Figures: KL divergence from float32 in nats, mean over all positions of the prompts, and
+how often both have the same most likely token.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Measure how long a bundle's networks take: one step over a number of rows, contexts and sequences, of greedy requests
-(a GPU, not run, chooses their tokens too), and drafting by each method."""
+"""Times a bundle's networks: a step of greedy requests by rows, contexts and sequences, and drafting by each method.
+
+On a GPU a step includes sampling."""
 
 from __future__ import annotations
 

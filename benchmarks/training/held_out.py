@@ -3,7 +3,7 @@ of drafters as they are.
 
     python -m benchmarks.training.held_out drafters/* --model MODEL --data TEACHER
 
-On a GPU where there is one (not run).
+On a GPU where there is one.
 """
 
 from __future__ import annotations

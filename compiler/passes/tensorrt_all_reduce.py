@@ -1,5 +1,4 @@
-"""Rewrites a network for TensorRT: its own collective operator, and a sum, in place of each `AllReduce`. On GPUs:
-not run."""
+"""Rewrites a network for TensorRT: its own collective operator and a sum instead of each `AllReduce`."""
 
 from __future__ import annotations
 

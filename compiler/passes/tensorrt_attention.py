@@ -1,5 +1,4 @@
-"""Rewrites a plugin-form network for TensorRT: the plugins of kernel.cu in place of each `TreeAttention`. On a
-GPU: not run."""
+"""Rewrites a plugin-form network for TensorRT: the plugins of kernel.cu in place of each `TreeAttention`."""
 
 from __future__ import annotations
 

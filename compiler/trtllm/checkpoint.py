@@ -1,6 +1,6 @@
 """The target in TensorRT-LLM's checkpoint format: names, configuration, and what each rank holds.
 
-The rules are those of TensorRT-LLM's Llama and Qwen2 (docs/tensorrt-llm.md), which has not run on what this writes.
+The rules are those of TensorRT-LLM's Llama and Qwen2 (docs/guides/tensorrt-llm.md).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def triton_parameters(limits: Limits) -> dict[str, dict[str, str]]:
 HEAD = """\
 #!/usr/bin/env bash
 # {what}
-# Not run: written after TensorRT-LLM's documentation, without a GPU.
+# Written after TensorRT-LLM's documentation; docs/status.md of redraft says what has run.
 set -euo pipefail
 here=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
 ENGINE_DIR=${{ENGINE_DIR:-$here/engines}}

@@ -1,5 +1,4 @@
-"""The recurrent drafter in TensorRT-LLM's ReDrafter checkpoint format, and what that format has no place for. Not run
-there.
+"""The recurrent drafter in TensorRT-LLM's ReDrafter checkpoint format, and what that format has no place for.
 
 TensorRT-LLM (0.14 to 1.2.1) drafts with Apple's released recurrent drafter: s_t = silu(W e_t + U s_{t-1} + b) from
 s_0 = 0; x = [h, s], projected with a bias unless exit_dim is twice the hidden size; blocks x + silu(L x + c); a head

@@ -138,7 +138,7 @@ class HiddenStateDrafter(ContextDrafter):
     @torch.no_grad()
     def initialize_chain(self, windows: Windows, inputs: Tensor) -> None:
         """The map to the layer's next input, by ridge regression. Token info keeps its random factors: begun as what
-        the chain lacks, it would take from the layer what that learns by itself (docs/training.md)."""
+        the chain lacks, it would take from the layer what that learns by itself (docs/guides/training.md)."""
         kept = windows.positions.shape[1]
         unrolled = windows.tokens.shape[1] - kept - 1
         if not self.config.chain_map or unrolled < 2:

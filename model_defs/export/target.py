@@ -3,7 +3,7 @@
 The *plugin form* takes ragged rows and holds a `redraft::TreeAttention` node for each layer. The *native form* takes
 padded rows [slots, rows] and holds standard operators of opset 24 only. A network of several ranks holds a
 `redraft::AllReduce` for each of their sums. Both keep the KV cache outside of the network: `k_cache.{layer}` and
-`v_cache.{layer}` are inputs. In TensorRT: not run.
+`v_cache.{layer}` are inputs.
 """
 
 from __future__ import annotations

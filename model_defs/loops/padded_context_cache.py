@@ -2,7 +2,6 @@
 
 The pairs go into the cache by TensorScatter. The nodes of a draft do not: their keys and values stand beside the cache
 as tensors of their own, since TensorRT's KVCacheUpdate takes a network's input alone, and they are discarded anyway.
-In TensorRT: not run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks the CUDA kernels on a GPU against their references, then times tree attention. Not run on a GPU yet.
+"""Checks the CUDA kernels on a GPU against their references, then times tree attention.
 
     python -m redraft.plugins.cuda.check_on_gpu --output gpu_kernels.json
 

@@ -1,7 +1,6 @@
 """Compiles the CUDA kernels with nvcc: PTX to embed; registers, spills, occupancy and instructions to judge them by.
 
-`python -m redraft.plugins.cuda.compile [sm_90 ...]` reports these and fails beyond the limits of resources.py. On a
-GPU: not run.
+`python -m redraft.plugins.cuda.compile [sm_90 ...]` reports these and fails beyond the limits of resources.py.
 """
 
 from __future__ import annotations

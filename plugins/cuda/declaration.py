@@ -1,5 +1,4 @@
-"""What a kernel is to those that launch it: arguments in order, sizes and grid; for TensorRT, the CPU and the GPU
-(not run)."""
+"""What a kernel is to those that launch it: arguments in order, sizes and grid; for TensorRT, the CPU and the GPU."""
 
 from __future__ import annotations
 

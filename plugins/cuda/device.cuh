@@ -1,5 +1,4 @@
-// What the kernels are written in: warp operations and bf16, for nvcc, and through host_shim.cuh for g++. On a
-// GPU: not run.
+// What the kernels are written in: warp operations and bf16, for nvcc, and through host_shim.cuh for g++.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,4 +1,4 @@
-"""Runs declared kernels on torch tensors: on a GPU through the CUDA driver (not run), on the CPU as g++ compiles
+"""Runs declared kernels on torch tensors: on a GPU through the CUDA driver, on the CPU as g++ compiles
 them."""
 
 from __future__ import annotations

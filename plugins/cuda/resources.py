@@ -1,5 +1,4 @@
-"""What compiled kernels use, what that allows on an H100 or H200 (sm_90), and the limits that `make kernels` asserts.
-On a GPU: not run."""
+"""Resources of compiled kernels, the occupancy they allow on sm_90 (H100, H200), and the limits of `make kernels`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine backends: load a bundle's networks and execute them on one device, or on several ranks'. On a GPU: not run."""
+"""Engine backends: load a bundle's networks and execute them on one device, or on several ranks'."""
 
 from __future__ import annotations
 

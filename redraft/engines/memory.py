@@ -1,4 +1,4 @@
-"""What a bundle takes of a GPU's memory, and what would fit where it is too much. On a GPU: not run."""
+"""What a bundle takes of a GPU's memory, and what would fit where it is too much."""
 
 from __future__ import annotations
 

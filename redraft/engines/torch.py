@@ -1,4 +1,4 @@
-"""The `torch` backend: exported programs, on CUDA (not run) where there is a device, else on the CPU, as the reference
+"""The `torch` backend: exported programs, on CUDA where there is a device, else on the CPU, as the reference
 in tests.
 
 Decode steps and drafts are padded to a few buckets: on a GPU CUDA graphs, captured at load. Steps with a part of a

@@ -1,5 +1,5 @@
 """Connects ranks on GPUs: torch.distributed over NCCL, whose communicator TensorRT takes and by which logits come to
-rank 0. Not run on a GPU yet."""
+rank 0."""
 
 from __future__ import annotations
 

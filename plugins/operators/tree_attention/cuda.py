@@ -1,4 +1,4 @@
-"""`TreeAttention` by the kernels of kernel.cu and kernel_fp32.cu, in bf16 and fp32. On a GPU: not run."""
+"""`TreeAttention` by the kernels of kernel.cu and kernel_fp32.cu, in bf16 and fp32."""
 
 from __future__ import annotations
 

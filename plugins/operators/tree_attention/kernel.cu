@@ -1,5 +1,5 @@
 // TreeAttention in bf16, in three kernels, one after the other on a stream: commit_write, split, combine (README.md,
-// "CUDA"; the first and the last are rows.cuh's). On a GPU: not run.
+// "CUDA"; the first and the last are rows.cuh's).
 // Every load of keys and values is 16 bytes that go into a tensor core's fragment as they are: the order of a product's
 // inner index and of an output's columns is free, so both follow memory, and nothing passes through shared memory.
 #include "rows.cuh"

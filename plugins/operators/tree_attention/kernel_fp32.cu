@@ -1,7 +1,7 @@
 // TreeAttention in float32, on FMA units: commit_write, split, combine as in kernel.cu. A row's bits depend on its own
 // query and on the keys and values of its path alone. Keys are taken by their place in the path, not in the cache, in
 // blocks of 32 and parts of kSplitKeys that begin at multiples of these, whatever the other rows, the number of parts
-// and the tree around the path. On a GPU: not run.
+// and the tree around the path.
 #include "rows.cuh"
 
 namespace redraft {

@@ -1,5 +1,5 @@
 // What TreeAttention is in every precision: the commit and the writing of new rows, and the sum of the splits. T is an
-// element of qkv, caches and out: uint16_t for bf16, float. On a GPU: not run.
+// element of qkv, caches and out: uint16_t for bf16, float.
 #pragma once
 
 #include "../../cuda/device.cuh"

@@ -1,7 +1,7 @@
 """The kernels of kernel.cu as TensorRT plugins: commit and write, then attention by splits of the keys, then their sum.
 
 TensorRT has a kernel per plugin, and the order between them is that of their tensors: `TreeAttentionSplit` takes the
-caches that `TreeAttentionWrite` returns, so every commit and write is there before any key is read. On a GPU: not run.
+caches that `TreeAttentionWrite` returns, so every commit and write is there before any key is read.
 """
 
 from __future__ import annotations

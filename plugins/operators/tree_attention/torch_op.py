@@ -1,5 +1,4 @@
-"""`TreeAttention` as a torch operator, `torch.ops.redraft.tree_attention`, for exported programs on any device. On a
-GPU: not run."""
+"""`TreeAttention` as a torch operator, `torch.ops.redraft.tree_attention`, for exported programs on any device."""
 
 from __future__ import annotations
 

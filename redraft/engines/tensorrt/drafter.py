@@ -1,4 +1,4 @@
-"""A drafter of a TensorRT bundle: its network, and that of re-sampling, are in native form. On a GPU: not run."""
+"""A drafter of a TensorRT bundle: its network, and that of re-sampling, are in native form."""
 
 from __future__ import annotations
 

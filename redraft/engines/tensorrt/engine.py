@@ -1,4 +1,4 @@
-"""The backends `tensorrt` and `tensorrt_rtx`: serialized engines, caches in torch tensors. On a GPU: not run.
+"""The backends `tensorrt` and `tensorrt_rtx`: serialized engines, caches in torch tensors.
 
 A step is enqueued on a stream of our own, as a CUDA graph that was captured at load, and its tokens are chosen there.
 The host waits once, for these.

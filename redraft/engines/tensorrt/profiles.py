@@ -1,5 +1,5 @@
 """Extents of the networks' inputs: the few that steps are padded to, for which engines are built and CUDA graphs
-captured, and those of prefill, which vary. On a GPU: not run."""
+captured, and those of prefill, which vary."""
 
 from __future__ import annotations
 

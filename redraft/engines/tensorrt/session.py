@@ -1,4 +1,4 @@
-"""A deserialized TensorRT engine on torch tensors: contexts, buffers, aliases and CUDA graphs. On a GPU: not run."""
+"""A deserialized TensorRT engine on torch tensors: contexts, buffers, aliases and CUDA graphs."""
 
 from __future__ import annotations
 

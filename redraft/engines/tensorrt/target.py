@@ -1,5 +1,4 @@
-"""The target of a TensorRT bundle: ragged rows for engines in plugin form, padded rows for those in native form.
-On a GPU: not run."""
+"""The target of a TensorRT bundle: ragged rows for engines in plugin form, padded rows for those in native form."""
 
 from __future__ import annotations
 
