@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.kernels
 
-Tree attention in bf16 and fp32 against its reference (fp32: also that a sequence has the bits that it has alone); the
-same at small sizes under each tool of compute-sanitizer; then its times beside a copy's bandwidth and the one that the
-maker gives. On the CPU the checks run at small sizes. `--launch` only launches the kernels, for a profiler.
+Tree attention in bf16 and fp32 against its reference (fp32: also that a sequence has the same bits in a batch as
+by itself); the same at small sizes under each tool of compute-sanitizer; then its times beside a copy's bandwidth and
+the one that the maker gives. On the CPU the checks run at small sizes. `--launch` only launches the kernels, for a
+profiler.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.scheduling
 
-The engine is the torch backend's, with modules in place of exported programs: nothing is read from or written to disk.
+The engine is the torch backend's, with modules instead of exported programs: nothing is read from or written to disk.
 Each number of streams is run greedily and with top-p, auto-regressively and with trees of a random recurrent drafter.
 Such trees are hardly ever accepted, so their rows show what a step costs and not a speed-up.
 """

@@ -34,9 +34,9 @@ BATCHES = {"recurrent": 128, "medusa": 128}
 LEAST_SECONDS = 20
 """Less is not worth beginning."""
 HELD_OUT_SEED = 1_000_000
-"""Of conversations to judge by: far from the seeds of the teacher's, which are the numbers of its shards."""
+"""Seed of the held-out conversations, far from the teacher's seeds, which are the numbers of its shards."""
 HELD_OUT_DOCUMENTS = 24
-"""Per shard: as many as a drafter is judged on."""
+"""Documents of a shard that a drafter is judged on."""
 SHARDS = "shard-*.safetensors"
 console = Console()
 

@@ -1,4 +1,4 @@
-"""Streams generations from a Triton server (gRPC) or straight from an engine worker, behind one interface."""
+"""Streams generations from a Triton server (gRPC) or straight from an engine worker, through one interface."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.load.compare_triton --tokenizer BUNDLE --worker artifacts/run/worker.sock
 
-Both talk to the one worker of a running service and take turns, so that the difference is the server's alone.
+Both talk to the one worker of a running service and take turns, so that only the server differs.
 """
 
 from __future__ import annotations

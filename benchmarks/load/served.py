@@ -21,7 +21,7 @@ START_S, END_S, POLL_S = 300.0, 20.0, 0.2
 
 @contextmanager
 def worker_of(bundle: Path, threads: int | None = None) -> Iterator[WorkerClient]:
-    """A client of a worker that serves `bundle`, started for this and ended behind it.
+    """A client of a worker that serves `bundle`, started on entry and ended on exit.
 
     Raises RuntimeError for a worker that ends or does not answer, ServingError where its ranks cannot be started.
     """

@@ -1,9 +1,9 @@
 """Conditional acceptance of the first draft steps, for drafters that differ in one thing (Lyanna, table 1).
 
-    python -m benchmarks.replay.ablation --model MODEL --drafters FULL NO_TOKEN_INFO NO_FIRST_TOKEN \
+    python -m benchmarks.replay.ablation --model MODEL --drafters FULL NO_TOKEN_INFO NO_FIRST_TOKEN \\
       --answers artifacts/answers
 
-Trees 3 deep, 4 wide and of the 16 likeliest nodes are followed along the target's greedy answers (python -m
+Trees 3 deep, 4 wide and of the 16 most likely nodes are followed along the target's greedy answers (python -m
 benchmarks.replay.answers). Step d's rate: trees whose accepted path goes on at depth d, over those where it got to d -
 1.
 """
@@ -30,7 +30,8 @@ console = Console()
 
 
 def acceptance(replayer: Replayer, answers: Sequence[Answer], length: int, width: int, nodes: int) -> dict[str, Any]:
-    """Of best-first trees of `nodes`: up to `width` expanded on each of `length` levels, with as many children each."""
+    """Acceptance of best-first trees of `nodes`: up to `width` expanded on each of `length` levels, as many
+    children each."""
     outcome = Outcome()
     for answer in answers:
         tree = best_first(replayer.draft(answer, width, length), roots_of(answer), nodes)

@@ -3,7 +3,7 @@
     python -m benchmarks.replay.retrieval --answers artifacts/answers --warm-up TEACHER_DATA
 
 The target's greedy answers (python -m benchmarks.replay.answers) are decoded one after the other with trees from
-memory: of the request's own text alone, of all requests before it too, and with answers to other prompts served before
+memory: of only the request's own text, of all requests before it too, and with answers to other prompts served before
 them all.
 """
 

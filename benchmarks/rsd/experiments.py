@@ -60,7 +60,7 @@ class Setting:
 
     @property
     def sampling(self) -> dict[str, float]:
-        """As a request has it."""
+        """The setting as fields of a request."""
         return {"temperature": self.temperature} | ({} if self.top_p is None else {"top_p": self.top_p})
 
 
@@ -185,8 +185,8 @@ def _rows(shapes: list[Shape]) -> int:
 
 
 def pick_prompts(path: Path, setting: Setting, count: int) -> list[Prompt]:
-    """As many prompts of each of the setting's tasks. Raises ValueError where the file lacks a task, or as
-    `load_prompts`."""
+    """The same number of prompts of each of the setting's tasks. Raises ValueError where the file lacks a task, and
+    what `load_prompts` raises."""
     prompts, chosen = load_prompts(path), list[Prompt]()
     for place, task in enumerate(setting.tasks):
         some = [prompt for prompt in prompts if prompt.category in (MT_BENCH if task == "mt_bench" else (task,))]

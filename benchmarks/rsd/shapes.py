@@ -8,7 +8,7 @@ from dataclasses import dataclass
 SD, SPECTR, RSD_C, RSD_S, BEST_FIRST = "SD", "SpecTr", "RSD-C", "RSD-S", "best-first"
 ALGORITHMS = (SD, SPECTR, RSD_C, RSD_S, BEST_FIRST)
 PUBLISHED = (SD, SPECTR, RSD_C, RSD_S)
-"""What the paper compares; the other is this product's default: likeliest tokens and a sampled walk."""
+"""What the paper compares; the other is this product's default: the most likely tokens and a sampled walk."""
 
 _PLANS = {
     SD: ("random_chain", "rejection"),
@@ -23,7 +23,7 @@ _LEAST_CANDIDATES = 8
 class Shape:
     """An algorithm with its tree. `levels` are the draws of each level: of every node for RSD-C, in all for the others.
 
-    The best-first tree of K x L has the K L likeliest nodes of beams of width K and length L.
+    The best-first tree of K x L has the K L most likely nodes of beams of width K and length L.
     """
 
     algorithm: str
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def spec(self) -> str:
-        """As the paper's tables write it: "4", "3x2", "2-2-1"."""
+        """The shape as the paper's tables write it: "4", "3x2", "2-2-1"."""
         if self.algorithm == SD:
             return str(self.length)
         return "-".join(map(str, self.levels)) if self.algorithm == RSD_C else f"{self.levels[0]}x{self.length}"

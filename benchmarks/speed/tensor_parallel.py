@@ -1,8 +1,8 @@
 """What tensor parallelism costs and gains: a step's compute and communication, and ReDrafter's Table 3.
 
-    python -m benchmarks.speed.tensor_parallel measure --auto-regressive AR --bundle BUNDLE --threads 1 \
+    python -m benchmarks.speed.tensor_parallel measure --auto-regressive AR --bundle BUNDLE --threads 1 \\
       --output one.json
-    python -m benchmarks.speed.tensor_parallel measure --auto-regressive AR_2 --bundle BUNDLE_2 --threads 1 \
+    python -m benchmarks.speed.tensor_parallel measure --auto-regressive AR_2 --bundle BUNDLE_2 --threads 1 \\
       --output two.json
     python -m benchmarks.speed.tensor_parallel report one.json two.json
 

@@ -3,11 +3,11 @@
     python -m benchmarks.verify.lossless --speculative SPEC_FP32
 
 Every method of the bundle (or some, --methods), against auto-regressive decoding by the same engine or by a bundle of
-its own. Greedy and seeded sampling, with penalties, minimum length and bad words, alone and in a batch. Where two texts
-part, the target's own margin between the two tokens is computed by teacher forcing: below --near-tie it is listed as a
-near-tie, otherwise it is a failure. With --rate (for bf16 and int8 bundles) every greedy token of both is also forced
-through the reference (a bundle in fp32), and the rates of tokens whose logit lies more than --margin below the best
-are compared.
+its own. Greedy and seeded sampling, with penalties, minimum length and bad words, one at a time and in a batch. Where
+two texts part, the target's own margin between the two tokens is computed by teacher forcing: below --near-tie it is
+listed as a near-tie, otherwise it is a failure. With --rate (for bf16 and int8 bundles) every greedy token of both is
+also forced through the reference (a bundle in fp32), and the rates of tokens whose logit lies more than --margin below
+the best are compared.
 
     mpiexec -n 2 python -m benchmarks.verify.lossless --speculative TWO_RANKS_FP32 --one-rank ONE_RANK_FP32
 
@@ -113,7 +113,7 @@ def rejection_margin(
     reference: Session, generation: GenerateRequest, expected: list[int], place: int, got: int
 ) -> float | None:
     """The same of a method that rejects drafts: the nearest that one of the position's random numbers came to deciding
-    otherwise, in a run of the request alone. None where it decided without drafts; infinite where that run's answer is
+    otherwise, in a run of only this request. None where it decided without drafts; infinite where that run's answer is
     another one before the place."""
     near: list[float] = []
     draw, flip = Sampler.draw, Sampler.flip
@@ -151,7 +151,7 @@ class Verifier:
         self.same_methods, self._chosen = same_methods, chosen
 
     def methods(self, setting: str) -> list[str]:
-        """Those that promise the same tokens in a setting: sampled ones, verifiers that walk alone."""
+        """The methods that promise the same tokens in a setting; for sampled ones these are the walking verifiers."""
         plans = self.speculative.runtime.plans
         if self.same_methods:
             return self._chosen or [AUTO_REGRESSIVE, *plans]
