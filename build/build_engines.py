@@ -8,6 +8,7 @@ import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from compiler.calibration import Calibration
+from compiler.console import out, step
 from compiler.methods import (
     NGRAM,
     SOURCES,
@@ -27,7 +29,8 @@ from compiler.methods import (
     load_draft_source,
     read_methods,
 )
-from compiler.networks import CALIBRATION, WRITERS, Loops, extents, out, step
+from compiler.writers import WRITERS
+from compiler.writers.shared import CALIBRATION, Loops, shape_of
 from ensure_bundle import built_from
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
@@ -383,7 +386,7 @@ def build(
                 if source not in drafters:
                     drafters[source] = load_draft_source(*source, target, model, fingerprint)
                 methods[name], loop = drafting_loop(drafters[source], methods[name], config, settings.token_info)
-                network = *source, settings.token_info, methods[name].chain_levels, *extents(loop)
+                network = *source, settings.token_info, methods[name].chain_levels, *shape_of(loop)
                 loops[name] = shared.setdefault(network, loop)
     own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, _ in drafters) if path.is_file()]
     successors = bigrams or next(iter(own), None)
@@ -410,7 +413,8 @@ def build(
     with new_bundle(output, int(needed) + 20_000_000) as folder:
         if calibration:
             shutil.copy2(calibration, folder / CALIBRATION)
-        versions = WRITERS[config.backend](config, target, loops, folder, hidden or bool(loops))
+        write = resolve_name(WRITERS[config.backend])
+        versions = write(config, target, loops, folder, hidden or bool(loops))
         with step("write the manifest"):
             copy_tokenizer(model, folder)
             if successors:

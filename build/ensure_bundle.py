@@ -34,8 +34,9 @@ IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", *TOKENIZ
 NOT_IN_FOLDERS = "checkpoint.safetensors"
 SOURCES = (
     "build/build_engines.py",
-    *(f"compiler/{name}.py" for name in ("calibration", "draft_model", "engine_builder", "methods", "networks")),
+    *(f"compiler/{name}.py" for name in ("calibration", "draft_model", "methods")),
     "compiler/passes/*.py",
+    "compiler/writers/*.py",
     "model_defs/**/*.py",
     *(f"plugins/**/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
     *(f"redraft/bundle/{name}.py" for name in ("config", "manifest", "writer")),

@@ -13,8 +13,8 @@ import torch
 import typer
 from torch import Tensor
 
+from compiler.console import out, step
 from compiler.methods import load_checked
-from compiler.networks import out, step
 from compiler.trtllm.checkpoint import (
     ARCHITECTURES,
     SHAPE,

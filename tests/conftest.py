@@ -57,7 +57,7 @@ def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
 def timings_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a stand-in for TensorRT measures stays out of the product's cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compiler.engine_builder.CACHE", tmp_path_factory.mktemp("timings"))
+        patch.setattr("compiler.writers.engine_builder.CACHE", tmp_path_factory.mktemp("timings"))
         yield
 
 

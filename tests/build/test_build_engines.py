@@ -13,7 +13,7 @@ import typer
 
 import build_engines
 import inspect_bundle
-from compiler import networks
+from compiler.writers import openvino, tensorrt
 from model_defs.target.fingerprint import target_fingerprint
 from redraft.batch import DraftBatch
 from redraft.bundle.manifest import Bundle
@@ -62,13 +62,16 @@ def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("backend", "form", "suffixes"),
-    [("openvino", "plugin", [".onnx"]), ("tensorrt_rtx", "native", [".onnx", ".engine", ".engine.json"])],
+    ("backend", "writer", "form", "suffixes"),
+    [
+        ("openvino", openvino, "plugin", [".onnx"]),
+        ("tensorrt_rtx", tensorrt, "native", [".onnx", ".engine", ".engine.json"]),
+    ],
 )
-def test_methods_of_one_network_export_it_once(model, tmp_path, monkeypatch, backend, form, suffixes):
+def test_methods_of_one_network_export_it_once(model, tmp_path, monkeypatch, backend, writer, form, suffixes):
     name = f"export_drafter_{form}"
-    exported, export = [], getattr(networks, name)
-    monkeypatch.setattr(networks, name, lambda *given, **named: exported.append(given) or export(*given, **named))
+    exported, export = [], getattr(writer, name)
+    monkeypatch.setattr(writer, name, lambda *given, **named: exported.append(given) or export(*given, **named))
     tiny_drafter(tiny_target()).save(tmp_path / "drafter")
     drafter = f'drafter = "{tmp_path / "drafter"}"\n'
     beams = drafter + 'construction = "beam"\nngram = false\n'

@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from compiler import networks
+from compiler import console
 from redraft.console import progress
 
 
@@ -67,10 +67,10 @@ def test_a_terminal_gets_a_bar():
     assert "tune: 10 of 10 rows" in text.getvalue()
 
 
-@pytest.mark.parametrize("step", [progress.step, networks.step])
+@pytest.mark.parametrize("step", [progress.step, console.step])
 def test_a_long_step_says_that_it_goes_on(monkeypatch, capsys, step):
     monkeypatch.setattr(progress, "LINE_S", 0.02)
-    monkeypatch.setattr(networks, "out", Console(stderr=True))
+    monkeypatch.setattr(console, "out", Console(stderr=True))
     with step("compile"):
         time.sleep(0.5)
     assert "compile: 0 s so far" in capsys.readouterr().err

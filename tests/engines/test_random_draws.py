@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from compiler.networks import save
+from compiler.writers.tensorrt import save
 from model_defs.export.drafter import export_drafter_native
 from model_defs.loops.random_draws import RandomDraws
 from redraft.batch import DraftBatch, DraftDraws, DraftSampling

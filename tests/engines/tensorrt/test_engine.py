@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from compiler.engine_builder import EngineBuilder
+from compiler.writers.engine_builder import EngineBuilder
 from model_defs.drafters.token_info import InfoForm
 from redraft.bundle.budget import BudgetTable
 from redraft.engines import load_engine

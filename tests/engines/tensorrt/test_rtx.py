@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 import build_engines
-from compiler.engine_builder import EngineBuilder, network_sha256
 from compiler.methods import drafting_loop, read_methods
-from compiler.networks import Loops, resampling_loop, save, write_tensorrt
+from compiler.writers.engine_builder import EngineBuilder, network_sha256
+from compiler.writers.shared import Loops, resampling_loop
+from compiler.writers.tensorrt import save, write
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.registry import load_drafter
 from model_defs.drafters.token_info import InfoForm
@@ -217,7 +218,7 @@ def built(smollm2, tmp_path_factory) -> Built:
         drafters[name] = load_drafter(ROOT / settings.drafter, target)
         plan = settings.model_copy(update=SMALL).info()
         methods[name], loops[name] = drafting_loop(drafters[name], plan, config)
-    write_tensorrt(config.model_copy(update={"methods": methods}), target, loops, folder, hidden=True)
+    write(config.model_copy(update={"methods": methods}), target, loops, folder, hidden=True)
     return Built(folder, target.float(), {name: drafter.float() for name, drafter in drafters.items()})
 
 

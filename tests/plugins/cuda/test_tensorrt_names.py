@@ -11,7 +11,9 @@ from tests.plugins.fake_tensorrt import installed_bindings
 
 ROOT = Path(__file__).parents[3]
 TENSORRTS_OWN = {
-    "compiler/engine_builder.py": "trt self._trt builder definition parser options profile layer tensor registry",
+    "compiler/writers/engine_builder.py": (
+        "trt self._trt builder definition parser options profile layer tensor registry"
+    ),
     "plugins/cuda/quick_plugin.py": "trt",
     "redraft/engines/tensorrt/library.py": "module",
     "redraft/engines/tensorrt/session.py": (

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from build_engines import check_caches, info_bytes
-from compiler import engine_builder as tensorrt_engines
-from compiler.engine_builder import EngineBuilder
-from compiler.networks import save
 from compiler.passes.tensorrt_attention import tensorrt_form
+from compiler.writers import engine_builder as tensorrt_engines
+from compiler.writers.engine_builder import EngineBuilder
+from compiler.writers.tensorrt import save
 from model_defs.drafters.token_info import InfoForm
 from model_defs.export.target import CacheShape, export_target_plugin
 from redraft.bundle.config import BundleConfig, ContextInfo, LimitsInfo
@@ -37,7 +37,7 @@ def head_of(bundle: Bundle, network: str) -> dict:
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    monkeypatch.setattr("compiler.engine_builder.CACHE", tmp_path / "cache")
+    monkeypatch.setattr("compiler.writers.engine_builder.CACHE", tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -114,7 +114,7 @@ def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, t
 def test_full_tensorrts_native_form_takes_any_head_and_no_compiler(monkeypatch, tmp_path, cache):
     """No plugin, so no nvcc; kernels are still chosen for each step's own shapes, on this GPU."""
     stand_in_tensorrt.install(monkeypatch, "tensorrt")
-    monkeypatch.setattr("compiler.engine_builder.ptx", None)
+    monkeypatch.setattr("compiler.writers.engine_builder.ptx", None)
     options = {"precision": "bf16", "drafts": False, "limits": LIMITS, "form": "native"}
     bundle = tiny_bundle(tmp_path, tiny_target(), "tensorrt", **options)
     assert bundle.config.form == "native"

@@ -1,0 +1,60 @@
+"""The writer of `openvino` bundles: plugin-form networks, lowered to the CPU operators."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+
+from compiler.console import step
+from compiler.passes.fusing import Constants, detach_constants, fuse
+from compiler.passes.lowering import lower
+from compiler.writers.shared import Loops, cache_shape, distinct, resampling_loop, target_parts
+from model_defs.export.drafter import export_drafter_plugin, export_resampler_plugin
+from model_defs.export.target import export_target_plugin
+from model_defs.target.model import Target
+from redraft.bundle.config import BundleConfig
+from redraft.plugins.library import operators_digest
+
+DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
+"""How a drafter computes beside a target's precision: drafts decide speed, never output."""
+
+
+def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
+    """Write the networks to `folder`; the methods' drafters share their weights. Returns the versions for the
+    manifest."""
+    cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
+    for part in target_parts(config, target, folder):
+        with step(f"export {part.name}"):
+            network = export_target_plugin(
+                part.target,
+                cache_shape(config),
+                cache_dtype=cache_dtype,
+                hidden_output=hidden and part.rank == 0,
+                rank=part.rank,
+                ranks=config.tensor_parallel,
+            )
+        with step(f"compile {part.name} ({config.precision})"):
+            weights = Constants()
+            save(lower(network, config.precision), part.folder / "target.onnx", weights)
+            weights.stored().tofile(part.folder / "target.weights")
+    constants, precision = Constants(), DRAFTER_PRECISION[config.precision]
+    for name, names, loop in distinct(loops, folder):
+        with step(f"export and compile {names}"):
+            drafter = lower(export_drafter_plugin(loop, cache_dtype), precision)
+            save(drafter, folder / f"drafter.{name}.onnx", constants)
+            if again := resampling_loop(config, name, loop):
+                resampler = lower(export_resampler_plugin(again), precision)
+                save(resampler, folder / f"resampler.{name}.onnx", constants)
+    if loops:
+        constants.stored().tofile(folder / "drafters.weights")
+    return {"openvino": version("openvino"), "operators": operators_digest()}
+
+
+def save(network: ir.Model, path: Path, constants: Constants) -> None:
+    """Write a lowered network, whose programs' weights go to `constants`."""
+    fused = fuse(network, constants)
+    detach_constants(fused)
+    ir.save(fused, path)

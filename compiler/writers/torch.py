@@ -1,0 +1,47 @@
+"""The writer of `torch` bundles: exported programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from compiler.console import step
+from compiler.writers.shared import Loops, cache_shape, distinct, resampling_loop, target_parts
+from model_defs.export.programs import (
+    export_drafter_torch,
+    export_resampler_torch,
+    export_target_torch,
+    in_precision,
+)
+from model_defs.target.model import Target
+from redraft.bundle.config import BundleConfig
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
+    """Write the programs to `folder`. Returns no versions: every manifest has torch's."""
+    dtype = DTYPES[config.precision]
+    for part in target_parts(config, target.to(dtype), folder):
+        with step(f"export {part.name}"):
+            program = export_target_torch(
+                part.target,
+                cache_shape(config),
+                hidden_output=hidden and part.rank == 0,
+                rank=part.rank,
+                ranks=config.tensor_parallel,
+            )
+            save(program, part.folder / "target.pt2")
+    for name, names, loop in distinct(loops, folder):
+        with step(f"export {names}"):
+            save(export_drafter_torch(in_precision(loop, dtype)), folder / f"drafter.{name}.pt2")
+            if again := resampling_loop(config, name, loop):
+                save(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
+    return {}
+
+
+def save(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Write a program without the inputs that it was exported with: caches are as large as the limits ask."""
+    program.example_inputs = None
+    torch.export.save(program, path)
