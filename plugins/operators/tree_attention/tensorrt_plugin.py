@@ -11,7 +11,7 @@ from pathlib import Path
 
 from redraft.plugins.cuda.declaration import Argument, Kernel, Sizes
 
-SOURCE = Path(__file__).parent / "kernel.cu"
+SOURCE = Path(__file__).resolve().parent / "kernel.cu"
 FP32_SOURCE = SOURCE.with_name("kernel_fp32.cu")
 HEAD_SIZES = (64, 128)
 THREADS = 128
