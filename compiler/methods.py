@@ -85,7 +85,7 @@ class MethodSettings(BaseModel):
     construction: str = Field(
         "best_first",
         description=f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: "
-        f"{', '.join(RANDOM_CONSTRUCTIONS)}; without a drafter, from all that was served: {NGRAM_TRIE}.",
+        f"{', '.join(RANDOM_CONSTRUCTIONS)}; without a drafter, from the text and all that was served: {NGRAM_TRIE}.",
     )
     beam_width: int = Field(4, ge=1, description="Nodes that the drafter expands at each depth.")
     beam_length: int = Field(5, ge=1, description="Depth of the drafts.")
@@ -102,7 +102,7 @@ class MethodSettings(BaseModel):
     )
     ngram: bool | None = Field(
         None,
-        description="Merge an n-gram branch; default: where there is a drafter, and a verification that allows it.",
+        description="Merge an n-gram branch; default: with a drafter or ngram_trie, where the verification allows it.",
     )
     verification: str | None = Field(
         None,

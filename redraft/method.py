@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftSampling
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget import Budget, BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.growth import grow_trees
@@ -25,6 +26,7 @@ from redraft.request import SamplingConfig
 from redraft.sequence import Pairs, Sequence
 
 MakeTrees = Callable[[list[Sequence]], TokenTree]
+NO_BUDGET = Budget(0)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class MethodPlan:
     """What to draft and how to verify it: a method's configuration with the budgets that tuning measured.
 
     Without a `construction` there is no neural drafter, only the n-gram branch. NGRAM_TRIE has no neural drafter
-    either: it grows trees of what followed the same tokens in all that the method has served.
+    either: it grows trees of what followed the same tokens in all that the method has served, and with `ngram` in
+    the text itself first.
 
     A random construction draws `levels` tokens on each level (as its shape counts them) from the drafter's `support`
     most likely tokens per node. Where more than `resample_above` steps are left of a hidden-state drafter's chain
@@ -43,7 +46,8 @@ class MethodPlan:
     construction: str | None
     verification: str = "sampled_walk"
     ngram: bool = False
-    ngram_length: int = 8
+    ngram_length: int = 16
+    """Deepest that n-grams draft: code that is edited repeats for long."""
     budget: BudgetTable | None = None
     levels: tuple[int, ...] = ()
     support: int = 0
@@ -66,8 +70,8 @@ class MethodPlan:
 
     @property
     def joins_ngrams(self) -> bool:
-        """Whether n-grams and drafter grow one tree together, rather than n-grams a chain beside the drafter's tree."""
-        return self.ngram and self.construction == "best_first"
+        """Whether n-grams grow one tree with the drafter's or others' texts', instead of a chain beside that tree."""
+        return self.ngram and self.construction in ("best_first", NGRAM_TRIE)
 
     @cached_property
     def shape(self) -> DrawShape | None:
@@ -85,8 +89,10 @@ class Method:
         drafter: DraftEngine | None,
         max_tree: int,
         bigrams: np.ndarray | None = None,
+        served: Collection[Iterable[int]] = (),
     ):
-        """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`. No plan: no drafts.
+        """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`; `served`: texts to retrieve from
+        before any was served. No plan: no drafts.
 
         Raises ValueError where the plan asks of the drafter what it cannot do.
         """
@@ -99,13 +105,17 @@ class Method:
         self._most = max_tree - 1
         self._bigrams = bigrams
         self._retrieval = Retrieval() if plan and plan.retrieves else None
+        if self._retrieval is not None:
+            for text in served:
+                RetrievalText(self._retrieval, text).read()
         self.verify = VERIFIERS[plan.verification if plan else "greedy"].verify
 
     def index(self, prompt: np.ndarray) -> NgramIndex | RetrievalText | None:
         """The n-grams of a new sequence, if the plan drafts from such."""
+        ngram = self._plan is not None and self._plan.ngram
         if self._retrieval is not None:
-            return RetrievalText(self._retrieval, prompt.tolist())
-        return NgramIndex(prompt.tolist(), self._bigrams) if self._plan and self._plan.ngram else None
+            return RetrievalText(self._retrieval, prompt.tolist(), own_first=ngram)
+        return NgramIndex(prompt.tolist(), self._bigrams) if ngram else None
 
     def pairs(self) -> Pairs | None:
         """Where a new sequence keeps its pairs, if the drafter reads them."""
@@ -123,21 +133,22 @@ class Method:
         A tree is only its root where the budget is 0 or one token remains.
         """
         budgets = self._budgets(sequences, running)
-        given = [budget for budget in budgets if budget]
-        return _spread_over(sequences, [budget > 0 for budget in budgets], lambda some: self._trees(some, given))
+        given = [budget for budget in budgets if budget.nodes]
+        return _spread_over(sequences, [budget.nodes > 0 for budget in budgets], lambda some: self._trees(some, given))
 
-    def _budgets(self, sequences: list[Sequence], running: int) -> list[int]:
+    def _budgets(self, sequences: list[Sequence], running: int) -> list[Budget]:
         if self._plan is None or self._plan.budget is None:
-            return [0] * len(sequences)
+            return [NO_BUDGET] * len(sequences)
         lookup = self._plan.budget.lookup
         return [
-            min(lookup(running, sequence.sampler.greedy), self._most) if sequence.remaining > 1 else 0
-            for sequence in sequences
+            lookup(running, sequence.sampler.greedy) if sequence.remaining > 1 else NO_BUDGET for sequence in sequences
         ]
 
-    def _trees(self, sequences: list[Sequence], budgets: list[int]) -> TokenTree:
+    def _trees(self, sequences: list[Sequence], given: list[Budget]) -> TokenTree:
         assert self._plan is not None
         deepest = [sequence.remaining - 1 for sequence in sequences]
+        budgets = [min(budget.nodes, self._most) for budget in given]
+        least = [math.log(budget.chance) if budget.chance else -math.inf for budget in given]
         largest = min(sum(budgets), self._most)
         resampled = None if self._plan.resample_above is None else self._resampled(sequences, largest)
         trees = []
@@ -145,7 +156,7 @@ class Method:
             trees.append(self._random_trees(self._plan.shape, sequences, budgets, deepest))
         elif self._plan.retrieves:
             texts = [sequence.ngram for sequence in sequences if isinstance(sequence.ngram, RetrievalText)]
-            trees.append(retrieved_trees(texts, budgets, self._plan.ngram_length))
+            trees.append(retrieved_trees(texts, budgets, self._plan.ngram_length, least))
         elif self._plan.construction is not None:
             anew = [not _left(sequence, self._plan.skip_above) for sequence in sequences]
             skipped = self._ngram_chains if self._plan.joins_ngrams else _root_only
@@ -157,10 +168,12 @@ class Method:
             for sequence, nodes in zip(sequences, tree.nodes, strict=True):
                 sequence.fresh = nodes
             tree = merge_trees([tree, resampled])
-        if self._plan.shape is None and len(sequences) > 1:
-            tree = prune_tree(tree, [self._most] * len(sequences), deepest)
+        if self._plan.shape is not None:
+            return prune_tree(tree, budgets, deepest)
+        if len(sequences) > 1:
+            tree = prune_tree(tree, [self._most] * len(sequences), deepest, least)
             budgets = shared_budgets(tree, sum(budgets))
-        return prune_tree(tree, budgets, deepest)
+        return prune_tree(tree, budgets, deepest, least)
 
     def _drafted(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """New drafts; chains that they leave are kept."""

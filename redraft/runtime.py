@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,13 +84,16 @@ class Runtime:
         return [name for name, plan in self.plans.items() if not (plan.budget and plan.budget.measured)]
 
     def with_plans(
-        self, plans: Mapping[str, MethodPlan], observe: Callable[[TokenTree, int, Verdict], None] | None = None
+        self,
+        plans: Mapping[str, MethodPlan],
+        observe: Callable[[TokenTree, int, Verdict], None] | None = None,
+        served: Collection[Iterable[int]] = (),
     ) -> None:
-        """Serve with other plans from now on, on the same engine, whose methods keep their names. Raises RuntimeError
-        while a request is running."""
+        """Serve with other plans from now on, on the same engine, whose methods keep their names. `observe` and
+        `served` are as in `Scheduler`. Raises RuntimeError while a request is running."""
         if not self.scheduler.idle:
             raise RuntimeError("the plans can change only while no request is running")
-        self.scheduler = Scheduler(self.engine, self.limits, plans, self.bigrams, observe)
+        self.scheduler = Scheduler(self.engine, self.limits, plans, self.bigrams, observe, served)
 
     def check(self, request: GenerateRequest) -> None:
         """Raises InvalidRequest where a request does not fit the bundle, as far as can be told without encoding it."""

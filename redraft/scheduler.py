@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -73,9 +73,10 @@ class Scheduler:
         plans: Mapping[str, MethodPlan] | None = None,
         bigrams: np.ndarray | None = None,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
+        served: Collection[Iterable[int]] = (),
     ):
         """`plans` by method, the first of which serves requests that name none; `observe` is shown every step's tree,
-        place in it and verdict of each sequence.
+        place in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
 
         Raises ValueError where a plan asks of the engine's drafter what it cannot do.
         """
@@ -85,7 +86,7 @@ class Scheduler:
         self.clock = EngineClock()
         self._engine = TimedEngine(engine, self.clock)
         self._sources = {AUTO_REGRESSIVE: Method(None, None, limits.max_tree)} | {
-            name: Method(plan, self._engine.drafters.get(name), limits.max_tree, bigrams)
+            name: Method(plan, self._engine.drafters.get(name), limits.max_tree, bigrams, served)
             for name, plan in plans.items()
         }
         self._default = next(iter(plans), AUTO_REGRESSIVE)

@@ -28,6 +28,14 @@ PLANS = {
     "chain": MethodPlan("chain", budget=BudgetTable.constant(9)),
     "ngram": MethodPlan(None, ngram=True, budget=BudgetTable.constant(9)),
     "retrieval": MethodPlan("ngram_trie", budget=BudgetTable.constant(9)),
+    "retrieval, own first": MethodPlan("ngram_trie", ngram=True, budget=BudgetTable.constant(9)),
+    "likely nodes": MethodPlan(
+        "best_first",
+        ngram=True,
+        budget=BudgetTable(
+            entries=[BudgetEntry(running=1, greedy=9, sampled=9, greedy_chance=0.05, sampled_chance=0.05)]
+        ),
+    ),
     "merged": MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(12)),
     "beam merged": MethodPlan("beam", ngram=True, budget=BudgetTable.constant(7)),
     "greedy verifier": MethodPlan("best_first", verification="greedy", budget=BudgetTable.constant(9)),
@@ -86,7 +94,7 @@ def test_speculation_equals_autoregressive(plan, sampling):
     assert got[:4] == expected
     stats = got[4]
     assert stats.output_tokens <= 1 + stats.steps + stats.accepted
-    if sampling == "greedy" and plan not in ("ngram", "retrieval"):
+    if sampling == "greedy" and plan not in ("ngram", "retrieval", "retrieval, own first"):
         assert stats.accepted > 0, "the toy drafter is right often enough for a test"
 
 
@@ -267,12 +275,17 @@ def test_one_drafter_call_per_step_and_none_without_budget():
     assert (engine.draft_calls, engine.rows_per_step[-1]) == (2, 3)
 
 
-@pytest.mark.parametrize(("running", "greedy", "expected"), [(1, True, 6), (2, False, 0), (3, True, 2), (9, True, 2)])
+@pytest.mark.parametrize(
+    ("running", "greedy", "expected"), [(1, True, (6, 0)), (2, False, (0, 0)), (3, True, (2, 0.3)), (9, True, (2, 0.3))]
+)
 def test_budget_lookup(running, greedy, expected):
     table = BudgetTable(
-        entries=[BudgetEntry(running=4, greedy=2, sampled=1), BudgetEntry(running=1, greedy=6, sampled=4),
-                 BudgetEntry(running=2, greedy=3, sampled=0)]
-    )  # fmt: skip
+        entries=[
+            BudgetEntry(running=4, greedy=2, sampled=1, greedy_chance=0.3),
+            BudgetEntry(running=1, greedy=6, sampled=4),
+            BudgetEntry(running=2, greedy=3, sampled=0),
+        ]
+    )
     assert table.lookup(running, greedy) == expected
 
 

@@ -55,6 +55,7 @@ class Served:
     def _read(self, text: RetrievalText, tokens: list[int]) -> None:
         started = time.perf_counter()
         text.extend(tokens)
+        text.read()
         self.read_s += time.perf_counter() - started
         self.read_tokens += len(tokens)
 
@@ -73,7 +74,7 @@ def serve(answers: Sequence[Answer], budget: int, warm_up: Sequence[Answer], sha
     """Serve answers in turn, after those to warm up with; with `shared` off, each from a memory of its own."""
     memory, served = Retrieval(), Served()
     for answer in warm_up:
-        RetrievalText(memory, answer.tokens.tolist())
+        RetrievalText(memory, answer.tokens.tolist()).read()
     for answer in answers:
         served.serve(answer, memory if shared else Retrieval(len(answer.tokens)), budget)
     return served.summary()

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -20,14 +21,24 @@ from redraft.errors import BundleError
 FILE_NAME = "budget.json"
 
 
+class Budget(NamedTuple):
+    """How much of a draft tree is verified: at most `nodes`, each with at least this `chance` to be accepted."""
+
+    nodes: int
+    chance: float = 0.0
+
+
 class BudgetEntry(BaseModel):
-    """Tree budgets per sequence and step while `running` sequences decode; 0 means no drafting."""
+    """Tree budgets per sequence and step while `running` sequences decode; 0 means no drafting. Nodes whose estimated
+    chance to be accepted is below a mode's are left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     running: int = Field(ge=1)
     greedy: int = Field(ge=0)
     sampled: int = Field(ge=0)
+    greedy_chance: float = Field(default=0.0, ge=0, lt=1)
+    sampled_chance: float = Field(default=0.0, ge=0, lt=1)
 
 
 class BudgetTable(BaseModel):
@@ -50,12 +61,12 @@ class BudgetTable(BaseModel):
         """The same budget whatever runs: what an untuned bundle uses."""
         return cls(entries=[BudgetEntry(running=1, greedy=budget, sampled=budget)])
 
-    def lookup(self, running: int, greedy: bool) -> int:
+    def lookup(self, running: int, greedy: bool) -> Budget:
         """Tree budget with `running` sequences: that of the next larger count measured, or of the largest."""
         for entry in self.entries:
             if entry.running >= running:
                 break
-        return entry.greedy if greedy else entry.sampled
+        return Budget(entry.greedy, entry.greedy_chance) if greedy else Budget(entry.sampled, entry.sampled_chance)
 
 
 class BudgetFile(BaseModel):

@@ -12,6 +12,7 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 
+from redraft.decoding.ngram import CHANCES, NgramIndex
 from redraft.decoding.token_tree import Node, TokenTree
 
 NGRAM_TRIE = "ngram_trie"
@@ -57,6 +58,14 @@ class Retrieval:
                 matches[slot] = match
         self._total += 1
 
+    def match(self, tail: tuple[int, ...]) -> int:
+        """The length of the longest match of `tail`'s end, 0 where there is none."""
+        oldest = self._total - len(self)
+        for length, newest, _, _ in self._index:
+            if length <= len(tail) and newest.get(hash(tail[-length:]), -1) >= oldest:
+                return length
+        return 0
+
     def after(self, tail: tuple[int, ...]) -> dict[int, float]:
         """Estimated probabilities of the tokens that may follow `tail`; empty where nothing is known.
 
@@ -82,24 +91,35 @@ class Retrieval:
 
 
 class RetrievalText:
-    """One request's text while it is served: read into the shared memory, drafted from at its end."""
+    """One request's text while it is served: read into the shared memory, drafted from at its end. A text is read when
+    it is first drafted from, so that none is where nothing is drafted."""
 
-    def __init__(self, retrieval: Retrieval, tokens: Iterable[int] = ()):
+    def __init__(self, retrieval: Retrieval, tokens: Iterable[int] = (), own_first: bool = False):
+        """`own_first`: what followed in this text itself goes before what followed as long a match in others."""
         self._retrieval = retrieval
+        self._own = NgramIndex() if own_first else None
         self._tail: tuple[int, ...] = ()
-        self.extend(tokens)
+        self._unread = list(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
+        self._unread += tokens
+
+    def read(self) -> None:
+        """Put what is new into the memory."""
         add, tail = self._retrieval.add, self._tail
-        for token in tokens:
+        for token in self._unread:
             add(tail, token)
             tail = (*tail, token)[-LONGEST:]
         self._tail = tail
+        if self._own is not None:
+            self._own.extend(self._unread)
+        self._unread.clear()
 
-    def draft(self, budget: int, depth: int) -> list[Node]:
-        """The tree below the text's last token: the `budget` most likely paths of up to `depth` tokens."""
-        after = self._retrieval.after
+    def draft(self, budget: int, depth: int, least: float = -math.inf) -> list[Node]:
+        """The tree below the text's last token: the `budget` most likely paths of up to `depth` tokens, none whose log
+        probability is below `least`."""
+        self.read()
         nodes: list[Node] = [(self._tail[-1], -1, 0.0)]
         tails, depths = [self._tail], [0]
         waiting: list[tuple[float, int, int]] = []
@@ -107,8 +127,9 @@ class RetrievalText:
         while len(nodes) <= budget:
             if depths[node] < depth:
                 score = nodes[node][2]
-                for token, chance in after(tails[node]).items():
-                    heapq.heappush(waiting, (-score - math.log(chance), node, token))
+                for token, chance in self._after(tails[node]).items():
+                    if (below := score + math.log(chance)) >= least:
+                        heapq.heappush(waiting, (-below, node, token))
             if not waiting:
                 break
             cost, parent, token = heapq.heappop(waiting)
@@ -118,7 +139,18 @@ class RetrievalText:
             depths.append(depths[parent] + 1)
         return nodes
 
+    def _after(self, tail: tuple[int, ...]) -> dict[int, float]:
+        """The tokens that may follow `tail`, each with its chance."""
+        if self._own is not None and (found := self._own.match(tail)):
+            token, length, times = found
+            if length >= self._retrieval.match(tail):
+                return {token: CHANCES[length][times - 1]}
+        return self._retrieval.after(tail)
 
-def retrieved_trees(texts: Sequence[RetrievalText], budgets: Sequence[int], depth: int) -> TokenTree:
-    """A tree per text of up to so many draft nodes."""
-    return TokenTree.from_nodes([text.draft(budget, depth) for text, budget in zip(texts, budgets, strict=True)])
+
+def retrieved_trees(
+    texts: Sequence[RetrievalText], budgets: Sequence[int], depth: int, least: Sequence[float]
+) -> TokenTree:
+    """A tree per text of up to so many draft nodes of such least scores."""
+    limits = zip(texts, budgets, least, strict=True)
+    return TokenTree.from_nodes([text.draft(budget, depth, score) for text, budget, score in limits])

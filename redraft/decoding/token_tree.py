@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -201,15 +202,22 @@ def _insert(other: list[Node], nodes: list[Node], known: dict[tuple[int, int], i
             nodes[found] = (token, parent, score)
 
 
-def prune_tree(tree: TokenTree, budgets: Iterable[int], max_depths: Iterable[int] | None = None) -> TokenTree:
-    """The best-scored nodes of each tree: at most `budgets` [B] drafted ones, none deeper than `max_depths` [B].
+def prune_tree(
+    tree: TokenTree,
+    budgets: Iterable[int],
+    max_depths: Iterable[int] | None = None,
+    least: Iterable[float] | None = None,
+) -> TokenTree:
+    """The best-scored nodes of each tree: at most `budgets` [B] drafted ones, none deeper than `max_depths` [B] or of a
+    score below `least` [B].
 
     A node's score counts at most as much as its parent's, so the kept nodes are closed under parents. Cutting by score
     is lossless with `greedy` and `sampled_walk` only. Trees within the limits stay as they are, draws included; the
     others' draws are forgotten.
     """
-    limits = zip(tree.nodes, budgets, map(len, tree.nodes) if max_depths is None else max_depths, strict=True)
-    pruned = [_best_nodes(*limit) for limit in limits]
+    depths = map(len, tree.nodes) if max_depths is None else max_depths
+    scores = [-math.inf] * len(tree.nodes) if least is None else least
+    pruned = [_best_nodes(*limits) for limits in zip(tree.nodes, budgets, depths, scores, strict=True)]
     same = [after is before for after, before in zip(pruned, tree.nodes, strict=True)]
     if all(same):
         return tree
@@ -227,16 +235,16 @@ def shared_budgets(tree: TokenTree, total: int) -> list[int]:
     return [taken[b] for b in range(len(tree.nodes))]
 
 
-def _best_nodes(nodes: list[Node], budget: int, max_depth: int) -> list[Node]:
-    if len(nodes) - 1 <= min(budget, max_depth):
+def _best_nodes(nodes: list[Node], budget: int, max_depth: int, least: float) -> list[Node]:
+    if len(nodes) - 1 <= min(budget, max_depth) and least == -math.inf:
         return nodes
     depths, scores = [0], [nodes[0][2]]
     for _, parent, score in nodes[1:]:
         depths.append(depths[parent] + 1)
         scores.append(min(score, scores[parent]))
-    if len(nodes) - 1 <= budget and max(depths) <= max_depth:
+    if len(nodes) - 1 <= budget and max(depths) <= max_depth and min(scores) >= least:
         return nodes
-    within = [node for node in range(1, len(nodes)) if depths[node] <= max_depth]
+    within = [node for node in range(1, len(nodes)) if depths[node] <= max_depth and scores[node] >= least]
     kept = [0, *sorted(sorted(within, key=lambda node: -scores[node])[:budget])]
     place = {node: index for index, node in enumerate(kept)}
     return [(nodes[node][0], place.get(nodes[node][1], -1), scores[node]) for node in kept]

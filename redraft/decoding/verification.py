@@ -39,7 +39,6 @@ class Verifier:
 
 VERIFIERS: dict[str, Verifier] = {}
 ALONE = {
-    NGRAM_TRIE: "it holds the n-gram branch already",
     UNPACKED: "merging would share the prefixes that it repeats",
 }
 """Constructions whose trees are never merged with others, and why."""

@@ -138,7 +138,7 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
     assert (methods["served"].construction, methods["served"].drafter, methods["served"].ngram) == (
         "ngram_trie",
         None,
-        False,
+        True,
     )
     assert (methods["wide"].beam_width, methods["narrow"].ngram, methods["lookup"].drafter) == (5, False, None)
     assert methods["rsd-s"].verification == "recursive_rejection"

@@ -52,7 +52,6 @@ RANDOM = ["--drafter", "DRAFTER", "--construction"]
             "[a]\nngram = true\nconstruction = 'independent'",
             "which has no drafter: no candidates to build other trees of, and no probabilities to draw from",
         ),
-        ("[a]\nconstruction = 'ngram_trie'\nngram = true", "'ngram_trie' does not go with other trees"),
         (
             "[a]\nconstruction = 'ngram_trie'\ndrafter = 'd'",
             "--drafter d: only for beam search and random draws, and this method drafts by n-gram retrieval",

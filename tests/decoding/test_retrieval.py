@@ -24,6 +24,7 @@ def read(retrieval: Retrieval, reads: list[tuple[int, list[int]]]) -> tuple[list
     texts, whole, log = [RetrievalText(retrieval) for _ in range(3)], [list[int]() for _ in range(3)], Log()
     for which, tokens in reads:
         texts[which].extend(tokens)
+        texts[which].read()
         for token in tokens:
             log.append((tuple(whole[which]), token))
             whole[which].append(token)
@@ -98,7 +99,7 @@ def test_trees_hold_the_likeliest_paths(reads, capacity, budget, depth):
 
 def test_longer_matches_come_first_and_branches_follow_their_counts():
     retrieval = Retrieval()
-    RetrievalText(retrieval, [1, 2, 3, 4, 50] + [9, 4, 60] * 3 + [8, 4, 70])
+    RetrievalText(retrieval, [1, 2, 3, 4, 50] + [9, 4, 60] * 3 + [8, 4, 70]).read()
     text = RetrievalText(retrieval, [1, 2, 3, 4])
     first = [token for token, parent, _ in text.draft(3, 1)[1:]]
     assert first == [50, 60, 70]
@@ -108,6 +109,7 @@ def test_what_one_request_was_served_is_drafted_for_the_next():
     retrieval = Retrieval()
     served = RetrievalText(retrieval, [5, 6, 7])
     served.extend([8, 9])
+    served.read()
     nodes = RetrievalText(retrieval, [5, 6, 7]).draft(2, 8)
     assert [node[:2] for node in nodes] == [(7, -1), (8, 0), (9, 1)]
 
@@ -115,7 +117,32 @@ def test_what_one_request_was_served_is_drafted_for_the_next():
 def test_trees_of_a_batch():
     retrieval = Retrieval()
     texts = [RetrievalText(retrieval, [3, 4, 5, 3]), RetrievalText(retrieval, [7])]
-    trees = retrieved_trees(texts, [2, 2], 4)
+    trees = retrieved_trees(texts, [2, 2], 4, [-math.inf] * 2)
     np.testing.assert_array_equal(trees.tokens, [[3, 4, 5], [7, 0, 0]])
     np.testing.assert_array_equal(trees.sizes, [3, 1])
     assert trees.scores[0, 2] < trees.scores[0, 1] < 0
+
+
+def test_a_texts_own_matches_go_before_others_of_the_same_length():
+    retrieval = Retrieval()
+    RetrievalText(retrieval, [1, 2, 3, 40] + [9, 2, 50] * 5).read()
+    text = RetrievalText(retrieval, [8, 2, 60, 7, 2], own_first=True)
+    assert [token for token, parent, _ in text.draft(9, 1)[1:]] == [60], "2 was followed by 60 here"
+    text.extend([60, 1, 2, 3])
+    assert [token for token, parent, _ in text.draft(1, 1)[1:]] == [40], "1, 2, 3 occurred elsewhere only"
+
+
+def test_unlikely_nodes_are_not_drafted():
+    retrieval = Retrieval()
+    text = RetrievalText(retrieval, [1, 2, 3] * 3 + [1, 2, 4] + [1, 2])
+    nodes = text.draft(9, 3)
+    least = sorted(score for _, _, score in nodes)[2]
+    assert text.draft(9, 3, least) == [node for node in nodes if node[2] >= least]
+    assert len(nodes) > len(text.draft(9, 3, least)) > 1
+
+
+def test_texts_that_are_never_drafted_from_take_no_time():
+    retrieval = Retrieval()
+    text = RetrievalText(retrieval, range(100))
+    text.extend(range(100))
+    assert len(retrieval) == 0

@@ -185,6 +185,13 @@ def test_prune_keeps_the_best_closed_under_parents_and_cuts_depth():
         assert paths(pruned, 2) == {path for path in paths(tree, 2) if len(path) <= 2}
 
 
+def test_prune_leaves_out_unlikely_nodes_and_what_is_below_them():
+    forked = [(0, -1, 0.0), (1, 0, -2.0), (2, 1, -0.5), (3, 0, -1.0)]
+    tree = TokenTree.from_nodes([forked, [(0, -1, 0.0), (1, 0, -9.0)]])
+    pruned = prune_tree(tree, [9, 9], least=[-1.5, -10.0])
+    assert pruned.nodes == [[(0, -1, 0.0), (3, 0, -1.0)], tree.nodes[1]]
+
+
 def test_a_batch_shares_its_rows_by_score():
     trees = [[(0, -1, 0.0), (1, 0, -0.1), (2, 1, -0.2)], [(0, -1, 0.0)], [(0, -1, 0.0), (1, 0, -0.15), (2, 0, -3.0)]]
     tree = TokenTree.from_nodes(trees)
