@@ -144,11 +144,11 @@ $(LEVEL)/manifest.json: always benchmarks/methods/methods.toml $(EQUAL) $(CALIBR
 	$(COMPILE) --methods $(TABLED)/equal/methods.toml --output $(LEVEL)
 %-tuned/budget.json: %/manifest.json # a copy, since methods are also compared at trees of one size
 	rm -rf $(@D) && cp -r $* $(@D)
-	$(PY) build/tune.py --bundle $(@D) $(BATCHED:%=--method %) --num-prompts 8 --prompts $(OWN)
+	$(PY) build/tune.py --bundle $(@D) $(BATCHED:%=--method %) --num-prompts 8 --minutes 60 --prompts $(OWN)
 $(WIDTHS)/manifest.json: always benchmarks/methods/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/methods/beam_widths.toml --max-tree 81 --output $(WIDTHS)
 $(WIDTHS)/budget.json: $(WIDTHS)/manifest.json
-	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --prompts $(OWN)
+	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --minutes 60 --prompts $(OWN)
 $(NARROW)/manifest.json: always $(DRAFTER)/config.json $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --drafter $(DRAFTER) --beam-width 3 --beam-length 4 --output $(NARROW)
 $(LATENCY)/manifest.json: always $(CALIBRATED) | $(MODEL)/source.json

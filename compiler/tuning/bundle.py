@@ -1,0 +1,93 @@
+"""Tuning of a bundle: its methods one after the other, each table written when it is measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from compiler.tuning.measure import Bench, Shape
+from compiler.tuning.tuner import GRID, Grid, Tuner
+from redraft.bundle.budget import FILE_NAME, BudgetFile, BudgetTable
+from redraft.chat import render_chat
+from redraft.console.progress import Progress, duration, progress, size, write
+from redraft.prompts import Prompt, spread
+from redraft.runtime import Runtime
+
+SERVED = 32
+"""Other prompts that a method which drafts from traffic has answered before it is measured."""
+
+
+def tune_bundle(
+    bundle: Path,
+    runtime: Runtime,
+    names: Sequence[str],
+    prompts: list[Prompt],
+    num_prompts: int,
+    tokens: int,
+    minutes: float,
+    console: Console,
+    grid: Grid = GRID,
+) -> None:
+    """Measure methods of a loaded bundle on some of the prompts, `minutes` each, and write their budget tables.
+
+    Raises InvalidRequest for a prompt that does not fit the bundle.
+    """
+    chosen = spread(prompts, num_prompts)
+    others = spread([prompt for prompt in prompts if prompt not in chosen], SERVED)
+    texts, other_texts = ([render_chat(bundle, prompt.turns[0]) for prompt in some] for some in (chosen, others))
+    memory = size(psutil.Process().memory_info().rss)
+    limit = duration(60 * minutes * len(names))
+    write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
+    with progress("tune", 0, "measurements", console=console) as shown:
+        for name in names:
+            bench = Bench(runtime, name, texts, tokens)
+            if runtime.plans[name].retrieves:
+                shown.update(0, f"{name}: serving prompts to draft from")
+                bench.serve(other_texts)
+            shown.begin(0)
+            table = Tuner(bench, 60 * minutes, grid, partial(_say, shown)).tune()
+            save(bundle, name, table)
+            show(name, table, console)
+
+
+def _say(shown: Progress, tuner: Tuner, what: str) -> None:
+    shown.total = tuner.of
+    left = duration(tuner.ends - time.monotonic())
+    shown.update(tuner.done, f"{tuner.bench.method}: {what}; at most {left} left")
+
+
+def forget_unusable(bundle: Path, console: Console) -> None:
+    """Remove tables that no bundle would be loaded with: damaged, edited, or another build's."""
+    try:
+        BudgetFile.load(bundle)
+    except (OSError, ValueError):
+        console.print(f"{bundle / FILE_NAME} is damaged, or not of this build: measuring anew")
+        (bundle / FILE_NAME).unlink(missing_ok=True)
+
+
+def save(bundle: Path, method: str, table: BudgetTable) -> None:
+    """Put a method's table into the bundle's file."""
+    tables = BudgetFile.load(bundle)
+    tables.methods[method] = table
+    tables.save(bundle)
+
+
+def show(method: str, table: BudgetTable, console: Console) -> None:
+    """Print a table with the speed-ups that it rests on, and what a bound left out."""
+    shown = Table(title=f"{method}: {Shape(table.construction, bool(table.ngram))}")
+    for column in ("running", "nodes, greedy", "speed-up", "nodes, sampled", "speed-up"):
+        shown.add_column(column, justify="right")
+    for entry in table.entries:
+        gain = table.measured["speed_up"][str(entry.running)]
+        shown.add_row(str(entry.running), str(entry.greedy), f"{gain['greedy']:.2f}", str(entry.sampled),
+                      f"{gain['sampled']:.2f}")  # fmt: skip
+    console.print(shown)
+    made = table.measured["measurements"]
+    if made["done"] < made["of"]:
+        write(console, f"tune: {method}: {made['done']} of {made['of']} measurements: more --minutes make all")

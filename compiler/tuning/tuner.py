@@ -1,0 +1,230 @@
+"""Tuning of one method within a time: the most valuable measurements first, as many as fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.tuning.acceptance import Acceptance, CutAcceptance, Gains
+from compiler.tuning.choice import CHANCES, LEAST_GAIN, NOTHING, Cell, StepTimes, choose
+from compiler.tuning.measure import MODES, MOST_SLOWER, Bench, Shape
+from redraft.bundle.budget import BudgetEntry, BudgetTable
+
+MARGIN = 0.15
+"""Least expected gain of a method with a drafter network. Prefill, which drafts do not speed up, and harder prompts
+than the tuner's leave less of a gain than it expects."""
+MARGIN_OF_NGRAMS = 0.03
+"""The same without a network, whose drafts are short or none where prompts are hard."""
+MEASURING = 0.75
+"""Share of the time for measurements; the rest is for trials of the budgets that they give."""
+BATCHES = 4
+"""Parts of the prompts that acceptance is measured on one after the other."""
+FIRST_ROUNDS = 2
+"""Times that each step is measured at once."""
+TRIED, TRIAL_TOKENS = 6, 24
+"""Prompts of a trial at least, and tokens that follow each."""
+
+Measure = Callable[[], None]
+Say = Callable[["Tuner", str], None]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is measured where there is time for all of it."""
+
+    budgets: Sequence[int] = (0, 1, 2, 3, 4, 6, 8, 11, 15, 19, 23, 31, 47, 63)
+    """With the root mostly a multiple of 4 rows, which the CPU operators take at a time."""
+    running: Sequence[int] = (1, 2, 3, 4, 6, 8, 16, 32)
+    shapes: Sequence[Shape] = (
+        Shape("best_first", True),
+        Shape("best_first", False),
+        Shape("beam", True),
+        Shape("beam", False),
+    )
+    """What a method of the first, the default, is tried with; any other method keeps its own."""
+    rounds: int = 4
+    """Times that each step is measured."""
+
+
+GRID = Grid()
+
+
+class Tuner:
+    """Measures a method on a bench and chooses its budgets."""
+
+    def __init__(self, bench: Bench, seconds: float, grid: Grid = GRID, say: Say = lambda *_: None):
+        """`say` is called before each measurement with what is under way."""
+        limits, plan = bench.runtime.limits, bench.runtime.plans[bench.method]
+        self.bench = bench
+        self.done, self.of = 0, 0
+        """Measurements made, and those that there are where time allows."""
+        self.ends = time.monotonic() + seconds
+        self._measuring_ends = self.ends - (1 - MEASURING) * seconds
+        self._say = say
+        own = Shape(plan.construction, plan.ngram)
+        self._random = plan.shape is not None
+        self._network = plan.construction is not None and not plan.retrieves
+        self._shapes = list(grid.shapes) if own == grid.shapes[0] else [own]
+        self._budgets = [budget for budget in grid.budgets if budget < limits.max_tree]
+        if plan.shape is not None and not plan.ngram:
+            draws = sum(plan.shape.widths)
+            self._budgets = [budget for budget in self._budgets if budget < draws] + [draws]
+        counts = {count for count in grid.running if count < limits.slots} | {limits.slots}
+        self._counts = sorted(counts, key=lambda count: (count not in (1, limits.slots), count & (count - 1), count))
+        self._rounds = grid.rounds
+        self._batches = [part for first in range(BATCHES) if (part := bench.prompts[first::BATCHES])]
+        self._times: dict[int, StepTimes] = {}
+        self._accepted: dict[Shape, dict[str, Gains]] = {}
+
+    def tune(self) -> BudgetTable:
+        """The method's budget table."""
+        plan = list(self._measurements())
+        self.of = len(plan) + 2 * len(self._counts)
+        for required, what, measure in plan:
+            if not required and time.monotonic() > self._measuring_ends:
+                continue
+            self._say(self, what)
+            measure()
+            self.done += 1
+        found = [(shape, self._cells(shape)) for shape in self._accepted]
+        shape, cells = max(found, key=lambda pair: _score(pair[1]))
+        tried = self._try(shape, cells)
+        return BudgetTable(
+            entries=[
+                BudgetEntry(
+                    running=running,
+                    greedy=cells["greedy"][running].nodes,
+                    sampled=cells["sampled"][running].nodes,
+                    greedy_chance=cells["greedy"][running].chance,
+                    sampled_chance=cells["sampled"][running].chance,
+                )
+                for running in sorted(self._times)
+            ],
+            construction=shape.construction,
+            ngram=shape.ngram,
+            measured=self._measured(cells, tried),
+        )
+
+    def _measurements(self) -> Iterator[tuple[bool, str, Measure]]:
+        """All measurements, the most valuable first: whether it is required, what it is, and how it is made."""
+        yield True, "step times of 1 running", self._steps(1, FIRST_ROUNDS)
+        for place, batch in enumerate(self._batches):
+            for mode in MODES:
+                what = f"acceptance of {self._shapes[0]}, {mode}, part {place + 1} of {len(self._batches)}"
+                yield place == 0, what, self._acceptance(self._shapes[0], mode, batch)
+            if place == 0:
+                for n in self._counts[1:]:
+                    yield n == self._counts[1], f"step times of {n} running", self._steps(n, FIRST_ROUNDS)
+        for _ in range(FIRST_ROUNDS, self._rounds):
+            yield from ((False, f"step times of {n} running again", self._steps(n, 1)) for n in self._counts)
+        for shape in self._shapes[1:]:
+            yield False, f"acceptance of {shape}", self._whole(shape)
+
+    def _steps(self, running: int, rounds: int) -> Measure:
+        def measure() -> None:
+            times = self._times.setdefault(running, StepTimes(network=self._network))
+            self.bench.step_times(self._shapes[0], running, self._budgets, rounds, times)
+
+        return measure
+
+    def _acceptance(self, shape: Shape, mode: str, prompts: Sequence[str]) -> Measure:
+        def measure() -> None:
+            by_mode = self._accepted.setdefault(shape, {})
+            if not self._random:
+                found = by_mode.setdefault(mode, Acceptance())
+                assert isinstance(found, Acceptance)
+                self.bench.acceptance(shape, mode, self._largest, found, prompts)
+                return
+            cuts = by_mode.setdefault(mode, CutAcceptance({budget: Acceptance() for budget in self._budgets}))
+            assert isinstance(cuts, CutAcceptance)
+            for budget in self._budgets[1:]:
+                self.bench.acceptance(shape, mode, budget, cuts.by_budget[budget], prompts)
+
+        return measure
+
+    def _whole(self, shape: Shape) -> Measure:
+        """Acceptance of another shape on as much as that of the first was measured on."""
+
+        def measure() -> None:
+            for mode in MODES:
+                self._acceptance(shape, mode, self.bench.prompts)()
+
+        return measure
+
+    @property
+    def _largest(self) -> int:
+        """The largest budget that may pay by the time of its step."""
+        times = self._times[1]
+        return max(b for b in times.samples if times.median(b)[1] <= MOST_SLOWER * times.plain)
+
+    def _cells(self, shape: Shape) -> dict[str, dict[int, Cell]]:
+        """By mode and number of running sequences, the cut of the trees."""
+        margin = MARGIN if self._network else MARGIN_OF_NGRAMS
+        budgets = self._budgets if self._random else [budget for budget in self._budgets if budget <= self._largest]
+        chances = (0.0,) if self._random else CHANCES
+        return {
+            mode: choose(self._times, gains, budgets, chances, margin) for mode, gains in self._accepted[shape].items()
+        }
+
+    def _try(self, shape: Shape, cells: dict[str, dict[int, Cell]]) -> dict[str, dict[str, float]]:
+        """Run the chosen cuts beside no drafting, as far as there is time, and drop those that do not pay. Returns the
+        speed-ups that were measured."""
+        tried: dict[str, dict[str, float]] = {}
+        for running in self._counts:
+            for mode, by_running in cells.items():
+                if not by_running[running].nodes:
+                    self.of -= 1
+                    continue
+                if time.monotonic() > self.ends and tried:
+                    continue
+                self._say(self, f"trying {by_running[running].nodes} nodes with {running} running, {mode}")
+                speed_up = self._speed_up(shape, running, mode, by_running[running])
+                tried.setdefault(str(running), {})[mode] = round(speed_up, 3)
+                if speed_up < 1 + LEAST_GAIN:
+                    by_running |= {n: NOTHING for n in by_running if n >= running}
+                self.done += 1
+        return tried
+
+    def _speed_up(self, shape: Shape, running: int, mode: str, cell: Cell) -> float:
+        """The speed-up by the mean times of steps with and without drafts, in turns."""
+        texts = -(-TRIED // running) * running
+        prompts = [self.bench.prompts[place % len(self.bench.prompts)] for place in range(texts)]
+        plain = drafted = 0.0
+        for first in range(0, texts, running):
+            group = prompts[first : first + running]
+            plain += self.bench.mean_step(shape, group, mode, NOTHING, TRIAL_TOKENS)
+            drafted += self.bench.mean_step(shape, group, mode, cell, TRIAL_TOKENS)
+        return self._accepted[shape][mode].expect(cell.nodes, cell.chance, running).tokens * plain / drafted
+
+    def _measured(self, cells: dict[str, dict[int, Cell]], tried: dict[str, dict[str, float]]) -> dict:
+        """What the table rests on."""
+        times = {
+            str(running): {str(budget): round(1e3 * found.median(budget)[1], 3) for budget in sorted(found.samples)}
+            for running, found in sorted(self._times.items())
+        }
+        lengths = {
+            str(shape): {
+                mode: {str(n): round(gains.expect(n, 0.0, 1).tokens, 3) for n in self._budgets}
+                for mode, gains in by_mode.items()
+            }
+            for shape, by_mode in self._accepted.items()
+        }
+        speed_up = {
+            str(running): {mode: round(by_running[running].speed_up, 3) for mode, by_running in cells.items()}
+            for running in sorted(self._times)
+        }
+        return {
+            "step_ms": times,
+            "acceptance": lengths,
+            "speed_up": speed_up,
+            "tried": tried,
+            "measurements": {"done": self.done, "of": self.of},
+        }
+
+
+def _score(cells: dict[str, dict[int, Cell]]) -> float:
+    """How fast a shape is over all loads."""
+    return float(np.mean([np.log(cell.speed_up) for by_running in cells.values() for cell in by_running.values()]))

@@ -1,0 +1,144 @@
+"""Tuning on an engine whose step time is known: budgets fall to none as rows get expensive."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from compiler.tuning.measure import Bench, Shape
+from compiler.tuning.tuner import Grid, Tuner
+from redraft.bundle.budget import BudgetTable
+from redraft.method import MethodPlan
+from redraft.request import GenerateRequest
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.toy_drafter import DrawingToyEngine
+from tests.toy_engine import TOY, ToyEngine, only, toy_codec
+
+LIMITS = Limits(slots=4, max_len=256, max_tree=14, prefill_chunk=64)
+GRID = Grid(budgets=(0, 4, 8, 12), running=(1, 4), shapes=(Shape("best_first", False),), rounds=3)
+ENOUGH = 600.0
+
+
+class Priced:
+    """Costs 16 ms per step up to 10 rows and 8 ms for each further one: far more than a busy machine adds."""
+
+    def execute(self, batch, samplers=None):
+        started = time.perf_counter()
+        result = super().execute(batch, samplers)  # type: ignore[misc]
+        cost = 0.016 + 0.008 * max(len(batch.input_ids) - 10, 0)
+        time.sleep(max(cost - (time.perf_counter() - started), 0))
+        return result
+
+
+class PricedEngine(Priced, ToyEngine):
+    pass
+
+
+class PricedDrawingEngine(Priced, DrawingToyEngine):
+    pass
+
+
+def runtime_of(engine: ToyEngine, plan: MethodPlan) -> Runtime:
+    return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan))
+
+
+@pytest.fixture
+def runtime():
+    engine = PricedEngine(slots=4, max_tree=14, quality=0.95)
+    return runtime_of(engine, MethodPlan("best_first", budget=BudgetTable.constant(8)))
+
+
+def bench_of(runtime: Runtime, prompts: list[str], tokens: int) -> Bench:
+    return Bench(runtime, TOY, prompts, tokens)
+
+
+def test_budgets_follow_the_price_of_rows(runtime):
+    said: list[str] = []
+    table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID, lambda tuner, what: said.append(what)).tune()
+    first, last = table.entries[0], table.entries[-1]
+    assert (first.running, last.running) == (1, 4)
+    assert first.greedy in (4, 8)
+    assert last.greedy == last.sampled == 0
+    assert table.measured["tried"]["1"]["greedy"] > 1.3
+    assert table.measured["measurements"]["done"] == table.measured["measurements"]["of"] == len(said)
+    assert any("step times of 4 running" in text for text in said)
+    assert BudgetTable.model_validate_json(table.model_dump_json()) == table
+    assert runtime.scheduler.idle
+
+
+def test_without_time_the_most_valuable_is_measured(runtime):
+    """And nothing that this does not make sure is drafted."""
+    tuner = Tuner(bench_of(runtime, ["hello", "world", "again", "and", "more"], 16), 0, GRID)
+    table = tuner.tune()
+    assert [entry.running for entry in table.entries] == [1, 4]
+    assert 0 < tuner.done < tuner.of
+    assert table.entries[-1].greedy == 0
+
+
+def test_drafts_that_are_never_right_are_not_made():
+    runtime = runtime_of(
+        PricedEngine(slots=4, max_tree=14, quality=0), MethodPlan(None, ngram=True, budget=BudgetTable.constant(8))
+    )
+    table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID).tune()
+    assert [(entry.greedy, entry.sampled) for entry in table.entries] == [(0, 0), (0, 0)]
+
+
+def test_budgets_that_do_not_pay_when_they_are_tried_are_dropped(runtime, monkeypatch):
+    monkeypatch.setattr(Tuner, "_speed_up", lambda self, shape, running, mode, cell: 1.01)
+    table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID).tune()
+    assert all(entry.greedy == entry.sampled == 0 for entry in table.entries)
+
+
+def test_small_trees_are_predicted_from_the_large_one(runtime):
+    from compiler.tuning.acceptance import Acceptance
+
+    predicted = Acceptance()
+    bench_of(runtime, [], 90).acceptance(Shape("best_first", False), "greedy", 13, predicted, ["hello", "world"])
+    for budget in (2, 6):
+        runtime.with_plans(only(MethodPlan("best_first", budget=BudgetTable.constant(budget))))
+        for key, text in enumerate(["hello", "world"]):
+            request = GenerateRequest(id=str(key), text=text, max_tokens=90)
+            runtime.scheduler.submit(runtime.sequence(str(key), request))
+        while not runtime.scheduler.idle:
+            runtime.scheduler.step()
+        totals = runtime.scheduler.totals
+        live = 1 + totals.accepted / totals.sequence_steps
+        assert predicted.expect(budget, 0.0).tokens == pytest.approx(live, rel=0.2)
+
+
+def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree():
+    """Each budget with trees cut to it, in draw order; the sampled ones at temperature 1."""
+    grid = Grid(budgets=(0, 3, 8, 12), running=(1, 4), rounds=3)
+    engine = PricedDrawingEngine("gumbel_top_k", (3, 2), 12, slots=4, max_tree=14)
+    plan = MethodPlan("gumbel_top_k", "recursive_rejection", levels=(3, 2), support=12)
+    table = Tuner(bench_of(runtime_of(engine, plan), ["hello", "world"], 40), ENOUGH, grid).tune()
+    assert (table.construction, table.ngram) == ("gumbel_top_k", False)
+    lengths = table.measured["acceptance"]["gumbel_top_k"]
+    assert list(lengths["sampled"]) == ["0", "3", "8", "9"], "no budget beyond the nine draws"
+    assert lengths["sampled"]["0"] == 1
+    assert lengths["sampled"]["9"] > lengths["sampled"]["3"] > 1.1
+    assert lengths["greedy"]["9"] >= lengths["greedy"]["3"]
+    assert table.entries[-1].sampled <= 3, "four trees of more than two rows are expensive"
+    assert all(entry.greedy_chance == entry.sampled_chance == 0 for entry in table.entries)
+
+
+@pytest.mark.parametrize("construction", ["ngram_trie", "beam", "best_first"])
+def test_a_tree_that_is_not_the_default_stays(runtime, construction):
+    runtime.plans[TOY] = MethodPlan(construction, budget=BudgetTable.constant(4))
+    grid = Grid(budgets=(0, 4), running=(1,), rounds=1)
+    table = Tuner(bench_of(runtime, ["hello"], 12), 0, grid).tune()
+    assert (table.construction, table.ngram) == (construction, False)
+
+
+def test_a_method_that_drafts_from_what_was_served_is_measured_when_it_has_served(runtime):
+    runtime.plans[TOY] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
+    lengths = []
+    for others in ([], ["hello", "world"]):
+        bench = bench_of(runtime, ["hello"], 24)
+        bench.serve(others)
+        table = Tuner(bench, ENOUGH, Grid(budgets=(0, 8), running=(1,), rounds=2)).tune()
+        lengths.append(table.measured["acceptance"]["ngram_trie"]["greedy"]["8"])
+    assert lengths[0] < 1.5
+    assert lengths[1] > 4, "it has answered the same prompt before"
