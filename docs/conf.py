@@ -14,8 +14,11 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 
 html_theme = "furo"
+html_static_path = ["assets"]
+html_css_files = ["site.css"]
 html_title = "redraft"
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"top_of_page_buttons": []}
+highlight_language = "none"
 pygments_style = "friendly"

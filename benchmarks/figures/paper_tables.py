@@ -74,11 +74,11 @@ def contenders(report: Mapping[str, Any], temperature: str) -> dict[str, dict[st
 def methods_table(load: Load, methods: Iterable[str]) -> Table:
     """Rows of methods; speed-up and tokens per step on two machines, and with drafters of equal data."""
     reports = {"Xeon": load("methods"), "Zen 4": load("zen4/methods"), "equal data": load("methods_equal")}
-    columns = [f"{name}, temperature {t}" for name in reports for t in ("0", "1")]
+    columns = [f"{name}, T = {t}" for name in reports for t in ("0", "1")]
     table = Table("Speed-up and tokens per step", ["method", *columns, "sampled text"])
     for method in methods:
         cells = [gain(contenders(report, t)[method]) for report in reports.values() for t in ("0", "1")]
-        table.rows.append([NAMES[method], *cells, "same distribution" if method in OTHER_TEXT else "same"])
+        table.rows.append([NAMES[method], *cells, "another" if method in OTHER_TEXT else "same"])
     return table
 
 
@@ -232,7 +232,7 @@ def lyanna_figure12(load: Load) -> Table:
         "alone_above_2": "with 3 levels left",
     }
     reports = {"Xeon": load("resampling"), "Zen 4": load("zen4/resampling")}
-    columns = [f"{machine}, temperature {t}" for machine in reports for t in ("0", "1")]
+    columns = [f"{machine}, T = {t}" for machine in reports for t in ("0", "1")]
     table = Table("Re-sampling: speed-up, tokens per step [tokens re-used]", ["re-sampling", *columns])
     for name, label in labels.items():
         entries = [contenders(report, t)[name] for report in reports.values() for t in ("0", "1")]
