@@ -57,3 +57,19 @@ def test_the_map_names_every_folder_of_code():
     named = {path.split("/")[0] for path, _ in references(ROOT / "docs" / "developers" / "index.md")}
     code = {path.relative_to(ROOT).parts[0] for path in ROOT.glob("*/**/*.py") if path.parts[-2] != "__pycache__"}
     assert {name for name in code if not name.startswith(".")} - {"artifacts", "docs"} <= named
+
+
+def test_the_flags_that_migration_names_are_ours():
+    rows = [row.split("|") for row in (ROOT / "docs" / "migration.md").read_text().splitlines() if row.startswith("| ")]
+    named = {flag for row in rows for flag in re.findall(r"`(?:[^`]* )?(--[a-z-]+)", row[-2])}
+    files = [*sorted((ROOT / "build").glob("*.py")), ROOT / "redraft" / "cli.py"]
+    ours = {f"--{name.replace('_', '-')}" for file in files for name in parameters(file)}
+    assert len(named) > 15
+    assert not {flag.replace("--no-", "--") for flag in named} - ours
+
+
+def parameters(file: Path) -> Iterator[str]:
+    """Parameters of a file's functions, which typer makes the options of a command."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            yield from (argument.arg for argument in node.args.args)
