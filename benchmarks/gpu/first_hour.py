@@ -257,21 +257,27 @@ def tail(log: Path) -> str:
     return log.read_bytes()[-TAIL:].decode(errors="replace")
 
 
-def load_state(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
-    """What earlier calls found on this machine. Raises ValueError for a file of another machine or none of ours."""
+def load_state(path: Path, machine: dict[str, Any] | None) -> dict[str, Any]:
+    """What earlier calls found on this machine; on whichever it was where `machine` is None. Raises ValueError for a
+    file of another machine or none of ours."""
     if not path.is_file():
         return {"machine": machine, "rows": {}}
     try:
         state = json.loads(path.read_bytes())
-        found, here = (of.get("name", of["device"]) for of in (state["machine"], machine))
+        found = name_of(state["machine"])
         known = all(entry["verdict"] for entry in state["rows"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
-        known, found, here = False, "", ""
+        known, found = False, ""
     if not known:
         raise ValueError(f"{path} was not written by this script: choose another --output")
-    if found != here:
-        raise ValueError(f"{path} is of {found}, this is {here}: choose another --output")
+    if machine and found != name_of(machine):
+        raise ValueError(f"{path} is of {found}, this is {name_of(machine)}: choose another --output")
     return state
+
+
+def name_of(machine: dict[str, Any]) -> str:
+    """The GPU's name, or the kind of device."""
+    return str(machine.get("name", machine["device"]))
 
 
 def pending(state: dict[str, Any], chosen: Sequence[int], again: Sequence[int]) -> list[int]:
@@ -342,7 +348,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
-        state = load_state(path, describe(torch.device(args.device)))
+        state = load_state(path, None if args.list else describe(torch.device(args.device)))
     except ValueError as error:
         parser.error(str(error))
     if args.list:

@@ -72,6 +72,13 @@ class TritonBackend:
         self._client = InferenceServerClient(url)
         self._model, self._metrics_url, self._timeout = model, metrics_url, timeout
 
+    async def is_live(self) -> bool:
+        """Whether a server answers at all."""
+        try:
+            return await self._client.is_server_live()
+        except InferenceServerException:
+            return False
+
     async def stream(self, generation: Generation) -> AsyncIterator[Piece]:
         """Yield the text of each response until the server marks its last. Raises GenerationError."""
         hold_open = asyncio.Event()

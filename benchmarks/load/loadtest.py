@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from benchmarks.figures import plots
@@ -26,7 +27,7 @@ from benchmarks.load.client import Backend, Generation, GenerationError, TritonB
 from benchmarks.load.metrics import METRICS, Timeline, acceptance, parse_slo, summarize
 from benchmarks.load.runner import open_loop, run_one
 from benchmarks.load.workload import ARRIVALS, ChatTokenizer, arrival_times, pick_prompts
-from redraft.console.progress import progress
+from redraft.console.progress import duration, progress, write
 from redraft.prompts import Prompt, load_prompts
 from redraft.request import AUTO_REGRESSIVE
 
@@ -96,12 +97,20 @@ def check(args: argparse.Namespace) -> dict[str, float]:
     for name in ("num_prompts", "max_tokens"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(args, name)}")
+    for rate in args.request_rate:
+        arrivals(args, rate)
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ValueError(f"--max-concurrency: expected at least 1, got {args.max_concurrency}")
     args.percentile_metrics = [name for name in args.percentile_metrics.split(",") if name]
     if unknown := set(args.percentile_metrics) - set(METRICS):
         raise ValueError(f"--percentile-metrics: expected some of {', '.join(METRICS)}, got {', '.join(unknown)}")
     return parse_slo(args.goodput)
+
+
+def arrivals(args: argparse.Namespace, rate: float) -> np.ndarray:
+    """When the requests of one rate are sent: float64 [num_prompts], seconds. Raises ValueError for flags out of
+    range."""
+    return arrival_times(rate, args.num_prompts, args.arrival, args.burstiness, args.seed)
 
 
 def bundle_plan(folder: Path, method: str | None) -> dict[str, Any]:
@@ -132,17 +141,21 @@ def build_requests(args: argparse.Namespace, prompts: list[Prompt], tokenizer: C
 
 
 async def connect(args: argparse.Namespace) -> Backend:
-    """The server or the worker, as the flags say."""
+    """The server or the worker, as the flags say. Raises GenerationError where none answers."""
     if args.worker:
         return WorkerBackend(args.worker)
-    return TritonBackend(args.url, args.model, args.metrics_url or None)
+    backend = TritonBackend(args.url, args.model, args.metrics_url or None)
+    if not await backend.is_live():
+        await backend.close()
+        raise GenerationError(f"no Triton server at {args.url}: `make serve` or `redraft serve` starts one")
+    return backend
 
 
 async def run_rate(
     args: argparse.Namespace, rate: float, backend: Backend, requests: list, tokenizer: ChatTokenizer, slo: dict
 ) -> Run:
     """One rate: send, measure, save."""
-    times = arrival_times(rate, len(requests), args.arrival, args.burstiness, args.seed)
+    times = arrivals(args, rate)
     before = await backend.counters()
     name = f"{args.label} at {rate_name(rate)} requests/s"
     with progress(name, len(requests), "answers", console=console) as shown:
@@ -180,23 +193,40 @@ def contenders(args: argparse.Namespace) -> list[argparse.Namespace]:
     return [argparse.Namespace(**{**vars(args), **server, "label": BASELINE, "result_dir": args.baseline}), args]
 
 
+def say_plan(args: argparse.Namespace, servers: int) -> None:
+    """Write what is sent, and how long that takes at least: a slower server's answers take longer."""
+    sending = servers * sum(arrivals(args, rate)[-1] for rate in args.request_rate)
+    rates = ", ".join(map(rate_name, args.request_rate))
+    write(
+        console,
+        f"{args.num_prompts} requests of at most {args.max_tokens} tokens at each of {rates} requests/s: at least "
+        f"{duration(sending)}, next to no memory and disk",
+    )
+
+
 async def measure(args: argparse.Namespace, slo: dict[str, float]) -> list[Run]:
     """Warm up, then every rate in turn, at each contender. The runs of the server asked for.
 
-    Raises GenerationError when a warm-up request fails.
+    Raises GenerationError when a warm-up request fails, OSError for a result folder that cannot be written.
     """
     tokenizer, prompts = ChatTokenizer(args.tokenizer), load_prompts(args.dataset)
+    compared, warmup = contenders(args), max(args.warmup, 1)
+    for contender in compared:
+        contender.result_dir.mkdir(parents=True, exist_ok=True)
+    say_plan(args, len(compared))
     runs: list[Run] = []
     async with AsyncExitStack() as stack:
         servers = []
-        for contender in contenders(args):
-            backend = await connect(contender)
-            stack.push_async_callback(backend.close)
-            servers.append((contender, backend))
-            for generation, timeline in build_requests(args, prompts, tokenizer, max(args.warmup, 1), args.seed + 1):
-                await run_one(backend, generation, timeline, tokenizer)
-                if timeline.error is not None:
-                    raise GenerationError(f"{contender.label}: the warm-up request failed: {timeline.error}")
+        with progress("warm-up", warmup * len(compared), "answers", "connecting", console) as shown:
+            for contender in compared:
+                backend = await connect(contender)
+                stack.push_async_callback(backend.close)
+                servers.append((contender, backend))
+                for generation, timeline in build_requests(args, prompts, tokenizer, warmup, args.seed + 1):
+                    await run_one(backend, generation, timeline, tokenizer)
+                    if timeline.error is not None:
+                        raise GenerationError(f"{contender.label}: the warm-up request failed: {timeline.error}")
+                    shown.update(shown.done + 1, "")
         for contender, _ in servers:
             clear_runs(contender.result_dir)
         for rate in args.request_rate:
@@ -225,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
             baseline = load_runs(args.baseline)
             speedup_table(baseline, [runs]).show(console)
             plots.load_test([baseline, runs], args.result_dir)
-    except (ValueError, FileNotFoundError, GenerationError) as error:
+    except (ValueError, OSError, GenerationError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

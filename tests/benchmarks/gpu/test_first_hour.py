@@ -175,6 +175,15 @@ def test_a_state_that_is_not_this_machines_is_refused(content, message, hour, tm
     assert message in capsys.readouterr().err
 
 
+def test_any_machine_lists_what_a_gpu_answered(hour, tmp_path, capsys):
+    path = tmp_path / "out/first_hour.json"
+    path.parent.mkdir()
+    rows = {"1": {"verdict": "failed", "seconds": 7.0}}
+    path.write_text(json.dumps({"machine": {"device": "cuda", "name": "H"}, "rows": rows}))
+    assert first_hour.main(["--list", "--output", str(path.parent)]) == 0
+    assert "failed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("capability", "missing", "message"),
     [

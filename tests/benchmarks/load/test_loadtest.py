@@ -1,11 +1,13 @@
 """The load test's command line, from flags to files, against a stand-in server."""
 
 import json
+import socket
 
 import pytest
 
 from benchmarks.figures.results import load_runs
 from benchmarks.load import loadtest
+from redraft.console import progress
 
 
 @pytest.fixture
@@ -117,13 +119,30 @@ def test_a_dead_server_is_reported_at_once(backend, command, capsys):
         (["--max-concurrency", 0], "--max-concurrency"),
         (["--percentile-metrics", "speed"], "--percentile-metrics"),
         (["--goodput", "itl:5"], "goodput"),
-        (["--request-rate", -1], "request rate"),
+        (["--request-rate", "inf", -1], "request rate"),
+        (["--burstiness", 0], "burstiness"),
+        (["--result-dir", __file__], "test_loadtest"),
         (["--dataset", "/nowhere.jsonl"], "nowhere"),
     ],
 )
 def test_wrong_flags(backend, command, capsys, flags, message):
     assert command(*flags) == 2
     assert message in capsys.readouterr().err
+    assert not backend.seen, "no request before all flags are checked"
+
+
+def test_no_server_is_reported_at_once(command, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"127.0.0.1:{listener.getsockname()[1]}"
+    assert command("--url", url) == 2
+    assert url in capsys.readouterr().err
+
+
+def test_slow_warm_up_requests_are_seen(backend, command, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_S", 0.05)
+    backend.delay = 0.1
+    command("--request-rate", "inf", "--warmup", 2)
+    assert "1 of 2 answers" in capsys.readouterr().out
 
 
 def test_table2_setting(backend, command, tokenizer_folder, tmp_path, capsys):
