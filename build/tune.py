@@ -25,7 +25,7 @@ from rich.console import Console
 from compiler.tuning.bundle import forget_unusable, tune_bundle
 from redraft.bundle.budget import BudgetFile
 from redraft.console.interrupt import interruptible
-from redraft.console.progress import write
+from redraft.console.progress import heartbeat, write
 from redraft.prompts import load_prompts
 from redraft.request import InvalidRequest
 from redraft.runtime import Runtime
@@ -47,10 +47,11 @@ def main(
     """Write a bundle's budget tables: how many nodes to draft for each number of running sequences."""
     console = Console(stderr=True)
     try:
+        known = load_prompts(prompts)
         write(console, f"tune: loading {bundle}")
         forget_unusable(bundle, console)
-        runtime = Runtime.load(bundle, threads)
-        known = load_prompts(prompts)
+        with heartbeat(lambda: f"tune: still loading {bundle}", console):
+            runtime = Runtime.load(bundle, threads)
     except (ValueError, OSError, RuntimeError) as error:
         console.print(f"tune: {error}")
         raise typer.Exit(2) from None

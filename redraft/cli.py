@@ -7,6 +7,8 @@ import json
 import signal
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -17,6 +19,7 @@ from rich.console import Console
 
 from redraft.bundle.budget import untuned_warning
 from redraft.chat import render_chat
+from redraft.console.progress import heartbeat, write
 from redraft.request import INT32_MAX
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
@@ -91,8 +94,8 @@ def serve(
         triton_silence_s=triton_silence_s,
     )
     try:
-        with err.status("starting") as status:
-            state = launcher.serve(settings, run_dir, status.update if err.is_terminal else _print_progress)
+        with _activities() as say:
+            state = launcher.serve(settings, run_dir, say)
     except ServingError as error:
         _fail(f"redraft serve: {error}")
     except KeyboardInterrupt:
@@ -222,8 +225,22 @@ def _warn_of_untuned(state: State) -> None:
         out.print(f"  warning  {untuned_warning(state.untuned, state.settings.bundle)}", markup=False)
 
 
-def _print_progress(activity: str) -> None:
-    err.print(activity, markup=False)
+@contextmanager
+def _activities() -> Iterator[Callable[[str], None]]:
+    """Shows what a start is doing: in a terminal beside a spinner, in a log as it begins and while it goes on."""
+    if err.is_terminal:
+        with err.status("starting") as status:
+            yield status.update
+        return
+    doing = "starting"
+
+    def begin(activity: str) -> None:
+        nonlocal doing
+        doing = activity
+        write(err, activity)
+
+    with heartbeat(lambda: f"still {doing}", err):
+        yield begin
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

@@ -36,7 +36,7 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file of JSON lines. Raises ValueError naming the line that is none, OSError for the file."""
+    """The prompts of a file of JSON lines. Raises ValueError naming the file, or the line that is none."""
     prompts = []
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -49,6 +49,10 @@ def read_prompts(path: Path) -> list[Prompt]:
                         raise ValueError(f"{path}, line {number}: {error}; {expected}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error})") from None
+    except OSError as error:
+        raise ValueError(
+            f'--prompts {path}: {error.strerror}; give a file of lines {{"prompt": text}}, to make as DATA=FILE'
+        ) from None
     if not prompts:
         raise ValueError(f"{path} holds no prompts")
     return prompts
@@ -58,7 +62,7 @@ def answerable(path: Path, tokenizer, longest: int, reads: bool) -> tuple[list[P
     """The prompts of a file that have at most `longest` tokens and, where a run `reads` responses, one that is long
     enough; and what to say of those that are left out.
 
-    Raises ValueError where none is left, or a response is missing, OSError for the file.
+    Raises ValueError where none is left, a response is missing, or the file cannot be read.
     """
     prompts = read_prompts(path)
     if reads and (missing := [prompt.prompt for prompt in prompts if prompt.response is None]):

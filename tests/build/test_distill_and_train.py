@@ -678,7 +678,7 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
     [
         ({"model": "nowhere"}, "config.json does not exist"),
         ({"bundle": "nowhere"}, "nowhere does not exist; build one with"),
-        ({"prompts": "nowhere.jsonl"}, "No such file.*nowhere.jsonl"),
+        ({"prompts": "nowhere.jsonl"}, "--prompts .*nowhere.jsonl: No such file .*; give"),
         ({"prompts": "nameless.jsonl"}, r"nameless.jsonl, line 2: no `prompt` among \['source'\]; expected"),
         ({"prompts": "prose.jsonl"}, "prose.jsonl, line 1: Expecting value.*; expected"),
         ({"prompts": "empty.jsonl"}, "empty.jsonl holds no prompts"),

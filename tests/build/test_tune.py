@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 import subprocess
+import time
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ import tune
 from compiler.tuning.tuner import Tuner
 from redraft.bundle.budget import BudgetFile, BudgetTable
 from redraft.bundle.config import LimitsInfo
+from redraft.console import progress
 from redraft.method import MethodPlan
 from redraft.runtime import Runtime
 from tests.build.test_makefile import dry_run
@@ -117,3 +119,16 @@ def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_pa
     tune.main(*command)
     tune.main(*command)
     assert names == [METHOD, "second", "second", METHOD, "second"]
+
+
+def test_a_bundle_that_loads_slowly_is_seen_in_a_log(tmp_path, monkeypatch, capsys):
+    def slow(*_) -> Runtime:
+        time.sleep(1.0)
+        raise ValueError("enough")
+
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n')
+    monkeypatch.setattr(progress, "LINE_S", 0.1)
+    monkeypatch.setattr(Runtime, "load", slow)
+    with pytest.raises(typer.Exit):
+        tune.main(tmp_path, tmp_path / "prompts.jsonl")
+    assert capsys.readouterr().err.count("loading") > 3

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from redraft import cli
+from redraft.console import progress
 from redraft.serving import launcher, supervisor, tritonserver
 from redraft.serving.processes import ServingError, owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
@@ -316,6 +318,18 @@ def test_the_command_line(tmp_path, fake_bundle):
     assert "is not a bundle" in failed.communicate()[0]
     stop = redraft("stop", "--run-dir", str(tmp_path))
     assert (stop.wait(20), stop.communicate()[0]) == (0, "nothing was running\n")
+
+
+def test_a_start_that_takes_long_is_seen_in_a_log(tmp_path, fake_bundle, monkeypatch):
+    def slow(wanted: Settings, folder: Path, on_progress) -> None:
+        on_progress("loading a large bundle")
+        time.sleep(1.0)
+        raise ServingError("enough")
+
+    monkeypatch.setattr(progress, "LINE_S", 0.1)
+    monkeypatch.setattr(launcher, "serve", slow)
+    done = CliRunner().invoke(cli.app, ["serve", "--bundle", str(fake_bundle), "--run-dir", str(tmp_path)])
+    assert done.output.count("loading a large bundle") > 3
 
 
 @pytest.mark.parametrize("damage", ["missing", "{"])
