@@ -108,7 +108,7 @@ $(BASELINE)/manifest.json: always $(CALIBRATED) | $(MODEL)/source.json
 $(CALIBRATION): | $(MODEL)/source.json
 	$(PY) build/calibrate.py --model $(MODEL) --prompts benchmarks/prompts.jsonl --output $(CALIBRATION)
 
-$(DRAFTER)/config.json:
+$(DRAFTER)/config.json: | $(MODEL)/source.json
 	$(error no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER)
 
 NO_MPI = the bundle is split over $(TP) ranks, for which MPI is missing ($(firstword $(LAUNCH))): pip install mpi4py mpich, \

@@ -211,6 +211,13 @@ def test_a_model_that_is_there_gets_a_chat_template(make):
     assert asked.endswith("--chat-template own.jinja")
 
 
+def test_a_missing_model_is_named_before_its_drafter():
+    command = ["make", "--dry-run", "serve", "MODEL=nowhere/nobody"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "nowhere/nobody is not there" in done.stderr
+
+
 def test_bench_tunes_a_copy_of_the_methods_and_says_what_it_leaves_out():
     commands = dry_run("bench", "PROMPTS=mt_bench.jsonl")
     assert re.search(r"tune.py --bundle nowhere/\S+-methods-bf16-tuned --method best ", commands)
