@@ -1,17 +1,31 @@
-"""A user's turn as the text that the model continues: the chat template of a bundle or model folder."""
+"""Conversations as the text that the model continues: the chat template of a bundle or model folder."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+Message = Mapping[str, str]
+"""`role` (user, assistant or system) and `content`."""
 
-def render_chat(folder: Path, user: str) -> str:
-    """The prompt for one user turn. Raises FileNotFoundError if the folder holds no chat template."""
+
+def render_chat(folder: Path, messages: str | Sequence[Message]) -> str:
+    """The prompt for the next turn of a conversation, or for one user turn given as a text.
+
+    Raises FileNotFoundError if the folder holds no chat template, ValueError for messages of another form, and
+    TemplateError where the template refuses them.
+    """
+    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    if not turns:
+        raise ValueError("expected at least one message, got none")
+    for turn in turns:
+        if not isinstance(turn, Mapping) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
+            raise ValueError(f"expected maps with the texts role and content, got {turn!r:.60}")
     config_file = folder / "tokenizer_config.json"
     config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
     template_file = folder / "chat_template.jinja"
@@ -21,8 +35,7 @@ def render_chat(folder: Path, user: str) -> str:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _refuse
     tokens = {name: config[name] for name in ("bos_token", "eos_token") if isinstance(config.get(name), str)}
-    messages = [{"role": "user", "content": user}]
-    return environment.from_string(source).render(messages=messages, add_generation_prompt=True, **tokens)
+    return environment.from_string(source).render(messages=turns, add_generation_prompt=True, **tokens)
 
 
 def _refuse(message: str) -> NoReturn:

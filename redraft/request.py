@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pydantic import (
     BaseModel,
@@ -29,6 +29,8 @@ MAX_PENALTY = 1e6
 """The largest size of a penalty: products and sums of logits stay far inside float32."""
 MIN_TEMPERATURE = 1e-4
 """Below it, sampling is greedy: the quotients would leave float32."""
+MAX_TOKENS = 256
+"""How many tokens `request` asks for where none are named."""
 AUTO_REGRESSIVE = "auto_regressive"
 """The method that every bundle has: no drafts."""
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -156,6 +158,41 @@ class GenerateRequest(Message):
         return self
 
 
+class Options(TypedDict, total=False):
+    """Options of a request, with the names and meaning of `GenerateRequest` and `SamplingConfig`.
+
+    Without `temperature`, `top_k` and `top_p` decoding is greedy. Without `seed` one is drawn; `stats.seed` has it.
+    """
+
+    method: str | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    min_length: int | None
+    stop_words: list[str]
+    include_stop_words: bool
+    bad_words: list[str]
+    end_id: int | None
+    return_log_probs: bool
+
+
+def request(
+    text: str, max_tokens: int = MAX_TOKENS, *, stream: bool = False, **options: Unpack[Options]
+) -> GenerateRequest:
+    """A request to continue a text. Raises InvalidRequest, which names the option, its value and what was expected."""
+    sampling = {name: value for name, value in options.items() if name in SamplingConfig.model_fields}
+    fields = {name: value for name, value in options.items() if name not in sampling}
+    fields |= {"id": "r", "text": text, "max_tokens": max_tokens, "stream": stream}
+    try:
+        return GenerateRequest.model_validate(fields | {"sampling": SamplingConfig.model_validate(sampling)})
+    except ValidationError as error:
+        raise InvalidRequest(describe(error)) from None
+
+
 @dataclass
 class SequenceStats:
     """What one request cost and gained. Depth d of `offered_by_depth` and `accepted_by_depth` is at index d - 1.
@@ -186,6 +223,15 @@ class SequenceStats:
     def acceptance_length(self) -> float:
         """Tokens gained per step, bonus token included; 0 before the first step."""
         return (self.steps + self.accepted) / self.steps if self.steps else 0.0
+
+    def __str__(self) -> str:
+        """Tokens, tokens/s, tokens/step and accepted drafted tokens in one line."""
+        seconds = (self.queue_ms + self.prefill_ms + self.decode_ms) / 1e3
+        rate = self.output_tokens / seconds if seconds else 0.0
+        return (
+            f"{self.output_tokens} tokens in {seconds:.2f} s, {rate:.0f} tokens/s, {self.acceptance_length:.2f} "
+            f"tokens/step, {self.accepted} of {self.drafted} drafted tokens accepted"
+        )
 
 
 _LENGTH_UNITS = {"too_long": "items", "string_too_long": "characters"}

@@ -39,6 +39,7 @@ class Runtime:
         bigrams: np.ndarray | None = None,
         name: str = "",
         stream_interval_s: float = 0.0,
+        path: Path | None = None,
     ):
         self.engine = engine
         self.codec = codec
@@ -48,6 +49,8 @@ class Runtime:
         self.bigrams = bigrams
         self.name = name
         self.stream_interval_s = stream_interval_s
+        self.path = path
+        """The bundle's folder."""
         most = limits.max_len - 1
         self.prompt_limits = PromptLimits(most, min(most * codec.longest_token, MAX_MESSAGE_BYTES))
         self.plans = dict(plans or {})
@@ -76,6 +79,7 @@ class Runtime:
             bigrams=np.load(bigrams) if bigrams.is_file() else None,
             name=config.name,
             stream_interval_s=stream_interval_s,
+            path=Path(path),
         )
 
     @property

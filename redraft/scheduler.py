@@ -19,7 +19,6 @@ from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from redraft.sequence import Gain, Output, Sequence
-from redraft.worker.protocol import WorkerStatus
 
 
 class Overloaded(RuntimeError):
@@ -61,6 +60,16 @@ class Totals:
         self.sequence_steps += 1
         for name, value in vars(gain).items():
             setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Sequences that run and that wait, share of all slots' cache rows in use (0 to 1), and `Totals` by name."""
+
+    running: int
+    waiting: int
+    kv_use: float
+    totals: dict[str, float]
 
 
 class Scheduler:
@@ -126,15 +135,17 @@ class Scheduler:
             if sequence.key == key and sequence.finish_reason is None:
                 sequence.finish("cancelled")
 
-    def status(self) -> WorkerStatus:
+    def drop_all(self) -> None:
+        """Forget every sequence, without outputs: after a step that raised, their states are not to be trusted."""
+        self._waiting.clear()
+        self._running.clear()
+        self._free_slots = list(range(self.limits.slots - 1, -1, -1))
+
+    def status(self) -> Status:
         """Load and totals."""
         used = sum(sequence.cache_length for sequence in self._running)
-        return WorkerStatus(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            kv_use=used / (self.limits.slots * self.limits.max_len),
-            totals=dict(vars(self.totals)),
-        )
+        kv_use = used / (self.limits.slots * self.limits.max_len)
+        return Status(len(self._running), len(self._waiting), kv_use, dict(vars(self.totals)))
 
     def step(self) -> list[Output]:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""

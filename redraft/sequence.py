@@ -31,6 +31,8 @@ class Output:
     key: Hashable
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    """Whether each token was drafted and accepted, rather than chosen after the draft's last accepted one."""
     log_probs: list[float] | None = None
     finish_reason: FinishReason | None = None
     stats: SequenceStats | None = None
@@ -251,6 +253,7 @@ class Sequence:
         if token in self.end_ids:
             return self.finish("stop")
         self._output.token_ids.append(token)
+        self._output.drafted.append(place + 1 < len(verdict.tokens))
         if self._log_probs is not None:
             self._log_probs.append(verdict.log_probs[place])
         self.stats.output_tokens += 1

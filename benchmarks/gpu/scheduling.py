@@ -33,7 +33,7 @@ from model_defs.loops.beam_search import BeamSearch
 from model_defs.target.config import TargetConfig
 
 if TYPE_CHECKING:
-    from benchmarks.speed.inprocess import Session
+    from redraft.llm import LLM
 
 SETTINGS: dict[str, dict[str, float]] = {"greedy": {}, "top-p": {"temperature": 0.8, "top_p": 0.95}}
 BEAMS = (4, 4, 8)
@@ -46,13 +46,13 @@ console = Console()
 
 
 @torch.inference_mode()
-def random_session(config: TargetConfig, device: torch.device, streams: int, max_len: int, nodes: int) -> Session:
-    """A session on a random target and drafter in bf16, for `streams` sequences of `max_len` tokens and trees of
+def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len: int, nodes: int) -> LLM:
+    """An LLM on a random target and drafter in bf16, for `streams` sequences of `max_len` tokens and trees of
     `nodes` drafted nodes. Raises BundleError where they do not fit the device."""
-    from benchmarks.speed.inprocess import Session
     from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
     from redraft.bundle.manifest import Bundle, Manifest
     from redraft.engines.torch import TorchEngine
+    from redraft.llm import LLM
     from redraft.runtime import Runtime, bundle_plans
     from redraft.scheduler import Limits
     from redraft.text import TextCodec
@@ -102,7 +102,7 @@ def random_session(config: TargetConfig, device: torch.device, streams: int, max
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(config.vocab_size)}, unk_token="t0"))
     plans = bundle_plans(bundle.config, bundle.path)
     runtime = Runtime(engine, TextCodec(words), Limits(**limits.model_dump()), config.vocab_size, plans=plans)
-    return Session(runtime)
+    return LLM(runtime)
 
 
 def draft(loop: BeamSearch, inputs: list[Tensor]) -> list[Tensor]:
@@ -113,13 +113,14 @@ def draft(loop: BeamSearch, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def serve(
-    session: Session, streams: int, prompt: int, tokens: int, method: str, sampling: dict[str, float]
+    llm: LLM, streams: int, prompt: int, tokens: int, method: str, sampling: dict[str, float]
 ) -> dict[str, float]:
     """Throughput of `streams` requests at a time, each of `tokens` tokens after `prompt` random ones, and a step's
     milliseconds in the target, in the drafter and on the host."""
+    from benchmarks.speed.inprocess import timed
     from redraft.request import GenerateRequest, SamplingConfig
 
-    ids = np.random.default_rng(0).integers(session.runtime.vocab_size, size=(streams, prompt)).tolist()
+    ids = np.random.default_rng(0).integers(llm.runtime.vocab_size, size=(streams, prompt)).tolist()
 
     def requests(count: int) -> list[GenerateRequest]:
         return [
@@ -134,11 +135,9 @@ def serve(
             for i in range(streams)
         ]
 
-    session.use_plans(session.runtime.plans)
-    session.run(requests(min(WARM_UP, tokens)), streams)
-    before = session.clock()
-    answers = session.run(requests(tokens), streams)
-    spent = session.clock().since(before)
+    llm.runtime.with_plans(llm.runtime.plans)
+    llm.run(requests(min(WARM_UP, tokens)), streams)
+    answers, spent = timed(llm, requests(tokens), streams)
     host = spent.step_s - spent.target_s - spent.draft_s
     times = {"step": spent.step_s, "target": spent.target_s, "draft": spent.draft_s, "host": host}
     steps = sum(answer.stats.steps for answer in answers)
@@ -176,12 +175,12 @@ def main(argv: list[str] | None = None) -> None:
     from redraft.request import AUTO_REGRESSIVE
 
     torch.manual_seed(0)
-    session = random_session(SHAPES[args.shape], device, max(args.streams), args.prompt + args.tokens, args.nodes)
+    llm = random_llm(SHAPES[args.shape], device, max(args.streams), args.prompt + args.tokens, args.nodes)
     rows: list[dict[str, Any]] = []
     for streams in args.streams:
         for method in (AUTO_REGRESSIVE, TREES):
             for name, sampling in SETTINGS.items():
-                found = serve(session, streams, args.prompt, args.tokens, method, sampling)
+                found = serve(llm, streams, args.prompt, args.tokens, method, sampling)
                 rows.append({"streams": streams, "method": method, "sampling": name, **found})
                 console.print(f"{rows[-1]}", markup=False)
     table(rows).show(console)

@@ -58,14 +58,20 @@ def commands(args: argparse.Namespace) -> dict[str, list[list[str]]]:
             for built, flags in ((bundles, methods), (plain, ["--no-drafter"]))
             for precision in PRECISIONS
         ],
-        "equality": [module("verify_lossless", *compare, output="equality.json")],
+        "equality": [module("verify.lossless", *compare, output="equality.json")],
         "steps": [
-            module("step_times", bundles["bf16"], output="steps.json"),
-            module("step_times", plain["bf16"], output="steps-ar.json"),
+            module("speed.step_times", bundles["bf16"], output="steps.json"),
+            module("speed.step_times", plain["bf16"], output="steps-ar.json"),
         ],
         "batches": [
             module(
-                "method_batches", "--bundle", bundles["bf16"], *pair["bf16"], *asked, *batches, output="batches.json"
+                "speed.method_batches",
+                "--bundle",
+                bundles["bf16"],
+                *pair["bf16"],
+                *asked,
+                *batches,
+                output="batches.json",
             )
         ],
     }

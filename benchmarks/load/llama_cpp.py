@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from benchmarks.speed.inprocess import Answer
+from redraft.llm import Answer
 from redraft.sequence import Sequence
 
 SERVER = """

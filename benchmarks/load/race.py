@@ -15,7 +15,8 @@ import numpy as np
 from benchmarks.figures.intervals import interval, ratio
 from benchmarks.load.workload import kinds_of
 from benchmarks.replay.acceptance import acceptance_figures
-from benchmarks.speed.inprocess import Answer, Clock, Session
+from benchmarks.speed.inprocess import Clock, timed
+from redraft.llm import LLM, Answer
 from redraft.prompts import Prompt
 from redraft.request import GenerateRequest
 
@@ -39,27 +40,25 @@ class Racer(Protocol):
 
 @dataclass(frozen=True)
 class Entrant:
-    """A session and the method that its requests name: a `Racer`."""
+    """An LLM and the method that its requests name: a `Racer`."""
 
-    session: Session
+    llm: LLM
     method: str | None = None
 
     def forget(self) -> None:
-        """See `Racer.forget`; the session's other methods do too."""
-        self.session.use_plans(self.session.runtime.plans)
+        """See `Racer.forget`; the LLM's other methods do too."""
+        self.llm.runtime.with_plans(self.llm.runtime.plans)
 
     def warm_up(self, requests: list[GenerateRequest]) -> None:
         """See `Racer.warm_up`."""
-        plans = self.session.runtime.plans
+        plans = self.llm.runtime.plans
         plan = plans.get(self.method or next(iter(plans), ""))
         self.run(requests if plan and plan.retrieves else requests[:1])
 
     def run(self, requests: list[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:
         """See `Racer.run`; `concurrency` of them in flight."""
-        before = self.session.clock()
         own = [request.model_copy(update={"method": self.method}) for request in requests]
-        answers = self.session.run(own, concurrency)
-        return answers, self.session.clock().since(before)
+        return timed(self.llm, own, concurrency)
 
 
 @dataclass

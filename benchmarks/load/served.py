@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.speed.inprocess import Answer, Clock
+from benchmarks.speed.inprocess import Clock
+from redraft.llm import Answer
 from redraft.request import GenerateRequest
 from redraft.serving.ranks import bundle_ranks, launch_command
 from redraft.worker.client import WorkerClient

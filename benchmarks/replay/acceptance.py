@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from benchmarks.speed.inprocess import Answer
+from redraft.llm import Answer
 from redraft.request import SequenceStats
 
 

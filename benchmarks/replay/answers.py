@@ -21,9 +21,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.speed.inprocess import Session, load_session, request
+from benchmarks.speed.inprocess import load_llm, teacher_force
 from model_defs.files import save_tensors
+from redraft.llm import LLM
 from redraft.prompts import load_prompts, spread
+from redraft.request import request
 
 FILE_NAME = "shard-00000.safetensors"
 console = Console()
@@ -46,18 +48,18 @@ class Answer:
         return self.tokens[self.start :].tolist()
 
 
-def record(session: Session, prompts: list[str], max_tokens: int, concurrency: int) -> list[Answer]:
-    """Answers of a session's target, one forward of each whole text for its hidden states.
+def record(llm: LLM, prompts: list[str], max_tokens: int, concurrency: int) -> list[Answer]:
+    """Answers of an LLM's target, one forward of each whole text for its hidden states.
 
     Raises ValueError where the bundle gives no hidden states.
     """
     requests = [request(text, max_tokens, temperature=0.0) for text in prompts]
     answers = []
-    generated = session.run(requests, min(concurrency, session.runtime.limits.slots))
+    generated = llm.run(requests, min(concurrency, llm.runtime.limits.slots))
     for asked, answer in track(list(zip(requests, generated, strict=True)), "hidden states", console=console):
-        prompt = session.runtime.sequence(0, asked).prompt.tolist()
+        prompt = llm.runtime.sequence(0, asked).prompt.tolist()
         tokens = [*prompt, *answer.token_ids]
-        states = [hidden for _, hidden in session.teacher_force(tokens, 0) if hidden is not None]
+        states = [hidden for _, hidden in teacher_force(llm, tokens, 0) if hidden is not None]
         if not states:
             raise ValueError("the bundle gives no hidden states: build it with a drafter, or with --hidden-states")
         answers.append(Answer(torch.tensor(tokens), torch.from_numpy(np.concatenate(states)), len(prompt)))
@@ -109,14 +111,14 @@ def main(argv: list[str] | None = None) -> None:
     add("--concurrency", type=int, default=8)
     add("--output", type=Path, default=Path("artifacts/answers"))
     args = parser.parse_args(argv)
-    session, tokenizer = load_session(parser, args.bundle), ChatTokenizer(args.bundle)
+    llm, tokenizer = load_llm(parser, args.bundle), ChatTokenizer(args.bundle)
     prompts = [tokenizer.chat(prompt.turns[0]) for prompt in spread(load_prompts(args.dataset), args.num_prompts)]
     try:
-        answers = record(session, prompts, args.max_tokens, args.concurrency)
+        answers = record(llm, prompts, args.max_tokens, args.concurrency)
     except ValueError as error:
         parser.error(str(error))
     finally:
-        session.runtime.engine.close()
+        llm.close()
     path = write(args.output, answers)
     tokens = sum(len(answer.text) for answer in answers)
     console.print(f"{len(answers)} answers, {tokens:,} tokens: {path}")

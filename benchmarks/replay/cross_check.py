@@ -24,12 +24,13 @@ from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.replay.answers import Answer, read
 from benchmarks.replay.replay import Outcome, Replayer, roots_of
-from benchmarks.speed.inprocess import Session, load_session
+from benchmarks.speed.inprocess import load_llm
 from model_defs.target.model import Target
 from redraft.bundle.config import MethodConfig
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.token_tree import prune_tree
+from redraft.llm import LLM
 from redraft.request import GenerateRequest
 
 console = Console()
@@ -50,7 +51,7 @@ def replayed(replayer: Replayer, answers: Sequence[Answer], method: MethodConfig
     return figures(accepted, steps, rows)
 
 
-def decoded(session: Session, name: str, answers: Sequence[Answer]) -> dict[str, Any]:
+def decoded(llm: LLM, name: str, answers: Sequence[Answer]) -> dict[str, Any]:
     """The same of live decoding, one request at a time."""
     requests = [
         GenerateRequest(
@@ -62,7 +63,7 @@ def decoded(session: Session, name: str, answers: Sequence[Answer]) -> dict[str,
         )
         for place, answer in enumerate(answers)
     ]
-    stats = [answer.stats for answer in session.run(requests)]
+    stats = [answer.stats for answer in llm.run(requests)]
     accepted, steps, rows = (
         np.array([count(item) for item in stats])
         for count in (lambda s: s.accepted, lambda s: s.steps, lambda s: s.rows_executed - s.prompt_tokens)
@@ -113,13 +114,13 @@ def main(argv: list[str] | None = None) -> None:
         answers = read(args.answers, args.num_prompts, args.max_tokens)
         folders = {name: Path(one["drafter"]) for name, one in tomllib.loads(args.methods.read_text()).items()}
         target, known = Target.from_folder(args.model), Bundle.load(args.bundle).config.methods
-        session = load_session(parser, args.bundle)
+        llm = load_llm(parser, args.bundle)
         report = {}
         for name, folder in folders.items():
             replayer = Replayer.load(folder, target, known[name].beam_length)
             report[name] = {
                 "replayed": replayed(replayer, answers, known[name]),
-                "decoded": decoded(session, name, answers),
+                "decoded": decoded(llm, name, answers),
             }
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         parser.error(str(error))

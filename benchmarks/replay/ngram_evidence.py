@@ -19,7 +19,7 @@ from rich.console import Console
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.grid import Replay, record
-from benchmarks.speed.inprocess import load_session
+from benchmarks.speed.inprocess import load_llm
 from redraft.decoding.growth import joint_odds
 from redraft.decoding.ngram import CHANCES, LONGEST, NgramIndex
 from redraft.prompts import load_prompts, spread
@@ -80,13 +80,13 @@ def main(argv: list[str] | None = None) -> int:
     add("--max-tokens", type=int, default=128)
     add("--temperature", type=float, default=0.0)
     args = parser.parse_args(argv)
-    session, tokenizer = load_session(parser, args.bundle), ChatTokenizer(args.bundle)
-    if not session.runtime.engine.drafters:
+    llm, tokenizer = load_llm(parser, args.bundle), ChatTokenizer(args.bundle)
+    if not llm.runtime.engine.drafters:
         parser.error(f"--bundle: {args.bundle} has no drafter")
     users = [prompt.turns[0] for prompt in spread(load_prompts(args.dataset), args.num_prompts)]
     prompts = [tokenizer.chat(user) for user in users]
-    table(record(session, prompts, args.max_tokens, {"temperature": args.temperature}, 8)).show(console)
-    session.runtime.engine.close()
+    table(record(llm, prompts, args.max_tokens, {"temperature": args.temperature}, 8)).show(console)
+    llm.close()
     return 0
 
 

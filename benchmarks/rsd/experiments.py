@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rich.console import Console
 from rich.progress import Progress
@@ -30,13 +30,14 @@ from benchmarks.load.workload import MT_BENCH, ChatTokenizer
 from benchmarks.rsd import report as rsd_report
 from benchmarks.rsd.shapes import ALGORITHMS, EXPERIMENTS, Experiment, Shape, methods_toml, shapes_of
 from benchmarks.rsd.store import Row, Store
-from benchmarks.speed.inprocess import Answer, load_session, request
+from benchmarks.speed.inprocess import load_llm
 from model_defs.files import weight_files
 from redraft.bundle.manifest import Bundle
 from redraft.console.interrupt import interruptible
 from redraft.errors import BundleError
+from redraft.llm import Answer
 from redraft.prompts import Prompt, load_prompts, spread
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Options, request
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 BASELINE_ROUNDS = 4
@@ -69,7 +70,7 @@ SETTINGS = (Setting(0.3, None, ("translation", "summarization")), Setting(1.0, 0
 
 
 class Answering(Protocol):
-    """What answers requests: a `benchmarks.speed.inprocess.Session`."""
+    """What answers requests: a `redraft.llm.LLM`."""
 
     def run(self, requests: Sequence[GenerateRequest], concurrency: int = 1) -> list[Answer]: ...
 
@@ -80,7 +81,7 @@ def seed(method: str, prompt: Prompt, round_: int) -> int:
 
 
 def measure(
-    session: Answering,
+    llm: Answering,
     store: Store,
     cells: list[tuple[Setting, str]],
     prompts: dict[str, list[Prompt]],
@@ -96,14 +97,14 @@ def measure(
                 rounds = BASELINE_ROUNDS if method == AUTO_REGRESSIVE else 1
                 pairs = list(product(prompts[setting.name], range(rounds)))
                 requests = [asked(setting, method, prompt, round_) for prompt, round_ in pairs]
-                answers = session.run(requests, concurrency)
+                answers = llm.run(requests, concurrency)
                 rows = [Row.of(prompt, answer) for (prompt, _), answer in zip(pairs, answers, strict=True)]
                 store.add(setting.name, method, rows)
             progress.advance(task)
 
 
 def measure_rates(
-    session: Answering,
+    llm: Answering,
     store: Store,
     cells: list[tuple[Setting, str]],
     prompts: dict[str, list[Prompt]],
@@ -125,8 +126,8 @@ def measure_rates(
                 wanted = asked(setting, method, prompt, 0)
                 if (setting.name, method) not in warm:
                     warm.add((setting.name, method))
-                    session.run([wanted.model_copy(update={"max_tokens": WARM_UP_TOKENS})])
-                (answer,) = session.run([wanted])
+                    llm.run([wanted.model_copy(update={"max_tokens": WARM_UP_TOKENS})])
+                (answer,) = llm.run([wanted])
                 if len(answer.token_ids) > 1:
                     seconds[prompt.question_id] = len(answer.token_ids) - 1, answer.stats.decode_ms / 1e3
                     store.save()
@@ -260,19 +261,19 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError, BundleError) as error:
         parser.error(str(error))
     if folder is not None:
-        session, tokenizer = load_session(parser, folder, args.threads), ChatTokenizer(folder)
+        llm, tokenizer = load_llm(parser, folder, args.threads), ChatTokenizer(folder)
 
         def asked(setting: Setting, method: str, prompt: Prompt, round_: int) -> GenerateRequest:
-            sampling = setting.sampling | {"seed": seed(method, prompt, round_)}
-            return request(tokenizer.chat(prompt.turns[0]), args.max_tokens, (), method, **sampling)
+            options = cast(Options, setting.sampling | {"seed": seed(method, prompt, round_), "method": method})
+            return request(tokenizer.chat(prompt.turns[0]), args.max_tokens, **options)
 
         methods = [AUTO_REGRESSIVE, *(shape.method for shape in shapes)]
         cells = [(setting, method) for method in methods for setting in settings]
         if args.timing:
             few = {name: spread(some, args.timing_prompts) for name, some in prompts.items()}
-            measure_rates(session, store, cells, few, asked)
+            measure_rates(llm, store, cells, few, asked)
         else:
-            measure(session, store, cells, prompts, asked, min(args.concurrency, args.slots))
+            measure(llm, store, cells, prompts, asked, min(args.concurrency, args.slots))
     references = {
         prompt.question_id: prompt.references[0]
         for some in prompts.values()

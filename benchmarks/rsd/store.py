@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures.results import write_json
-from benchmarks.speed.inprocess import Answer
+from redraft.llm import Answer
 from redraft.prompts import Prompt
 
 

@@ -21,8 +21,9 @@ from rich.progress import track
 from benchmarks.figures.plots import COLORS, new_figure, save
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
-from benchmarks.speed.inprocess import Answer, load_session
+from benchmarks.speed.inprocess import load_llm
 from benchmarks.speed.method_batches import add_workload, answer_all, load_workload, throughput
+from redraft.llm import Answer
 from redraft.request import AUTO_REGRESSIVE
 
 PACKED, UNPACKED = "packed_", "unpacked_"
@@ -111,24 +112,24 @@ def main(argv: list[str] | None = None) -> None:
         help="the table (.md) and the plot (.png) land beside it",
     )
     args = parser.parse_args(argv)
-    session = load_session(parser, args.bundle)
-    by_width = sorted(session.runtime.plans, key=lambda method: (width_of(method).zfill(9), method))
+    llm = load_llm(parser, args.bundle)
+    by_width = sorted(llm.runtime.plans, key=lambda method: (width_of(method).zfill(9), method))
     methods = [AUTO_REGRESSIVE, *by_width]
     if missing := {pair_of(method) for method in methods} - {*methods}:
         parser.error(f"{args.bundle} has no method {', '.join(sorted(missing))} to compare with")
-    prompts, warm_up = load_workload(parser, args, [session])
+    prompts, warm_up = load_workload(parser, args, [llm])
     options = {"max_tokens": args.max_tokens, "temperature": 0.0}
     first: dict[str, list[Answer]] = {}
     cells: dict[tuple[str, int], dict[str, Any]] = {}
     turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
     for batch, method in track(turns, "answering", console=console):
-        answers, spent = answer_all(session, method, prompts, warm_up, batch, options)
+        answers, spent = answer_all(llm, method, prompts, warm_up, batch, options)
         first.setdefault(method, answers)
         check(method, answers, first[pair_of(method)], first[AUTO_REGRESSIVE])
         row = {"method": method, "batch": batch, **throughput(answers, spent)}
         if row["tokens_per_s"] > cells.setdefault((method, batch), row)["tokens_per_s"]:
             cells[method, batch] = row
-    session.runtime.engine.close()
+    llm.close()
     shown = table(cells)
     shown.show(console)
     setting = {"prompts": len(prompts), "rounds": args.rounds, **options}

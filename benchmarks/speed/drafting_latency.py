@@ -29,7 +29,6 @@ from rich.console import Console
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.speed.inprocess import Session, request
 from model_defs.drafters.eagle import EagleDrafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.registry import DRAFTERS
@@ -40,10 +39,11 @@ from redraft.bundle.manifest import Bundle
 from redraft.decoding.verification import Verdict
 from redraft.engines import load_engine
 from redraft.errors import BundleError
+from redraft.llm import LLM
 from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import DTYPES, pack
 from redraft.prompts import load_prompts, spread
-from redraft.request import GenerateRequest
+from redraft.request import GenerateRequest, request
 
 LEVELS = 5
 HOT, INFO = 12288, 8192
@@ -227,10 +227,10 @@ def drafters(
     console.print(f"written to {output}")
 
 
-def verification(session: Session, requests: Sequence[GenerateRequest], concurrency: int) -> dict[str, float]:
+def verification(llm: LLM, requests: Sequence[GenerateRequest], concurrency: int) -> dict[str, float]:
     """Of the steps in which so many requests decode and no prompt is read: how many there were, their milliseconds and
     those of the verification on the host, its share, nodes visited for each request, and microseconds for each node."""
-    scheduler = session.runtime.scheduler
+    scheduler = llm.runtime.scheduler
     step, verify = scheduler.step, scheduler._verify
     steps, spent, visited = list[float](), list[float](), list[int]()
 
@@ -251,9 +251,9 @@ def verification(session: Session, requests: Sequence[GenerateRequest], concurre
             visited.append(sum(len(verdict.path) for verdict in verdicts))
         return verdicts
 
-    session.run(requests[:concurrency], concurrency)
+    llm.run(requests[:concurrency], concurrency)
     with patch.object(scheduler, "_verify", timed_verify), patch.object(scheduler, "step", timed_step):
-        session.run(requests, concurrency)
+        llm.run(requests, concurrency)
     return {
         "steps": len(steps),
         "step_ms": 1e3 * sum(steps) / len(steps),
@@ -277,7 +277,7 @@ def rejection(
 ) -> None:
     """Time the host's verification of a method's drafts, beside the steps that it is part of."""
     try:
-        session, precision = Session.load(bundle), Bundle.load(bundle).config.precision
+        llm, precision = LLM(bundle), Bundle.load(bundle).config.precision
     except BundleError as error:
         raise typer.BadParameter(str(error)) from None
     tokenizer = ChatTokenizer(bundle)
@@ -285,7 +285,7 @@ def rejection(
     requests = [
         request(text, max_tokens, method=method, temperature=temperature, seed=seed) for seed, text in enumerate(texts)
     ]
-    times = {count: verification(session, requests, count) for count in sequences}
+    times = {count: verification(llm, requests, count) for count in sequences}
     columns = ["sequences", "steps", "a step, ms", "verification, ms", "share", "nodes of each", "a node, us"]
     shown = Table(f"Verification of {method}", columns)
     for count, row in times.items():

@@ -26,7 +26,7 @@ from rich.progress import track
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table, number
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.speed.inprocess import Session, load_session, request
+from benchmarks.speed.inprocess import forward, load_llm, teacher_force
 from redraft.batch import DraftBatch, DraftCandidates
 from redraft.decoding.construction import CONSTRUCTIONS, beams_of
 from redraft.decoding.growth import grow_trees
@@ -34,7 +34,9 @@ from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.engines.api import DraftEngine
+from redraft.llm import LLM
 from redraft.prompts import load_prompts, spread
+from redraft.request import request
 from redraft.sequence import Pairs
 
 NGRAM_LENGTH = 8
@@ -105,20 +107,20 @@ def shapes(drafts: DraftCandidates, budgets: list[int]) -> Iterator[Shape]:
                 yield Shape(0, depth, budget, ngram)
 
 
-def record(session: Session, prompts: list[str], max_tokens: int, sampling: dict[str, Any], batch: int) -> list[Replay]:
+def record(llm: LLM, prompts: list[str], max_tokens: int, sampling: dict[str, Any], batch: int) -> list[Replay]:
     """Answers of the target and the drafter's candidates at every place of them."""
-    session.use_plans({})
+    llm.runtime.with_plans({})
     requests = [request(text, max_tokens, **{**sampling, "seed": i}) for i, text in enumerate(prompts)]
-    answers = session.run(requests, min(batch, session.runtime.limits.slots))
+    answers = llm.run(requests, min(batch, llm.runtime.limits.slots))
     replays = []
     for generation, answer in track(list(zip(requests, answers, strict=True)), "drafting everywhere", console=console):
         if len(answer.token_ids) < 2:
             continue
-        prompt = session.runtime.sequence(0, generation).prompt.tolist()
+        prompt = llm.runtime.sequence(0, generation).prompt.tolist()
         tokens = answer.token_ids
-        drafter, text = _drafter(session), [*prompt, *tokens[:-1]]
+        drafter, text = _drafter(llm), [*prompt, *tokens[:-1]]
         first = 0 if drafter.reads_context else len(prompt) - 1
-        forced = session.teacher_force(text[:-1], first)
+        forced = teacher_force(llm, text[:-1], first)
         hidden = np.concatenate([chunk for _, chunk in forced if chunk is not None])
         batches = (
             _growing(hidden, text, len(prompt), drafter) if drafter.reads_context else _by_roots(hidden, text, batch)
@@ -128,7 +130,7 @@ def record(session: Session, prompts: list[str], max_tokens: int, sampling: dict
             part = drafter.draft(one)
             parts.append([part.candidates.copy(), part.log_probs.copy(), part.parents.copy()])
         drafts = DraftCandidates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-        replays.append(Replay(prompt, tokens, drafts, drafter.reads_context, session.runtime.bigrams))
+        replays.append(Replay(prompt, tokens, drafts, drafter.reads_context, llm.runtime.bigrams))
     return replays
 
 
@@ -159,9 +161,9 @@ def _growing(hidden: np.ndarray, text: list[int], first: int, drafter: DraftEngi
         )
 
 
-def _drafter(session: Session) -> DraftEngine:
+def _drafter(llm: LLM) -> DraftEngine:
     """Of the bundle's first method."""
-    return next(iter(session.runtime.engine.drafters.values()))
+    return next(iter(llm.runtime.engine.drafters.values()))
 
 
 def build_trees(shape: Shape, replay: Replay) -> TokenTree:
@@ -222,29 +224,29 @@ def follow(tree: TokenTree, tokens: list[int], outcome: Outcome) -> None:
         place += accepted + 1
 
 
-def step_times(session: Session, rows: list[int], rounds: int = 12) -> dict[int, float]:
+def step_times(llm: LLM, rows: list[int], rounds: int = 12) -> dict[int, float]:
     """Median seconds of a target forward of each number of rows behind 256 cached tokens, taken in turns.
 
     A number of rows that differs from the forward's before costs extra: the second of two counts.
     """
-    cached = min(256, session.runtime.limits.max_len // 2)
-    for _ in session.teacher_force([1] * cached, cached - 1):
+    cached = min(256, llm.runtime.limits.max_len // 2)
+    for _ in teacher_force(llm, [1] * cached, cached - 1):
         pass
     samples: dict[int, list[float]] = {count: [] for count in rows}
     for _ in range(rounds):
         for count in rows:
             ids, wanted = np.ones(count, np.int32), np.arange(count, dtype=np.int32)
-            session.forward(ids, cached, wanted)
-            samples[count].append(_seconds(partial(session.forward, ids, cached, wanted)))
+            forward(llm, ids, cached, wanted)
+            samples[count].append(_seconds(partial(forward, llm, ids, cached, wanted)))
     return {count: float(np.median(values)) for count, values in samples.items()}
 
 
-def drafting_time(session: Session, rounds: int = 20) -> float:
+def drafting_time(llm: LLM, rounds: int = 20) -> float:
     """Median seconds of one drafter call for one sequence."""
-    ((_, hidden),) = session.teacher_force([1], 0)
+    ((_, hidden),) = teacher_force(llm, [1], 0)
     assert hidden is not None
     batch = DraftBatch.of_roots(hidden, np.ones(1, np.int32))
-    return float(np.median([_seconds(partial(_drafter(session).draft, batch)) for _ in range(rounds)]))
+    return float(np.median([_seconds(partial(_drafter(llm).draft, batch)) for _ in range(rounds)]))
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -253,12 +255,12 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def measure(session: Session, prompts: list[str], args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+def measure(llm: LLM, prompts: list[str], args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     """Every shape's acceptance, rows and projected speed on one bundle."""
-    replays = record(session, prompts, args.max_tokens, {"temperature": args.temperature}, args.batch)
+    replays = record(llm, prompts, args.max_tokens, {"temperature": args.temperature}, args.batch)
     rows = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64]
-    times = step_times(session, [count for count in rows if count <= session.runtime.limits.max_tree])
-    drafting = drafting_time(session)
+    times = step_times(llm, [count for count in rows if count <= llm.runtime.limits.max_tree])
+    drafting = drafting_time(llm)
     results = []
     for shape in track(list(shapes(replays[0].drafts, args.budgets)), f"replaying on {name}", console=console):
         outcome = Outcome()
@@ -307,11 +309,11 @@ def main(argv: list[str] | None = None) -> int:
     users = [prompt.turns[0] for prompt in spread(load_prompts(args.dataset), args.num_prompts)]
     results = []
     for bundle in args.bundle:
-        session, tokenizer = load_session(parser, bundle), ChatTokenizer(bundle)
-        if not session.runtime.engine.drafters:
+        llm, tokenizer = load_llm(parser, bundle), ChatTokenizer(bundle)
+        if not llm.runtime.engine.drafters:
             parser.error(f"--bundle: {bundle} has no drafter")
-        results += measure(session, [tokenizer.chat(user) for user in users], args, bundle.name)
-        session.runtime.engine.close()
+        results += measure(llm, [tokenizer.chat(user) for user in users], args, bundle.name)
+        llm.close()
         write_json(args.output, {"temperature": args.temperature, "prompts": len(users), "shapes": results})
     table(results, 20).show(console)
     console.print(f"written to {args.output}")

@@ -24,25 +24,24 @@ from rich.progress import track
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.speed.inprocess import Answer, Clock, Session, load_session, request
+from benchmarks.speed.inprocess import Clock, load_llm, require_fit, timed
+from redraft.llm import LLM, Answer
 from redraft.prompts import load_prompts, spread
-from redraft.request import AUTO_REGRESSIVE, InvalidRequest
+from redraft.request import AUTO_REGRESSIVE, InvalidRequest, request
 
 console = Console()
 
 
 def answer_all(
-    session: Session, method: str, prompts: Sequence[str], warm_up: Sequence[str], batch: int, options: dict[str, Any]
+    llm: LLM, method: str, prompts: Sequence[str], warm_up: Sequence[str], batch: int, options: dict[str, Any]
 ) -> tuple[list[Answer], Clock]:
     """One round: all prompts answered, `batch` at a time, after those to warm up with, and the time that it took. What
     was served before is forgotten."""
-    session.use_plans(session.runtime.plans)
-    plan = session.runtime.plans.get(method)
+    llm.runtime.with_plans(llm.runtime.plans)
+    plan = llm.runtime.plans.get(method)
     served = warm_up if plan and plan.retrieves else warm_up[:batch]
-    session.run([request(text, method=method, **options) for text in served], batch)
-    before = session.clock()
-    answers = session.run([request(text, method=method, seed=i, **options) for i, text in enumerate(prompts)], batch)
-    return answers, session.clock().since(before)
+    llm.run([request(text, method=method, **options) for text in served], batch)
+    return timed(llm, [request(text, method=method, seed=i, **options) for i, text in enumerate(prompts)], batch)
 
 
 def throughput(answers: Sequence[Answer], spent: Clock) -> dict[str, float]:
@@ -92,11 +91,11 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def load_workload(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, sessions: Sequence[Session]
+    parser: argparse.ArgumentParser, args: argparse.Namespace, llms: Sequence[LLM]
 ) -> tuple[list[str], list[str]]:
-    """The prompts, and those to warm up with, as chats that every session can answer; else the command ends with the
+    """The prompts, and those to warm up with, as chats that every LLM can answer; else the command ends with the
     reason."""
-    if max(args.batches) > (slots := min(session.runtime.limits.slots for session in sessions)):
+    if max(args.batches) > (slots := min(llm.runtime.limits.slots for llm in llms)):
         parser.error(f"--batches {max(args.batches)}: the bundle has {slots} slots")
     tokenizer = ChatTokenizer(args.bundle)
     chats = [tokenizer.chat(prompt.turns[0]) for prompt in load_prompts(args.dataset)]
@@ -105,8 +104,8 @@ def load_workload(
     if not warm_up:
         parser.error(f"--num-prompts {len(prompts)}: expected fewer than the file's, some are to warm up with")
     try:
-        for session in sessions:
-            session.require_fit([*prompts, *warm_up], args.max_tokens)
+        for llm in llms:
+            require_fit(llm, [*prompts, *warm_up], args.max_tokens)
     except InvalidRequest as error:
         parser.error(f"{args.dataset}: {error}")
     return prompts, warm_up
@@ -124,25 +123,25 @@ def main(argv: list[str] | None = None) -> None:
     add_workload(parser)
     add("--output", type=Path, default=Path("docs/results/method_batches.json"))
     args = parser.parse_args(argv)
-    session = load_session(parser, args.bundle)
-    plain = load_session(parser, args.auto_regressive) if args.auto_regressive else session
-    known = [AUTO_REGRESSIVE, *session.runtime.plans]
+    llm = load_llm(parser, args.bundle)
+    plain = load_llm(parser, args.auto_regressive) if args.auto_regressive else llm
+    known = [AUTO_REGRESSIVE, *llm.runtime.plans]
     methods = list(dict.fromkeys([AUTO_REGRESSIVE, *(args.methods or known)]))
     if unknown := {*methods, args.best_of or AUTO_REGRESSIVE} - set(known):
         parser.error(f"the bundle has no method {', '.join(sorted(unknown))}; it has {', '.join(known)}")
-    prompts, warm_up = load_workload(parser, args, [session, plain])
+    prompts, warm_up = load_workload(parser, args, [llm, plain])
     options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     best: dict[tuple[str, int], dict[str, Any]] = {}
     turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
     for batch, method in track(turns, "answering", console=console):
-        engine = plain if method == AUTO_REGRESSIVE else session
+        engine = plain if method == AUTO_REGRESSIVE else llm
         answers, spent = answer_all(engine, method, prompts, warm_up, batch, options)
         row = {"method": method, "batch": batch, **throughput(answers, spent)}
         known_best = best.setdefault((method, batch), row)
         if row["tokens_per_s"] > known_best["tokens_per_s"]:
             best[method, batch] = row
-    for one in {session, plain}:
-        one.runtime.engine.close()
+    for one in {llm, plain}:
+        one.close()
     results = list(best.values())
     table(results, args.best_of).show(console)
     write_json(

@@ -27,9 +27,10 @@ from benchmarks.load.llama_cpp import LlamaCpp
 from benchmarks.load.race import AR, LLAMA, WARM_UP, Entrant, race, race_concurrent, report_single
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.replay.acceptance import conditional_acceptance
-from benchmarks.speed.inprocess import Answer, load_session, request
+from benchmarks.speed.inprocess import load_llm, require_fit
+from redraft.llm import Answer
 from redraft.prompts import load_prompts, spread
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, request
 
 console = Console()
 
@@ -43,8 +44,8 @@ def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: C
     texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
     others = spread([prompt for prompt in everything if prompt not in prompts], args.warm_up)
     warm_up_texts = [tokenizer.chat(prompt.turns[0]) for prompt in others] or [tokenizer.chat(WARM_UP)]
-    for session in {id(entrant.session): entrant.session for entrant in entrants.values()}.values():
-        session.require_fit([*texts, *warm_up_texts], args.max_tokens)
+    for llm in {id(entrant.llm): entrant.llm for entrant in entrants.values()}.values():
+        require_fit(llm, [*texts, *warm_up_texts], args.max_tokens)
     report: dict[str, Any] = {
         "max_tokens": args.max_tokens,
         "top_p": args.top_p,
@@ -56,7 +57,7 @@ def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: C
 
     def by_llama(generation: GenerateRequest) -> Answer:
         assert llama is not None
-        return llama.answer(entrants[AR].session.runtime.sequence(0, generation), generation.max_tokens)
+        return llama.answer(entrants[AR].llm.runtime.sequence(0, generation), generation.max_tokens)
 
     def requests(texts: list[str], temperature: float, count: int) -> list[GenerateRequest]:
         pick = [(texts * (count // len(texts) + 1))[i] for i in range(count)]
@@ -172,16 +173,16 @@ def load_entrants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         parser.error(f"--speculative: the folders' names must differ, and be other than {AR!r} and {LLAMA!r}")
     if args.methods is not None and len(bundles) > 1:
         parser.error("--methods: expected one bundle")
-    sessions = {name: load_session(parser, bundle, args.threads) for name, bundle in bundles.items()}
-    first = next(iter(sessions.values()))
+    llms = {name: load_llm(parser, bundle, args.threads) for name, bundle in bundles.items()}
+    first = next(iter(llms.values()))
     known = list(first.runtime.plans)
     if args.methods is not None and not known:
         parser.error(f"--methods: {next(iter(bundles.values()))} has no drafter: nothing to race")
     if unknown := set(args.methods or ()) - set(known):
         parser.error(f"--methods: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
-    base = load_session(parser, args.auto_regressive, args.threads) if args.auto_regressive else first
+    base = load_llm(parser, args.auto_regressive, args.threads) if args.auto_regressive else first
     if args.methods is None:
-        racing = {name: Entrant(session) for name, session in sessions.items()}
+        racing = {name: Entrant(llm) for name, llm in llms.items()}
     else:
         racing = {name: Entrant(first, name) for name in args.methods or known}
     return {AR: Entrant(base, AUTO_REGRESSIVE)} | racing

@@ -36,7 +36,7 @@ from benchmarks.figures.tables import Table, number
 from benchmarks.load.race import AR, WARM_UP, race, report_single
 from benchmarks.load.served import Served, worker_of
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.speed.inprocess import Session, load_session, request
+from benchmarks.speed.inprocess import load_llm
 from benchmarks.speed.step_times import CONTEXT
 from redraft.batch import TargetBatch
 from redraft.bundle.manifest import Bundle
@@ -44,9 +44,10 @@ from redraft.decoding.token_tree import mask_width
 from redraft.engines.api import Engine
 from redraft.engines.ranks.parallel import ParallelEngine
 from redraft.errors import BundleError
+from redraft.llm import LLM
 from redraft.plugins import kernels
 from redraft.prompts import load_prompts, spread
-from redraft.request import AUTO_REGRESSIVE
+from redraft.request import AUTO_REGRESSIVE, request
 from redraft.serving.ranks import launch_command
 
 ROWS = (1, 8, 16, 31)
@@ -75,9 +76,9 @@ def pure_sums(bundle: Bundle, repeats: int) -> dict[int, float]:
     return found
 
 
-def time_steps(session: Session, repeats: int, sums_ms: dict[int, float]) -> list[dict[str, float]]:
+def time_steps(llm: LLM, repeats: int, sums_ms: dict[int, float]) -> list[dict[str, float]]:
     """Median milliseconds of a step and of its parts, by rows."""
-    engine, limits = session.runtime.engine, session.runtime.limits
+    engine, limits = llm.runtime.engine, llm.runtime.limits
     batches = {rows: TargetBatch.causal(1, rows, CONTEXT, mask_width(limits.max_tree)) for rows in ROWS}
     found = []
     for rows, batch in batches.items():
@@ -129,14 +130,14 @@ def steps(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     bundle = Bundle.load(args.bundle)
     ranks = bundle.config.tensor_parallel
     sums_ms = pure_sums(bundle, args.steps) if ranks > 1 and find_spec("mpi4py") else {}
-    session = load_session(parser, args.bundle, args.threads)
+    llm = load_llm(parser, args.bundle, args.threads)
     report = {
         "ranks": ranks,
         "threads": kernels.threads(),
         "precision": bundle.config.precision,
-        "steps": time_steps(session, args.steps, sums_ms),
+        "steps": time_steps(llm, args.steps, sums_ms),
     }
-    session.runtime.engine.close()
+    llm.close()
     write_json(args.output, report)
 
 

@@ -36,13 +36,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.speed.inprocess import Answer, Session, load_session, request
+from benchmarks.speed.inprocess import load_llm, teacher_force
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import MANIFEST, file_sha256
 from redraft.decoding.sampling import Distribution, Sampler, position_uniform
 from redraft.decoding.verification import VERIFIERS
+from redraft.llm import LLM, Answer
 from redraft.prompts import Prompt, load_prompts, spread
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, request
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -82,7 +83,7 @@ def first_difference(expected: list[int], got: list[int]) -> int | None:
     return None if len(expected) == len(got) else min(len(expected), len(got))
 
 
-def margin_at(reference: Session, generation: GenerateRequest, expected: list[int], place: int, got: int) -> float:
+def margin_at(reference: LLM, generation: GenerateRequest, expected: list[int], place: int, got: int) -> float:
     """How far from another token auto-regressive decoding was at a place of its answer, after the request's processors.
 
     Greedy: difference of the two logits. Sampling: distance of the position's uniform from the other token's interval
@@ -92,7 +93,7 @@ def margin_at(reference: Session, generation: GenerateRequest, expected: list[in
     prompt = sequence.prompt.tolist()
     sampler: Sampler = sequence.sampler
     forced = [*prompt, *expected[:place]]
-    logits = np.concatenate([chunk for chunk, _ in reference.teacher_force(forced, len(forced) - 1)])[-1]
+    logits = np.concatenate([chunk for chunk, _ in teacher_force(reference, forced, len(forced) - 1)])[-1]
     for token in expected[:place]:
         sampler.accept(token)
     if sampler.greedy:
@@ -110,7 +111,7 @@ def distance_from(token: int, distribution: Distribution, uniform: float) -> flo
 
 
 def rejection_margin(
-    reference: Session, generation: GenerateRequest, expected: list[int], place: int, got: int
+    reference: LLM, generation: GenerateRequest, expected: list[int], place: int, got: int
 ) -> float | None:
     """The same of a method that rejects drafts: the nearest that one of the position's random numbers came to deciding
     otherwise, in a run of only this request. None where it decided without drafts; infinite where that run's answer is
@@ -136,14 +137,14 @@ def rejection_margin(
 
 
 class Verifier:
-    """Compares methods of a session with auto-regressive decoding by another (or the same), with a third that gives
+    """Compares methods of an LLM with auto-regressive decoding by another (or the same), with a third that gives
     the margins. `chosen` are the methods; None: all. With `same_methods`, each is compared with itself by the first."""
 
     def __init__(
         self,
-        auto_regressive: Session,
-        speculative: Session,
-        reference: Session,
+        auto_regressive: LLM,
+        speculative: LLM,
+        reference: LLM,
         chosen: list[str] | None = None,
         same_methods: bool = False,
     ):
@@ -188,7 +189,7 @@ class Verifier:
         for text, answer in zip(texts, answers, strict=True):
             prompt = self.reference.runtime.sequence(0, request(text, 1)).prompt.tolist()
             place = 0
-            for logits, _ in self.reference.teacher_force([*prompt, *answer.token_ids[:-1]], len(prompt) - 1):
+            for logits, _ in teacher_force(self.reference, [*prompt, *answer.token_ids[:-1]], len(prompt) - 1):
                 tokens = answer.token_ids[place : place + len(logits)]
                 gap = logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]
                 far, total, place = far + int((gap > margin).sum()), total + len(tokens), place + len(tokens)
@@ -330,7 +331,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--margin", type=float, default=0.5)
     add("--output", type=Path, default=Path("artifacts/reports/lossless.json"))
     args = parser.parse_args(argv)
-    speculative = load_session(parser, args.speculative)
+    speculative = load_llm(parser, args.speculative)
     plans = speculative.runtime.plans
     if not plans:
         parser.error(f"--speculative: {args.speculative} has no method")
@@ -338,11 +339,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--methods: expected some of {', '.join(plans)}, got {', '.join(sorted(unknown))}")
     if args.tree_budget is not None:
         budget = BudgetTable.constant(args.tree_budget)
-        speculative.use_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans.items()})
+        speculative.runtime.with_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans.items()})
     other = args.one_rank or args.auto_regressive
-    auto_regressive = load_session(parser, other) if other else speculative
+    auto_regressive = load_llm(parser, other) if other else speculative
     same = args.reference in (None, other)
-    reference = auto_regressive if same else load_session(parser, args.reference)
+    reference = auto_regressive if same else load_llm(parser, args.reference)
     report = verify(Verifier(auto_regressive, speculative, reference, args.methods, args.one_rank is not None), args)
     write_json(args.output, report)
     for table in tables(report):

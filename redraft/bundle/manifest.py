@@ -55,7 +55,7 @@ class Manifest(Section):
         path = bundle / MANIFEST
         if not path.is_file():
             hint = "is not an engine bundle (it has no manifest.json)" if bundle.exists() else "does not exist"
-            raise BundleError(f"{bundle} {hint}; build one with build/build_engines.py")
+            raise BundleError(f"{bundle} {hint}; `make engines` in a clone of redraft builds one")
         raw = read_json_object(path)
         rebuild = f"rebuild it with: {raw.get('command') or 'build/build_engines.py'}"
         if raw.get("format_version") != FORMAT_VERSION:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event
 
 
 @contextmanager
@@ -18,3 +20,14 @@ def interruptible(program: str, outcome: str) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted, {outcome}", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+@contextmanager
+def noted_interrupts() -> Iterator[Event]:
+    """Let Ctrl-C set an event instead of raising KeyboardInterrupt: what runs inside ends where it looks at it."""
+    interrupted = Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -34,6 +34,7 @@ from redraft.worker.protocol import (
     OVERLOADED,
     RESTARTING,
     CancelRequest,
+    WorkerStatus,
     pack,
     parse_request,
     unpack,
@@ -201,7 +202,7 @@ class Worker:
 
     def _send_status(self, client: bytes) -> None:
         limits, prompt = self._runtime.limits, self._runtime.prompt_limits
-        status = self._runtime.scheduler.status()
+        status = WorkerStatus(**vars(self._runtime.scheduler.status()))
         status.limits = {**vars(limits), "vocab_size": self._runtime.vocab_size, "text_bytes": prompt.text_bytes}
         status.bundle, status.pid, status.untuned = self._runtime.name, os.getpid(), self._runtime.untuned
         self._send(client, status.model_dump())

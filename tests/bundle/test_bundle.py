@@ -91,7 +91,7 @@ def test_an_unreadable_manifest(path, text):
 def test_a_folder_that_is_no_bundle(tmp_path):
     with pytest.raises(BundleError, match="is not an engine bundle"):
         Bundle.load(tmp_path)
-    with pytest.raises(BundleError, match="does not exist; build one with build/build_engines"):
+    with pytest.raises(BundleError, match="does not exist; `make engines` "):
         Bundle.load(tmp_path / "nothing")
 
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.engines.real_methods import SETTINGS, assert_nothing_changes, session_of
+from tests.engines.real_methods import SETTINGS, assert_nothing_changes, llm_of
 
 
 @pytest.fixture(scope="module")
-def session(smollm2, tmp_path_factory):
-    return session_of("methods.toml", "bf16", smollm2, tmp_path_factory.mktemp("methods") / "bundle")
+def llm(smollm2, tmp_path_factory):
+    return llm_of("methods.toml", "bf16", smollm2, tmp_path_factory.mktemp("methods") / "bundle")
 
 
 @pytest.mark.parametrize("sampling", SETTINGS.values(), ids=SETTINGS)
-def test_every_method_gives_the_tokens_of_auto_regressive_decoding(session, smollm2, sampling):
-    gained = assert_nothing_changes(session, smollm2, sampling, prompts=3, tokens=16, at_once=(3,))
+def test_every_method_gives_the_tokens_of_auto_regressive_decoding(llm, smollm2, sampling):
+    gained = assert_nothing_changes(llm, smollm2, sampling, prompts=3, tokens=16, at_once=(3,))
     assert min(gained.values()) > 1.15

@@ -1,10 +1,10 @@
-"""A session on a random target, whose bundle has no files: loaded as on a GPU, computed on the CPU."""
+"""An LLM on a random target, whose bundle has no files: loaded as on a GPU, computed on the CPU."""
 
 import pytest
 import torch
 
 from benchmarks.gpu.llama_7b import SHAPES
-from benchmarks.gpu.scheduling import TREES, random_session, serve
+from benchmarks.gpu.scheduling import TREES, random_llm, serve
 from redraft.batch import TargetBatch
 from redraft.engines.cuda.graphs import FixedCalls
 from redraft.engines.torch import TorchEngine
@@ -30,8 +30,8 @@ def as_on_a_gpu(monkeypatch):
 
 def test_a_session_counts_the_memory_that_is_left(as_on_a_gpu, monkeypatch):
     """The weights are on the device already. Also a step that runs out of memory says what would fit."""
-    session = random_session(SHAPES["tiny"], CPU, streams=2, max_len=8, nodes=3)
-    assert serve(session, 2, 4, 4, TREES, {})["tokens_per_s"] > 0
+    llm = random_llm(SHAPES["tiny"], CPU, streams=2, max_len=8, nodes=3)
+    assert serve(llm, 2, 4, 4, TREES, {})["tokens_per_s"] > 0
 
     def exhausted(*_):
         raise torch.OutOfMemoryError
@@ -39,10 +39,10 @@ def test_a_session_counts_the_memory_that_is_left(as_on_a_gpu, monkeypatch):
     monkeypatch.setattr(FixedCalls, "__call__", exhausted)
     monkeypatch.setattr(FixedCalls, "eager", exhausted)
     with pytest.raises(BundleError, match=r"random does not fit this GPU: about .* \(weights 0.00, "):
-        session.runtime.engine.execute(TargetBatch.causal(1, 1, 0, 1))
+        llm.runtime.engine.execute(TargetBatch.causal(1, 1, 0, 1))
 
 
 def test_too_little_memory_is_refused_before_it_is_loaded(as_on_a_gpu, monkeypatch):
     monkeypatch.setattr("redraft.engines.cuda.device.free_bytes", lambda _: 1000)
     with pytest.raises(BundleError, match="random does not fit this GPU"):
-        random_session(SHAPES["tiny"], CPU, streams=2, max_len=8, nodes=3)
+        random_llm(SHAPES["tiny"], CPU, streams=2, max_len=8, nodes=3)

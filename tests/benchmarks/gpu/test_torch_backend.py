@@ -110,7 +110,7 @@ def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
     assert parsed_by_typer(build_engines.main, plain[2:])["no_drafter"]
     assert parsed_by_typer(step_times.main, steps[3:])["bundle"] == tmp_path / "work" / "methods-bf16"
     for script, command in ((verify_lossless, equality), (method_batches, batches)):
-        monkeypatch.setattr(script, "load_session", lambda parser, bundle: raise_parsed())
+        monkeypatch.setattr(script, "load_llm", lambda parser, bundle: raise_parsed())
         with pytest.raises(Parsed):
             script.main(command[3:])
 

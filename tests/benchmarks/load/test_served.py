@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from benchmarks.load.served import Served, worker_of
-from benchmarks.speed.inprocess import request
-from redraft.request import AUTO_REGRESSIVE
+from redraft.request import AUTO_REGRESSIVE, request
 from redraft.worker.client import WorkerClient
 from redraft.worker.server import Worker
 from tests.toy_worker import toy_runtime

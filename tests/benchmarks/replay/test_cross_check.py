@@ -10,9 +10,10 @@ import torch
 
 from benchmarks.replay import cross_check
 from benchmarks.replay.answers import Answer, write
-from benchmarks.speed.inprocess import Session
+from benchmarks.speed.inprocess import teacher_force
 from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
+from redraft.llm import LLM
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime, bundle_plans
 from redraft.scheduler import Limits
@@ -36,32 +37,32 @@ def bundle(tmp_path_factory) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def session(bundle) -> Session:
+def llm(bundle) -> LLM:
     limits = Limits(**bundle.config.limits.model_dump())
     plans = bundle_plans(bundle.config, bundle.path)
-    return Session(Runtime(load_engine(bundle), toy_codec(), limits, VOCAB, frozenset(), plans))
+    return LLM(Runtime(load_engine(bundle), toy_codec(), limits, VOCAB, frozenset(), plans))
 
 
 @pytest.fixture(scope="module")
-def answers(session) -> list[Answer]:
+def answers(llm) -> list[Answer]:
     """Greedy answers; the hidden states are the engine's."""
     found, rng = [], np.random.default_rng(2)
     for length, count in ((7, 30), (12, 18), (3, 25)):
         prompt = rng.integers(VOCAB, size=length).tolist()
         asked = GenerateRequest(id="r", input_ids=prompt, max_tokens=count, end_id=-1, method=AUTO_REGRESSIVE)
-        tokens = [*prompt, *session.run([asked])[0].token_ids]
-        hidden = np.concatenate([states for _, states in session.teacher_force(tokens, 0) if states is not None])
+        tokens = [*prompt, *llm.run([asked])[0].token_ids]
+        hidden = np.concatenate([states for _, states in teacher_force(llm, tokens, 0) if states is not None])
         found.append(Answer(torch.tensor(tokens), torch.from_numpy(hidden), length))
     return found
 
 
-def test_a_replay_takes_the_steps_of_live_decoding(bundle, session, answers, tmp_path, monkeypatch, capsys):
+def test_a_replay_takes_the_steps_of_live_decoding(bundle, llm, answers, tmp_path, monkeypatch, capsys):
     """Off by one in roots or hidden states, another shape or budget: the counts differ."""
     folder = bundle.path.parent
     write(tmp_path, answers)
     methods, report = tmp_path / "m.toml", tmp_path / "report.json"
     methods.write_text("".join(f"[{name}]\ndrafter = '{folder / name}'\n" for name in SHAPES))
-    monkeypatch.setattr(cross_check, "load_session", lambda *_: session)
+    monkeypatch.setattr(cross_check, "load_llm", lambda *_: llm)
     options = {"model": folder / "target", "bundle": bundle.path, "methods": methods, "answers": tmp_path}
     flags = [str(part) for name, path in (options | {"output": report}).items() for part in (f"--{name}", path)]
     cross_check.main(flags)

@@ -17,7 +17,7 @@ from benchmarks.rsd.experiments import Setting, measure, measure_rates, paramete
 from benchmarks.rsd.figures import Figures
 from benchmarks.rsd.shapes import ALGORITHMS, BUDGETS, EXPERIMENTS, LENGTHS, RSD_C, RSD_S, SD, SPECTR, Shape, shapes_of
 from benchmarks.rsd.store import Row, Store
-from benchmarks.speed.inprocess import Answer
+from redraft.llm import Answer
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, SequenceStats
 
@@ -69,9 +69,9 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
 
 
 def test_rates_take_turns_and_go_on(tmp_path):
-    session, kept = Echo(), store(tmp_path)
-    measure_rates(session, kept, CELLS, BY_SETTING, asked)
-    texts = [wanted.text for wanted in session.asked if wanted.sampling.temperature == 0.3 and wanted.max_tokens == 9]
+    llm, kept = Echo(), store(tmp_path)
+    measure_rates(llm, kept, CELLS, BY_SETTING, asked)
+    texts = [wanted.text for wanted in llm.asked if wanted.sampling.temperature == 0.3 and wanted.max_tokens == 9]
     orders = [METHODS, METHODS[::-1], METHODS]
     assert texts == [f"{method} {place} 0" for place, order in enumerate(orders) for method in order]
     assert kept.timing["1"]["sd_2"] == {"0": (8, 0.08), "1": (8, 0.08)}
@@ -215,7 +215,7 @@ def test_wrong_flags_are_named(tmp_path, capsys):
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """The command's flags on six translations, with engines that are not there replaced."""
-    dataset, session = tmp_path / "prompts.jsonl", Echo()
+    dataset, llm = tmp_path / "prompts.jsonl", Echo()
     rows = [{"category": "translation", "turns": [f"{place}"], "reference": ["ein Text"]} for place in range(6)]
     dataset.write_text("\n".join(map(json.dumps, rows)))
 
@@ -228,41 +228,41 @@ def command(tmp_path, monkeypatch):
 
     known = SimpleNamespace(config=SimpleNamespace(methods={"sd_2": None, "spectr_2x2": None}))
     monkeypatch.setattr(rsd_experiments, "parameters", lambda model, drafter: (1000, 100))
-    monkeypatch.setattr(rsd_experiments, "load_session", lambda parser, folder, threads: session)
+    monkeypatch.setattr(rsd_experiments, "load_llm", lambda parser, folder, threads: llm)
     monkeypatch.setattr(rsd_experiments, "ChatTokenizer", Chat)
     monkeypatch.setattr(rsd_experiments.Bundle, "load", lambda folder: known)
     flags = ["--dataset", str(dataset), "--bundle", str(tmp_path / "bundle"), "--tasks", "translation"]
     flags += ["--num-prompts", "3", "--max-tokens", "7", "--cells", "2", "--output", str(tmp_path / "out")]
-    return flags, session
+    return flags, llm
 
 
 def test_the_command_asks_each_method_as_the_paper_samples(command, tmp_path):
-    flags, session = command
+    flags, llm = command
     assert rsd_experiments.main([*flags, "--algorithms", "SD"]) == 0
-    assert [wanted.method for wanted in session.asked] == [AUTO_REGRESSIVE] * 24 + ["sd_2"] * 6
-    cold, warm = session.asked[24:27], session.asked[27:]
+    assert [wanted.method for wanted in llm.asked] == [AUTO_REGRESSIVE] * 24 + ["sd_2"] * 6
+    cold, warm = llm.asked[24:27], llm.asked[27:]
     assert {(w.sampling.temperature, w.sampling.top_p, w.max_tokens) for w in cold} == {(0.3, None, 7)}
     assert {(w.sampling.temperature, w.sampling.top_p) for w in warm} == {(1.0, 0.95)}
     assert [wanted.text for wanted in warm] == ["chat 0", "chat 2", "chat 4"]
-    assert len({wanted.sampling.seed for wanted in session.asked[:12]}) == 12
+    assert len({wanted.sampling.seed for wanted in llm.asked[:12]}) == 12
     before = (tmp_path / "out" / "experiments.json").read_text()
     assert rsd_experiments.main([*flags, "--algorithms", "SD", "--report-only"]) == 0
-    assert len(session.asked) == 30
+    assert len(llm.asked) == 30
     assert (tmp_path / "out" / "experiments.json").read_text() == before
     assert rsd_experiments.main([*flags, "--algorithms", "SD", "--timing", "--timing-prompts", "1"]) == 0
-    assert len(session.asked) == 30 + 2 * 2 * 2
+    assert len(llm.asked) == 30 + 2 * 2 * 2
     timed = json.loads((tmp_path / "out" / "experiments.json").read_text())["experiments"]
     assert all(shape["speedup"]["value"] > 0 for part in timed for shape in part["shapes"])
 
 
 def test_a_bundle_without_the_methods_is_refused(command, capsys):
-    flags, session = command
+    flags, llm = command
     with pytest.raises(SystemExit):
         rsd_experiments.main([*flags, "--algorithms", "SD", "SpecTr"])
     said = capsys.readouterr().err
     assert "lacks the methods spectr_3x2;" in said
     assert "--max-tree 7" in said
-    assert not session.asked
+    assert not llm.asked
 
 
 def test_the_bundle_is_built_with_every_method(command, tmp_path, monkeypatch):

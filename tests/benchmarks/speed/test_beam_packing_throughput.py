@@ -9,10 +9,10 @@ import pytest
 from matplotlib.image import imread
 
 from benchmarks.speed import beam_packing_throughput, method_batches
-from benchmarks.speed.inprocess import Answer, Session
 from compiler.methods import read_methods
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.construction import UNPACKED
+from redraft.llm import LLM, Answer
 from redraft.method import MethodPlan
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, SequenceStats
@@ -30,20 +30,20 @@ class Engine(ToyEngine):
     drafters = property(lambda self: dict.fromkeys(PLANS, self))
 
 
-def session_of(plans: dict[str, str]) -> Session:
+def llm_of(plans: dict[str, str]) -> LLM:
     engine = Engine(width=5, length=3)
     made = {name: MethodPlan(kind, budget=BudgetTable.constant(15)) for name, kind in plans.items()}
-    return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), made))
+    return LLM(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), made))
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """The script over a session; gives what it wrote."""
+    """The script over an LLM; gives what it wrote."""
     monkeypatch.setattr(method_batches, "load_prompts", lambda path: [Prompt("1", "all", (text,)) for text in PROMPTS])
     monkeypatch.setattr(method_batches, "ChatTokenizer", lambda bundle: type("T", (), {"chat": staticmethod(str)}))
 
-    def run_with(session: Session) -> dict:
-        monkeypatch.setattr(beam_packing_throughput, "load_session", lambda parser, bundle: session)
+    def run_with(llm: LLM) -> dict:
+        monkeypatch.setattr(beam_packing_throughput, "load_llm", lambda parser, bundle: llm)
         output = tmp_path / "r.json"
         arguments = ["--num-prompts", "4", "--max-tokens", "20", "--batches", "1", "3", "--rounds", "1"]
         beam_packing_throughput.main(["--bundle", "b", *arguments, "--output", str(output)])
@@ -55,7 +55,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_both_accept_the_same_and_only_rows_differ(run):
-    cells = {(row["method"], row["batch"]): row for row in run(session_of(PLANS))["cells"]}
+    cells = {(row["method"], row["batch"]): row for row in run(llm_of(PLANS))["cells"]}
     assert set(cells) == {(method, batch) for method in (AUTO_REGRESSIVE, *PLANS) for batch in (1, 3)}
     for batch in (1, 3):
         packed, unpacked = (cells[method, batch] for method in ("packed_5", "unpacked_5"))
@@ -66,12 +66,12 @@ def test_both_accept_the_same_and_only_rows_differ(run):
 
 def test_beams_that_accept_less_are_an_error(run):
     with pytest.raises(ArithmeticError, match=r"unpacked_5, prompt 0: .* steps that accept"):
-        run(session_of({"packed_5": "beam", "unpacked_5": "chain"}))
+        run(llm_of({"packed_5": "beam", "unpacked_5": "chain"}))
 
 
 def test_a_bundle_without_the_other_method_is_refused(run, capsys):
     with pytest.raises(SystemExit):
-        run(session_of({"unpacked_5": UNPACKED}))
+        run(llm_of({"unpacked_5": UNPACKED}))
     assert "b has no method packed_5 to compare with" in capsys.readouterr().err
 
 

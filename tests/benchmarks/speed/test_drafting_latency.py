@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from benchmarks.speed import drafting_latency
 from benchmarks.speed.drafting_latency import ALL, HEAD, SAMPLING, WAYS, Head, milliseconds
-from benchmarks.speed.inprocess import Session
 from model_defs.drafters.registry import load_drafter
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
@@ -20,6 +19,7 @@ from model_defs.target.rope import RopeConfig
 from redraft.batch import DraftBatch
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import Bundle
+from redraft.llm import LLM
 from redraft.method import MethodPlan
 from redraft.plugins import kernels
 from redraft.runtime import Runtime
@@ -82,13 +82,13 @@ def test_verification_is_timed_in_full_steps(tmp_path, monkeypatch):
         "stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5
     )
     toy = DrawingToyEngine("stochastic_beam", (2, 2), 5)
-    session = Session(Runtime(toy, toy_codec(), limits, toy.vocab_size, frozenset([0]), only(plan)))
-    monkeypatch.setattr(Session, "load", lambda _: session)
+    llm = LLM(Runtime(toy, toy_codec(), limits, toy.vocab_size, frozenset([0]), only(plan)))
+    monkeypatch.setattr(drafting_latency, "LLM", lambda _: llm)
     monkeypatch.setattr(drafting_latency, "ChatTokenizer", lambda _: SimpleNamespace(chat=str))
     monkeypatch.setattr(Bundle, "load", lambda _: SimpleNamespace(config=SimpleNamespace(precision="fp32")))
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "r.json"
     prompts.write_text("".join(json.dumps({"turns": [f"prompt {i}"]}) + "\n" for i in range(6)))
-    options = ["--bundle", tmp_path, "--dataset", prompts, "--method", next(iter(session.runtime.plans))]
+    options = ["--bundle", tmp_path, "--dataset", prompts, "--method", next(iter(llm.runtime.plans))]
     options += ["--sequences", 1, "--sequences", 3, "--num-prompts", 6, "--max-tokens", 9, "--output", output]
     result = CliRunner().invoke(drafting_latency.app, ["rejection", *map(str, options)])
     assert result.exit_code == 0, result.output

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from benchmarks.speed import grid
-from benchmarks.speed.inprocess import Session, request
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.token_tree import TokenTree
 from redraft.engines import load_engine
+from redraft.llm import LLM
 from redraft.method import MethodPlan
+from redraft.request import request
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_drafter_of, tiny_target
@@ -21,10 +22,10 @@ PROMPTS = ["hello world", "abcabcabc", "to be or not to be"]
 
 
 @pytest.fixture
-def session():
+def llm():
     engine = ToyEngine(width=4, length=3)
     plan = MethodPlan("best_first", budget=BudgetTable.constant(8))
-    return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan)))
+    return LLM(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -38,13 +39,13 @@ def session():
         (grid.Shape(0, 5, 0, True), MethodPlan(None, ngram=True, budget=BudgetTable.constant(31))),
     ],
 )
-def test_replay_equals_a_live_run(session, shape, plan, temperature):
-    replays = grid.record(session, PROMPTS, 60, {"temperature": temperature}, batch=4)
+def test_replay_equals_a_live_run(llm, shape, plan, temperature):
+    replays = grid.record(llm, PROMPTS, 60, {"temperature": temperature}, batch=4)
     outcome = grid.Outcome()
     for replay in replays:
         grid.follow(grid.build_trees(shape, replay), replay.tokens, outcome)
-    session.use_plans(only(plan))
-    live = session.run([request(text, 60, temperature=temperature, seed=i) for i, text in enumerate(PROMPTS)])
+    llm.runtime.with_plans(only(plan))
+    live = llm.run([request(text, 60, temperature=temperature, seed=i) for i, text in enumerate(PROMPTS)])
     assert [answer.token_ids for answer in live if len(answer.token_ids) > 1] == [replay.tokens for replay in replays]
     live_steps = sum(answer.stats.steps for answer in live)
     assert outcome.steps > 10
@@ -60,8 +61,8 @@ def test_a_drafter_that_reads_the_context_is_replayed(tmp_path, kind):
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, kind, hot=None)))
     plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(6))
     limits = Limits(slots=4, max_len=80, max_tree=32, prefill_chunk=16)
-    session = Session(Runtime(engine, toy_codec(), limits, VOCAB, frozenset(), {METHOD: plan}))
-    replay = grid.record(session, ["abcabcabc hello"], 40, {"temperature": 0.0}, batch=4)[0]
+    llm = LLM(Runtime(engine, toy_codec(), limits, VOCAB, frozenset(), {METHOD: plan}))
+    replay = grid.record(llm, ["abcabcabc hello"], 40, {"temperature": 0.0}, batch=4)[0]
     drafter, live = engine.drafters[METHOD], list[np.ndarray]()
     draft = drafter.draft
 
@@ -71,8 +72,8 @@ def test_a_drafter_that_reads_the_context_is_replayed(tmp_path, kind):
         return drafted
 
     drafter.draft = noted
-    session.use_plans({METHOD: plan})
-    assert session.run([request("abcabcabc hello", 40, temperature=0.0)])[0].token_ids == replay.tokens
+    llm.runtime.with_plans({METHOD: plan})
+    assert llm.run([request("abcabcabc hello", 40, temperature=0.0)])[0].token_ids == replay.tokens
     places = iter(replay.drafts.log_probs)
     assert len(live) > 10
     assert all(any(np.array_equal(found, here[0]) for found in places) for here in live)
@@ -88,9 +89,9 @@ def test_following_a_tree_by_hand():
     assert outcome.acceptance_length == 3
 
 
-def test_grid_of_a_bundle(session):
+def test_grid_of_a_bundle(llm):
     args = argparse.Namespace(max_tokens=40, temperature=0.0, batch=4, budgets=[2, 8])
-    results = grid.measure(session, PROMPTS, args, "toy")
+    results = grid.measure(llm, PROMPTS, args, "toy")
     by_shape = {row["shape"]: row for row in results}
     assert by_shape["best 8, depth 3"]["acceptance_length"] >= by_shape["best 2, depth 3"]["acceptance_length"]
     assert by_shape["best 8, depth 3"]["rows_per_step"] == pytest.approx(9)

@@ -6,12 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.speed.inprocess import Session, request
+from benchmarks.speed.inprocess import teacher_force, timed
 from benchmarks.verify import lossless as verify_lossless
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.sampling import Distribution
+from redraft.llm import LLM
 from redraft.method import MethodPlan
-from redraft.request import AUTO_REGRESSIVE
+from redraft.request import AUTO_REGRESSIVE, request
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.toy_drafter import DrawingToyEngine
@@ -21,15 +22,15 @@ RSD = MethodPlan("stochastic_beam", "recursive_rejection", budget=BudgetTable.co
 LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
 
 
-def session(budget=None, end_ids=(0,), **engine):
+def llm(budget=None, end_ids=(0,), **engine):
     plan = None if budget is None else MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(budget))
     toy = ToyEngine(**engine)
-    return Session(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids), only(plan)))
+    return LLM(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids), only(plan)))
 
 
 def test_answers_come_in_order_with_statistics():
     requests = [request(f"prompt {i}", 4 + i, temperature=0.0) for i in range(7)]
-    alone, together = session(8).run(requests), session(8).run(requests, concurrency=4)
+    alone, together = llm(8).run(requests), llm(8).run(requests, concurrency=4)
     for place, (left, right) in enumerate(zip(alone, together, strict=True)):
         assert left.token_ids == right.token_ids
         assert len(left.token_ids) <= 4 + place
@@ -38,25 +39,23 @@ def test_answers_come_in_order_with_statistics():
 
 
 def test_clock_splits_the_time():
-    runs = session(8)
-    before = runs.clock()
-    runs.run([request("hello", 20, temperature=0.0)])
-    clock = runs.clock().since(before)
+    runs = llm(8)
+    _, clock = timed(runs, [request("hello", 20, temperature=0.0)])
     assert 0 < clock.target_s + clock.draft_s < clock.step_s < clock.wall_s
     assert 0 < clock.drafting_share < 1
     assert 0 < clock.host_overhead < 1
 
 
 def test_teacher_forcing_gives_the_logits_of_generation():
-    runs = session(end_ids=())
+    runs = llm(end_ids=())
     text = "a" * 40
     prompt = runs.runtime.sequence(0, request(text, 1)).prompt.tolist()
     answer = runs.run([request(text, 40, temperature=0.0)])[0].token_ids
-    chunks = [logits for logits, _ in runs.teacher_force([*prompt, *answer[:-1]], len(prompt) - 1)]
+    chunks = [logits for logits, _ in teacher_force(runs, [*prompt, *answer[:-1]], len(prompt) - 1)]
     assert len(chunks) > 1
     assert np.concatenate(chunks).argmax(axis=1).tolist() == answer
     with pytest.raises(ValueError, match="context of 256"):
-        list(runs.teacher_force([1] * 257, 0))
+        list(teacher_force(runs, [1] * 257, 0))
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def verify(tokenizer_folder, tmp_path):
 
 
 def test_speculation_is_found_lossless(verify, capsys):
-    report = verify(session(), session(8))
+    report = verify(llm(), llm(8))
     assert [row["failures"] for row in report["settings"]] == [0] * 12
     assert all(row["tokens"] > 0 for row in report["settings"])
     assert max(row["acceptance_length"] for row in report["settings"]) > 1.2
@@ -99,10 +98,10 @@ def test_speculation_is_found_lossless(verify, capsys):
 
 
 def test_every_method_is_compared_where_it_promises_the_same_tokens(verify):
-    both = session(8)
+    both = llm(8)
     plans = {TOY: both.runtime.plans[TOY], "alone": MethodPlan(None, "greedy", ngram=True), "rsd": RSD}
     both.runtime.plans = plans
-    both.use_plans({name: plan for name, plan in plans.items() if name != "rsd"})
+    both.runtime.with_plans({name: plan for name, plan in plans.items() if name != "rsd"})
     verifier = verify_lossless.Verifier(both, both, both)
     assert verifier.methods("greedy, penalties") == [TOY, "alone", "rsd"]
     assert verifier.methods("temperature 1") == [TOY, "alone"]
@@ -112,7 +111,7 @@ def test_every_method_is_compared_where_it_promises_the_same_tokens(verify):
 
 
 def test_a_method_is_compared_with_itself_on_one_rank(verify):
-    both = session(8)
+    both = llm(8)
     plans = {TOY: both.runtime.plans[TOY], "rsd": RSD}
     both.runtime.plans = plans
     assert verify_lossless.Verifier(both, both, both, same_methods=True).methods("temperature 1") == [
@@ -120,13 +119,13 @@ def test_a_method_is_compared_with_itself_on_one_rank(verify):
         TOY,
         "rsd",
     ]
-    report = verify(session(8), session(8), same_methods=True)
+    report = verify(llm(8), llm(8), same_methods=True)
     assert [row["method"] for row in report["settings"][:4]] == [AUTO_REGRESSIVE, AUTO_REGRESSIVE, TOY, TOY]
     assert not any(row["failures"] for row in report["settings"])
 
 
 def test_another_target_fails(verify, capsys):
-    report = verify(session(), session(8, seed=1))
+    report = verify(llm(), llm(8, seed=1))
     assert sum(row["failures"] for row in report["settings"]) > 0
     assert max(item["margin"] for item in report["divergences"]) > 1e-3
     assert {row["beyond_margin"] > 0 for row in report["rates"]} == {False, True}
@@ -141,9 +140,9 @@ def test_the_distance_from_a_token_is_that_from_its_interval():
 
 
 def rejecting(**engine):
-    """A session whose method rejects drafts."""
+    """An LLM whose method rejects drafts."""
     toy = DrawingToyEngine("stochastic_beam", RSD.levels, RSD.support, vocab_size=111, **engine)
-    return Session(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(), only(RSD)))
+    return LLM(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(), only(RSD)))
 
 
 def test_what_rejection_decides_has_the_margin_of_its_own_random_numbers(verify):
@@ -160,13 +159,13 @@ def test_what_rejection_decides_has_the_margin_of_its_own_random_numbers(verify)
 
 
 def test_a_tiny_margin_is_a_near_tie(verify):
-    report = verify(session(), session(8, seed=1), near_tie=1e9)
+    report = verify(llm(), llm(8, seed=1), near_tie=1e9)
     assert sum(row["failures"] for row in report["settings"]) == 0
     assert sum(row["near_ties"] for row in report["settings"]) > 0
 
 
 def test_a_verification_goes_on_where_it_was_cut_short(verify, monkeypatch, capsys):
-    whole, one = verify(session(), session(8)), verify_lossless.verify_setting
+    whole, one = verify(llm(), llm(8)), verify_lossless.verify_setting
     calls = []
 
     def cut(verifier, setting, *rest):
@@ -177,10 +176,10 @@ def test_a_verification_goes_on_where_it_was_cut_short(verify, monkeypatch, caps
 
     monkeypatch.setattr(verify_lossless, "verify_setting", cut)
     with pytest.raises(KeyboardInterrupt):
-        verify(session(), session(8))
-    assert verify(session(), session(8)) == whole
+        verify(llm(), llm(8))
+    assert verify(llm(), llm(8)) == whole
     assert calls == [*list(verify_lossless.SETTINGS)[:3], *list(verify_lossless.SETTINGS)[2:]]
-    verify(session(), session(8), max_tokens=23)
+    verify(llm(), llm(8), max_tokens=23)
     assert calls[-6:] == list(verify_lossless.SETTINGS)
 
 

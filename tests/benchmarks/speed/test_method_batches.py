@@ -7,8 +7,8 @@ import json
 import pytest
 
 from benchmarks.speed import method_batches
-from benchmarks.speed.inprocess import Session
 from redraft.bundle.budget import BudgetTable
+from redraft.llm import LLM
 from redraft.method import MethodPlan
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE
@@ -22,33 +22,33 @@ OPTIONS = {"max_tokens": 30, "temperature": 0.0}
 
 
 @pytest.fixture
-def session():
+def llm():
     return made()
 
 
-def made(drafts: bool = True) -> Session:
+def made(drafts: bool = True) -> LLM:
     engine, budget = ToyEngine(width=4, length=3), BudgetTable.constant(8)
     plans = {TOY: MethodPlan("best_first", budget=budget), "served": MethodPlan("ngram_trie", budget=budget)}
     given = plans if drafts else {}
-    return Session(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), given))
+    return LLM(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), given))
 
 
 def round_of(*given):
     return method_batches.throughput(*method_batches.answer_all(*given))
 
 
-def test_a_round_remembers_the_warm_up_alone(session):
+def test_a_round_remembers_the_warm_up_alone(llm):
     """Answers of the round before would be drafted whole."""
-    first, second = (round_of(session, "served", PROMPTS, ["x"], 1, OPTIONS) for _ in range(2))
+    first, second = (round_of(llm, "served", PROMPTS, ["x"], 1, OPTIONS) for _ in range(2))
     assert second["acceptance_length"] == first["acceptance_length"]
-    told = round_of(session, "served", PROMPTS[:1], PROMPTS[:1], 1, OPTIONS)
-    untold = round_of(session, "served", PROMPTS[:1], ["x"], 1, OPTIONS)
+    told = round_of(llm, "served", PROMPTS[:1], PROMPTS[:1], 1, OPTIONS)
+    untold = round_of(llm, "served", PROMPTS[:1], ["x"], 1, OPTIONS)
     assert told["acceptance_length"] > untold["acceptance_length"] + 1
 
 
-def test_a_round_measures_its_own_method(session):
-    plain = round_of(session, AUTO_REGRESSIVE, PROMPTS, ["x"], 3, OPTIONS)
-    drafted = round_of(session, TOY, PROMPTS, ["x"], 3, OPTIONS)
+def test_a_round_measures_its_own_method(llm):
+    plain = round_of(llm, AUTO_REGRESSIVE, PROMPTS, ["x"], 3, OPTIONS)
+    drafted = round_of(llm, TOY, PROMPTS, ["x"], 3, OPTIONS)
     assert (plain["acceptance_length"], plain["drafted_per_step"], plain["drafting_share"]) == (1, 0, 0)
     assert drafted["acceptance_length"] > 1.2
     assert drafted["drafting_share"] > 0
@@ -56,18 +56,18 @@ def test_a_round_measures_its_own_method(session):
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["one engine", "auto-regressive decoding has its own"])
-def test_every_method_at_every_batch_size(own, session, tmp_path, monkeypatch, capsys):
-    plain, closed = made(drafts=False) if own else session, []
-    for one in {session, plain}:
+def test_every_method_at_every_batch_size(own, llm, tmp_path, monkeypatch, capsys):
+    plain, closed = made(drafts=False) if own else llm, []
+    for one in {llm, plain}:
         monkeypatch.setattr(one.runtime.engine, "close", lambda one=one: closed.append(one))
-    asked = {one: [] for one in (session, plain)}
+    asked = {one: [] for one in (llm, plain)}
     for one, rounds in asked.items():
         run = one.run
         monkeypatch.setattr(
             one, "run", lambda given, n, run=run, to=rounds: to.append(given[0].method) or run(given, n)
         )
-    bundles = {"b": session, "ar": plain}
-    monkeypatch.setattr(method_batches, "load_session", lambda parser, bundle: bundles[str(bundle)])
+    bundles = {"b": llm, "ar": plain}
+    monkeypatch.setattr(method_batches, "load_llm", lambda parser, bundle: bundles[str(bundle)])
     monkeypatch.setattr(method_batches, "load_prompts", lambda path: [Prompt("1", "all", (text,)) for text in PROMPTS])
     monkeypatch.setattr(method_batches, "ChatTokenizer", lambda bundle: type("T", (), {"chat": staticmethod(str)}))
     output = tmp_path / "r.json"
@@ -79,8 +79,8 @@ def test_every_method_at_every_batch_size(own, session, tmp_path, monkeypatch, c
     assert set(cells) == {(method, batch) for method in (AUTO_REGRESSIVE, TOY, "served") for batch in (1, 3)}
     assert (written["prompts"], written["warm_up"]) == (4, 2)
     if own:
-        assert (set(asked[plain]), set(asked[session])) == ({AUTO_REGRESSIVE}, {TOY, "served"})
-    assert sorted(map(id, closed)) == sorted(map(id, {session, plain}))
+        assert (set(asked[plain]), set(asked[llm])) == ({AUTO_REGRESSIVE}, {TOY, "served"})
+    assert sorted(map(id, closed)) == sorted(map(id, {llm, plain}))
     printed = capsys.readouterr().out
     behind = cells[TOY, 3]["tokens_per_s"] / max(row["tokens_per_s"] for key, row in cells.items() if key[1] == 3) - 1
     assert f"{TOY} against the best" in printed
@@ -96,8 +96,8 @@ def test_every_method_at_every_batch_size(own, session, tmp_path, monkeypatch, c
         (["--num-prompts", "6", "--batches", "2"], "--num-prompts 6: expected fewer than the file's"),
     ],
 )
-def test_refusals(session, monkeypatch, capsys, arguments, message):
-    monkeypatch.setattr(method_batches, "load_session", lambda parser, bundle: session)
+def test_refusals(llm, monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(method_batches, "load_llm", lambda parser, bundle: llm)
     monkeypatch.setattr(method_batches, "load_prompts", lambda path: [Prompt("1", "all", (text,)) for text in PROMPTS])
     monkeypatch.setattr(method_batches, "ChatTokenizer", lambda bundle: type("T", (), {"chat": staticmethod(str)}))
     with pytest.raises(SystemExit):

@@ -13,11 +13,11 @@ from benchmarks.load.llama_cpp import LlamaCpp
 from benchmarks.load.metrics import Timeline
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed import single_stream
-from benchmarks.speed.inprocess import Session, request
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.retrieval import NGRAM_TRIE
+from redraft.llm import LLM
 from redraft.method import MethodPlan
-from redraft.request import AUTO_REGRESSIVE
+from redraft.request import AUTO_REGRESSIVE, request
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.toy_engine import TOY, ToyEngine, toy_codec
@@ -34,10 +34,10 @@ class Llama:
 NGRAM_ALONE = MethodPlan(None, ngram=True, budget=BudgetTable.constant(8))
 
 
-def session(plans):
+def llm(plans):
     engine = ToyEngine()
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
-    return Session(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans))
+    return LLM(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
         warm_up=1,
     )  # fmt: skip
     plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
-    both = session({TOY: plan, "ngram": NGRAM_ALONE})
+    both = llm({TOY: plan, "ngram": NGRAM_ALONE})
     methods = {race.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
     entrants = {name: race.Entrant(both, method) for name, method in methods.items()}
     report = single_stream.measure(entrants, args, ChatTokenizer(tokenizer_folder), llama)
@@ -95,7 +95,7 @@ def test_what_cannot_race_is_refused(tokenizer_folder, tmp_path, monkeypatch, ca
     given = ["--speculative", str(tokenizer_folder), "--dataset", str(tmp_path / "prompts.jsonl")]
     plans = {TOY: MethodPlan("best_first", budget=BudgetTable.constant(8))}
     for offered, options, reason in (({}, ["--methods"], "has no drafter"), (plans, ["--max-tokens", "300"], "300")):
-        monkeypatch.setattr(single_stream, "load_session", lambda *_, offered=offered: session(offered))
+        monkeypatch.setattr(single_stream, "load_llm", lambda *_, offered=offered: llm(offered))
         with pytest.raises(SystemExit):
             single_stream.main([*given, *options])
         assert reason in capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_what_cannot_race_is_refused(tokenizer_folder, tmp_path, monkeypatch, ca
 
 def test_a_race_starts_from_what_the_warm_up_served():
     """Not from the same prompts' answers, of a repeat or of another temperature."""
-    trie = session({"trie": MethodPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})
+    trie = llm({"trie": MethodPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})
     entrants = {race.AR: race.Entrant(trie, AUTO_REGRESSIVE), "trie": race.Entrant(trie)}
     asked, others = ([request(f"{kind} {i}", 30, temperature=0.0) for i in range(4)] for kind in ("to be", "not"))
 

@@ -1,0 +1,102 @@
+"""A conversation with a bundle, in a terminal or between pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from redraft.chat import Message
+from redraft.console.interrupt import noted_interrupts
+from redraft.llm import LLM, Options
+from redraft.request import InvalidRequest, SequenceStats
+from redraft.sequence import Output
+from redraft.text import TextStream
+
+DRAFTED = "green"
+"""Style of drafted tokens."""
+HELP = "/stats  statistics of each answer\n/reset  begin a new conversation\n/quit   end (or Ctrl-D)"
+
+
+class Conversation:
+    """The messages so far and what their answers cost."""
+
+    def __init__(self, llm: LLM, console: Console, options: Options, max_tokens: int | None = None, system: str = ""):
+        self._llm, self._console, self._options, self._max_tokens = llm, console, options, max_tokens
+        self._begin: list[Message] = [{"role": "system", "content": system}] if system else []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all turns; the system message stays."""
+        self._messages = list(self._begin)
+        self._stats: list[SequenceStats] = []
+
+    def run(self, lines: Iterator[str]) -> None:
+        """Answer each line, or do what it commands, until `/quit` or the end."""
+        for line in map(str.strip, lines):
+            if line == "/quit":
+                return
+            if line == "/reset":
+                self.reset()
+            elif line == "/stats":
+                self._print("\n".join(map(str, self._stats)) or "no answer yet")
+            elif line.startswith("/"):
+                self._print(HELP)
+            elif line:
+                self._answer(line)
+
+    def _answer(self, text: str) -> None:
+        """Print an answer as it comes. Ctrl-C ends it; what was said until then belongs to the conversation."""
+        asked = [*self._messages, {"role": "user", "content": text}]
+        try:
+            prompt = self._llm.render(asked)
+            stream = self._llm.stream(prompt, self._max_tokens, **self._options)
+        except InvalidRequest as error:
+            self._print(f"{error} (/reset begins a new conversation)")
+            return
+        shown = TextStream(self._llm.runtime.codec, self._llm.runtime.codec.encode(prompt))
+        said = ""
+        with noted_interrupts() as interrupted, contextlib.closing(stream):
+            for output in stream:
+                for piece, drafted in pieces(output, shown):
+                    said += piece
+                    self._console.print(piece, end="", style=DRAFTED if drafted else None, markup=False)
+                if output.stats:
+                    self._stats.append(output.stats)
+                if interrupted.is_set():
+                    break
+        self._print(" (stopped)" if interrupted.is_set() else "")
+        self._messages = [*asked, {"role": "assistant", "content": said}]
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+
+def pieces(output: Output, text: TextStream) -> Iterator[tuple[str, bool]]:
+    """The text of each token of an output, and whether it was drafted. A character of several tokens comes with its
+    last one."""
+    for token, drafted in zip(output.token_ids, output.drafted, strict=True):
+        text.push(token)
+        yield text.take(), drafted
+    if output.finish_reason:
+        text.finish()
+        yield text.take(), False
+
+
+def typed_lines(prompt: str = "> ") -> Iterator[str]:
+    """Lines typed in a terminal, which can be edited and recalled, or those of a pipe. Ctrl-C drops a line."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # input() takes its editing and history
+    while True:
+        try:
+            yield input(prompt)
+        except KeyboardInterrupt:
+            print("\n(/quit or Ctrl-D ends the conversation)")
+        except EOFError:
+            print()
+            return

@@ -1,0 +1,244 @@
+"""`LLM`: an engine bundle run inside this process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, Unpack, overload
+
+from jinja2 import TemplateError
+
+from redraft.chat import Message, render_chat
+from redraft.request import (
+    AUTO_REGRESSIVE,
+    MAX_TOKENS,
+    GenerateRequest,
+    InvalidRequest,
+    Options,
+    SequenceStats,
+    request,
+)
+from redraft.runtime import Runtime
+from redraft.sequence import FinishReason, Output
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished request: its generated tokens without the end token, statistics, and seconds from submission to end.
+
+    `log_probs` are the target's natural logarithms, one per token, where asked for. `str(stats)` is a line with tokens,
+    tokens/s, tokens/step and accepted drafted tokens.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stats: SequenceStats = field(default_factory=SequenceStats)
+    seconds: float = 0.0
+    log_probs: list[float] | None = None
+
+
+class LLM:
+    """A bundle's target and drafters, loaded into this process. Also a context manager, which closes it.
+
+    Requests are batched in flight: each step of the target serves every request that runs, the open streams' too.
+    Threads may share an LLM; their calls take turns.
+
+    A bundle split over several ranks needs as many processes: `mpiexec -n 2 python program.py`. Only rank 0 goes on
+    after the constructor. The other ranks execute the batches it sends until it closes the LLM, then exit.
+    """
+
+    def __init__(self, bundle: str | Path | Runtime, threads: int | None = None):
+        """Load a bundle's folder, or take a runtime that is loaded. `threads`: default all cores.
+
+        Raises BundleError where the folder is no bundle or does not fit this machine.
+        """
+        self.runtime = bundle if isinstance(bundle, Runtime) else Runtime.load(bundle, threads)
+        self._keys = itertools.count()
+        self._inboxes: dict[int, deque[Output]] = {}
+        """Outputs not taken yet, by the key of each request in flight."""
+        self._abandoned: list[int] = []
+        self._lock = threading.RLock()
+        self._closed = False
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods that a request can name; the first is the default."""
+        return list(dict.fromkeys([*self.runtime.plans, AUTO_REGRESSIVE]))
+
+    @overload
+    def generate(self, prompts: str, max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]) -> Answer: ...
+
+    @overload
+    def generate(
+        self, prompts: list[str], max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]
+    ) -> list[Answer]: ...
+
+    def generate(
+        self, prompts: str | list[str], max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]
+    ) -> Answer | list[Answer]:
+        """Continue a prompt, or several at once in their order, by up to `max_tokens` tokens each.
+
+        `max_tokens` None is what the context has left. Prompts are taken as they are: `chat` applies the chat template.
+        Raises InvalidRequest, before any starts, for an option that does not exist or a prompt that does not fit.
+        """
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        requests = [self._fitting(text, max_tokens, **options) for text in texts]
+        answers = self.run(requests, self.runtime.limits.slots)
+        return answers[0] if isinstance(prompts, str) else answers
+
+    def chat(
+        self, messages: str | Sequence[Message], max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]
+    ) -> Answer:
+        """Answer a conversation: messages with `role` and `content`, or one user turn as a text. As `generate`."""
+        return self.generate(self.render(messages), max_tokens, **options)
+
+    def stream(
+        self, prompt: str | Sequence[Message], max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]
+    ) -> Generator[Output, None, None]:
+        """Yield what each step adds to a prompt, or, for a list of messages, to a conversation.
+
+        `drafted` says of each token whether it was drafted. The last output has a finish reason and statistics. Leaving
+        the iterator cancels the request. Raises as `generate`.
+        """
+        text = prompt if isinstance(prompt, str) else self.render(prompt)
+        return self._outputs(self._fitting(text, max_tokens, stream=True, **options))
+
+    def render(self, messages: str | Sequence[Message]) -> str:
+        """A conversation as the prompt that the model continues. Raises InvalidRequest where there is no chat template
+        or it refuses the messages."""
+        if self.runtime.path is None:
+            raise InvalidRequest("messages: this runtime has no bundle folder, which would have the chat template")
+        try:
+            return render_chat(self.runtime.path, messages)
+        except (OSError, ValueError, TemplateError) as error:
+            raise InvalidRequest(f"messages: {error}; generate() continues a text as it is") from None
+
+    def run(self, requests: Sequence[GenerateRequest], concurrency: int = 1) -> list[Answer]:
+        """Answers in the requests' order, at most `concurrency` of them in flight.
+
+        Raises InvalidRequest for a request that does not fit; those in flight are then cancelled.
+        """
+        answers: list[Answer | None] = [None] * len(requests)
+        parts: dict[int, tuple[int, float, list[Output]]] = {}
+        """By key: place, start, and outputs so far."""
+        sent = 0
+        with self._lock:
+            try:
+                while parts or sent < len(requests):
+                    while len(parts) < concurrency and sent < len(requests):
+                        started = time.perf_counter()
+                        parts[self._submit(requests[sent])] = sent, started, []
+                        sent += 1
+                    self._step()
+                    for key, (place, started, outputs) in list(parts.items()):
+                        outputs += self._take(key)
+                        if outputs and outputs[-1].finish_reason:
+                            answers[place] = _joined(outputs, time.perf_counter() - started)
+                            del parts[key]
+                            self._leave(key)
+            finally:
+                for key in parts:
+                    self._leave(key)
+        return [answer for answer in answers if answer is not None]
+
+    def close(self) -> None:
+        """Free the engine's memory. Later calls and open streams raise RuntimeError. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._inboxes.clear()
+                self.runtime.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fitting(
+        self, prompt: str, max_tokens: int | None, *, stream: bool = False, **options: Unpack[Options]
+    ) -> GenerateRequest:
+        """A request that the bundle can answer."""
+        self._require_open()
+        if max_tokens is None:
+            wanted = request(prompt, 1, stream=stream, **options)
+            length = len(self.runtime.sequence(None, wanted).prompt)
+            return wanted.model_copy(update={"max_tokens": self.runtime.limits.max_len - length})
+        wanted = request(prompt, max_tokens, stream=stream, **options)
+        self.runtime.sequence(None, wanted)
+        return wanted
+
+    def _outputs(self, wanted: GenerateRequest) -> Generator[Output, None, None]:
+        with self._lock:
+            key = self._submit(wanted)
+        try:
+            while True:
+                with self._lock:
+                    while not (outputs := self._take(key)):
+                        self._step()
+                for output in outputs:
+                    yield output
+                    if output.finish_reason:
+                        return
+        finally:
+            self._leave(key)
+
+    def _submit(self, wanted: GenerateRequest) -> int:
+        self._require_open()
+        key = next(self._keys)
+        self.runtime.scheduler.submit(self.runtime.sequence(key, wanted))
+        self._inboxes[key] = deque()
+        return key
+
+    def _take(self, key: int) -> list[Output]:
+        """Outputs of a request in flight since the last call."""
+        self._require_open()
+        if key not in self._inboxes:
+            raise RuntimeError("this request was dropped when a step failed or was interrupted: submit it again")
+        inbox = self._inboxes[key]
+        outputs = list(inbox)
+        inbox.clear()
+        return outputs
+
+    def _leave(self, key: int) -> None:
+        """Forget a request; if it still runs, the next step cancels it. The garbage collector may call this in the
+        middle of a step."""
+        if self._inboxes.pop(key, None) is not None:
+            self._abandoned.append(key)
+
+    def _step(self) -> None:
+        self._require_open()
+        scheduler = self.runtime.scheduler
+        while self._abandoned:
+            scheduler.cancel(self._abandoned.pop())
+        try:
+            outputs = scheduler.step()
+        except BaseException:  # KeyboardInterrupt too: the sequences are in the middle of a step
+            scheduler.drop_all()
+            self._inboxes.clear()
+            raise
+        for output in outputs:
+            if (inbox := self._inboxes.get(output.key)) is not None:  # type: ignore[call-overload]
+                inbox.append(output)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this LLM is closed: load the bundle again")
+
+
+def _joined(outputs: Sequence[Output], seconds: float) -> Answer:
+    last = outputs[-1]
+    return Answer(
+        token_ids=[token for output in outputs for token in output.token_ids],
+        text="".join(output.text for output in outputs),
+        finish_reason=last.finish_reason,
+        stats=last.stats or SequenceStats(),
+        seconds=seconds,
+        log_probs=None if last.log_probs is None else [value for output in outputs for value in output.log_probs or ()],
+    )

@@ -1,0 +1,219 @@
+"""The commands of `redraft` that start, ask, look at and stop a service."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from jinja2 import TemplateError
+
+from redraft.bundle.budget import untuned_warning
+from redraft.chat import render_chat
+from redraft.console.output import err, fail, out
+from redraft.console.progress import heartbeat, write
+from redraft.request import INT32_MAX, InvalidRequest, Options, request
+from redraft.serving import launcher
+from redraft.serving.foreground import stay
+from redraft.serving.processes import ServingError, owned_processes
+from redraft.serving.rundir import RunDir, Settings, State
+from redraft.worker.client import WorkerClient, WorkerError
+
+app = typer.Typer()
+
+RunDirOption = Annotated[Path, typer.Option("--run-dir", help="Where the service keeps its socket, state and logs.")]
+DEFAULT_RUN_DIR = Path("artifacts/run")
+CONNECT_S = 5.0
+"""How long `generate` waits for the worker's socket."""
+
+
+class Address(StrEnum):
+    loopback = "127.0.0.1"
+    every = "0.0.0.0"
+
+
+@app.command()
+def serve(
+    bundle: Annotated[Path, typer.Option(help="Engine bundle to serve.")],
+    address: Annotated[
+        Address, typer.Option(help="Where the ports are: on this machine alone, or on all of its addresses.")
+    ] = Address.loopback,
+    http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
+    metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
+    decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads of the engine, of each rank; default: all cores, or a rank's share."),
+    ] = None,
+    max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
+    stream_interval_ms: Annotated[
+        int | None, typer.Option(min=0, max=10_000, help="Least time between two pieces of a stream; default: 40.")
+    ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(help="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."),
+    ] = None,
+    start_timeout_s: Annotated[
+        float, typer.Option(min=1, max=86_400, help="A worker that is not ready after so many seconds has failed.")
+    ] = 180.0,
+    silence_s: Annotated[
+        float, typer.Option(min=1, max=86_400, help="A worker that does not answer for so many seconds is restarted.")
+    ] = 30.0,
+    triton_silence_s: Annotated[
+        float, typer.Option(min=1, max=86_400, help="So is a Triton server that does not answer for so many seconds.")
+    ] = 10.0,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay and print the logs until the service ends, as containers want.")
+    ] = False,
+) -> None:
+    """Serve a bundle; returns when a real request has succeeded."""
+    if foreground:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = Settings(
+        bundle=bundle,
+        address=address.value,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        decoupled=decoupled,
+        threads=threads,
+        max_queue=max_queue,
+        stream_interval_ms=stream_interval_ms,
+        hostfile=hostfile,
+        start_timeout_s=start_timeout_s,
+        silence_s=silence_s,
+        triton_silence_s=triton_silence_s,
+    )
+    try:
+        with _activities() as say:
+            state = launcher.serve(settings, run_dir, say)
+    except ServingError as error:
+        fail(f"redraft serve: {error}")
+    except KeyboardInterrupt:
+        fail("redraft serve: interrupted, nothing is left running", code=130)
+    mode = "streaming (decoupled)" if decoupled else "one response per request"
+    out.print(f"serving {state.settings.bundle.name}, {mode}")
+    out.print(f"  HTTP     http://{address.value}:{http_port}/v2/models/ensemble/generate")
+    out.print(f"  gRPC     {address.value}:{grpc_port}")
+    out.print(f"  metrics  http://{address.value}:{metrics_port}/metrics")
+    out.print(f"  logs     {RunDir(run_dir).path}")
+    _warn_of_untuned(state)
+    if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
+        fail(f"redraft serve: {reason}")
+
+
+@app.command()
+def stop(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
+    """End the service: no process and no shared memory is left."""
+    try:
+        count = launcher.stop(run_dir)
+    except ServingError as error:
+        fail(f"redraft stop: {error}")
+    out.print(f"stopped ({count} processes)" if count else "nothing was running")
+
+
+@app.command()
+def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
+    """Say how the service is; the exit status is 0 if it is ready."""
+    state, running = _look(run_dir)
+    if state is None or not running:
+        left = len(owned_processes(RunDir(run_dir).path))
+        out.print("not running" + (f", but {left} processes are left: `redraft stop` ends them" if left else ""))
+        if state and state.error:
+            out.print(state.error, markup=False)
+        raise typer.Exit(1)
+    out.print(f"{state.phase} {state.detail}".rstrip(), markup=False)
+    out.print(f"  bundle   {state.settings.bundle}", markup=False)
+    out.print(f"  ports    HTTP {state.settings.http_port}, gRPC {state.settings.grpc_port}, "
+              f"metrics {state.settings.metrics_port}")  # fmt: skip
+    out.print(f"  worker   pid {state.worker_pid}, restarts {state.worker_restarts}")
+    if state.rank_pids:
+        out.print("  ranks    " + ", ".join(f"{rank}: pid {pid}" for rank, pid in state.rank_pids.items()))
+    if state.last_failure:
+        out.print(f"  failed   {state.last_failure}", markup=False)
+    out.print(f"  Triton   pid {state.triton_pid}, restarts {state.triton_restarts}")
+    _warn_of_untuned(state)
+    raise typer.Exit(0 if state.phase == "ready" else 1)
+
+
+@app.command()
+def generate(
+    text: Annotated[str, typer.Argument(help="What to say to the model.")],
+    max_tokens: Annotated[int, typer.Option(min=1, max=INT32_MAX)] = 128,
+    temperature: Annotated[float | None, typer.Option(help="Absent: greedy decoding.")] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
+    method: Annotated[str | None, typer.Option(help="A drafting method of the bundle, or auto_regressive.")] = None,
+    chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or continue the text as it is.")] = True,
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Ask the running service and print its answer as it comes, then a line of statistics."""
+    state, running = _look(run_dir)
+    if state is None or not running:
+        fail("redraft generate: no service is running: `redraft serve --bundle PATH` starts one")
+    try:
+        prompt = render_chat(state.settings.bundle, text) if chat else text
+        prompt.encode()
+    except UnicodeEncodeError:
+        fail("redraft generate: the text is not valid UTF-8: set LANG to a UTF-8 locale, or write it in UTF-8")
+    except (OSError, ValueError, TemplateError) as error:
+        fail(f"redraft generate: {error}; --no-chat continues the text as it is")
+    try:
+        options: Options = {"temperature": temperature, "top_p": top_p, "seed": seed, "method": method}
+        wanted = request(prompt, max_tokens, stream=True, **options)
+        with WorkerClient(RunDir(run_dir).socket) as client:
+            client.wait_connected(CONNECT_S)
+            for chunk in client.generate(wanted):
+                out.print(chunk.text, end="", markup=False)
+                stats = chunk.stats
+    except KeyboardInterrupt:
+        fail("", code=130)
+    except (InvalidRequest, WorkerError) as error:
+        fail(f"\nredraft generate: {error}")
+    out.print()
+    err.print(stats)
+
+
+def _look(path: Path) -> tuple[State | None, bool]:
+    """The last state of the service at a run directory, and whether it runs; if it does, there is a state."""
+    try:
+        run_dir = RunDir(path)
+        running = launcher.is_running(run_dir)
+    except ServingError as error:
+        fail(f"redraft: {error}")
+    state = run_dir.read_state()
+    if running and state is None:
+        fail(
+            f"redraft: a service runs from {run_dir.path}, but its {run_dir.state_file.name} is missing or damaged: "
+            "if it stays so, `redraft stop` ends the service"
+        )
+    return state, running
+
+
+def _warn_of_untuned(state: State) -> None:
+    if state.untuned:
+        out.print(f"  warning  {untuned_warning(state.untuned, state.settings.bundle)}", markup=False)
+
+
+@contextmanager
+def _activities() -> Iterator[Callable[[str], None]]:
+    """Shows what a start is doing: in a terminal beside a spinner, in a log as it begins and while it goes on."""
+    if err.is_terminal:
+        with err.status("starting") as status:
+            yield status.update
+        return
+    doing = "starting"
+
+    def begin(activity: str) -> None:
+        nonlocal doing
+        doing = activity
+        write(err, activity)
+
+    with heartbeat(lambda: f"still {doing}", err):
+        yield begin
