@@ -173,7 +173,7 @@ class Tuner:
         """Run the chosen cuts beside no drafting, as far as there is time, and drop those that do not pay. Returns the
         speed-ups that were measured."""
         tried: dict[str, dict[str, float]] = {}
-        for running in self._counts:
+        for running in filter(self._times.__contains__, self._counts):
             for mode, by_running in cells.items():
                 if not by_running[running].nodes:
                     self.of -= 1
