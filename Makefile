@@ -21,7 +21,8 @@ CALIBRATION ?= artifacts/calibration/$(NAME).json
 BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)$(SPLIT)
 BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)$(SPLIT)
 
-DATA      ?= prompts.jsonl
+DATA      ?=
+COLUMN    ?=
 TEACHER   ?= artifacts/data/$(NAME)
 HELD_OUT  = $(addprefix --data ,$(shell ls -d $(TEACHER)-held-out 2>/dev/null))
 TOKENS    ?= 5000000
@@ -35,7 +36,8 @@ PY      := .venv/bin/python
 SETUP   := .venv/.setup
 LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -genv UCX_TLS $(UCX_TLS) -genv PYTHONIOENCODING ascii:backslashreplace -n $(TP))
 CALIBRATED := $(if $(filter fp8,$(PRECISION)),$(CALIBRATION))
-DISTILL := $(PY) build/distill.py --model $(MODEL) --prompts $(DATA) --output $(TEACHER) --held-out $(TEACHER)-held-out \
+READ    = $(if $(COLUMN),--column "$(COLUMN)")
+DISTILL = $(PY) build/distill.py --model $(MODEL) $(if $(DATA),--prompts $(DATA) $(READ)) --output $(TEACHER) --held-out $(TEACHER)-held-out \
   --tokens $(TOKENS)
 # COMPILE builds a bundle, unless the one that is there was built from the same. One whose folder the user named is not replaced.
 COMPILE := $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --precision $(PRECISION) \
@@ -54,7 +56,7 @@ help: ## this list
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
 	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for distill and train DATA TEACHER"
-	@echo "TOKENS POSITIONS; for setup PYTHON TORCH_INDEX TORCH. See README.md."
+	@echo "TOKENS POSITIONS; COLUMN of DATA or PROMPTS that holds the prompts; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
 $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt
@@ -87,7 +89,7 @@ $(MODEL)/source.json: $(if $(CHAT_TEMPLATE),always) | $(SETUP)
 	  make model SOURCE=<folder, .gguf or hub id> fetches it))
 	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL)) $(CHAT_TEMPLATE:%=--chat-template %)
 
-distill: $(TEACHER)-engine/manifest.json ## write teacher data from DATA (JSON lines) into TEACHER, and what to judge by
+distill: $(TEACHER)-engine/manifest.json ## write teacher data into TEACHER from the prompts of DATA (without: the target's own)
 	$(DISTILL) --bundle $(TEACHER)-engine
 distill-check: | $(MODEL)/source.json
 	$(DISTILL) --bundle $(TEACHER)-engine --check
@@ -128,7 +130,7 @@ stop: | $(SETUP) ## stop it
 	$(PY) -m redraft.cli stop
 
 loadtest: | $(SETUP) ## load-test the running server at RATES
-	$(PY) -m benchmarks.load.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) --request-rate $(RATES) --result-dir $(RESULTS)
+	$(PY) -m benchmarks.load.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) $(READ) --request-rate $(RATES) --result-dir $(RESULTS)
 
 include $(dir $(firstword $(MAKEFILE_LIST)))benchmarks/bench.mk
 

@@ -158,7 +158,7 @@ $(LATENCY)/manifest.json: always $(CALIBRATED) | $(MODEL)/source.json
 $(TEACHER): # make distill takes DATA and TOKENS; it goes on with a folder that it left unfinished, these parts take it as it is
 	$(MAKE) distill
 $(TEACHER)-prefill: | $(MODEL)/source.json
-	$(PY) build/distill.py --model $(MODEL) --prompts $(DATA) --output $@ --source prefill --slots 8 --shard-documents 256 \
+	$(PY) build/distill.py --model $(MODEL) $(if $(DATA),--prompts $(DATA)) --output $@ --source prefill --slots 8 --shard-documents 256 \
 	  --tokens 770000
 
 CHANGED :=

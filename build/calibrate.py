@@ -19,10 +19,10 @@ from rich.console import Console
 from compiler.calibration import calibrate
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
-from redraft.chat import render_chat
+from redraft.chat import user_prompt
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress
-from redraft.prompts import load_prompts, spread
+from redraft.prompts import read_prompts, spread
 from redraft.text import TextCodec
 
 out = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -33,20 +33,23 @@ def main(
     model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
     output: Annotated[Path, typer.Option(help="The JSON file to write.")],
     prompts: Annotated[
-        Path, typer.Option(help="JSON lines with `turns` or `prompt`, of the kind that will be served.")
+        Path, typer.Option(help="Prompts of the kind that will be served: JSON, plain text lines, CSV or Parquet.")
     ] = Path("benchmarks/prompts.jsonl"),
+    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None,
     num_prompts: Annotated[int | None, typer.Option(min=1, help="How many of them; default: all.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are cut to so many tokens.")] = 1024,
 ) -> None:
     """Find what a target's linear layers take, for build_engines.py --precision fp8."""
     try:
-        turns = [turn for prompt in spread(load_prompts(prompts), num_prompts) for turn in prompt.turns]
+        file = read_prompts(prompts, column)
+        out.print(f"calibrate: {file}; every user turn is a text of its own", markup=False)
+        turns = [turn for prompt in spread(file.prompts, num_prompts) for turn in prompt.turns]
         target = Target.from_folder(model)
         if not (model / "tokenizer.json").is_file():
             raise FileNotFoundError(f"{model} has no tokenizer.json")
         codec = TextCodec.load(model / "tokenizer.json")
         longest = min(max_tokens, target.config.max_position)
-        texts = [codec.encode(render_chat(model, turn))[:longest] for turn in turns]
+        texts = [codec.encode(user_prompt(model, turn))[:longest] for turn in turns]
         with progress("calibrate", len(texts), "texts", console=out) as shown:
             fingerprint = target_fingerprint(target)
             calibration = calibrate(target, fingerprint, texts, lambda: shown.update(shown.done + 1))

@@ -4,7 +4,7 @@
 Two sources, one format:
 
   generate   the target answers prompts (greedy or sampled); a share of the prompts it writes itself,
-             sampled from an empty user turn
+             sampled from an empty user turn; all of them without --prompts
   prefill    the target reads the prompts' own responses; no generation, so several times faster
 
 The output folder holds numbered safetensors shards: `tokens` int32 [N], `hidden` bfloat16 [N, H]
@@ -19,13 +19,11 @@ the text and at least one, are in no training data.
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -42,29 +40,33 @@ from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import Progress, duration, progress, size
-from redraft.console.resources import free_disk, require_memory
-from training.conversations import MAX_USER_TOKENS, Generator, Template, documents, prefill
-from training.forward import EngineForward, TorchForward
-from training.prompts import (
-    LEAST_RESPONSE,
-    RESERVED,
-    Prompt,
-    answerable,
-    by_share,
-    cutoff_of,
-    divide,
-    draw_prompts,
-    parse_shares,
+from redraft.console.resources import require_memory
+from redraft.prompts import Prompt, load_prompts
+from training.conversations import (
+    MAX_USER_TOKENS,
+    OPENING_TOKENS,
+    PROMPT_TEMPERATURE,
+    Generator,
+    Template,
+    documents,
+    prefill,
 )
-from training.shards import Document, Shards, model_digest
+from training.forward import EngineForward, TorchForward
+from training.parts import (
+    HELD_OUT_SHARE,
+    LEAST_HELD_OUT,
+    MOST_HELD_OUT,
+    Part,
+    held_out_tokens,
+    open_parts,
+    require_space,
+)
+from training.prompts import LEAST_RESPONSE, RESERVED, answerable, parse_shares
+from training.shards import Document, model_digest
 
 SHARD_S = 60.0
 """Seconds after which a shard is closed, whatever it holds."""
-HELD_OUT_SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.02, 2_000, 100_000
-"""Held-out tokens: a share of the training tokens within these bounds."""
 FEWEST_TO_TRAIN_ON = 1_000
-HELD_OUT_SEED = 1_000_000
-"""Far from the seeds of training data, which are the numbers of its shards: a model writes other prompts itself."""
 OPERATIONS_PER_CORE = 1e11
 """Multiplications and additions a second, for the first estimate of the time; measured with 0.1B to 0.5B targets."""
 
@@ -74,108 +76,24 @@ class Source(StrEnum):
     prefill = "prefill"
 
 
-@dataclass
-class Part:
-    """What one folder is to hold: `wanted` tokens of conversations, from its own prompts."""
-
-    held_out: bool
-    shards: Shards
-    wanted: int
-    prompts: list[tuple[float, list[Prompt]]]
-    """Groups, each with its share; none where the target writes all prompts itself"""
-    ended: list[Document] = field(default_factory=list)
-    """Documents that are in no shard yet"""
-
-    @property
-    def held(self) -> int:
-        """Tokens of the documents that ended."""
-        return self.shards.tokens + sum(len(doc.tokens) for doc in self.ended)
-
-    def held_with(self, under_way: Sequence[Document]) -> int:
-        """Tokens that it held if its documents under way ended now: one without an answer would be dropped."""
-        return self.held + sum(len(doc.tokens) for doc in under_way if doc.answered and doc.held_out == self.held_out)
-
-    def draw(self, seed: int) -> Iterator[Prompt]:
-        """Endless prompts, from the first that no run of the folder has drawn."""
-        order = draw_prompts(self.prompts, seed + HELD_OUT_SEED * self.held_out)
-        for prompt in itertools.islice(order, self.shards.drawn, None):
-            self.shards.drawn += 1
-            yield prompt
-
-    def close(self, under_way: Sequence[Document]) -> None:
-        """Write the documents that ended as a shard, and those under way beside it."""
-        self.shards.add(self.ended, under_way)
-        self.ended = []
-
-
-def held_out_tokens(tokens: int) -> int:
-    """How many held-out tokens go with so many to train on."""
-    return max(LEAST_HELD_OUT, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * tokens)))
-
-
-def open_parts(
-    path: Path,
-    prompts: Sequence[Prompt],
-    shares: Mapping[str, float],
-    self_written: float,
-    folders: Mapping[Path, int],
-    meta: dict[str, str],
-) -> list[Part]:
-    """The parts of a run that fills `folders` from prompts of a file: to train on and, where there is a second folder,
-    held out. Folders that hold shards keep their division of prompts.
-
-    Raises ValueError for prompts or folders that do not fit.
-    """
-    if unknown := set(shares) - {prompt.source for prompt in prompts}:
-        known = sorted({prompt.source for prompt in prompts})
-        raise ValueError(f"--shares: {path} has no source {sorted(unknown)}; it has {known}")
-    opened = [Shards(folder, meta | ({"held_out": "true"} if side else {})) for side, folder in enumerate(folders)]
-    cutoffs = {shards.cutoff for shards in opened} - {None}
-    if len(cutoffs) > 1:
-        names = " and ".join(map(str, folders))
-        raise ValueError(f"{names} do not hold out the same prompts: give folders that were written together")
-    cutoff = next(iter(cutoffs), None) or cutoff_of(prompts)
-    divided = [by_share(side, shares) for side in divide(prompts, cutoff)]
-    filled = zip(opened, folders.values(), strict=True)
-    parts = [Part(bool(side), shards, wanted, divided[side]) for side, (shards, wanted) in enumerate(filled)]
-    for part in parts:
-        part.shards.meta["held_out_below"] = str(cutoff)
-        if not part.prompts and (self_written < 1 if not part.held_out else not self_written):
-            side = "--held-out" if part.held_out else "training"
-            raise ValueError(f"{path} has no prompt for {side}, which shares none with the other part: give more")
-    return parts
-
-
-def require_space(parts: Sequence[Part], token_bytes: int, engine: int = 0) -> None:
-    """Raises ValueError where the tokens that are still to be written do not fit the disk, beside an engine of so many
-    bytes."""
-    output = parts[0].shards.folder
-    tokens = sum(max(part.wanted, part.shards.tokens) for part in parts)
-    there = sum(part.shards.tokens for part in parts)
-    free = max(free_disk(output) - engine, 0)
-    if (tokens - there) * token_bytes > free:
-        others = tokens - parts[0].wanted
-        raise ValueError(
-            f"--tokens {parts[0].wanted} take {tokens * token_bytes / 1e9:.1f} GB, with those held out, of which "
-            f"{there * token_bytes / 1e9:.1f} GB are there, and {output} has {free / 1e9:.1f} GB free: at most "
-            f"--tokens {max(there + free // token_bytes - others, 0)} fit"
-        )
-
-
 def say(text: str) -> None:
     print(f"distill: {text}", file=sys.stderr, flush=True)
+
+
+def say_origin(template: Template) -> None:
+    """Say how the target writes all prompts itself."""
+    what = f"user turns of up to {MAX_USER_TOKENS} tokens, from its chat template's user header"
+    if not template.assistant:
+        what = f"the first {OPENING_TOKENS} tokens of a text, as the model has no chat template"
+    say(f"no prompts given: the target writes its own, each once ({what}, at temperature {PROMPT_TEMPERATURE:g})")
 
 
 def say_plan(parts: Sequence[Part], token_bytes: int, weights: int, memory: int, engine: int) -> None:
     """What the run is to write, and about what it takes beside an engine of so many bytes that is yet to be built."""
     for part in parts:
         kind = "held out, to judge drafters by" if part.held_out else "to train on"
-        count = len({prompt.prompt for _, group in part.prompts for prompt in group})
-        source = (
-            f"from {count:,} prompt{'s' * (count > 1)}"
-            if count
-            else "the target writes all prompts itself, for want of others"
-        )
+        count = len({prompt.turns[0] for _, group in part.prompts for prompt in group})
+        source = f"from {count:,} prompt{'s' * (count > 1)}" if count else "from the target's own prompts"
         held = min(part.shards.tokens, part.wanted)
         there = f", {held:,} of them there" if held else ""
         say(f"{part.shards.folder}: {part.wanted:,} tokens {kind}{there}; {source}")
@@ -252,6 +170,8 @@ def generate(
 
     stream = generator.run(following, max_new_tokens, template.assistant)
     write(shown, stream, parts, shard_documents, generator)
+    if generator.dropped:
+        say(f"dropped {generator.dropped:,} prompts of its own that the target had written before, or that are empty")
 
 
 def read_responses(target: Target, parts: Sequence[Part], tokenizer, template: Template, batch: int, longest: int,
@@ -269,20 +189,23 @@ def read_responses(target: Target, parts: Sequence[Part], tokenizer, template: T
 def own_documents(part: Part, tokenizer, template: Template, self_written: float, seed: int) -> Iterator[Document]:
     """What a part begins with: its own prompts and the target's."""
     drawn = part.draw(seed) if part.prompts else None
-    rng = random.Random(part_seed(part, seed))
+    rng = random.Random(part.seed(seed))
     return documents(drawn, tokenizer, template, self_written, part.held_out, rng)
-
-
-def part_seed(part: Part, seed: int) -> int:
-    """A seed that no other run of the folder has."""
-    return seed + part.shards.count + HELD_OUT_SEED * part.held_out
 
 
 @interruptible("distill", "what was written so far is kept: the same command goes on")
 def main(
     model: Annotated[Path, typer.Option(help="Model folder written by fetch_model.py.")],
-    prompts: Annotated[Path, typer.Option(help="JSON lines with `prompt` and, if any, `source` and `response`.")],
     output: Annotated[Path, typer.Option(help="Folder for the shards; existing ones are kept and continued.")],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines or arrays (`prompt`, `turns`, `messages`, `conversations`; also `source`, `response`), "
+            "plain text lines, CSV or Parquet. Default: the target writes all prompts itself.",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Stop when the folder holds this many tokens.")] = 5_000_000,
     held_out: Annotated[
         Path | None,
@@ -329,18 +252,28 @@ def main(
     folders = {output: tokens} | ({held_out: held_out_tokens(tokens)} if held_out else {})
     meta = {"model": model.name, "source": source.value, "shares": shares or "", "self_written": str(self_written)}
     writes_prompts = self_written if source is Source.generate else 0.0
+    given: list[Prompt] = []
     user, longest = MAX_USER_TOKENS + max_new_tokens, MAX_USER_TOKENS + 2 * max_new_tokens
     try:
         if held_out == output:
             raise ValueError(f"--held-out {held_out}: expected another folder than --output")
+        if prompts:
+            given = load_prompts(prompts, column)
+        elif source is Source.prefill:
+            raise ValueError("--source prefill reads the responses of --prompts, and there are none")
+        else:
+            self_written = writes_prompts = 1.0
         config = TargetConfig.load(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
-        template = Template.of(tokenizer, model)
+        template = Template.of(tokenizer)
         if source is Source.prefill:
             user = longest - len(template) - LEAST_RESPONSE - 1
-        given, left_out = answerable(prompts, tokenizer, user, source is Source.prefill)
-        for line in left_out:
-            say(line)
+        if prompts:
+            given, left_out = answerable(prompts, given, tokenizer, user, source is Source.prefill)
+            for line in left_out:
+                say(line)
+        else:
+            say_origin(template)
         meta["model_digest"] = model_digest(model)
         parts = open_parts(prompts, given, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
         token_bytes = config.hidden_size * 2 + 4
@@ -380,9 +313,11 @@ def main(
             return
         forward = TorchForward(target, slots, length) if target else engine
         assert forward is not None
-        generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], part_seed(parts[0], seed))
+        generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], parts[0].seed(seed))
         rate, left = generator.rate(), sum(max(part.wanted - part.held, 0) for part in parts)
         say(f"about {duration(left / rate)} at {rate:,.0f} tokens/s, as a few steps took")
+        for part in parts if self_written else ():
+            generator.written.update(part.shards.prompts(len(template.prefix), max(len(template.assistant), 1)))
         own = {part.held_out: own_documents(part, tokenizer, template, self_written, seed) for part in parts}
         generate(shown, generator, parts, own, template, max_new_tokens, shard_documents)
 

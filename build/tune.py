@@ -34,7 +34,7 @@ from redraft.runtime import Runtime
 @interruptible("tune", "tables that were written are kept: the same command goes on with the other methods")
 def main(
     bundle: Annotated[Path, typer.Option(help="Folder of the engine bundle to tune.")],
-    prompts: Annotated[Path, typer.Option(help="JSON lines with `turns` or `prompt`.")],
+    prompts: Annotated[Path, typer.Option(help="Prompts: JSON, plain text lines, CSV or Parquet.")],
     method: Annotated[
         list[str] | None,
         typer.Option(help="A method to tune; may be given several times. Default: those without a table, else all."),
@@ -43,11 +43,12 @@ def main(
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure acceptance on.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
+    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None,
 ) -> None:
     """Write a bundle's budget tables: how many nodes to draft for each number of running sequences."""
     console = Console(stderr=True)
     try:
-        known = load_prompts(prompts)
+        known = load_prompts(prompts, column)
         write(console, f"tune: loading {bundle}")
         forget_unusable(bundle, console)
         with heartbeat(lambda: f"tune: still loading {bundle}", console):

@@ -45,7 +45,7 @@ def weight_files(folder: Path) -> list[Path]:
     if not (folder / INDEX).exists():
         if files := sorted(folder.glob("*.safetensors")):
             return files
-        raise FileNotFoundError(f"{folder}: no .safetensors file")
+        raise FileNotFoundError(f"{folder}: no .safetensors file" if folder.is_dir() else f"{folder} does not exist")
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{folder / INDEX}: expected a `weight_map` from tensors to files")

@@ -38,5 +38,13 @@ def render_chat(folder: Path, messages: str | Sequence[Message]) -> str:
     return environment.from_string(source).render(messages=turns, add_generation_prompt=True, **tokens)
 
 
+def user_prompt(folder: Path, user: str) -> str:
+    """One user turn as the model continues it: by the chat template, or as it is where the folder has none."""
+    try:
+        return render_chat(folder, user)
+    except FileNotFoundError:
+        return user
+
+
 def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)

@@ -1,13 +1,33 @@
-"""Prompt files: JSON lines in the formats of MT-bench and Spec-Bench."""
+"""Prompt files, read as they are: JSON lines and arrays, plain text, CSV and Parquet.
+
+A row has its prompt in `turns` (MT-bench, Spec-Bench), `prompt`, `messages` (OpenAI), `conversations` (ShareGPT), or in
+a column that the caller names. Its value is a text, a list of user turns, or a list of messages.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Rows = Iterator[tuple[str, Any]]
+"""Rows of a file, each with its place in it: "line 3"."""
+
+FIELDS = ("turns", "prompt", "messages", "conversations")
+OTHER_FIELDS = ("question_id", "category", "source", "response", "reference")
+USER, ASSISTANT = ("user", "human"), ("assistant", "gpt")
+"""Names of the two roles, in OpenAI's messages and in ShareGPT's."""
+EXAMPLE = 'lines such as {"prompt": "Why is the sky blue?"}'
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+CSV_SUFFIXES = (".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -16,38 +36,251 @@ class Prompt:
 
     question_id: str
     category: str
+    """Its kind, or the data set that it is from: the field `category` or `source`"""
     turns: tuple[str, ...]
     references: tuple[tuple[str, ...], ...] = ()
     """Texts that answer each turn as it should be, any of them; empty where none are known."""
+    response: str | None = None
+    """The file's own answer to the first turn: the field `response`, or the assistant's message after it."""
 
 
-def load_prompts(path: str | Path) -> list[Prompt]:
-    """Prompts of a JSON-lines file: `turns` with `question_id` and `category` (MT-bench, Spec-Bench), or `prompt`.
+@dataclass(frozen=True)
+class PromptFile:
+    """A file's prompts, and what the file was taken for."""
+
+    path: Path
+    prompts: list[Prompt]
+    format: str
+    fields: tuple[str, ...]
+    """Where the user turns are from; empty for plain text"""
+    left_out: int
+    """Rows without a user turn"""
+
+    def __str__(self) -> str:
+        """One line: format, number of prompts, where they are from."""
+        fields = f" from {' and '.join(f'`{field}`' for field in self.fields)}" if self.fields else ""
+        left_out = f"; {_count(self.left_out, 'row')} without a user turn left out" if self.left_out else ""
+        return f"{self.path}: {self.format}, {_count(len(self.prompts), 'prompt')}{fields}{left_out}"
+
+    @property
+    def several_turns(self) -> int:
+        """Prompts with more than one user turn."""
+        return sum(len(prompt.turns) > 1 for prompt in self.prompts)
+
+
+def load_prompts(path: str | Path, column: str | None = None) -> list[Prompt]:
+    """The prompts of a file, for a command that uses the first user turn of each. Prints what the file was taken for.
+
+    Raises as `read_prompts` does.
+    """
+    file = read_prompts(Path(path), column)
+    several = f"; the first user turn of each is used, {file.several_turns:,} have more" if file.several_turns else ""
+    print(f"prompts: {file}{several}", file=sys.stderr, flush=True)
+    return file.prompts
+
+
+def read_prompts(path: Path, column: str | None = None) -> PromptFile:
+    """Prompts of a file in any format that this module's docstring names, from the field `column` if it is given.
 
     `reference`, where given, has a text or a list of texts for each turn; empty ones are left out.
-    Raises ValueError naming the file, the line and what is wrong with it.
+    Raises ValueError naming the file, the place and what is wrong with it.
     """
-    prompts = []
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    prompts.append(_parse(json.loads(line), number))
-                except (json.JSONDecodeError, ValueError) as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from None
+    prompts, fields, left_out = list[Prompt](), Counter[str](), 0
+    kind, rows = _open(path, column)
+    for number, (place, row) in enumerate(rows, 1):
+        try:
+            field = _field(row, column)
+            prompt = _parse(row, field, number)
+        except ValueError as error:
+            raise ValueError(f"{path}, {place}: {error}") from None
+        if prompt is None:
+            left_out += 1
+            continue
+        prompts.append(prompt)
+        if field:
+            fields[field] += 1
     if not prompts:
-        raise ValueError(f"{path}: holds no prompts")
-    return prompts
+        raise ValueError(f"{path} holds no prompts; expected {EXAMPLE}, or plain text")
+    return PromptFile(path, prompts, kind, tuple(fields), left_out)
 
 
-def _parse(row: Any, number: int) -> Prompt:
-    if not isinstance(row, dict):
-        raise ValueError(f"expected an object, got {row!r:.60}")
-    turns = row.get("turns", [row["prompt"]] if "prompt" in row else None)
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise ValueError(f"expected 'turns' (a list of texts) or 'prompt' (a text), got {turns!r:.60}")
-    references = _references(row.get("reference"), len(turns))
-    return Prompt(str(row.get("question_id", number)), str(row.get("category", "all")), tuple(turns), references)
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+# -- formats -----------------------------------------------------------------------------------------------
+
+
+def _open(path: Path, column: str | None) -> tuple[str, Rows]:
+    """A file's format and its rows: texts, lists or objects."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; expected a file of prompts")
+    try:
+        with path.open("rb") as file:
+            begins = file.read(4)
+    except OSError as error:
+        raise ValueError(f"prompts {path}: {error.strerror}; give a file of {EXAMPLE}, or of plain text") from None
+    if begins == b"PAR1":
+        return "Parquet", _parquet(path, column)
+    text, name = _text(path), path.name.lower().removesuffix(".gz")
+    if name.endswith(CSV_SUFFIXES):
+        return "CSV", _csv(path, text, column)
+    first = text.lstrip()[:1]
+    if first == "[" and (array := _array(text)) is not None:
+        return "JSON array", ((f"entry {number}", row) for number, row in enumerate(array, 1))
+    lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if name.endswith(JSON_SUFFIXES) or (first == "{" and _is_json(lines[0][1])):
+        return "JSON lines", _json_lines(path, lines)
+    return "plain text lines", ((place, line.strip()) for place, line in lines)
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        if b"\0" in content[:4096]:
+            raise ValueError("it has zero bytes")
+        return content.decode("utf-8-sig")
+    except (ValueError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: neither UTF-8 text nor Parquet ({error}); expected {EXAMPLE}") from None
+
+
+def _array(text: str) -> list[Any] | None:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _json_lines(path: Path, lines: Iterable[tuple[str, str]]) -> Rows:
+    for place, line in lines:
+        try:
+            yield place, json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, {place}: not JSON ({error}); expected {EXAMPLE}") from None
+
+
+def _csv(path: Path, text: str, column: str | None) -> Rows:
+    header = text.lstrip("\n").split("\n")[0]
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # the whole process's
+    _check_columns(path, list(reader.fieldnames or ()), column)
+    try:
+        for row in reader:
+            yield f"line {reader.line_num}", row
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
+
+
+def _parquet(path: Path, column: str | None) -> Rows:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        install = f"{sys.executable} -m pip install pyarrow"
+        raise ValueError(f"{path}: Parquet needs pyarrow: {install}; or save it as CSV or JSON lines") from None
+    try:
+        with ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            _check_columns(path, names, column)
+            wanted = [name for name in names if name in (column, *FIELDS, *OTHER_FIELDS)]
+            rows = (row for batch in file.iter_batches(columns=wanted) for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield f"row {number}", row
+    except ArrowException as error:
+        raise ValueError(f"{path}: not Parquet, or damaged ({error})") from None
+
+
+def _check_columns(path: Path, names: Sequence[str], column: str | None) -> None:
+    try:
+        _field(dict.fromkeys(names, ""), column)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+# -- rows --------------------------------------------------------------------------------------------------
+
+
+def _field(row: Any, column: str | None) -> str | None:
+    """The field that a row's user turns are in; None for a row that is the text or the list itself."""
+    if isinstance(row, str | list) and column is None:
+        return None
+    names = list(row) if isinstance(row, dict) else []
+    if column is not None and column not in names:
+        raise ValueError(f"there is no field {column!r}: --column takes one of {', '.join(map(repr, names)) or 'none'}")
+    known = sorted((field for field in FIELDS if field in names), key=lambda field: row[field] is None)
+    if found := column or next(iter(known), None):
+        return found
+    if not names:
+        raise ValueError(f"{row!r:.60} is no prompt; expected {EXAMPLE}")
+    raise ValueError(
+        f"no {', '.join(FIELDS[:-1])} or {FIELDS[-1]} among {', '.join(map(repr, names))}: name the field with "
+        f"--column (make: COLUMN=), or write {EXAMPLE}"
+    )
+
+
+def _parse(row: Any, field: str | None, number: int) -> Prompt | None:
+    """A row's prompt; None where it has no user turn."""
+    value = row if field is None else row[field]
+    turns, response = _conversation(value, field)
+    others = row if isinstance(row, dict) else {}
+    given = others.get("response")
+    if given is not None and not isinstance(given, str):
+        raise ValueError(f"`response` is {given!r:.60}, expected a text")
+    if not turns:
+        return None
+    response = given if given is not None else response
+    for text in (*turns, response or ""):
+        text.encode()
+    category = others.get("category") or others.get("source") or "all"
+    references = _references(others.get("reference"), len(turns))
+    return Prompt(str(others.get("question_id", number)), str(category), turns, references, response)
+
+
+def _conversation(value: Any, field: str | None) -> tuple[tuple[str, ...], str | None]:
+    """The user turns of a text, a list of user turns or a list of messages, and the answer to the first, if any."""
+    if value is None:
+        return (), None
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list) and all(isinstance(turn, str) for turn in value):
+        return tuple(turn for turn in value if turn.strip()), None
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        name = f"`{field}` is " if field else ""
+        raise ValueError(f"{name}{value!r:.60}, expected a text, a list of texts, or a list of messages")
+    texts = [(_role(message), _content(message)) for message in value]
+    messages = [(role, text) for role, text in texts if text.strip()]
+    users = [place for place, (role, _) in enumerate(messages) if role in USER]
+    after = messages[users[0] + 1 :][:1] if users else []
+    response = after[0][1] if after and after[0][0] in ASSISTANT else None
+    return tuple(messages[place][1] for place in users), response
+
+
+def _role(message: dict[str, Any]) -> str:
+    role = message.get("role", message.get("from"))
+    if not isinstance(role, str):
+        raise ValueError(f"{message!r:.60} has no `role` (or, in ShareGPT's form, `from`)")
+    return role
+
+
+def _content(message: dict[str, Any]) -> str:
+    """A message's text. OpenAI's form may divide it into parts, and a message that calls a tool has none."""
+    content = message.get("content", message.get("value"))
+    if content is None:
+        return ""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if isinstance(parts, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        return "".join(part["text"] for part in parts)
+    raise ValueError(f"a message's content is {content!r:.60}, expected a text")
 
 
 def _references(given: Any, turns: int) -> tuple[tuple[str, ...], ...]:

@@ -1,15 +1,40 @@
-"""Prompt files."""
+"""Prompt files of every format."""
 
+import csv
+import gzip
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from redraft.prompts import load_prompts, spread
+from redraft.chat import user_prompt
+from redraft.prompts import load_prompts, read_prompts, spread
 
 SHIPPED = Path(__file__).parents[1] / "benchmarks" / "prompts.jsonl"
 KINDS = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "first "}, {"type": "text", "text": "part"}]},
+    {"role": "assistant", "content": "an answer"},
+    {"role": "user", "content": "later"},
+]
+SHAREGPT = [
+    {"from": "gpt", "value": "Welcome."},
+    {"from": "human", "value": "first part"},
+    {"from": "gpt", "value": "an answer"},
+]
+
+
+def write(tmp_path, text, name="prompts.jsonl"):
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def turns(file, column=None):
+    return [prompt.turns for prompt in read_prompts(file, column).prompts]
 
 
 def test_shipped_prompts_cover_every_kind():
@@ -23,50 +48,178 @@ def test_shipped_prompts_cover_every_kind():
     assert {len(prompt.turns) for prompt in prompts} == {1, 2}
 
 
-def test_prompt_formats(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"question_id": 81, "category": "qa", "turns": ["a", "b"], "reference": []}, {"prompt": "c"}]
-    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    first, second = load_prompts(file)
-    assert (first.question_id, first.category, first.turns) == ("81", "qa", ("a", "b"))
-    assert (second.question_id, second.category, second.turns) == ("2", "all", ("c",))
+def test_fields_beside_the_prompt(tmp_path):
+    rows = [
+        {"question_id": 81, "category": "qa", "turns": ["a", "b"], "reference": []},
+        {"prompt": "c", "source": "mine", "response": "d"},
+        {"prompt": "e", "source": None, "turns": None},
+    ]
+    first, second, third = read_prompts(write(tmp_path, "\n".join(map(json.dumps, rows)) + "\n\n")).prompts
+    assert (first.question_id, first.category, first.turns, first.response) == ("81", "qa", ("a", "b"), None)
+    assert (second.question_id, second.category, second.turns, second.response) == ("2", "mine", ("c",), "d")
+    assert (third.category, third.turns) == ("all", ("e",))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected", "response"),
+    [
+        ({"messages": MESSAGES}, ("first part", "later"), "an answer"),
+        ({"conversations": SHAREGPT, "id": "x"}, ("first part",), "an answer"),
+        ({"prompt": "a", "messages": MESSAGES}, ("a",), None),
+        ({"messages": MESSAGES[:2] + MESSAGES[3:]}, ("first part", "later"), None),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]}, ("a",), None),
+        ("a text\nof two lines", ("a text\nof two lines",), None),
+    ],
+)
+def test_rows_of_every_shape(tmp_path, row, expected, response):
+    for text in (json.dumps(row), json.dumps([row], indent=2)):
+        (prompt,) = read_prompts(write(tmp_path, text)).prompts
+        assert (prompt.turns, prompt.response) == (expected, response)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "column"),
+    [
+        ("p.txt", "a, b\n\n  [c]  \n", None),
+        ("p", "a, b\n[c]", None),
+        ("p.txt", '{"prompt": "a, b"}\n{"prompt": "[c]"}', None),
+        ("p.json", '["a, b", ["[c]"]]', None),
+        ("p.jsonl", '["a, b"]\n["[c]"]', None),
+        ("p.jsonl", '"a, b"\n"[c]"\n', None),
+        ("p.jsonl", '{"instruction": "a, b", "prompt": "x"}\n{"instruction": "[c]"}', "instruction"),
+        ("p.csv", 'id,prompt\n1,"a, b"\n2,[c]\n', None),
+        ("p.csv", 'question;kind\r\n"a, b";x\r\n[c];y\r\n', "question"),
+        ("p.tsv", "kind\tquestion\nx\ta, b\ny\t[c]\nz\n", "question"),
+    ],
+)
+def test_the_same_prompts_in_every_text_format(tmp_path, name, text, column):
+    assert turns(write(tmp_path, text, name), column) == [("a, b",), ("[c]",)]
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert turns(packed, column) == [("a, b",), ("[c]",)]
+
+
+def test_a_csv_cell_may_be_long_and_have_several_lines(tmp_path):
+    text = "word\n" * 50_000
+    for cell in (text, "short"):
+        assert turns(write(tmp_path, f'prompt\n"{cell}"\n', "p.csv")) == [(cell,)]
+        assert csv.field_size_limit() >= len(text), "other readers of CSV in this process keep what they had"
+
+
+def test_parquet(tmp_path):
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    file = tmp_path / "p.parquet"
+    parquet.write_table(pyarrow.table({"messages": [MESSAGES[2:], SHAREGPT and None], "text": ["a", "b"]}), file)
+    assert turns(file) == [("later",)]
+    assert turns(file, "text") == [("a",), ("b",)]
+    with pytest.raises(ValueError, match="there is no field 'question': --column takes one of 'messages', 'text'"):
+        read_prompts(file, "question")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match="not Parquet, or damaged"):
+        read_prompts(file)
+
+
+def test_parquet_without_its_library(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    file = tmp_path / "p.parquet"
+    file.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"Parquet needs pyarrow: .* -m pip install pyarrow"):
+        read_prompts(file)
+
+
+def test_the_line_that_says_what_was_read(tmp_path, capsys):
+    rows = [{"messages": MESSAGES}, {"conversations": SHAREGPT}, {"messages": SHAREGPT[:1]}, {"prompt": " "}]
+    file = write(tmp_path, "\n".join(map(json.dumps, rows)))
+    assert len(load_prompts(file)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    for part in (
+        "JSON lines",
+        "2 prompts",
+        "`messages` and `conversations`",
+        "2 rows without",
+        "first user turn",
+        "1 ",
+    ):
+        assert part in line
+
+
+def test_a_model_without_a_chat_template_gets_the_text_as_it_is(tmp_path):
+    assert user_prompt(tmp_path, "hello") == "hello"
+    (tmp_path / "chat_template.jinja").write_text("<{{ messages[0].content }}>")
+    assert user_prompt(tmp_path, "hello") == "<hello>"
 
 
 def test_references_are_texts_by_turn(tmp_path):
-    file = tmp_path / "prompts.jsonl"
     rows = [
         {"turns": ["a"], "reference": ["x"]},
         {"turns": ["a", "b"], "reference": [["x", " ", "y"], ""]},
         {"turns": ["a"], "reference": None},
         {"turns": ["a"]},
     ]
-    file.write_text("\n".join(map(json.dumps, rows)))
+    file = write(tmp_path, "\n".join(map(json.dumps, rows)))
     assert [prompt.references for prompt in load_prompts(file)] == [(("x",),), (("x", "y"), ()), (), ()]
 
 
 @pytest.mark.parametrize("reference", ["x", 0, {}, ["x", "y"], [1], [["x", 2]], [None]])
 def test_wrong_references_are_named(tmp_path, reference):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps({"turns": ["a"], "reference": reference}))
+    file = write(tmp_path, json.dumps({"turns": ["a"], "reference": reference}))
     with pytest.raises(
         ValueError, match="line 1: expected 'reference' to have a text or a list of texts for each of 1"
     ):
         load_prompts(file)
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"turns": []}', '{"turns": "text"}', '{"prompt": " "}', '{"other": 1}'])
-def test_wrong_prompt_lines_are_named(tmp_path, line):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "good"}\n' + line)
-    with pytest.raises(ValueError, match="line 2"):
-        load_prompts(file)
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected a text, a list of texts, or a list of messages"),
+        ("7", "7 is no prompt"),
+        ('{"prompt": 7}', "`prompt` is 7"),
+        ('{"turns": ["a", 7]}', "`turns` is"),
+        ('{"instruction": "a"}', "no turns, prompt, messages or conversations among 'instruction': .*--column"),
+        ('{"messages": [{"text": "a"}]}', "no `role`"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "content is"),
+        ('{"prompt": "a", "response": 7}', "`response` is 7"),
+        ('{"prompt": "\\ud800"}', "surrogates"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path, line, message):
+    with pytest.raises(ValueError, match=rf"prompts.jsonl, line 2: .*{message}"):
+        load_prompts(write(tmp_path, '{"prompt": "good"}\n' + line))
 
 
-def test_empty_prompt_file(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n")
-    with pytest.raises(ValueError, match="holds no prompts"):
-        load_prompts(file)
+@pytest.mark.parametrize(
+    ("name", "content", "column", "message"),
+    [
+        ("p.jsonl", b"", None, "holds no prompts"),
+        ("p.txt", b"\n \n", None, "holds no prompts"),
+        ("p.csv", b"", None, "among|no field|no prompt"),
+        ("p.csv", b"prompt\n", None, "holds no prompts"),
+        ("p.jsonl", b'{"turns": []}\n{"prompt": ""}', None, "holds no prompts"),
+        ("p.bin", bytes(range(256)) * 9, None, "neither UTF-8 text nor Parquet"),
+        ("p.txt", "Grüße".encode("latin-1"), None, "neither UTF-8 text nor Parquet"),
+        ("p.txt", "text".encode("utf-16"), None, "neither UTF-8 text nor Parquet"),
+        ("p.txt.gz", b"\x1f\x8b\x08 cut", None, "neither UTF-8 text nor Parquet"),
+        ("p.csv", b"question,answer\na,b\n", None, "among 'question', 'answer': name the field with --column"),
+        ("p.csv", b"question,answer\na,b\n", "text", "no field 'text': --column takes one of 'question', 'answer'"),
+        ("p.txt", b"a\n", "text", "no field 'text'"),
+    ],
+)
+def test_files_without_prompts(tmp_path, name, content, column, message):
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as raised:
+        read_prompts(file, column)
+    assert str(file) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_file(tmp_path):
+    with pytest.raises(ValueError, match="is a folder"):
+        read_prompts(tmp_path)
+    with pytest.raises(ValueError, match=r"absent: No such file or directory; give a file of lines such as"):
+        read_prompts(tmp_path / "absent")
 
 
 def test_spreading_over_a_sorted_file():
@@ -79,4 +232,4 @@ def test_spreading_over_a_sorted_file():
 def test_a_byte_order_mark_is_no_text(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "c"}\n', encoding="utf-8-sig")
-    assert [prompt.turns for prompt in load_prompts(file)] == [("c",)]
+    assert turns(file) == [("c",)]

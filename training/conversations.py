@@ -7,20 +7,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jinja2 import TemplateError
 
-from model_defs.files import read_json
 from model_defs.target.attention import causal_attend
 from model_defs.target.model import Target
+from redraft.prompts import Prompt
 from training.forward import Forward
-from training.prompts import Prompt
 from training.shards import Document
 
 MAX_USER_TOKENS = 96
+OPENING_TOKENS = 16
+"""How much of a text a model without a chat template writes as a prompt."""
+MOST_REPEATS = 64
+"""After so many prompts that are not new, one is answered again: the target may know no others."""
 PROMPT_TEMPERATURE = 0.8
+"""Temperature of the prompts that the target writes itself, as in Magpie (Xu et al. 2024). At 1, the paper's, a 135M
+target loses its thread in many of them; at 0.8 its prompts still differ."""
 TEMPERATURES = ((0.0, 0.6), (0.7, 0.25), (1.0, 0.15))
 TIMED_STEPS = 3
 
@@ -55,6 +59,12 @@ class Generator:
         hidden, _ = forward([prefix or [0]] * forward.slots, [0] * forward.slots, [])
         self.prefix_hidden = hidden[0, : len(prefix)]
         self.random = torch.Generator(forward.device).manual_seed(seed)
+        self.written: set[tuple[int, ...]] = set()
+        """Prompts that the target wrote itself: none is answered twice"""
+        self.dropped = 0
+        """Prompts that it wrote again, that are empty, or where a text ended"""
+        self.repeats = 0
+        """How many of those came one after another just now"""
         self.rng = random.Random(seed)
 
     def rate(self) -> float:
@@ -111,15 +121,20 @@ class Generator:
             token = drawn[slot]
             doc.drawn += 1
             finished = token in self.ends
-            if doc.writes_prompt and not (finished or doc.drawn >= MAX_USER_TOKENS or doc.loops()):
+            most = MAX_USER_TOKENS if assistant else OPENING_TOKENS
+            if doc.writes_prompt and not (finished or doc.drawn >= most or doc.loops()):
                 doc.tokens.append(token)
                 continue
             if doc.writes_prompt:
+                if not self._accept(doc, whole=bool(assistant) or not finished):
+                    self.running[slot] = None
+                    continue
                 doc.writes_prompt, doc.drawn = False, 0
                 doc.temperature = _draw_temperature(self.rng)
-                doc.pending.extend(assistant[1:])
-                doc.tokens.append(assistant[0])
-                doc.answer_start = len(doc.tokens) - 1 + len(assistant)
+                following = assistant or [token]
+                doc.pending.extend(following[1:])
+                doc.tokens.append(following[0])
+                doc.answer_start = len(doc.tokens) - 1 + len(following)
                 continue
             doc.tokens.append(token)
             full = len(doc.tokens) >= self.forward.length
@@ -127,6 +142,19 @@ class Generator:
                 ended.append(doc)
                 self.running[slot] = None
         return ended
+
+    def _accept(self, doc: Document, whole: bool) -> bool:
+        """Whether to answer the prompt that the target wrote: a `whole` one that is new, or anything after MOST_REPEATS
+        others."""
+        prompt = tuple(doc.tokens[len(self.prefix) + 1 :])
+        if not (whole and prompt) or prompt in self.written:
+            self.repeats += 1
+            if self.repeats <= MOST_REPEATS:
+                self.dropped += 1
+                return False
+        self.repeats = 0
+        self.written.add(prompt)
+        return True
 
     def _start(self, doc: Document) -> Document:
         doc.tokens = [*self.prefix, doc.pending.popleft()]
@@ -136,20 +164,21 @@ class Generator:
 
 @dataclass(frozen=True)
 class Template:
-    """The pieces of a chat template around one user turn, as token ids."""
+    """The pieces of a chat template around one user turn, as token ids.
+
+    A model without a chat template continues plain text: `assistant` is empty, `prefix` what any text begins with.
+    """
 
     prefix: list[int]
     assistant: list[int]
 
     @classmethod
-    def of(cls, tokenizer, model: Path) -> Template:
-        """The template of a model folder's tokenizer. Raises ValueError where it has none, or one that does not fit."""
+    def of(cls, tokenizer) -> Template:
+        """The template of a tokenizer. Raises ValueError for a chat template that does not fit."""
         mark = "\u241f"
         if not tokenizer.chat_template:
-            record = model / "source.json"
-            source = read_json(record)["source"] if record.exists() else "folder-or-gguf-or-hub-id"
-            command = f"make model MODEL={model} SOURCE={source} CHAT_TEMPLATE=file.jinja"
-            raise ValueError(f"{model} has no chat template: {command} adds one")
+            first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+            return cls(tokenizer.encode("") or [first], [])
         user_turn = [{"role": "user", "content": mark}]
         try:
             text = tokenizer.apply_chat_template(user_turn, tokenize=False, add_generation_prompt=True)
@@ -186,7 +215,7 @@ def documents(
             opening = deque(template.prefix[-1:])
             yield Document(opening, PROMPT_TEMPERATURE, writes_prompt=True, held_out=held_out)
             continue
-        user = tokenizer.encode(next(prompts).prompt, add_special_tokens=False)
+        user = tokenizer.encode(next(prompts).turns[0], add_special_tokens=False)
         pending = deque([template.prefix[-1], *user, *template.assistant])
         start = len(template.prefix) - 1 + len(pending)
         yield Document(pending, _draw_temperature(rng), held_out=held_out, answer_start=start)
@@ -205,7 +234,7 @@ def prefill(
     while True:
         docs = []
         for row in (next(prompts) for _ in range(batch * 4)):
-            user, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (row.prompt, row.response))
+            user, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (row.turns[0], row.response))
             head = [*template.prefix, *user, *template.assistant]
             tokens = [*head, *answer, target.config.eos_token_ids[0]][:longest]
             docs.append(Document(deque(), 0.0, tokens=tokens, answer_start=len(head)))

@@ -1,78 +1,43 @@
-"""Prompts of teacher data: read from JSON lines, divided into those to train on and those held out, drawn by source."""
+"""Prompts of teacher data: divided into those to train on and those held out, and drawn by source."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from redraft.console.progress import heartbeat
+from redraft.prompts import Prompt
 from training.teacher_data import USUAL_CUTOFF
 
 RESERVED = 64
 RANKS = 2**64
 LEAST_RESPONSE = 8
 """Tokens of a response that is worth reading."""
-UNNAMED = "unnamed"
-"""The source of prompts that name none."""
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A line of the file: what the user says, where it is from, and an answer to read instead of the target's own."""
+def answerable(
+    path: Path, prompts: Sequence[Prompt], tokenizer, longest: int, reads: bool
+) -> tuple[list[Prompt], list[str]]:
+    """The prompts of the file `path` that have at most `longest` tokens and, where a run `reads` responses, one that is
+    long enough; and what to say of those that are left out.
 
-    prompt: str
-    source: str = UNNAMED
-    response: str | None = None
-
-
-def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file of JSON lines. Raises ValueError naming the file, or the line that is none."""
-    prompts = []
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    try:
-                        prompts.append(_parse(json.loads(line)))
-                    except ValueError as error:
-                        expected = 'expected {"prompt": text} with, if there are any, "source" and "response"'
-                        raise ValueError(f"{path}, line {number}: {error}; {expected}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error})") from None
-    except OSError as error:
-        raise ValueError(
-            f'--prompts {path}: {error.strerror}; give a file of lines {{"prompt": text}}, to make as DATA=FILE'
-        ) from None
-    if not prompts:
-        raise ValueError(f"{path} holds no prompts")
-    return prompts
-
-
-def answerable(path: Path, tokenizer, longest: int, reads: bool) -> tuple[list[Prompt], list[str]]:
-    """The prompts of a file that have at most `longest` tokens and, where a run `reads` responses, one that is long
-    enough; and what to say of those that are left out.
-
-    Raises ValueError where none is left, a response is missing, or the file cannot be read.
+    Raises ValueError where none is left, or a response is missing.
     """
-    prompts = read_prompts(path)
-    if reads and (missing := [prompt.prompt for prompt in prompts if prompt.response is None]):
-        raise ValueError(f"--source prefill needs a `response`, the prompt {missing[0]!r} has none")
+    if reads and (missing := [prompt.turns[0] for prompt in prompts if prompt.response is None]):
+        raise ValueError(f"--source prefill needs a `response`, the prompt {missing[0]!r:.60} has none")
 
     def length(text: str | None) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     with heartbeat(lambda: f"distill: counting the tokens of {len(prompts):,} prompts", Console(stderr=True)):
-        short = [prompt for prompt in prompts if length(prompt.prompt) <= longest]
+        short = [prompt for prompt in prompts if length(prompt.turns[0]) <= longest]
         kept = [prompt for prompt in short if not reads or length(prompt.response) >= LEAST_RESPONSE]
     if not short:
         raise ValueError(
@@ -88,19 +53,6 @@ def answerable(path: Path, tokenizer, longest: int, reads: bool) -> tuple[list[P
     return kept, [f"{count:,} of {which} and are left out" for which, count in left_out.items() if count]
 
 
-def _parse(row: Any) -> Prompt:
-    if not isinstance(row, dict):
-        raise ValueError(f"{row!r:.60} is not an object")
-    if not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
-        raise ValueError(f"`prompt` is {row['prompt']!r:.60}" if "prompt" in row else f"no `prompt` among {[*row]}")
-    optional = {name: row[name] for name in ("source", "response") if row.get(name) is not None}
-    if wrong := [name for name, value in optional.items() if not isinstance(value, str)]:
-        raise ValueError(f"`{wrong[0]}` is {optional[wrong[0]]!r:.60}")
-    for text in (row["prompt"], *optional.values()):
-        text.encode()
-    return Prompt(row["prompt"], **optional)
-
-
 def rank(prompt: str) -> int:
     """A prompt's place in [0, RANKS), by a hash of its text: the same in every file."""
     value = int.from_bytes(sha256(prompt.strip().encode()).digest()[:8], "big")
@@ -109,10 +61,11 @@ def rank(prompt: str) -> int:
 
 def cutoff_of(prompts: Iterable[Prompt]) -> int:
     """The rank below which prompts are held out: the usual one, which 1 in RESERVED is below, or one with a prompt on
-    either side of it where the file has none or only prompts below that. A single prompt is not held out."""
-    ranks = sorted({rank(prompt.prompt) for prompt in prompts})
+    either side of it where the file has none or only prompts below that. A single prompt is not held out. Without
+    prompts it is the usual one."""
+    ranks = sorted({rank(prompt.turns[0]) for prompt in prompts})
     held_out = bisect_left(ranks, USUAL_CUTOFF)
-    if held_out == len(ranks):
+    if ranks and held_out == len(ranks):
         return ranks[-1]
     return ranks[0] + 1 if held_out == 0 and len(ranks) > 1 else USUAL_CUTOFF
 
@@ -121,7 +74,7 @@ def divide(prompts: Iterable[Prompt], cutoff: int) -> tuple[list[Prompt], list[P
     """The prompts to train on and the ones held out."""
     sides: tuple[list[Prompt], list[Prompt]] = [], []
     for prompt in prompts:
-        sides[rank(prompt.prompt) < cutoff].append(prompt)
+        sides[rank(prompt.turns[0]) < cutoff].append(prompt)
     return sides
 
 
@@ -141,7 +94,7 @@ def by_share(prompts: Sequence[Prompt], shares: Mapping[str, float]) -> list[tup
     so that every prompt is drawn as often as another."""
     if not shares:
         return [(1.0, list(prompts))] if prompts else []
-    groups = ((share, [prompt for prompt in prompts if prompt.source == name]) for name, share in shares.items())
+    groups = ((share, [prompt for prompt in prompts if prompt.category == name]) for name, share in shares.items())
     return [(share, group) for share, group in groups if group]
 
 

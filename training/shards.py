@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from model_defs.files import save_tensors, weight_files
+from model_defs.files import read_tensors, save_tensors, weight_files
 from training.teacher_data import USUAL_CUTOFF
 
 LOOP_TOKENS = 48
@@ -83,6 +83,14 @@ class Shards:
         self.cutoff = cutoff
         self.drawn = max(self.drawn, int(metadata.get("drawn", 0)))
         self.tokens += shape[0]
+
+    def prompts(self, before: int, after: int) -> Iterator[tuple[int, ...]]:
+        """The prompts of its documents, as token ids: each begins after `before` tokens, and ends `after` tokens before
+        the answer."""
+        for file in sorted(self.folder.glob("shard-*.safetensors")):
+            shard = read_tensors(file)
+            places = zip(shard["offsets"].tolist(), shard["answer_starts"].tolist(), strict=False)
+            yield from (tuple(shard["tokens"][begin + before : answer - after].tolist()) for begin, answer in places)
 
     def begin(self) -> None:
         """Keep the answers that a killed run had under way, as they are."""

@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--model", type=Path, required=True, help="a folder made by build/fetch_model.py")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines, see build/distill.py")
+    parser.add_argument("--prompts", type=Path, required=True, help="a file of prompts, see build/distill.py")
     parser.add_argument("--output", dest="output_folder", type=Path, required=True, help="folder; its report.json too")
     parser.add_argument("--minutes", type=float, default=8.0, help="of this piece; a command may end a minute later")
     parser.add_argument("--drafters", type=Path, default=ROOT / "build/drafters.toml", help="those that ship, by kind")

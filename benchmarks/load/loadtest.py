@@ -50,7 +50,8 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default="ensemble", help="Triton model")
     add("--worker", metavar="SOCKET", help="talk to the engine worker at this socket instead")
     add("--tokenizer", type=Path, required=True, help="engine bundle or model folder: tokenizer and chat template")
-    add("--dataset", type=Path, default=PROMPTS, help="JSON lines with 'turns' or 'prompt' (default: shipped prompts)")
+    add("--dataset", type=Path, default=PROMPTS, help="prompts: JSON, text lines, CSV or Parquet (default: shipped)")
+    add("--column", help="field or column of --dataset that holds the prompts")
     add("--no-chat-template", action="store_true", help="send prompts as they are")
     add("--num-prompts", type=int, default=40, help="requests per rate")
     add(
@@ -209,7 +210,7 @@ async def measure(args: argparse.Namespace, slo: dict[str, float]) -> list[Run]:
 
     Raises GenerationError when a warm-up request fails, OSError for a result folder that cannot be written.
     """
-    tokenizer, prompts = ChatTokenizer(args.tokenizer), load_prompts(args.dataset)
+    tokenizer, prompts = ChatTokenizer(args.tokenizer), load_prompts(args.dataset, args.column)
     compared, warmup = contenders(args), max(args.warmup, 1)
     for contender in compared:
         contender.result_dir.mkdir(parents=True, exist_ok=True)

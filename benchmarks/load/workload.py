@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from redraft.chat import render_chat
+from redraft.chat import user_prompt
 from redraft.prompts import Prompt
 
 ARRIVALS = ("constant", "poisson")
@@ -31,8 +31,8 @@ class ChatTokenizer:
         self._tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
     def chat(self, user: str) -> str:
-        """One user turn as the text that the model continues with its answer."""
-        return render_chat(self.folder, user)
+        """One user turn as the text that the model continues with its answer: as it is without a chat template."""
+        return user_prompt(self.folder, user)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text that already holds its special tokens."""

@@ -124,7 +124,7 @@ def compare(target: Target, texts: list[list[int]], calibration: Calibration | N
 
 def main(
     model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
-    dataset: Annotated[Path, typer.Option(help="JSON lines with `turns` or `prompt`, others than were calibrated on.")],
+    dataset: Annotated[Path, typer.Option(help="Prompts, others than were calibrated on.")],
     calibration: Annotated[Path | None, typer.Option(help="What build/calibrate.py wrote; without it no fp8.")] = None,
     num_prompts: Annotated[int | None, typer.Option(min=1, help="How many prompts; default: all.")] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Longer prompts are cut to so many tokens.")] = 512,

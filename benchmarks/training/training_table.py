@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     add = parser.add_argument
     add("runs", type=Path, nargs="+", help="output folders of build/train_drafter.py")
     add("--steps", type=int, default=3)
-    add("--output", type=Path, default=Path("docs/results/token_info_table.json"))
+    add("--output", type=Path, default=Path("docs/results/training_table.json"))
     args = parser.parse_args(argv)
     try:
         labels = labels_of(args.runs)

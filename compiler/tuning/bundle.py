@@ -14,7 +14,7 @@ from rich.table import Table
 from compiler.tuning.measure import Bench, Shape
 from compiler.tuning.tuner import GRID, Grid, Tuner
 from redraft.bundle.budget import FILE_NAME, BudgetFile, BudgetTable
-from redraft.chat import render_chat
+from redraft.chat import user_prompt
 from redraft.console.progress import Progress, duration, progress, size, write
 from redraft.prompts import Prompt, spread
 from redraft.runtime import Runtime
@@ -40,7 +40,7 @@ def tune_bundle(
     """
     chosen = spread(prompts, num_prompts)
     others = spread([prompt for prompt in prompts if prompt not in chosen], SERVED)
-    texts, other_texts = ([render_chat(bundle, prompt.turns[0]) for prompt in some] for some in (chosen, others))
+    texts, other_texts = ([user_prompt(bundle, prompt.turns[0]) for prompt in some] for some in (chosen, others))
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")

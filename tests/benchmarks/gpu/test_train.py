@@ -20,6 +20,7 @@ from benchmarks.training import held_out
 from model_defs.drafters.registry import DRAFTERS
 from tests.benchmarks.gpu.test_torch_backend import parsed_by_typer
 from tests.engines.tiny import tiny_drafter
+from training import parts
 from training import prompts as teacher_prompts
 from training.teacher_data import USUAL_CUTOFF, TeacherData
 
@@ -156,7 +157,7 @@ def test_prompts_of_held_out_conversations_are_in_no_others(model, tmp_path, mon
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"source": "a", "prompt": text}) + "\n" for text in reserved + others[:200]))
     begun: dict[str, set[str]] = {"held": set(), "data": set()}
-    monkeypatch.setattr(distill, "LEAST_HELD_OUT", 800)
+    monkeypatch.setattr(parts, "LEAST_HELD_OUT", 800)
     for tokens, more in ((800, []), (1600, ["--seed", "7"])):
         run = ["--model", str(model), "--prompts", str(prompts), "--output", str(tmp_path / "data"), "--shares", "a=1"]
         sizes = ["--tokens", str(tokens), "--shard-documents", "16", "--slots", "8", "--max-new-tokens", "16"]
