@@ -32,6 +32,7 @@ from model_defs.drafters.windows import Windows
 from model_defs.files import count_numbers
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
+from redraft.chat import template_digest
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import Progress, duration, progress, size
 from redraft.console.resources import free_disk, require_memory
@@ -154,7 +155,7 @@ def train(
     teacher: TeacherData,
     run: Run,
     output: Path,
-    card: dict[str, str],
+    card: dict[str, str | None],
     fresh: bool,
     shown: Progress,
 ) -> None:
@@ -357,7 +358,7 @@ def main(
         if not resumed and not start_from:
             shown.update(0, "setting the first weights")
             module.initialize(target, teacher.sample(run.window, unroll).to(device))
-        card = {"target_fingerprint": target_fingerprint(target)}
+        card = {"target_fingerprint": target_fingerprint(target), "chat_template": template_digest(model)}
         train(trainer, teacher, run, output, card, resumed is None, shown)
 
 

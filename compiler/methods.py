@@ -158,6 +158,7 @@ class MethodSettings(BaseModel):
         draws = (parse_levels(self.levels) if self.levels else random.levels) if random else ()
         verification = self.verification or (random.verification if random else "sampled_walk")
         merges = verification in VERIFIERS and VERIFIERS[verification].merges
+        trained = read_json(self.drafter / "config.json") if self.drafter and not is_model(self.drafter) else None
         return MethodConfig(
             drafter=kind_of(self.drafter) if self.drafter else None,
             construction=self.construction if self.drafter or self.retrieves else None,
@@ -171,6 +172,7 @@ class MethodSettings(BaseModel):
             support=self.support if random else 0,
             resample_above=self.resample_above,
             skip_above=self.skip_above,
+            chat_template=None if trained is None else trained.get("chat_template"),
         )
 
 

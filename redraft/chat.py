@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,11 +27,8 @@ def render_chat(folder: Path, messages: str | Sequence[Message]) -> str:
     for turn in turns:
         if not isinstance(turn, Mapping) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
             raise ValueError(f"expected maps with the texts role and content, got {turn!r:.60}")
-    config_file = folder / "tokenizer_config.json"
-    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-    template_file = folder / "chat_template.jinja"
-    source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
-    if not isinstance(source, str):
+    source, config = _template(folder)
+    if source is None:
         raise FileNotFoundError(f"{folder}: no chat_template.jinja and no chat_template in tokenizer_config.json")
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = _refuse
@@ -44,6 +42,20 @@ def user_prompt(folder: Path, user: str) -> str:
         return render_chat(folder, user)
     except FileNotFoundError:
         return user
+
+
+def template_digest(folder: Path) -> str | None:
+    """sha256 of a folder's chat template; None where it has none."""
+    source, _ = _template(folder)
+    return hashlib.sha256(source.encode()).hexdigest() if source is not None else None
+
+
+def _template(folder: Path) -> tuple[str | None, dict]:
+    """A folder's chat template, and its tokenizer's configuration."""
+    config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
+    return (source if isinstance(source, str) else None), config
 
 
 def _refuse(message: str) -> NoReturn:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from redraft.console.output import err, fail, out
+from redraft.errors import BundleError
 from redraft.request import INT32_MAX, Options, request
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Speculative decoding, here or served under Triton.")
@@ -67,7 +68,32 @@ def add_serving() -> None:
         app.add_typer(commands.app)
 
 
+@app.command()
+def doctor(
+    bundle: Annotated[Path, typer.Argument(help="Engine bundle to examine.")],
+    prompts: Annotated[
+        Path | None, typer.Option(help="Prompts of your own, to measure acceptance on them too.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
+) -> None:
+    """Say why a bundle is slow on this machine or its drafts are rejected; exit status 1 where something is wrong."""
+    from redraft.doctor import examine
+
+    wrong = False
+    try:
+        with err.status("measuring"):
+            for finding in examine(bundle, prompts, threads):
+                out.print(str(finding), markup=False)
+                wrong |= bool(finding.remedy)
+    except (BundleError, OSError, ValueError) as error:
+        fail(f"redraft doctor: {error}", code=2)
+    except KeyboardInterrupt:
+        fail("redraft doctor: interrupted", code=130)
+    raise typer.Exit(int(wrong))
+
+
 add_serving()
+
 
 if __name__ == "__main__":
     app()

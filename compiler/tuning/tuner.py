@@ -105,7 +105,7 @@ class Tuner:
             ],
             construction=shape.construction,
             ngram=shape.ngram,
-            measured=self._measured(cells, tried),
+            measured=self._measured(shape, cells, tried),
         )
 
     def _measurements(self) -> Iterator[tuple[bool, str, Measure]]:
@@ -199,7 +199,7 @@ class Tuner:
             drafted += self.bench.mean_step(shape, group, mode, cell, TRIAL_TOKENS)
         return self._accepted[shape][mode].expect(cell.nodes, cell.chance, running).tokens * plain / drafted
 
-    def _measured(self, cells: dict[str, dict[int, Cell]], tried: dict[str, dict[str, float]]) -> dict:
+    def _measured(self, shape: Shape, cells: dict[str, dict[int, Cell]], tried: dict[str, dict[str, float]]) -> dict:
         """What the table rests on."""
         times = {
             str(running): {str(budget): round(1e3 * found.median(budget)[1], 3) for budget in sorted(found.samples)}
@@ -212,6 +212,14 @@ class Tuner:
             }
             for shape, by_mode in self._accepted.items()
         }
+        chosen = {
+            str(running): {
+                mode: round(gains.expect(cell.nodes, cell.chance, running).tokens, 3)
+                for mode, gains in self._accepted[shape].items()
+                if (cell := cells[mode][running])
+            }
+            for running in sorted(self._times)
+        }
         speed_up = {
             str(running): {mode: round(by_running[running].speed_up, 3) for mode, by_running in cells.items()}
             for running in sorted(self._times)
@@ -219,6 +227,7 @@ class Tuner:
         return {
             "step_ms": times,
             "acceptance": lengths,
+            "tokens_per_step": chosen,
             "speed_up": speed_up,
             "tried": tried,
             "measurements": {"done": self.done, "of": self.of},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -76,6 +77,8 @@ class BudgetFile(BaseModel):
 
     sha256: str = ""
     """Digest of the tables and of the bundle's manifest, so that they are whole and were measured on this build."""
+    machine: str = ""
+    """Where they were measured: see `machine_name`."""
     methods: dict[str, BudgetTable] = Field(default_factory=dict)
 
     @classmethod
@@ -97,7 +100,7 @@ class BudgetFile(BaseModel):
 
     def save(self, bundle: Path) -> None:
         """Write the tables into the bundle, whole or not at all."""
-        signed = self.model_copy(update={"sha256": self.digest(bundle)})
+        signed = self.model_copy(update={"sha256": self.digest(bundle), "machine": machine_name()})
         partial = bundle / f".{FILE_NAME}.partial"
         partial.write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
         partial.replace(bundle / FILE_NAME)
@@ -106,6 +109,13 @@ class BudgetFile(BaseModel):
         """sha256 of the tables and of the bundle's manifest."""
         tables = json.dumps(self.model_dump(mode="json")["methods"], sort_keys=True)
         return hashlib.sha256(f"{file_sha256(bundle / MANIFEST)} {tables}".encode()).hexdigest()
+
+
+def machine_name() -> str:
+    """This machine as budgets depend on it: its CPU's model and the cores that this process may use."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
 def how_to_tune(bundle: Path) -> str:

@@ -84,6 +84,8 @@ class MethodConfig(Section):
     """Of a random construction: its draws at each level."""
     support: int = 0
     """Of a random construction: how many of the likeliest tokens it draws from at each node."""
+    chat_template: str | None = None
+    """sha256 of the chat template that the drafter's training data was written with; None where it is not known."""
     context: ContextInfo | None = None
     """None where the drafter keeps no context."""
     chain_levels: int = 0

@@ -46,6 +46,20 @@ def most_bytes() -> int:
     return min([min([psutil.virtual_memory().total, *_cgroup_limits()]) + swap, *_address_limit()])
 
 
+def cpu_quota() -> float | None:
+    """Cores' worth of time that control groups allow this process; None where they do not limit it."""
+    quotas = []
+    for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []:
+        _, controllers, group = line.split(":", 2)
+        own = CGROUPS / group.strip("/")
+        files = [] if controllers else [folder / "cpu.max" for folder in (own, *own.parents)]
+        for file in files:
+            if file.is_relative_to(CGROUPS) and file.exists():
+                quota, period = file.read_text().split()
+                quotas += [] if quota == "max" else [int(quota) / int(period)]
+    return min(quotas, default=None)
+
+
 def _address_limit() -> list[int]:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return [] if limit == resource.RLIM_INFINITY else [limit]

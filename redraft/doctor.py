@@ -1,0 +1,253 @@
+"""Why a bundle is slow on this machine, or its drafts are rejected: one finding per subject, with a remedy each."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from redraft.bundle.budget import BudgetFile, BudgetTable, how_to_tune, machine_name
+from redraft.bundle.config import BundleConfig, target_folder
+from redraft.bundle.manifest import cpu_features
+from redraft.chat import render_chat, template_digest
+from redraft.console.resources import cpu_quota
+from redraft.llm import LLM, Answer
+from redraft.prompts import load_prompts, spread
+from redraft.request import AUTO_REGRESSIVE
+
+BUSY_SHARE = 0.15
+"""Load of other programs, as a share of all cores, that slows a bundle noticeably."""
+OVER_FLOOR = 1.7
+"""A step that takes this many times what reading the weights takes is not bound by memory."""
+LOW_ACCEPTANCE = 0.85
+"""Tokens per step on the user's prompts, over those that the bundle was tuned with, that is worth a word."""
+BANDWIDTH_BYTES, BANDWIDTH_ROUNDS = 1 << 29, 5
+PROMPTS, TOKENS = 8, 48
+"""Prompts that acceptance is measured on, and tokens of each answer."""
+NARROW = {"fp32": "bf16, which reads half the bytes", "bf16": "int8, which reads half the bytes"}
+BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was seen of one subject. There is a remedy where something is wrong."""
+
+    subject: str
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        line = f"{'problem' if self.remedy else 'ok':8}{self.subject:14}{self.found}"
+        return f"{line}\n{'':22}-> {self.remedy}" if self.remedy else line
+
+
+def examine(path: Path, prompts: Path | None = None, threads: int | None = None) -> Iterator[Finding]:
+    """Findings about a bundle, in the order in which they are worth mending; acceptance only with `prompts`.
+
+    Loads the bundle and decodes with it for about a minute. Raises BundleError where it cannot be loaded, ValueError
+    for a prompt file that cannot be read.
+    """
+    config = BundleConfig.read(path)
+    texts = [prompt.turns[0] for prompt in spread(load_prompts(prompts), PROMPTS)] if prompts else []
+    yield other_load()
+    yield from tuning(path, config)
+    yield processor(config, cpu_features())
+    yield cores(threads)
+    yield from templates(path, config)
+    with LLM(path, threads) as llm:
+        if config.backend == "openvino":
+            read = bandwidth(threads or len(os.sched_getaffinity(0)))
+            yield memory(path, config, step_seconds(llm), read)
+        if texts:
+            yield from acceptance(llm, path, texts, BudgetFile.load(path).methods)
+
+
+def other_load(seconds: float = 1.0) -> Finding:
+    """How busy other programs keep the cores."""
+    processes = list(psutil.process_iter(["name"]))
+    for process in processes:
+        _cpu_percent(process)
+    share = psutil.cpu_percent(seconds) / 100
+    busiest = max(processes, key=_cpu_percent, default=None)
+    found = f"other programs use {share:.0%} of the cores"
+    if share < BUSY_SHARE or busiest is None:
+        return Finding("other load", found)
+    return Finding(
+        "other load",
+        f"{found}, {busiest.info['name']} (process {busiest.pid}) the most",
+        "stop them, or give the service cores of its own: taskset -c 0-3 redraft serve ...",
+    )
+
+
+def _cpu_percent(process: psutil.Process) -> float:
+    try:
+        return process.cpu_percent() if process.pid != os.getpid() else 0.0
+    except psutil.Error:
+        return 0.0
+
+
+def tuning(path: Path, config: BundleConfig) -> Iterator[Finding]:
+    """Whether the budgets of the bundle's methods rest on measurements, and on this machine's."""
+    if not config.methods:
+        yield Finding("tuning", "no method drafts here: nothing to tune")
+        return
+    try:
+        file = BudgetFile.load(path)
+    except ValueError:
+        yield Finding("tuning", "budget.json is damaged, edited or of another build", how_to_tune(path))
+        return
+    here = machine_name()
+    if untuned := [name for name in config.methods if name not in file.methods]:
+        yield Finding("tuning", f"{', '.join(untuned)}: drafts as much however many requests run", how_to_tune(path))
+    elif file.machine and file.machine != here:
+        yield Finding("tuning", f"measured on {file.machine}, this is {here}", f"tune again: {how_to_tune(path)}")
+    else:
+        yield Finding("tuning", f"measured on {file.machine or 'an unnamed machine'}")
+    for name, table in file.methods.items():
+        if name in config.methods and not any(entry.greedy or entry.sampled for entry in table.entries):
+            yield Finding(
+                "tuning",
+                f"{name} pays at no load that was measured: it never drafts",
+                "train a drafter on your prompts: make drafter DATA=prompts",
+            )
+
+
+def processor(config: BundleConfig, features: set[str]) -> Finding:
+    """Whether the CPU multiplies what the bundle stores."""
+    if config.backend != "openvino":
+        return Finding("processor", f"not checked: {config.backend} runs on a GPU")
+    names = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
+    best = next((name for name in names if name in features), "no AVX2")
+    if config.precision == "bf16" and not features & BF16_FEATURES:
+        return Finding(
+            "processor",
+            f"{best}: this CPU widens bf16 before it multiplies, so that drafted rows cost more",
+            "build with PRECISION=int8, or serve on a CPU with AVX-512 BF16 or AMX",
+        )
+    return Finding("processor", f"{best}, {config.precision} weights")
+
+
+def cores(threads: int | None) -> Finding:
+    """Whether the engine's threads have a physical core each."""
+    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    wanted, physical = threads or usable, psutil.cpu_count(logical=False) or usable
+    if quota and wanted > quota:
+        return Finding(
+            "threads",
+            f"{wanted} threads share a quota of {quota:g} cores, and wait for each other",
+            f"serve with --threads {max(int(quota), 1)}, or raise the container's CPU limit",
+        )
+    if wanted > physical:
+        return Finding(
+            "threads", f"{wanted} threads on {physical} physical cores", f"compare with --threads {physical}"
+        )
+    return Finding("threads", f"{wanted} on {usable} usable cores")
+
+
+def templates(path: Path, config: BundleConfig) -> Iterator[Finding]:
+    """Whether the drafters were trained with the bundle's chat template."""
+    own = template_digest(path)
+    for name, method in config.methods.items():
+        if method.chat_template and method.chat_template != own:
+            yield Finding(
+                "chat template",
+                f"{name} was trained on answers under another template than the bundle's",
+                "make model CHAT_TEMPLATE=the one it was trained with, or distill and train again",
+            )
+        elif method.chat_template:
+            yield Finding("chat template", f"{name} was trained with the bundle's")
+
+
+def step_seconds(llm: LLM) -> float:
+    """Median time of a step of one stream without drafts, in seconds."""
+    answers = [llm.generate("The", max_tokens=25, method=AUTO_REGRESSIVE, end_id=-1) for _ in range(3)]
+    return statistics.median(answer.stats.decode_ms / 1e3 / (answer.stats.output_tokens - 1) for answer in answers)
+
+
+def bandwidth(threads: int) -> float:
+    """Bytes per second that so many threads read of memory together: the best of several rounds."""
+    parts = np.array_split(np.ones(BANDWIDTH_BYTES // 4, np.float32), threads)
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(BANDWIDTH_ROUNDS):
+            started = time.perf_counter()
+            list(pool.map(np.max, parts))
+            best = max(best, BANDWIDTH_BYTES / (time.perf_counter() - started))
+    return best
+
+
+def memory(path: Path, config: BundleConfig, step: float, read: float) -> Finding:
+    """A step of one stream beside its floor: reading every weight of the target once."""
+    weights = sum(
+        file.stat().st_size
+        for rank in range(config.tensor_parallel)
+        for file in target_folder(path, rank, config.tensor_parallel).glob("target.*")
+    )
+    floor = weights / read
+    found = (
+        f"a step takes {1e3 * step:.1f} ms; reading {weights / 1e6:.0f} MB of weights at {read / 1e9:.1f} GB/s takes "
+        f"{1e3 * floor:.1f} ms"
+    )
+    if step > OVER_FLOOR * floor:
+        return Finding("memory", found, "not bound by memory: look at load, threads and processor above")
+    if config.precision in NARROW:
+        return Finding("memory", f"{found}: bound by memory, as decoding is; faster is {NARROW[config.precision]}")
+    return Finding("memory", f"{found}: bound by memory, as decoding is")
+
+
+def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, BudgetTable]) -> Iterator[Finding]:
+    """Tokens per step of each method on the user's prompts, beside the prompts that it was tuned with, and what the
+    chat template changes."""
+    chat = _rendered(path, prompts)
+    for name in (method for method in llm.methods if method != AUTO_REGRESSIVE):
+        found = tokens_per_step(llm.generate(chat or list(prompts), max_tokens=TOKENS, temperature=0, method=name))
+        table = tuned.get(name)
+        usual = tuned_length(table, len(prompts)) if table else None
+        text = f"{name}: {found:.2f} tokens/step on these prompts"
+        if usual is None:
+            yield Finding("acceptance", text)
+        elif found < LOW_ACCEPTANCE * usual:
+            yield Finding(
+                "acceptance",
+                f"{text}, {usual:.2f} on those it was tuned with",
+                "train a drafter on your own: make drafter DATA=these prompts",
+            )
+        else:
+            yield Finding("acceptance", f"{text}, {usual:.2f} on those it was tuned with")
+        if not chat:
+            continue
+        raw = tokens_per_step(llm.generate(list(prompts), max_tokens=TOKENS, temperature=0, method=name))
+        if raw < LOW_ACCEPTANCE * found:
+            yield Finding(
+                "chat template",
+                f"{name}: {raw:.2f} tokens/step where clients send these prompts without the template",
+                "apply the chat template in the client: redraft generate --chat does",
+            )
+
+
+def _rendered(path: Path, prompts: Sequence[str]) -> list[str]:
+    """The prompts under the bundle's chat template; none where it has no template."""
+    try:
+        return [render_chat(path, prompt) for prompt in prompts]
+    except FileNotFoundError:
+        return []
+
+
+def tokens_per_step(answers: Sequence[Answer]) -> float:
+    """Tokens that a step gave, over all answers; 1 where there was no step."""
+    steps = sum(answer.stats.steps for answer in answers)
+    return (steps + sum(answer.stats.accepted for answer in answers)) / steps if steps else 1.0
+
+
+def tuned_length(table: BudgetTable, running: int) -> float | None:
+    """Tokens per step that tuning measured for at least `running` greedy requests, or for the most that it tried."""
+    lengths = {int(count): by_mode["greedy"] for count, by_mode in table.measured.get("tokens_per_step", {}).items()}
+    counts = [count for count in sorted(lengths) if count >= running] or sorted(lengths)[-1:]
+    return lengths[counts[0]] if counts else None

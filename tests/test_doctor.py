@@ -1,0 +1,139 @@
+"""What `redraft doctor` says of bundles and machines, by what it measures."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from redraft import doctor
+from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
+from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
+from redraft.chat import template_digest
+
+TARGET = TargetInfo(
+    num_layers=3, hidden_size=96, num_heads=3, num_kv_heads=3, head_size=32, vocab_size=111,
+    eos_token_ids=(2,), max_position=64,
+)  # fmt: skip
+METHOD = MethodConfig(
+    drafter="recurrent", construction="best_first", beam_width=3, beam_length=3, candidates=3, tree_budget=7,
+    ngram=True, verification="sampled_walk",
+)  # fmt: skip
+
+
+def config_of(precision: str = "bf16", backend: str = "openvino", **methods: MethodConfig) -> BundleConfig:
+    return BundleConfig(
+        name="b", backend=backend, precision=precision, target=TARGET, methods=methods,
+        limits=LimitsInfo(slots=3, max_len=64, max_tree=8, prefill_chunk=5),
+    )  # fmt: skip
+
+
+def table(greedy: int, length: float = 2.0) -> BudgetTable:
+    measured = {"tokens_per_step": {"1": {"greedy": length}}}
+    return BudgetTable(entries=[BudgetEntry(running=1, greedy=greedy, sampled=0)], measured=measured)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    return tmp_path
+
+
+def remedies(findings) -> list[str]:
+    return [finding.remedy for finding in findings if finding.remedy]
+
+
+def test_an_untuned_method_is_a_problem(bundle):
+    (found,) = remedies(doctor.tuning(bundle, config_of(a=METHOD)))
+    assert "tune" in found
+
+
+def test_tuning_on_this_machine_is_fine_and_elsewhere_is_not(bundle, monkeypatch):
+    BudgetFile(methods={"a": table(7)}).save(bundle)
+    assert not remedies(doctor.tuning(bundle, config_of(a=METHOD)))
+    monkeypatch.setattr(doctor, "machine_name", lambda: "another CPU, 64 cores")
+    assert remedies(doctor.tuning(bundle, config_of(a=METHOD)))
+
+
+def test_a_method_that_never_drafts_is_named(bundle):
+    BudgetFile(methods={"a": table(0)}).save(bundle)
+    (found,) = remedies(doctor.tuning(bundle, config_of(a=METHOD)))
+    assert "make drafter" in found
+
+
+def test_a_damaged_budget_table_is_a_problem(bundle):
+    (bundle / "budget.json").write_text("{")
+    assert remedies(doctor.tuning(bundle, config_of(a=METHOD)))
+
+
+@pytest.mark.parametrize(
+    ("precision", "features", "wrong"),
+    [
+        ("bf16", {"avx2", "avx512f"}, True),
+        ("bf16", {"avx512f", "avx512_bf16"}, False),
+        ("bf16", {"amx_bf16"}, False),
+        ("int8", {"avx2"}, False),
+    ],
+)
+def test_bf16_needs_a_cpu_that_multiplies_it(precision, features, wrong):
+    assert bool(doctor.processor(config_of(precision), features).remedy) == wrong
+
+
+@pytest.mark.parametrize(
+    ("threads", "quota", "physical", "wrong"),
+    [(4, 2.0, 8, True), (4, None, 2, True), (2, 2.0, 2, False), (1, None, 1, False)],
+)
+def test_threads_share_no_core(monkeypatch, threads, quota, physical, wrong):
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(doctor.psutil, "cpu_count", lambda logical: physical)
+    assert bool(doctor.cores(threads).remedy) == wrong
+
+
+def test_a_drafter_of_another_template_is_a_problem(bundle):
+    own = METHOD.model_copy(update={"chat_template": template_digest(bundle)})
+    other = METHOD.model_copy(update={"chat_template": "0" * 64})
+    assert not remedies(doctor.templates(bundle, config_of(a=METHOD, b=own)))
+    (found,) = [one for one in doctor.templates(bundle, config_of(b=own, c=other)) if one.remedy]
+    assert found.found.startswith("c ")
+
+
+@pytest.mark.parametrize(("step", "wrong"), [(0.011, False), (0.020, True)])
+def test_a_step_is_held_against_reading_the_weights(bundle, step, wrong):
+    (bundle / "target.weights").write_bytes(b"0" * 10_000)
+    assert bool(doctor.memory(bundle, config_of(), step, read=1e6).remedy) == wrong
+
+
+class Answers:
+    """An LLM whose answers accept `chat` tokens per step under the template, and `raw` without it."""
+
+    methods = ("a", "auto_regressive")
+
+    def __init__(self, chat: float, raw: float):
+        self._lengths = {True: chat, False: raw}
+
+    def generate(self, prompts: list[str], max_tokens: int, temperature: float, method: str) -> list[SimpleNamespace]:
+        assert method == "a"
+        length = self._lengths[prompts[0].endswith("!")]
+        return [SimpleNamespace(stats=SimpleNamespace(steps=100, accepted=100 * (length - 1)))] * len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("chat", "raw", "subjects"),
+    [
+        (2.0, 2.0, []),
+        (1.5, 1.5, ["acceptance"]),
+        (2.0, 1.2, ["chat template"]),
+        (1.5, 1.0, ["acceptance", "chat template"]),
+    ],
+)
+def test_acceptance_is_held_against_tuning_and_the_template(bundle, chat, raw, subjects):
+    found = doctor.acceptance(Answers(chat, raw), bundle, ["one", "two"], {"a": table(7)})
+    assert [one.subject for one in found if one.remedy] == subjects
+
+
+def test_other_load_is_measured(monkeypatch):
+    monkeypatch.setattr(doctor.psutil, "cpu_percent", lambda interval: 40.0)
+    assert doctor.other_load(0.01).remedy
+    monkeypatch.setattr(doctor.psutil, "cpu_percent", lambda interval: 4.0)
+    assert not doctor.other_load(0.01).remedy
