@@ -46,7 +46,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
 # Targets that depend on `always` run each time and decide by content.
-.PHONY: always help setup model distill distill-check train engines tune serve stop loadtest mpi quickstart test verify lint kernels docs clean
+.PHONY: always help setup model distill distill-check train engines tune serve stop loadtest mpi quickstart test verify lint kernels docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -59,7 +59,7 @@ help: ## this list
 	@echo "TOKENS POSITIONS; COLUMN of DATA or PROMPTS that holds the prompts; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
-$(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt
+$(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt $(wildcard requirements/*.txt)
 	@command -v g++ >/dev/null || { echo "setup: g++ is missing (Debian: apt-get install g++)"; exit 1; }
 	@$(PYTHON) -m venv .venv || \
 	  { echo "setup: needs Python 3.11 with venv (Debian: apt-get install python3.11-venv), or PYTHON=path"; exit 1; }
@@ -170,5 +170,8 @@ docs: | $(SETUP) ## the documentation site, into artifacts/docs; fails on a brok
 	$(PY) -m sphinx -q -E -n -W --keep-going -d artifacts/docs/.doctrees docs artifacts/docs
 	@echo "docs: artifacts/docs/index.html"
 
+wheel: | $(SETUP) ## the run time with its operators compiled, into dist
+	$(PY) -m hatchling build -t wheel -d dist
+
 clean: ## remove what was built (not .venv, not downloads)
-	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run
+	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run dist

@@ -1,4 +1,4 @@
-"""Builds the operators' C++ libraries with g++, once per source text and OpenVINO version."""
+"""The operators' C++ libraries: a wheel's own, or built with g++ once per source text and OpenVINO version."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 PLUGINS = Path(__file__).resolve().parent
-CACHE = Path(os.environ.get("REDRAFT_PLUGIN_CACHE", PLUGINS.parent / "artifacts" / "plugins"))
+COMPILED = PLUGINS / "compiled"
+"""In a wheel: the libraries, for one version of OpenVINO."""
+KERNELS = "libredraft_kernels.so"
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
@@ -22,7 +26,7 @@ AMX = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 INSTRUCTION_SETS = {
     "avx2": AVX2, "avx512": AVX512, "avx512vnni": AVX512_VNNI, "avx512bf16": AVX512_BF16, "amx": AMX,
 }  # fmt: skip
-SHARED = ["-shared", "-Wl,-soname,libredraft_kernels.so"]  # found beside the extension, wherever the folder moves
+SHARED = ["-shared", f"-Wl,-soname,{KERNELS}"]  # found beside the extension, wherever the folder moves
 GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api", "layout", "../operators/all_reduce/exchange")
 
 
@@ -30,29 +34,66 @@ class BuildError(RuntimeError):
     """The operators could not be built; the message says what is missing or what the compiler said."""
 
 
+def cache_folder() -> Path:
+    """Where libraries are built: `$REDRAFT_PLUGIN_CACHE`, else artifacts/plugins of a clone, else the user's cache."""
+    if given := os.environ.get("REDRAFT_PLUGIN_CACHE"):
+        return Path(given)
+    if (PLUGINS.parent / "pyproject.toml").is_file():
+        return PLUGINS.parent / "artifacts" / "plugins"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redraft"
+
+
+CACHE = cache_folder()
+
+
 @cache
 def kernels_path() -> Path:
     """`libredraft_kernels.so`: the kernels behind a C ABI, built if need be. Raises BuildError."""
-    return _built(_digest("")) / "libredraft_kernels.so"
+    return _folder() / KERNELS
 
 
 @cache
 def extension_path() -> Path:
     """`libredraft_openvino.so`: what `openvino.Core().add_extension` takes, built if need be. Raises BuildError."""
-    import openvino
-
-    folder = _built(_digest(""))
-    path = folder / f"libredraft_openvino-{_digest(openvino.__version__)[:12]}.so"
+    path = _folder() / _extension_name()
     if not path.exists():
         with _lock():
             if not path.exists():
-                _build_extension(Path(openvino.__file__).parent, folder, path)
+                libs = str(_openvino() / "libs")
+                _build_extension(path, [libs])
     return path
+
+
+def compile_for_wheel(folder: Path) -> list[Path]:
+    """Put both libraries into a folder. The extension looks for OpenVINO where it is beside `COMPILED` in
+    site-packages."""
+    shutil.copy2(_built(_digest("")) / KERNELS, folder)
+    _build_extension(folder / _extension_name(), ["$ORIGIN/../../../openvino/libs"])
+    return [folder / KERNELS, folder / _extension_name()]
 
 
 def operators_digest() -> str:
     """Names the operators' source text: a network runs on the operators that it was lowered for."""
     return _digest("")[:16]
+
+
+def _folder() -> Path:
+    """The folder of the kernels, and of the extension once it is built: the wheel's, where it fits OpenVINO."""
+    return COMPILED if (COMPILED / _extension_name()).exists() else _built(_digest(""))
+
+
+def _extension_name() -> str:
+    try:
+        version = metadata.version("openvino")
+    except metadata.PackageNotFoundError:
+        version = ""
+    return f"libredraft_openvino-{_digest(version)[:12]}.so"
+
+
+def _openvino() -> Path:
+    import openvino
+
+    return Path(openvino.__file__).parent
 
 
 def _digest(salt: str) -> str:
@@ -64,7 +105,7 @@ def _digest(salt: str) -> str:
 
 class _lock:
     def __enter__(self) -> None:
-        CACHE.mkdir(parents=True, exist_ok=True)
+        CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.file = open(CACHE / "lock", "w")
         fcntl.flock(self.file, fcntl.LOCK_EX)
 
@@ -94,19 +135,21 @@ def _build_kernels(folder: Path) -> None:
     ] + [["-c", f"{name}.cpp"] for name in GENERIC_SOURCES]
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         list(workers.map(lambda job: _compile([*job[0], "-o", str(job[1])]), zip(commands, objects, strict=True)))
-    _compile([*SHARED, *map(str, objects), "-o", str(folder / "libredraft_kernels.so"), "-pthread"])
+    _compile([*SHARED, *map(str, objects), "-o", str(folder / KERNELS), "-pthread"])
     for path in objects:
         path.unlink()
 
 
-def _build_extension(openvino: Path, folder: Path, path: Path) -> None:
-    temporary = path.with_suffix(".partial")
+def _build_extension(path: Path, search: Sequence[str]) -> None:
+    """Build the extension beside the kernels; it looks for OpenVINO's libraries in the folders `search`."""
+    temporary, openvino = path.with_suffix(".partial"), _openvino()
     libraries = [str(next((openvino / "libs").glob(f"lib{n}.so.*"))) for n in ("openvino", "openvino_onnx_frontend")]
     _compile(
         [
             *["-shared", "extension.cpp", f"-I{openvino / 'include'}"],
-            *[*libraries, str(folder / "libredraft_kernels.so")],
-            *["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath,{openvino / 'libs'}", "-o", str(temporary)],
+            *[*libraries, str(path.parent / KERNELS)],
+            *[f"-Wl,-rpath,{folder}" for folder in ("$ORIGIN", *search)],
+            *["-o", str(temporary)],
         ]
     )
     temporary.rename(path)

@@ -22,7 +22,15 @@ from redraft.serving.processes import ServingError, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
 from redraft.worker.protocol import PROBE
 
-REPOSITORY = Path(__file__).resolve().parents[2] / "triton_repo"
+HOME = Path(__file__).resolve().parents[2]
+"""The folder from which `redraft` is imported: a clone, or the site-packages that a wheel is installed in."""
+REPOSITORY, REQUIREMENTS = (
+    beside if (beside := Path(__file__).with_name(name)).exists() else HOME / name
+    for name in ("triton_repo", "requirements-triton.txt")
+)
+"""Triton's models, and the packages that they need: in a wheel beside this file."""
+PYTRITON = "nvidia-pytriton==0.7.0"
+"""The wheel that holds the server."""
 MODELS = ("ensemble", "tensorrt_llm")
 STAND_IN = "engine_worker"
 """The model that stands for the engine worker in /v2/health/ready: see `show_worker`."""
@@ -35,6 +43,14 @@ CLOSED_APIS = "model-repository,shared-memory,trace,logging"
 CLOSED_HEADER = "closed\n"
 """Triton opens a restricted API to requests with a header of this name. No request has one: a line feed ends a header
 in HTTP/1, and gRPC refuses it in a name. In a value gRPC would let it pass."""
+_ENVIRONMENT = f"{sys.prefix}/triton"
+ADD = (
+    "run `make setup`"
+    if REPOSITORY.parent == HOME
+    else f"add it with: python3.11 -m venv {_ENVIRONMENT} && {_ENVIRONMENT}/bin/pip install -r {REQUIREMENTS} && "
+    f"{_ENVIRONMENT}/bin/pip install --no-deps {PYTRITON}"
+)
+"""How Triton is added to a clone, or to the environment of a wheel."""
 SERVER_VARIABLE, ENVIRONMENT_VARIABLE = "REDRAFT_TRITON_SERVER", "REDRAFT_TRITON_ENV"
 CONTAINER_SERVER = Path("/opt/tritonserver")
 """Where NGC's containers have the server."""
@@ -56,8 +72,8 @@ class TritonInstallation:
         python = next((self.environment / "lib").glob("python3.*"), None)
         if python is None:
             raise ServingError(
-                f"Triton's models have no Python environment at {self.environment}: run `make setup`, or set "
-                f"{ENVIRONMENT_VARIABLE} to one with the packages of requirements-triton.txt"
+                f"Triton's models have no Python environment at {self.environment}: {ADD}, or set "
+                f"{ENVIRONMENT_VARIABLE} to one with the packages of {REQUIREMENTS}"
             )
         version = python.name.removeprefix("python")
         wheel = python / "site-packages" / "pytriton" / "tritonserver"
@@ -77,7 +93,7 @@ class TritonInstallation:
         for path in (self.server, self.stub):
             if not path.exists():
                 raise ServingError(
-                    f"Triton is not installed ({path} is missing): run `make setup`, or set {SERVER_VARIABLE} to a "
+                    f"Triton is not installed ({path} is missing): {ADD}, or set {SERVER_VARIABLE} to a "
                     "server's folder, such as /opt/tritonserver in NGC's containers"
                 )
         self._check_python(version)
@@ -163,7 +179,7 @@ def environment(installation: TritonInstallation, run_dir: RunDir) -> dict[str, 
         | {
             "LD_LIBRARY_PATH": installation.library_path,
             "PATH": f"{binaries}:{os.environ.get('PATH', os.defpath)}",
-            "REDRAFT_HOME": str(REPOSITORY.parent),
+            "REDRAFT_HOME": str(HOME),
             "REDRAFT_WORKER_SOCKET": str(run_dir.socket),
         }
     )

@@ -70,7 +70,7 @@ def test_both_environments_have_the_images_python_and_the_repositorys_requiremen
     assert "python3.12 -m venv .venv " in install
     assert ".venv/bin/pip install --no-cache-dir -r requirements-gpu.txt ${TENSORRT} " in install
     (version,) = [rest.removeprefix("TENSORRT=tensorrt-cu13==") for rest in instruction("ARG") if "TENSORRT" in rest]
-    assert f"tensorrt-cu13-bindings=={version}\n" in (ROOT / "requirements.txt").read_text()
+    assert f"tensorrt-cu13-bindings=={version}\n" in (ROOT / "requirements" / "build.txt").read_text()
     assert "python3.12 -m venv .venv/triton " in install
     assert ".venv/triton/bin/pip install --no-cache-dir -r requirements-triton.txt" in install
     assert "libpython3.12" in instruction("RUN")[0]
