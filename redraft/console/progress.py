@@ -60,6 +60,7 @@ def progress(name: str, total: int, unit: str, note: str = "", console: Console 
             shown.changed = lambda: bar.update(task, completed=shown.done, description=shown.line())
             yield shown
         return
+    write(console, shown.line())
     with heartbeat(shown.line, console):
         yield shown
     write(console, shown.summary())

@@ -730,7 +730,7 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
     ("given", "message"),
     [
         ({"model": "nowhere"}, "config.json does not exist"),
-        ({"bundle": "nowhere"}, "nowhere does not exist; build one with"),
+        ({"bundle": "nowhere"}, "nowhere does not exist; "),
         ({"prompts": "nowhere.jsonl"}, "prompts .*nowhere.jsonl: No such file.*; give a file"),
         ({"prompts": "nameless.jsonl"}, "nameless.jsonl, line 2: no turns, prompt, .* among 'source': name the field"),
         ({"prompts": "prose.jsonl"}, "prose.jsonl, line 1: not JSON .*; expected"),

@@ -29,13 +29,19 @@ def test_a_log_gets_lines_while_a_library_computes(monkeypatch):
     assert re.fullmatch(r"distill: 0 tokens in \d+ s", last)
 
 
+def test_work_of_seconds_is_seen_too(monkeypatch):
+    """So that many short stages in turn leave no long silence."""
+    first, _ = shown_lines(monkeypatch, lambda shown: None)
+    assert first == "distill: 0 of 20,000 tokens (loading)"
+
+
 def test_a_line_says_done_total_rate_and_time_left(monkeypatch):
     def work(shown: progress.Progress) -> None:
         shown.begin(2_400)
         shown.update(12_400, "step 7")
         time.sleep(1.0)
 
-    *lines, last = shown_lines(monkeypatch, work)
+    _, *lines, last = shown_lines(monkeypatch, work)
     pattern = r"distill: 12,400 of 20,000 tokens, [\d,]+/s, about \d+ s left \(step 7\)"
     assert lines
     assert all(re.fullmatch(pattern, line) for line in lines), lines
@@ -47,7 +53,7 @@ def test_more_than_the_total_leaves_no_time(monkeypatch):
         shown.update(20_300, "")
         time.sleep(0.3)
 
-    lines = shown_lines(monkeypatch, work)
+    _, *lines = shown_lines(monkeypatch, work)
     assert len(lines) > 1
     assert all(" 20,000 of 20,000 tokens, " in line and line.endswith("about 0 s left") for line in lines[:-1]), lines
 
