@@ -186,7 +186,7 @@ def _parquet(path: Path, column: str | None) -> Rows:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        install = f"{sys.executable} -m pip install pyarrow"
+        install = f"{sys.executable} -m pip install pyarrow (55 MB)"
         raise ValueError(f"{path}: Parquet needs pyarrow: {install}; or save it as CSV or JSON lines") from None
     try:
         with ParquetFile(path) as file:

@@ -39,7 +39,7 @@ GIVEN = ("torch", "transformers", "numpy", "mpi4py", "rich", "typer")
 """Packages of a CUDA machine; what they need is there too."""
 NEEDED = (*PACKAGES, "typing_extensions", "pytest")
 """Packed whatever the given ones need: an older release would do for torch, but not for pydantic."""
-GGUF = ("gguf", "accelerate")
+GGUF = ("gguf",)
 """What build/fetch_model.py reads a GGUF file with."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
              "manylinux1_x86_64")  # fmt: skip

@@ -19,7 +19,7 @@ from redraft.plugins.cuda.compile import nvcc
 from redraft.plugins.library import BuildError
 
 NAMES = (*PACKAGES, "torch", "transformers", "triton", "numpy", "safetensors", "tokenizers", "pytest", "mpi4py",
-         "onnx", "onnx_ir", "onnxscript", "gguf", "accelerate", "tensorrt_rtx", "tensorrt_cu13")  # fmt: skip
+         "onnx", "onnx_ir", "onnxscript", "gguf", "tensorrt_rtx", "tensorrt_cu13")  # fmt: skip
 TOOLS = ("nvidia-smi", "ncu", "compute-sanitizer", "cuobjdump", "nvdisasm", "g++")
 
 

@@ -26,10 +26,11 @@ def write_weights(
     """Write tensors as bfloat16 to `model.safetensors`, or to shards with an index where one file would be too large.
 
     `blocks(name)` gives a tensor's rows in order. `written` is called with the bytes of each block. Every file has its
-    final size in its header: one that was cut short is refused by readers. Raises OSError, or ValueError for a tensor
+    final size in its header: one that was cut short is refused by readers. A single file is byte for byte what
+    `safetensors.torch.save_file` writes. Raises OSError, or ValueError for a tensor
     whose blocks do not add up to its shape.
     """
-    shards = list(_split(shapes, shard_bytes))
+    shards = list(_split(dict(sorted(shapes.items())), shard_bytes))
     count = len(shards)
     names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     for name, shard in zip(names, shards, strict=True):

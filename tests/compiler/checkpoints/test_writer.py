@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from compiler.checkpoints import source
 from compiler.checkpoints.source import row_blocks
@@ -40,6 +41,14 @@ def test_any_division_holds_the_same_weights(tmp_path_factory, shapes, block, sh
     with StoredTensors.open(files) as stored:
         assert stored.shapes().keys() == weights.keys()
         assert all(torch.equal(stored.read(name), weight.bfloat16()) for name, weight in weights.items())
+
+
+def test_a_single_file_is_the_librarys(tmp_path):
+    weights = {f"layers.{i}.{kind}": torch.randn(3, 5 + i) for i in (10, 2) for kind in ("up", "down")}
+    write_weights(tmp_path, {name: tuple(weight.shape) for name, weight in weights.items()}, cut(weights))
+    stored = {name: weight.bfloat16() for name, weight in weights.items()}
+    save_file(stored, tmp_path / "expected.safetensors", {"format": "pt"})
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
 
 
 def test_an_index_names_each_tensors_file(tmp_path):
