@@ -41,7 +41,7 @@ class Conversation:
             if line == "/reset":
                 self.reset()
             elif line == "/stats":
-                self._print("\n".join(map(str, self._stats)) or "no answer yet")
+                self._print("\n".join(map(str, self._stats)) or "no finished answer yet")
             elif line.startswith("/"):
                 self._print(HELP)
             elif line:

@@ -156,7 +156,7 @@ def generate(
     """Ask the running service and print its answer as it comes, then a line of statistics."""
     state, running = _look(run_dir)
     if state is None or not running:
-        fail("redraft generate: no service is running: `redraft serve --bundle PATH` starts one")
+        fail("redraft generate: no service is running: `make serve` starts one, or `redraft serve --bundle PATH`")
     try:
         prompt = render_chat(state.settings.bundle, text) if chat else text
         prompt.encode()
@@ -177,7 +177,7 @@ def generate(
     except (InvalidRequest, WorkerError) as error:
         fail(f"\nredraft generate: {error}")
     out.print()
-    err.print(stats)
+    err.print(str(stats), markup=False)
 
 
 def _look(path: Path) -> tuple[State | None, bool]:

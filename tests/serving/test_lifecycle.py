@@ -383,6 +383,14 @@ def test_a_value_out_of_range_is_refused_by_its_option(arguments, message):
     assert message in done.output
 
 
+def test_generate_prints_the_answer_and_a_line_of_statistics(service):
+    ensure_running(service)
+    arguments = ["generate", "--no-chat", "hi", "--max-tokens", "3", "--run-dir", str(service.run_dir.path)]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert (done.exit_code, done.stdout) == (0, " w0é w1é w2é\n")
+    assert re.fullmatch(r"3 tokens in .* tokens/step, .* drafted tokens accepted\n", done.stderr)
+
+
 def test_what_generate_cannot_send(service):
     ensure_running(service)
     for arguments, message in (
