@@ -36,6 +36,8 @@ class GgufCheckpoint:
         self._architecture = fields.get("general.architecture")
         if self._architecture not in ARCHITECTURES:
             raise FetchError(f"unsupported model: GGUF architecture {self._architecture!r}. Supported: {SUPPORTED}.")
+        if (parts := fields.get("split.count", 1)) > 1:
+            raise FetchError(f"{path} is one of {parts} parts: join them with llama.cpp's llama-gguf-split --merge")
         self.precision = _precision(fields)
         self._refuse_unknown_quantizations()
         rope = self._rope(fields)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from compiler.checkpoints.folder import PICKLED
 from compiler.checkpoints.source import FetchError
+from model_defs.files import INDEX, SINGLE, read_json
 from model_defs.target.config import TargetConfig
 from redraft.console.progress import size
 from redraft.console.resources import require_disk
@@ -28,15 +29,14 @@ def download(source: str, revision: str | None, cache: Path, say: Callable[[str]
     place = cache / "hub"
     try:
         info = HfApi().model_info(source, revision=revision, files_metadata=True, timeout=CONNECT_S)
-        files = info.siblings or []
-        safe = any(file.rfilename.endswith(".safetensors") for file in files)
-        weights = "*.safetensors" if safe else PICKLED
-        folder = snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=list(SMALL))
-        TargetConfig.load(Path(folder))
-        total = sum(file.size or 0 for file in files if fnmatch(file.rfilename, weights))
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        folder = Path(snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=list(SMALL)))
+        TargetConfig.load(folder)
+        weights = _weights(list(sizes), folder)
+        total = sum(sizes[name] for name in weights)
         require_disk(cache, 2 * total)
         say(f"downloading {size(total)} of weights of {source}, which take {size(2 * total)} with their copy")
-        snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=[*SMALL, weights])
+        snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=[*SMALL, *weights])
     except HFValidationError as error:
         raise FetchError(f"{source!r} is not a hub id ({error})") from error
     except HfHubHTTPError as error:
@@ -45,4 +45,13 @@ def download(source: str, revision: str | None, cache: Path, say: Callable[[str]
         ) from error
     except (httpx2.HTTPError, OSError) as error:
         raise FetchError(f"the hub cannot be reached for {source!r} ({error}); give a local folder or GGUF") from error
-    return Path(folder)
+    return folder
+
+
+def _weights(names: list[str], folder: Path) -> list[str]:
+    """The repository's files of weights: those that the index names, where other safetensors hold them once more."""
+    if SINGLE in names:
+        return [SINGLE]
+    if (folder / INDEX).is_file():
+        return sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()) & set(names))
+    return [name for name in names if fnmatch(name, "*.safetensors")] or [n for n in names if fnmatch(n, PICKLED)]

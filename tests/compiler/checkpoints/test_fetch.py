@@ -343,6 +343,21 @@ def test_a_hub_model_that_the_disk_does_not_hold_is_not_downloaded(checkpoint, t
     assert "*.safetensors" not in small["allow_patterns"]
 
 
+def test_only_the_indexs_files_of_a_hub_model_are_downloaded(checkpoint, tmp_path, monkeypatch):
+    """Some repositories hold all weights a second time, in one file of another format."""
+    import huggingface_hub
+
+    source, asked = tmp_path / "cut", []
+    shutil.copytree(checkpoint, source)
+    index(source, "one.safetensors")
+    files = [SimpleNamespace(rfilename=name, size=1) for name in ("one.safetensors", "consolidated.safetensors")]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **given: asked.append(given) or source)
+    fetch("owner/model", tmp_path)
+    assert "one.safetensors" in asked[1]["allow_patterns"]
+    assert not {"consolidated.safetensors", "*.safetensors"} & set(asked[1]["allow_patterns"])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [(b"not the model", "has sha256 .*, expected b179c952"), (None, "truncated or corrupt")],
@@ -444,6 +459,15 @@ def test_gguf_tensors_without_a_place_or_a_known_quantization(reference, tmp_pat
             write_gguf(tmp_path / "odd.gguf", reference)
         with pytest.raises(FetchError, match=message):
             fetch(tmp_path / "odd.gguf", tmp_path)
+
+
+def test_a_part_of_a_gguf_file_is_refused(reference, tmp_path, monkeypatch):
+    add = gguf.GGUFWriter.add_block_count
+    part = lambda self, count: (self.add_uint16("split.count", 3), add(self, count))  # noqa: E731
+    monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", part)
+    write_gguf(tmp_path / "part.gguf", reference)
+    with pytest.raises(FetchError, match="one of 3 parts: join them with"):
+        fetch(tmp_path / "part.gguf", tmp_path)
 
 
 def test_a_model_in_one_line(gguf_file, tmp_path):
