@@ -8,7 +8,8 @@ SOURCE    ?= default
 CHAT_TEMPLATE ?=
 MODEL     ?= artifacts/models/$(patsubst %.gguf,%,$(notdir $(patsubst default,$(DEFAULT),$(SOURCE:/=))))
 NAME      ?= $(notdir $(MODEL))
-DRAFTER   ?= $(firstword $(wildcard drafters/$(NAME)) artifacts/drafters/$(NAME))
+OWN_DRAFTER = artifacts/drafters/$(NAME)
+DRAFTER   ?= $(firstword $(wildcard drafters/$(NAME)) $(OWN_DRAFTER))
 ENGINES   ?= artifacts/engines
 BACKEND   ?= openvino
 PRECISION ?= bf16
@@ -18,7 +19,10 @@ TP        ?= 1
 UCX_TLS   ?= posix,self
 SPLIT     := $(addprefix -,$(filter-out openvino,$(BACKEND)))$(if $(filter-out 1,$(TP)),-tp$(TP))
 CALIBRATION ?= artifacts/calibration/$(NAME).json
-BUNDLE    ?= $(ENGINES)/$(NAME)-redrafter-$(PRECISION)$(SPLIT)
+# Without a trained drafter a bundle drafts from n-grams. `train` and `drafter` make one; a DRAFTER that the user named must be there.
+TRAINED   := $(or $(METHODS),$(filter-out file,$(origin DRAFTER)),$(filter train drafter,$(MAKECMDGOALS)),$(wildcard $(DRAFTER)/config.json))
+NGRAMS    := $(ENGINES)/$(NAME)-ngrams-$(PRECISION)$(SPLIT)
+BUNDLE    ?= $(if $(TRAINED),$(ENGINES)/$(NAME)-redrafter-$(PRECISION)$(SPLIT),$(NGRAMS))
 BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)$(SPLIT)
 
 DATA      ?=
@@ -27,6 +31,12 @@ TEACHER   ?= artifacts/data/$(NAME)
 HELD_OUT  = $(addprefix --data ,$(shell ls -d $(TEACHER)-held-out 2>/dev/null))
 TOKENS    ?= 5000000
 POSITIONS ?= 5000000
+HOURS     ?= 1
+TUNE_MINUTES ?= 4
+HTTP_PORT ?= 8000
+GRPC_PORT ?= 8001
+METRICS_PORT ?= 8002
+RUN_DIR   ?= artifacts/run
 PROMPTS   ?= benchmarks/prompts.jsonl
 SPEC_BENCH ?=
 RATES     ?= 0.5 1 2
@@ -46,7 +56,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
 # Targets that depend on `always` run each time and decide by content.
-.PHONY: always help setup model distill distill-check train engines tune serve stop loadtest mpi quickstart test verify lint kernels docs wheel clean
+.PHONY: always help setup model drafter distill distill-check train engines tune serve stop loadtest mpi quickstart test verify lint kernels docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -55,8 +65,9 @@ help: ## this list
 	@echo "Variables: SOURCE CHAT_TEMPLATE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES RESULTS;"
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
 	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
-	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for distill and train DATA TEACHER"
-	@echo "TOKENS POSITIONS; COLUMN of DATA or PROMPTS that holds the prompts; for setup PYTHON TORCH_INDEX TORCH. See README.md."
+	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for drafter DATA HOURS; for distill and"
+	@echo "train DATA TEACHER TOKENS POSITIONS; COLUMN of DATA or PROMPTS that holds the prompts; for tune TUNE_MINUTES;"
+	@echo "for serve, stop, loadtest HTTP_PORT GRPC_PORT METRICS_PORT RUN_DIR; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
 $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt $(wildcard requirements/*.txt)
@@ -98,12 +109,26 @@ $(TEACHER)-engine/manifest.json: always | distill-check
 	  --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters
-	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) $(HELD_OUT) --output artifacts/drafters/$(NAME) \
+	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) $(HELD_OUT) --output $(OWN_DRAFTER) \
 	  --positions $(POSITIONS)
 
+# Teacher data and training are sized for HOURS by a plan, with which a killed run goes on.
+drafter: TOKENS = 1000
+drafter: $(TEACHER)-engine/manifest.json ## a drafter for SOURCE from DATA in HOURS: distill, train, judge, build, tune, say what was gained
+	$(PY) build/drafter.py plan $(OWN_DRAFTER)/plan.json --model $(MODEL) --engine $(TEACHER)-engine --hours $(HOURS) \
+	  $(if $(DATA),--prompts $(DATA) $(READ))
+	$(MAKE) distill train $$($(PY) build/drafter.py sizes $(OWN_DRAFTER)/plan.json)
+	$(MAKE) $(NGRAMS)/budget.json
+	$(MAKE) tune DRAFTER=$(OWN_DRAFTER)
+	$(PY) build/drafter.py gains $(OWN_DRAFTER) --model $(MODEL) --ngrams $(NGRAMS) --bundle $(BUNDLE) \
+	  $(if $(DATA),--prompts $(DATA) $(READ))
+
+DRAFTING := $(sort $(BUNDLE) $(NGRAMS))
 engines: $(BUNDLE)/manifest.json $(BASELINE)/manifest.json ## build the bundles BUNDLE and, without drafter, BASELINE
-$(BUNDLE)/manifest.json: always $(or $(METHODS),$(DRAFTER)/config.json) $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) $(call named,BUNDLE) $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)) --output $(BUNDLE)
+$(BUNDLE)/manifest.json: $(if $(TRAINED),$(or $(METHODS),$(DRAFTER)/config.json))
+$(DRAFTING:%=%/manifest.json): always $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) $(if $(filter $(BUNDLE),$(@D)),$(call named,BUNDLE)) $(if $(and $(TRAINED),$(filter-out $(NGRAMS),$(@D))),\
+	  $(if $(METHODS),--methods $(METHODS),--drafter $(DRAFTER) $(SHAPE)),--no-drafter --construction ngram_trie) --output $(@D)
 $(BASELINE)/manifest.json: always $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) $(call named,BASELINE) --no-drafter --output $(BASELINE)
 
@@ -118,19 +143,22 @@ NO_MPI = the bundle is split over $(TP) ranks, for which MPI is missing ($(first
 mpi: | $(SETUP)
 	@$(if $(LAUNCH),test -x $(firstword $(LAUNCH)) || { echo "make: $(NO_MPI)"; exit 1; })
 
-tune: mpi $(BUNDLE)/budget.json ## measure step times and acceptance, write the budget table
-.PRECIOUS: $(BUNDLE)/budget.json # it is whole whenever tuning ends: the methods that were tuned
-$(BUNDLE)/budget.json: always $(BUNDLE)/manifest.json
-	$(PY) -m redraft.bundle.budget $(BUNDLE) || $(LAUNCH) $(PY) build/tune.py --bundle $(BUNDLE) --prompts benchmarks/prompts.jsonl
+tune: mpi $(BUNDLE)/budget.json ## measure step times and acceptance in about TUNE_MINUTES, write the budget table
+.PRECIOUS: $(DRAFTING:%=%/budget.json) # whole whenever tuning ends: the methods that were tuned
+$(DRAFTING:%=%/budget.json): %/budget.json: always %/manifest.json
+	$(PY) -m redraft.bundle.budget $* || $(LAUNCH) $(PY) build/tune.py --bundle $* --minutes $(TUNE_MINUTES) \
+	  --prompts benchmarks/prompts.jsonl
 
-serve: mpi $(BUNDLE)/budget.json ## build and tune what is not there, start Triton on 127.0.0.1; returns when a request has succeeded
-	$(PY) -m redraft.cli serve --bundle $(BUNDLE)
+serve: mpi $(BUNDLE)/budget.json ## fetch SOURCE, build and tune what is not there, start Triton on 127.0.0.1; returns when a request has succeeded
+	$(PY) -m redraft.cli serve --bundle $(BUNDLE) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) \
+	  --metrics-port $(METRICS_PORT) --run-dir $(RUN_DIR)
 
 stop: | $(SETUP) ## stop it
-	$(PY) -m redraft.cli stop
+	$(PY) -m redraft.cli stop --run-dir $(RUN_DIR)
 
 loadtest: | $(SETUP) ## load-test the running server at RATES
-	$(PY) -m benchmarks.load.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) $(READ) --request-rate $(RATES) --result-dir $(RESULTS)
+	$(PY) -m benchmarks.load.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) $(READ) --request-rate $(RATES) \
+	  --url 127.0.0.1:$(GRPC_PORT) --metrics-url http://127.0.0.1:$(METRICS_PORT)/metrics --result-dir $(RESULTS)
 
 include $(dir $(firstword $(MAKEFILE_LIST)))benchmarks/bench.mk
 

@@ -46,6 +46,7 @@ from training.distillation import (
     restore_checkpoint,
     save_checkpoint,
 )
+from training.plan import usual_rows
 from training.teacher_data import LARGEST_SHARE_HELD_OUT, SHARDS_AT_ONCE, USUAL_HELD_OUT, TeacherData, most_frequent
 
 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bfloat16 under autocast, float32 norms
@@ -76,14 +77,6 @@ class Run:
     decay: Decay
     every: int
     seed: int
-
-
-def usual_rows(vocab_size: int, device: str) -> int:
-    """Head rows of a drafter that is trained on a device. A GPU carries the 32K most frequent of more than 40K tokens
-    (Lyanna, section 6.1, for token info) and smaller vocabularies whole; a CPU pays for every row."""
-    if device != "cuda":
-        return min(12288, vocab_size)
-    return 32768 if vocab_size > 40_000 else vocab_size
 
 
 def settings_of(kind: type[Drafter], texts: list[str], vocab_size: int, device: str) -> dict[str, str]:

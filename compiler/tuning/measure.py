@@ -18,7 +18,7 @@ from redraft.runtime import Runtime
 MODES = {"greedy": SamplingConfig(), "sampled": SamplingConfig(temperature=1.0, seed=1)}
 """Sampling of the requests that each half of a budget table is for."""
 GREEDY = MODES["greedy"]
-MOST_SLOWER = 4.0
+MOST_SLOWER = 3.0
 """Larger budgets are not timed once a step takes so many times as long as one without drafts: no acceptance pays it."""
 
 

@@ -1,0 +1,115 @@
+"""The make targets that a user with an own model walks, on a tiny random model: fetched, served without a drafter,
+load-tested, stopped, and given a drafter."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+
+import pytest
+
+from model_defs.target.config import TargetConfig
+from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
+from redraft.bundle.budget import BudgetFile
+from redraft.bundle.config import BundleConfig
+from tests.conftest import ROOT
+from tests.engines.tiny import random_model, write_model
+from tests.toy_engine import toy_tokenizer
+
+NAME = "nobodys-model"
+
+
+def odd_target() -> Target:
+    """A Llama of odd sizes, whose context holds the teacher's answers."""
+    config = TargetConfig(
+        vocab_size=111,
+        hidden_size=60,
+        intermediate_size=88,
+        num_layers=1,
+        num_heads=3,
+        num_kv_heads=1,
+        head_size=32,
+        rms_norm_eps=1e-5,
+        rope=RopeConfig(),
+        max_position=768,
+        tie_embeddings=True,
+        qkv_bias=False,
+        eos_token_ids=(0,),
+    )
+    return random_model(config)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Runs make with all that it writes under a folder of its own, on free ports."""
+    source = tmp_path / "source" / NAME
+    write_model(odd_target(), source)
+    toy_tokenizer().save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"})
+    )
+    (source / "chat_template.jinja").write_text("Q{{ messages[0]['content'] }}A")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"say {n} times {7 * n}"}) + "\n" for n in range(70)))
+    ports = free_ports(3)
+    settings = {
+        "SOURCE": source,
+        "MODEL": tmp_path / "models" / NAME,
+        "ENGINES": tmp_path / "engines",
+        "TEACHER": tmp_path / "teacher",
+        "OWN_DRAFTER": tmp_path / "drafter",
+        "RESULTS": tmp_path / "results",
+        "RUN_DIR": tmp_path / "run",
+        "DATA": prompts,
+        "PROMPTS": prompts,
+        "PRECISION": "fp32",
+        "TUNE_MINUTES": 0,
+        "HOURS": 0.004,
+        "RATES": "inf",
+    } | dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), ports, strict=True))
+
+    def run(*targets: str, status: int = 0) -> str:
+        command = ["make", *targets, *(f"{name}={value}" for name, value in settings.items())]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    yield run
+    run("stop")
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def test_a_users_model_is_served_tested_and_given_a_drafter(make, tmp_path):
+    ngrams, trained = (tmp_path / "engines" / f"{NAME}-{kind}-fp32" for kind in ("ngrams", "redrafter"))
+    make("serve")
+    (method,) = BundleConfig.read(ngrams).methods.values()
+    assert (method.drafter, method.construction, method.ngram) == (None, "ngram_trie", True)
+    assert BudgetFile.load(ngrams).methods.keys() == {"ngram_trie"}
+    make("loadtest")
+    assert "request_rate" in (next((tmp_path / "results").glob("*.json"))).read_text()
+    assert "stopped" in make("stop")
+    assert "make serve" in make("loadtest", status=2)
+    said = make("drafter")
+    assert "tokens of teacher data" in said
+    assert "n-grams only" in said
+    (method,) = BundleConfig.read(trained).methods.values()
+    assert method.drafter == "recurrent"
+    gains = json.loads((tmp_path / "drafter" / "gains.json").read_text())
+    assert gains["speed"].keys() == {"auto-regressive", "n-grams", "drafter"}
+    assert f"--bundle {trained}" in make("serve", "--dry-run")
+    again = make("drafter")
+    assert "going on with" in again
+    assert "already" in again, "what was distilled and trained is not done again"

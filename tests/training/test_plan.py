@@ -1,0 +1,68 @@
+"""The sizes of a training that fits a time, and what twice the time may bring."""
+
+from __future__ import annotations
+
+import pytest
+
+from redraft.prompts import Prompt
+from training.gains import gain_of_twice, held_out_prompts, shipped_curves, summary
+from training.parts import held_out_tokens
+from training.plan import PASSES, Plan, make_plan
+
+
+@pytest.mark.parametrize(("teacher", "training"), [(700, 2900), (120, 1200), (5000, 900), (60, 4000)])
+@pytest.mark.parametrize("hours", [0.25, 1, 7])
+def test_teacher_data_and_training_take_the_time_given(hours, teacher, training):
+    plan = make_plan("model", hours, teacher, training, 20)
+    writing = (plan.tokens + held_out_tokens(plan.tokens)) / teacher
+    assert writing + plan.positions / training + 40 == pytest.approx(3600 * hours, rel=0.05)
+    assert PASSES[0] * 0.7 <= plan.positions / plan.tokens <= PASSES[1]
+
+
+def test_too_little_time_is_refused_with_what_would_do():
+    with pytest.raises(ValueError, match=r"HOURS=0.01 is too short .* at least (\d+\.\d\d)") as told:
+        make_plan("model", 0.01, 100, 1000, 10)
+    least = float(str(told.value).rpartition(" ")[2])
+    assert make_plan("model", least, 100, 1000, 10).tokens >= 2000
+
+
+def test_a_plan_is_stored_and_a_damaged_one_named(tmp_path):
+    path = tmp_path / "new" / "plan.json"
+    assert Plan.read(path) is None
+    plan = make_plan("model", 1, 700, 2900, 20)
+    plan.write(path)
+    assert Plan.read(path) == plan
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(ValueError, match=r"plan.json is damaged: remove it"):
+        Plan.read(path)
+
+
+def test_the_gain_of_a_doubling_is_read_off_the_curves():
+    curves = [[(100, 1.2), (200, 1.5), (400, 1.6)], [(50, 1.0), (100, 1.1), (200, 1.0), (400, 1.4)]]
+    assert gain_of_twice(curves, 100) == pytest.approx((0.0, 0.3))
+    assert gain_of_twice(curves, 10) == pytest.approx((0.1, 0.3)), "the first doubling of each"
+    assert gain_of_twice(curves, 9000) == pytest.approx((0.1, 0.3)), "the last"
+    for positions in (10_000, 2_000_000):
+        least, most = gain_of_twice(shipped_curves(), positions)
+        assert 0 <= least < most < 0.5
+
+
+def test_gains_are_told_by_streams():
+    speeds = {
+        name: [{"streams": n, "tokens_per_s": factor * n, "tokens_per_step": factor} for n in (1, 2)]
+        for name, factor in {"auto-regressive": 1.0, "n-grams": 1.25, "drafter": 2.0}.items()
+    }
+    training = {"positions": 100, "chain_acceptance_length": 1.5, "conditional_acceptance": [0.3, 0.4]}
+    held_out, twice, _, one, two = summary({"training": training, "speed": speeds}, [[(100, 1.0), (200, 1.25)]])
+    assert "1.50 tokens/step (by depth 0.30 0.40)" in held_out
+    assert "1.75 to 1.75" in twice
+    for line in (one, two):
+        assert "1.25x" in line
+        assert "2.00x" in line
+
+
+def test_gains_are_measured_on_prompts_that_are_not_trained_on():
+    prompts = [Prompt(str(n), "all", (str(n),)) for n in range(300)]
+    held_out = held_out_prompts(prompts)
+    assert 0 < len(held_out) < 30
+    assert held_out_prompts([Prompt("1", "all", ("only one",))]) == ["only one"]

@@ -1,0 +1,124 @@
+"""What a drafter gains: acceptance on held-out text, and speed by streams beside n-grams only and auto-regressive
+decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from redraft.prompts import Prompt
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest
+from redraft.runtime import Runtime
+from training.prompts import cutoff_of, divide
+
+SHIPPED = Path(__file__).resolve().parents[1] / "drafters"
+"""Drafters with the logs of their training: docs/training.md plots them."""
+STREAMS = (1, 2, 4, 8, 16)
+TOKENS = 64
+"""Tokens of each answer, at most."""
+FEWEST = 8
+"""Prompts that are answered, or as many as there are streams."""
+FILE = "gains.json"
+Curve = Sequence[tuple[float, float]]
+"""Positions that a drafter was trained on, and its chain's acceptance length after them."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast some number of streams are answered, prefill included, and what a step gains each of them."""
+
+    streams: int
+    tokens_per_s: float
+    tokens_per_step: float
+
+
+def held_out_prompts(prompts: Sequence[Prompt]) -> list[str]:
+    """The prompts that distillation holds out, or all where it holds none out."""
+    held_out = divide(prompts, cutoff_of(prompts))[1]
+    return [prompt.turns[0] for prompt in held_out or prompts]
+
+
+def measure_speed(runtime: Runtime, method: str, texts: Sequence[str], streams: int) -> Speed:
+    """Answer prompts, to which a chat template was applied, with so many under way at a time."""
+    scheduler, sent, count = runtime.scheduler, 0, max(FEWEST, streams)
+    before = asdict(scheduler.totals)
+    while sent < count or not scheduler.idle:
+        status = scheduler.status()
+        for place in range(sent, min(sent + streams - status.running - status.waiting, count)):
+            text = texts[place % len(texts)]
+            request = GenerateRequest(id=str(place), text=text, max_tokens=TOKENS, method=method)
+            scheduler.submit(runtime.sequence(place, request))
+            sent += 1
+        scheduler.step()
+    gained = {name: value - before[name] for name, value in asdict(scheduler.totals).items()}
+    return Speed(
+        streams=streams,
+        tokens_per_s=round(gained["output_tokens"] / gained["step_s"], 2),
+        tokens_per_step=round(1 + gained["accepted"] / max(gained["sequence_steps"], 1), 3),
+    )
+
+
+def measure_gains(
+    drafter: Path, ngrams: Path, bundle: Path, texts: Sequence[str], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """The speeds of auto-regressive decoding and of n-grams only, from a bundle without a drafter, and of the drafter's
+    bundle, with the last line of its training log; also written beside the drafter."""
+    log = (drafter / "log.jsonl").read_text().splitlines()
+    found: dict[str, Any] = {"training": json.loads(log[-1]), "speed": {}}
+    for name, folder in (("auto-regressive", ngrams), ("n-grams", ngrams), ("drafter", bundle)):
+        runtime = Runtime.load(folder)
+        method = AUTO_REGRESSIVE if name == "auto-regressive" else next(iter(runtime.plans))
+        for streams in STREAMS:
+            if streams <= runtime.limits.slots:
+                say(f"measuring {name}, {streams} stream{'s' * (streams > 1)}")
+                speed = measure_speed(runtime, method, texts, streams)
+                found["speed"].setdefault(name, []).append(asdict(speed))
+        runtime.engine.close()
+    (drafter / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def summary(found: Mapping[str, Any], curves: Sequence[Curve]) -> list[str]:
+    """Gains in words and a table, beside the learning curves of other drafters."""
+    training, speed = found["training"], found["speed"]
+    lines = []
+    if length := training.get("chain_acceptance_length"):
+        depths = " ".join(f"{rate:.2f}" for rate in training["conditional_acceptance"])
+        least, most = gain_of_twice(curves, training["positions"])
+        lines += [
+            f"held-out conversations: chains accept {length:.2f} tokens/step (by depth {depths})",
+            f"twice the hours: {length + least:.2f} to {length + most:.2f}, as the drafters that ship learnt",
+        ]
+    lines.append(f"{'streams':>7}  {'auto-regressive':>15}  {'n-grams only':>22}  {'drafter':>22}")
+    for plain, *others in zip(*(speed[name] for name in ("auto-regressive", "n-grams", "drafter")), strict=True):
+        cells = [
+            f"{one['tokens_per_s'] / plain['tokens_per_s']:.2f}x, {one['tokens_per_step']:.2f} tokens/step"
+            for one in others
+        ]
+        lines.append(f"{plain['streams']:>7}  {plain['tokens_per_s']:>8.0f} tokens/s  " + "  ".join(cells))
+    return lines
+
+
+def shipped_curves() -> list[Curve]:
+    """The learning curves of the drafters that ship."""
+    logs = [file.read_text(encoding="utf-8") for file in sorted(SHIPPED.glob("*/training.jsonl"))]
+    records = [[json.loads(line) for line in log.splitlines()] for log in logs]
+    return [[(record["positions"], record["chain_acceptance_length"]) for record in log] for log in records]
+
+
+def gain_of_twice(curves: Sequence[Curve], positions: int) -> tuple[float, float]:
+    """By how many tokens per step a chain got better while a drafter's training positions doubled from so many: the
+    least and the most over the curves. Beyond a curve's ends, its first or last doubling counts."""
+    gains = []
+    for curve in curves:
+        trained, reached = zip(*curve, strict=True)
+        doublings, length = np.log2(trained), np.maximum.accumulate(reached)
+        here = np.clip(np.log2(positions), doublings[0], max(doublings[-1] - 1, doublings[0]))
+        before, after = np.interp([here, here + 1], doublings, length)
+        gains.append(float(after - before))
+    return min(gains), max(gains)
