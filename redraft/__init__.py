@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from redraft.llm import LLM, Answer
 
 __all__ = ["LLM", "Answer"]
+
+# Without this, `import openvino` reports itself to its makers' statistics.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 
 def __getattr__(name: str) -> Any:

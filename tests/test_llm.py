@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -175,3 +176,11 @@ def test_importing_the_package_loads_nothing_else():
     """`redraft.serving` runs in Triton's environment, which has no tokenizers."""
     code = "import redraft, sys; assert 'numpy' not in sys.modules and 'redraft.llm' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+
+
+def test_openvino_reports_nothing(tmp_path):
+    """Its telemetry keeps an identity in the home folder."""
+    code = "import redraft.engines.openvino, openvino"
+    environment = os.environ | {"HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1], env=environment)
+    assert not list(tmp_path.iterdir())

@@ -197,9 +197,7 @@ sys.exit(main(["--bundle", "nowhère" if os.environ["PMI_RANK"] == "1" else {str
     before = set(Path("/dev/shm").glob("mpich_shm_*"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
-    assert r"redraft worker: nowh\xe8re does not exist" in done.stderr, (
-        "a byte beyond ASCII ends it all"
-    )
+    assert r"redraft worker: nowh\xe8re does not exist" in done.stderr, "a byte beyond ASCII ends it all"
     assert set(Path("/dev/shm").glob("mpich_shm_*")) <= before
 
 
