@@ -44,8 +44,8 @@ def main(
         typer.echo("interrupted; nothing was left behind", err=True)
         raise typer.Exit(130) from None
     model = "" if source == "default" else f" MODEL={folder}"
-    train = "" if source == "default" else f"make distill train engines{model} DATA=prompts.jsonl trains a drafter, "
-    say(f"next: {train}make serve{model} starts the service")
+    train = "" if source == "default" else f"; make drafter{model} HOURS=1 trains a drafter for it"
+    say(f"next: make serve{model} serves it{train}")
 
 
 if __name__ == "__main__":
