@@ -91,4 +91,5 @@ def test_nothing_counts_behind_the_end_of_the_text(word, accepted):
     assert sequence.stats.accepted == accepted
     assert sum(sequence.stats.accepted_by_depth) == accepted
     assert len(sequence.stats.offered_by_depth) == min(accepted + 1, 6)
+    sequence.ngram.read()
     assert len(retrieval) == len(PROMPT) + 1 + accepted + 1
