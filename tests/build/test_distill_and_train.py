@@ -39,9 +39,15 @@ sys.path.insert(0, str(ROOT / "build"))
 import distill  # noqa: E402
 import train_drafter  # noqa: E402
 from redraft.prompts import Prompt  # noqa: E402
-from training import conversations, parts  # noqa: E402
+from training import (  # noqa: E402
+    conversations,
+    parts,
+    writing,
+)
 from training import prompts as teacher_prompts  # noqa: E402
+from training import run as training_run  # noqa: E402
 from training.forward import EngineForward, TorchForward  # noqa: E402
+from training.plan import usual_rows  # noqa: E402
 from training.shards import Document, Shards, write_shard  # noqa: E402
 
 VOCAB, END = 111, 2
@@ -263,7 +269,7 @@ sys.path[:0] = {[str(ROOT), str(ROOT / "build")]!r}
 from pathlib import Path
 from types import SimpleNamespace
 import distill
-from training import conversations
+from training import conversations, writing
 from tests.build.test_distill_and_train import LETTERS, write_teacher
 
 step, steps = conversations.Generator._step, itertools.count()
@@ -275,7 +281,7 @@ def killed(*arguments):
 
 conversations.Generator._step = killed
 distill.AutoTokenizer = SimpleNamespace(from_pretrained=lambda _: LETTERS)
-distill.SHARD_S = 0.0
+writing.SHARD_S = 0.0
 write_teacher(Path({str(tmp_path)!r}), Path({str(lines)!r}), 4000, max_new_tokens=60)
 """
     assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL).returncode == -signal.SIGKILL
@@ -384,7 +390,7 @@ def test_answers_that_have_not_begun_do_not_count(tmp_path):
     part = parts.Part(False, Shards(tmp_path, {"model": "tiny"}), 100, [])
     asked = Document(deque([5]), 0.0, tokens=[1] * 90, answer_start=91)
     answered = Document(deque(), 0.0, tokens=[1] * 40, answer_start=30)
-    assert distill.written([part], [asked, answered]) == 40
+    assert writing.written([part], [asked, answered]) == 40
 
 
 def test_a_template_that_fails_is_said_in_a_line():
@@ -591,12 +597,12 @@ def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> l
 
 def test_a_gpu_carries_the_32k_most_frequent_of_more_than_40k_tokens():
     sizes = (49_152, 40_001, 40_000, 111)
-    assert [train_drafter.usual_rows(size, "cuda") for size in sizes] == [32768, 32768, 40_000, 111]
-    assert [train_drafter.usual_rows(size, "cpu") for size in sizes] == [12288, 12288, 12288, 111]
-    settings = partial(train_drafter.settings_of, HiddenStateDrafter, vocab_size=49_152)
+    assert [usual_rows(size, "cuda") for size in sizes] == [32768, 32768, 40_000, 111]
+    assert [usual_rows(size, "cpu") for size in sizes] == [12288, 12288, 12288, 111]
+    settings = partial(training_run.settings_of, HiddenStateDrafter, vocab_size=49_152)
     assert settings(["info_rank=8"], device="cuda") == {"info_vocabulary": "32768", "info_rank": "8"}
     assert settings(["info_vocabulary=9"], device="cuda") == {"info_vocabulary": "9"}
-    assert settings([], device="cpu") == train_drafter.settings_of(EagleDrafter, [], 49_152, "cuda") == {}
+    assert settings([], device="cpu") == training_run.settings_of(EagleDrafter, [], 49_152, "cuda") == {}
 
 
 @pytest.mark.parametrize("drafter", SHAPES)
@@ -617,14 +623,14 @@ def test_a_run_that_was_stopped_goes_on_identically(taught: Path, tmp_path: Path
     """Stopped at a checkpoint and started again: the same batches, rates and weights as a run in one piece."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     log = train(taught, whole, drafter, 2400)
-    save = train_drafter.save_checkpoint
+    save = training_run.save_checkpoint
 
     def save_and_stop(*arguments) -> None:
         save(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(train_drafter, "save_checkpoint", save_and_stop)
+        patched.setattr(training_run, "save_checkpoint", save_and_stop)
         with pytest.raises(SystemExit):
             train(taught, parts, drafter, 2400)
     timing = {"hours", "rate", "minutes_left"}
@@ -645,7 +651,7 @@ def test_a_run_that_is_done_says_so(taught: Path, tmp_path: Path, capsys):
 def test_a_run_is_killed_between_two_lines_of_its_log(taught: Path, tmp_path: Path, monkeypatch):
     """It goes on from a checkpoint of the clock's, and logs what a run in one piece logs."""
     log = train(taught, tmp_path / "whole", "recurrent", 2400)
-    steps, save = itertools.count(1), train_drafter.save_checkpoint
+    steps, save = itertools.count(1), training_run.save_checkpoint
 
     def save_and_stop(*arguments) -> None:
         save(*arguments)
@@ -653,8 +659,8 @@ def test_a_run_is_killed_between_two_lines_of_its_log(taught: Path, tmp_path: Pa
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(train_drafter, "CHECKPOINT_S", 0.0)
-        patched.setattr(train_drafter, "save_checkpoint", save_and_stop)
+        patched.setattr(training_run, "CHECKPOINT_S", 0.0)
+        patched.setattr(training_run, "save_checkpoint", save_and_stop)
         with pytest.raises(SystemExit):
             train(taught, tmp_path / "parts", "recurrent", 2400)
     assert len(log) >= 3

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import train_drafter
 from model_defs.drafters.windows import NO_DOCUMENT, Windows
+from training import run
 
 META = torch.device("meta")
 
@@ -23,7 +23,7 @@ def windows(drafted: int) -> Windows:
 
 def test_batches_come_in_order_on_the_device_with_their_positions():
     for device in (META, torch.device("cpu")):
-        read = list(zip(range(4), train_drafter.read_ahead(iter(map(windows, (1, 4, 2, 0))), device), strict=False))
+        read = list(zip(range(4), run.read_ahead(iter(map(windows, (1, 4, 2, 0))), device), strict=False))
         assert [positions for _, (_, positions) in read] == [1, 3, 2, 0]
         assert all(batch.hidden.device == device for _, (batch, _) in read)
 
@@ -36,10 +36,10 @@ def test_only_a_few_are_read_ahead():
             read.append(len(read))
             yield windows(1)
 
-    ahead = train_drafter.read_ahead(batches(), META)
+    ahead = run.read_ahead(batches(), META)
     for _ in range(3):
         next(ahead)
-    assert len(read) <= 3 + train_drafter.AHEAD + 2
+    assert len(read) <= 3 + run.AHEAD + 2
 
 
 def test_a_failure_while_reading_is_raised():
@@ -47,7 +47,7 @@ def test_a_failure_while_reading_is_raised():
         yield windows(1)
         raise OSError("the disk is gone")
 
-    ahead = train_drafter.read_ahead(batches(), META)
+    ahead = run.read_ahead(batches(), META)
     next(ahead)
     with pytest.raises(OSError, match="the disk is gone"):
         next(ahead)
