@@ -202,4 +202,4 @@ wheel: | $(SETUP) ## the run time with its operators compiled, into dist
 	$(PY) -m hatchling build -t wheel -d dist
 
 clean: ## remove what was built (not .venv, not downloads)
-	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run dist
+	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run artifacts/docs docs/generated dist
