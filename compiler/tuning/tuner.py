@@ -170,8 +170,8 @@ class Tuner:
         }
 
     def _try(self, shape: Shape, cells: dict[str, dict[int, Cell]]) -> dict[str, dict[str, float]]:
-        """Run the chosen cuts beside no drafting, as far as there is time, and drop those that do not pay. Returns the
-        speed-ups that were measured."""
+        """Run the chosen cuts beside no drafting, as far as there is time, and drop those that do not pay. A load that
+        was not tried takes the cut of the next larger one that was. Returns the speed-ups that were measured."""
         tried: dict[str, dict[str, float]] = {}
         for running in filter(self._times.__contains__, self._counts):
             for mode, by_running in cells.items():
@@ -186,6 +186,12 @@ class Tuner:
                 if speed_up < 1 + LEAST_GAIN:
                     by_running |= {n: NOTHING for n in by_running if n >= running}
                 self.done += 1
+        for mode, by_running in cells.items():
+            above = NOTHING
+            for running in sorted(by_running, reverse=True):
+                if mode not in tried.get(str(running), {}):
+                    by_running[running] = above
+                above = by_running[running]
         return tried
 
     def _speed_up(self, shape: Shape, running: int, mode: str, cell: Cell) -> float:
