@@ -106,6 +106,7 @@ def test_a_step_that_was_interrupted_harms_no_later_request(llm, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, max_tokens=20)
     monkeypatch.undo()
+    assert llm.runtime.scheduler.idle
     with pytest.raises(RuntimeError, match="interrupted"):
         list(stream)
     assert [answer.token_ids for answer in llm.generate(PROMPTS, max_tokens=20)] == [a.token_ids for a in expected]
