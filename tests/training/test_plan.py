@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from redraft.bundle.budget import BudgetTable
+from redraft.method import MethodPlan
 from redraft.prompts import Prompt
-from training.gains import gain_of_twice, held_out_prompts, shipped_curves, summary
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.toy_engine import ToyEngine, toy_codec
+from training.gains import gain_of_twice, held_out_prompts, measure_gains, shipped_curves, summary
 from training.parts import held_out_tokens
 from training.plan import PASSES, Plan, make_plan
 
@@ -66,3 +71,19 @@ def test_gains_are_measured_on_prompts_that_are_not_trained_on():
     held_out = held_out_prompts(prompts)
     assert 0 < len(held_out) < 30
     assert held_out_prompts([Prompt("1", "all", ("only one",))]) == ["only one"]
+
+
+def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, monkeypatch):
+    """The same prompts are answered at each number of streams."""
+    engine = ToyEngine(slots=2, max_tree=14)
+    plan = MethodPlan("ngram_trie", ngram=True, budget=BudgetTable.constant(8))
+    limits = Limits(slots=2, max_len=256, max_tree=14, prefill_chunk=64)
+    runtime = Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), {"ngrams": plan})
+    engine.close = lambda: None
+    monkeypatch.setattr(Runtime, "load", lambda _: runtime)
+    (tmp_path / "log.jsonl").write_text('{"positions": 9}\n')
+    prompts = [f"prompt {n}" for n in range(8)]
+    speed = measure_gains(tmp_path, tmp_path, tmp_path, prompts, lambda _: None)["speed"]
+    one, two = (row["tokens_per_step"] for row in speed["n-grams"])
+    assert two == pytest.approx(one, abs=0.3)
+    assert [row["tokens_per_step"] for row in speed["auto-regressive"]] == [1, 1]
