@@ -6,7 +6,7 @@ import platform
 import shlex
 import shutil
 import sys
-from enum import StrEnum
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
@@ -29,7 +29,6 @@ from compiler.methods import (
     load_draft_source,
     read_methods,
 )
-from compiler.writers import WRITERS
 from compiler.writers.shared import CALIBRATION, Loops, shape_of
 from ensure_bundle import built_from
 from model_defs.drafters.base import Drafter
@@ -41,6 +40,7 @@ from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
 from model_defs.target.shards import plan_shards
+from redraft.bundle.backends import BACKENDS, OPENVINO, TORCH, Backend, Form, Precision, backend_of
 from redraft.bundle.config import BundleConfig, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle.manifest import BuiltFrom
 from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
@@ -48,62 +48,33 @@ from redraft.console.progress import duration, size
 from redraft.console.resources import host_bytes, most_bytes
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.memory import (
-    ALIGNMENT,
     WIDTH,
     is_out_of_memory,
     needed_to_build,
     unaligned_caches,
     what_builds,
 )
-from redraft.engines.tensorrt.library import FLAVOURS
 from redraft.errors import BundleError
 from redraft.request import describe
 from redraft.runtime import BIGRAMS_FILE_NAME
 
-HEAD_STEP = 32
-"""The CPU operators take heads whose size is a multiple of this."""
-OPENVINO_SECONDS = 30e-9
-"""Time of a core to export and compile, per byte of a target at 16 bits a number. Measured with 0.6B numbers."""
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
 
 
-class Backend(StrEnum):
-    openvino = "openvino"
-    torch = "torch"
-    tensorrt = "tensorrt"
-    tensorrt_rtx = "tensorrt_rtx"
+def backend_named(name: object) -> Backend:
+    """The value of --backend."""
+    try:
+        return backend_of(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
-class TargetForm(StrEnum):
-    plugin = "plugin"
-    native = "native"
-
-
-class Precision(StrEnum):
-    fp32 = "fp32"
-    bf16 = "bf16"
-    int8 = "int8"
-    fp16 = "fp16"
-    fp8 = "fp8"
-
-
-PRECISIONS = {
-    Backend.openvino: (Precision.fp32, Precision.bf16, Precision.int8),
-    Backend.torch: (Precision.fp32, Precision.bf16),
-    Backend.tensorrt: (Precision.bf16, Precision.int8, Precision.fp8),
-    Backend.tensorrt_rtx: (Precision.fp16, Precision.bf16, Precision.fp32, Precision.int8, Precision.fp8),
-}
-
-
-FORMS = {
-    Backend.tensorrt: (TargetForm.plugin, TargetForm.native),
-    Backend.tensorrt_rtx: (TargetForm.native,),
-}
-"""Each backend's forms, the usual one first."""
-
-PREFILL_CHUNKS = {Backend.openvino: 128, Backend.torch: 512, Backend.tensorrt: 512, Backend.tensorrt_rtx: 512}
-"""Usual prompt rows of a step. On a CPU each row delays the running streams; a GPU has spare arithmetic up to about 300
-rows (an H100 in bf16). torch is here a GPU's backend: on the CPU it is the reference of the tests."""
+def by_backend(value: Callable[[Backend], object]) -> str:
+    """The backends' values, for help: bf16 (openvino, torch, tensorrt), fp16 (tensorrt_rtx)."""
+    found: dict[object, list[str]] = {}
+    for name, backend in BACKENDS.items():
+        found.setdefault(value(backend), []).append(name)
+    return ", ".join(f"{given} ({', '.join(names)})" for given, names in found.items() if given is not None)
 
 
 def setting(name: str, *flags: str) -> Any:
@@ -134,16 +105,20 @@ def main(
         bool, typer.Option("--hidden-states", help="Output hidden states without a drafter too, as distill.py needs.")
     ] = False,
     backend: Annotated[
-        Backend, typer.Option(help="What executes the networks; on a GPU none of them was run.")
-    ] = Backend.openvino,
+        Backend,
+        typer.Option(parser=backend_named, metavar=f"[{'|'.join(BACKENDS)}]", help="What executes the networks."),
+    ] = OPENVINO,
     precision: Annotated[
-        Precision | None, typer.Option(help="Stored weights; default bf16 (tensorrt_rtx: fp16).", show_default=False)
+        Precision | None,
+        typer.Option(
+            help=f"Stored weights; default: {by_backend(lambda backend: backend.usual_precision)}.", show_default=False
+        ),
     ] = None,
     form: Annotated[
-        TargetForm | None,
+        Form | None,
         typer.Option(
-            help="The target with our kernels as plugins, or of TensorRT's own layers; default: plugin with tensorrt, "
-            "native with tensorrt_rtx, which takes nothing else.",
+            help="The target with our kernels as plugins, or of TensorRT's own layers; default: "
+            f"{by_backend(lambda backend: next(iter(backend.forms), None))}.",
             show_default=False,
         ),
     ] = None,
@@ -163,7 +138,8 @@ def main(
         int | None,
         typer.Option(
             min=1,
-            help="Prompt rows in one step; default: 128 for openvino, 512 for the others, at most --max-len.",
+            help=f"Prompt rows in one step; default: {by_backend(lambda backend: backend.prefill_chunk)}, at most "
+            "--max-len.",
             show_default=False,
         ),
     ] = None,
@@ -196,15 +172,14 @@ def main(
     flags = {name: value for name, value in locals().items() if name in MethodSettings.model_fields}
     given = {name: value for name, value in flags.items() if value is not None}
     try:
-        precision = precision or (Precision.fp16 if backend == Backend.tensorrt_rtx else Precision.bf16)
-        if precision not in PRECISIONS[backend]:
-            raise BundleError(f"--precision {precision}: {backend} takes {', '.join(PRECISIONS[backend])}")
-        forms = FORMS.get(backend, ())
-        if form and form not in forms:
-            takes = ", ".join(forms) or "none: only the TensorRT backends have one"
+        precision = precision or backend.usual_precision
+        if precision not in backend.precisions:
+            raise BundleError(f"--precision {precision}: {backend} takes {', '.join(backend.precisions)}")
+        if form and form not in backend.forms:
+            takes = ", ".join(backend.forms) or "none: only the TensorRT backends have one"
             raise BundleError(f"--form {form}: {backend} takes {takes}")
-        form = form or next(iter(forms), None)
-        if alias and form != TargetForm.plugin:
+        form = form or next(iter(backend.forms), None)
+        if alias and form != Form.plugin:
             raise BundleError("--alias: only plugins declare aliases: expected --backend tensorrt and --form plugin")
         if (calibration is not None) != (precision == Precision.fp8):
             wrong = f"--calibration {calibration}: expected with --precision fp8 alone, got {precision}"
@@ -224,19 +199,19 @@ def main(
         max_len = max_len or min(2048, target.config.max_position)
         config = BundleConfig(
             name=output.name,
-            backend=backend.value,
-            precision=precision.value,
+            backend=backend,
+            precision=precision,
             target=target_info(target),
             limits=LimitsInfo(
                 slots=slots,
                 max_len=max_len,
                 max_tree=max_tree,
-                prefill_chunk=prefill_chunk or min(PREFILL_CHUNKS[backend], max_len),
+                prefill_chunk=prefill_chunk or min(backend.prefill_chunk, max_len),
             ),
             methods={name: settings.info() for name, settings in chosen.items()},
             tensor_parallel=tensor_parallel,
             shards=shard_infos(target, tensor_parallel),
-            form=form.value if form else None,
+            form=form,
             alias=alias,
         )
         check(config, target)
@@ -262,16 +237,16 @@ def require_memory(model: Path, backend: Backend) -> None:
     needed, most = needed_to_build(weights, backend), most_bytes()
     if needed > most:
         raise MemoryError(f"foreseen, with {most / 1e9:.2f} GB in all")
-    time = f"about {duration(OPENVINO_SECONDS * weights)} of a core, " if backend == Backend.openvino else ""
+    time = f"about {duration(backend.build_seconds * weights)} of a core, " if backend.build_seconds else ""
     out.print(f"build_engines: {time}{size(needed)} of memory and {size(1.1 * weights)} of disk at least")
     if needed > host_bytes():
         out.print(f"build_engines: if it is killed, memory ran out: {what_builds(weights, backend)}")
 
 
-def load_target(model: Path, backend: str, drafts: bool) -> Target:
-    """A model folder's target: in float32 for the CPU's networks, else as it is stored, which takes half the memory.
+def load_target(model: Path, backend: Backend, drafts: bool) -> Target:
+    """A model folder's target: in float32 where the backend needs it, else as it is stored, in half the memory.
     Embedding and head are in float32 too where there is a drafter, since drafters share them and are in float32."""
-    if backend == Backend.openvino:
+    if backend.loads_fp32:
         return Target.from_folder(model)
     target = Target.from_folder(model, None)
     if drafts:
@@ -337,17 +312,17 @@ def check(config: BundleConfig, target: Target) -> None:
             raise BundleError(f"{name}: {error}" if len(config.methods) > 1 else str(error)) from None
 
 
-def check_head_size(whose: str, size: int, backend: str) -> None:
-    """Refuse heads that the CPU operators do not take. Raises BundleError."""
-    if backend == Backend.openvino and size % HEAD_STEP:
+def check_head_size(whose: str, size: int, backend: Backend) -> None:
+    """Refuse heads that the backend's operators do not take. Raises BundleError."""
+    if size % (step := backend.head_step):
         raise BundleError(
-            f"{whose} has heads of size {size}, the CPU operators take multiples of {HEAD_STEP} (32, 64, 96, ...); "
-            f"--backend {Backend.torch} takes any even size on the CPU"
+            f"{whose} has heads of size {size}, {backend} takes multiples of {step} ({step}, {2 * step}, "
+            f"{3 * step}, ...); --backend {TORCH} takes any even size on the CPU"
         )
 
 
 def check_caches(config: BundleConfig) -> None:
-    """Refuse, for TensorRT, caches whose slots would not begin at multiples of ALIGNMENT bytes. Raises BundleError."""
+    """Refuse caches whose slots would break the backend's alignment. Raises BundleError."""
     limits = config.limits
     if sizes := unaligned_caches(config, limits.max_len):
         lengths = range(limits.max_len - 1, 1, -1)
@@ -355,7 +330,7 @@ def check_caches(config: BundleConfig) -> None:
         remedy = f"--max-len {fitting} is the nearest smaller that works" if fitting else "choose another --max-tree"
         raise BundleError(
             f"--max-len {limits.max_len}: a slot's cache would take {sizes[0]} bytes, and {config.backend} needs a "
-            f"multiple of {ALIGNMENT}; {remedy}"
+            f"multiple of {config.backend.cache_alignment}; {remedy}"
         )
 
 
@@ -396,7 +371,7 @@ def build(
     for name, loop in loops.items():
         if info := getattr(loop.drafter, "info", None):
             size = info_bytes(info, config)
-            token_info += size * (2 if methods[name].chain_levels and config.backend in FLAVOURS else 1)
+            token_info += size * (2 if methods[name].chain_levels and not config.backend.shares_weights else 1)
             out.print(f"  token info of {name}: {size / 1e6:.1f} MB, {loop.drafter.info_form}")
     check_caches(config)
     for name, method in methods.items():
@@ -407,13 +382,12 @@ def build(
     if config.tensor_parallel > 1:
         target_weights += config.tensor_parallel * target.embedding.weight.numel()
     each = BYTES_PER_WEIGHT[config.precision]
-    of_drafters = max(each, 2) if config.backend in FLAVOURS else each
+    of_drafters = max(each, 2) if config.backend.native_drafters else each
     stored = target_weights * each + drafter_weights * of_drafters + token_info
-    needed = stored * (3 if config.backend in FLAVOURS else 1.3)
-    with new_bundle(output, int(needed) + 20_000_000) as folder:
+    with new_bundle(output, int(stored * config.backend.disk_copies) + 20_000_000) as folder:
         if calibration:
             shutil.copy2(calibration, folder / CALIBRATION)
-        write = resolve_name(WRITERS[config.backend])
+        write = resolve_name(config.backend.writer)
         versions = write(config, target, loops, folder, hidden or bool(loops))
         with step("write the manifest"):
             copy_tokenizer(model, folder)
@@ -427,14 +401,13 @@ def build(
 
 
 def info_bytes(info: TokenInfoTable | TokenInfoFactors, config: BundleConfig) -> int:
-    """Memory of token info in a drafter's network, where factors are weights as others are. TensorRT's engines do not
-    share it: one that re-samples has it too."""
-    if config.backend in FLAVOURS:
+    """Bytes of token info in a drafter's network, where factors are weights like others."""
+    if config.backend.native_drafters:
         width = WIDTH.get(config.precision, 2)
         return sum(x.numel() * (width if x.is_floating_point() else x.element_size()) for x in info.buffers())
     if isinstance(info, TokenInfoTable):
         return info.nbytes
-    width = WIDTH[config.precision] if config.backend == "torch" else 4 if config.precision == "fp32" else 1
+    width = WIDTH[config.precision] if config.backend == TORCH else 4 if config.precision == "fp32" else 1
     return sum(factor.numel() * width for factor in info.buffers())
 
 

@@ -39,7 +39,7 @@ SOURCES = (
     "compiler/writers/*.py",
     "model_defs/**/*.py",
     *(f"plugins/**/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
-    *(f"redraft/bundle/{name}.py" for name in ("config", "manifest", "writer")),
+    *(f"redraft/bundle/{name}.py" for name in ("backends", "config", "manifest", "writer")),
     *(f"redraft/decoding/{name}.py" for name in ("construction", "random_trees", "retrieval", "verification")),
     "redraft/engines/memory.py",
     *(f"redraft/engines/tensorrt/{name}.py" for name in ("engine", "library", "profiles")),
@@ -156,7 +156,7 @@ def why_unusable(bundle: Path, manifest: Manifest) -> list[str]:
             found.append(f"{name} is missing" if size is None else f"{name} has {size} bytes, expected {entry.size}")
     if missing := sorted(set(manifest.cpu_features) - cpu_features()):
         found.append(f"it needs a CPU with {', '.join(missing)}")
-    backend = "" if found else BundleConfig.read(bundle).backend
+    backend = "" if found else BundleConfig.read(bundle).backend.name
     built, here = manifest.versions.get(backend), installed(backend)
     if built and here and built.split("+")[0] != here.split("+")[0]:
         found.append(f"it was built by {backend} {built}, here is {here}")

@@ -28,7 +28,6 @@ from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import ALONE, VERIFIERS, check_pairing, draws_of
-from redraft.engines.tensorrt.library import FLAVOURS
 from redraft.errors import BundleError
 from redraft.request import AUTO_REGRESSIVE, describe
 
@@ -62,12 +61,6 @@ WHY_OTHERS_DO_NOT = {
     Way.retrieval: NO_DRAFTER,
     Way.ngrams: NO_DRAFTER,
 }
-INFO_FORMS = {
-    "openvino": (InfoForm.int8, InfoForm.bf16, InfoForm.low_rank),
-    "torch": tuple(InfoForm),
-    **dict.fromkeys(FLAVOURS, (InfoForm.bf16, InfoForm.low_rank)),
-}
-"""How each backend can hold token info. TensorRT would widen a table of 8-bit numbers as a whole at each execution."""
 SOURCES = f"a drafter, ngram = true or construction = {NGRAM_TRIE!r}"
 
 
@@ -299,11 +292,11 @@ def drafting_loop(
         raise ValueError(f"--candidates {method.candidates}: expected at most {known}, all that the drafter knows")
     if token_info and drafter.token_info is None:
         raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} has none")
-    native = config.backend in FLAVOURS
-    if token_info and token_info not in (taken := INFO_FORMS[config.backend]):
+    native, taken = config.backend.native_drafters, config.backend.token_info
+    if token_info and token_info not in taken:
         raise ValueError(f"--token-info {token_info}: {config.backend} takes {', '.join(taken)}")
-    if isinstance(drafter, HiddenStateDrafter) and (token_info or native):
-        drafter.info_form = token_info or InfoForm.bf16
+    if isinstance(drafter, HiddenStateDrafter):
+        drafter.info_form = token_info or InfoForm(taken[0])
     if native:  # drafted nodes stand beside the cache, padding behind max_len
         draft_rows = max(config.limits.max_tree, length)
     drafter.prepare(config.limits.max_len + draft_rows, length)

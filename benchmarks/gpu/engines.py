@@ -31,7 +31,7 @@ def run(path: Path, repeats: int) -> dict[str, Any]:
     found: dict[str, Any] = {"bundle": path.name}
     try:
         bundle = Bundle.load(path)
-        found |= {"backend": bundle.config.backend, "precision": bundle.config.precision}
+        found |= {"backend": bundle.config.backend.name, "precision": bundle.config.precision}
         engine = load_engine(bundle)
     except Exception as error:
         return found | {"loads": False, "error": f"{type(error).__name__}: {error}"}

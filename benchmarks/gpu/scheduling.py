@@ -49,6 +49,7 @@ console = Console()
 def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len: int, nodes: int) -> LLM:
     """An LLM on a random target and drafter in bf16, for `streams` sequences of `max_len` tokens and trees of
     `nodes` drafted nodes. Raises BundleError where they do not fit the device."""
+    from redraft.bundle.backends import TORCH, Precision
     from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
     from redraft.bundle.manifest import Bundle, Manifest
     from redraft.engines.torch import TorchEngine
@@ -77,8 +78,8 @@ def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len
         Path("random"),
         BundleConfig(
             name="random",
-            backend="torch",
-            precision="bf16",
+            backend=TORCH,
+            precision=Precision.bf16,
             target=TargetInfo(**{name: getattr(config, name) for name in TargetInfo.model_fields}),
             limits=limits,
             methods={TREES: method},

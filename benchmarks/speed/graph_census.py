@@ -13,6 +13,7 @@ import argparse
 from rich.console import Console
 
 from benchmarks.figures.tables import Table
+from redraft.bundle.backends import TORCH, Precision
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.engines.cuda.buckets import decode_buckets, draft_buckets
 from redraft.engines.memory import WIDTH, output_bytes, working_bytes
@@ -47,8 +48,8 @@ def config_of(args: argparse.Namespace) -> BundleConfig:
     )
     return BundleConfig(
         name="census",
-        backend="torch",
-        precision=args.precision,
+        backend=TORCH,
+        precision=Precision(args.precision),
         target=target,
         limits=limits,
         methods={"drafter": METHOD},

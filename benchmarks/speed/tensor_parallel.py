@@ -39,6 +39,7 @@ from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm
 from benchmarks.speed.step_times import CONTEXT
 from redraft.batch import TargetBatch
+from redraft.bundle.backends import OPENVINO
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.token_tree import mask_width
 from redraft.engines.api import Engine
@@ -163,7 +164,7 @@ def measure(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     except BundleError as error:
         parser.error(str(error))
     ranks = bundle.config.tensor_parallel
-    if ranks > 1 and bundle.config.backend != "openvino":
+    if ranks > 1 and bundle.config.backend != OPENVINO:
         parser.error(f"{args.bundle} is for {bundle.config.backend}: expected openvino, whose sums can be timed")
     for name in ("backend", "precision", "tensor_parallel"):
         if getattr(base.config, name) != getattr(bundle.config, name):

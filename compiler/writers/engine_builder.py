@@ -49,7 +49,7 @@ class EngineBuilder:
 
     def __init__(self, config: BundleConfig):
         self._config = config
-        self.flavour: Flavour = FLAVOURS[config.backend]
+        self.flavour: Flavour = FLAVOURS[config.backend.name]
         if config.plugin_form and (size := config.target.head_size) not in HEAD_SIZES:
             raise BundleError(
                 f"heads of size {size}, and {self.flavour.title}'s plugins take {', '.join(map(str, HEAD_SIZES))}; "

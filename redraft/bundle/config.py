@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
+from redraft.bundle.backends import Backend, Form, Precision, backend_of
 from redraft.errors import BundleError
 
 FORMAT_VERSION = 2
@@ -15,10 +25,8 @@ CONFIG = "config.json"
 METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 """What a method may be called: it is part of file names."""
 
-Backend = Literal["openvino", "torch", "tensorrt", "tensorrt_rtx"]
-Precision = Literal["fp32", "bf16", "int8", "fp16", "fp8"]
-Form = Literal["plugin", "native"]
-"""A target for TensorRT: with our attention kernels as plugins, or of TensorRT's own layers only."""
+BackendField = Annotated[InstanceOf[Backend], BeforeValidator(backend_of), PlainSerializer(str)]
+"""A backend's record, which stands in JSON as its name."""
 
 
 class Section(BaseModel):
@@ -102,7 +110,7 @@ class BundleConfig(Section):
 
     format_version: int = FORMAT_VERSION
     name: str
-    backend: Backend
+    backend: BackendField
     precision: Precision
     target: TargetInfo
     limits: LimitsInfo
@@ -134,7 +142,7 @@ class BundleConfig(Section):
     @property
     def plugin_form(self) -> bool:
         """Whether a target for TensorRT is in plugin form."""
-        return self.backend == "tensorrt" and self.form != "native"
+        return Form.plugin in self.backend.forms and self.form != Form.native
 
     def kv_heads(self, rank: int) -> int:
         """KV heads of the target's cache on this rank."""

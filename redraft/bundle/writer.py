@@ -13,7 +13,6 @@ from redraft.bundle.manifest import MANIFEST, BuiltFrom, FileEntry, Manifest, fi
 from redraft.errors import BundleError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-REQUIRED_FEATURES = {"openvino": ["avx2", "fma"], "torch": [], "tensorrt": [], "tensorrt_rtx": []}
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 """numpy reports a write that was cut short without a number."""
@@ -71,7 +70,7 @@ def finish_bundle(
     manifest = Manifest(
         files=files,
         versions=versions,
-        cpu_features=REQUIRED_FEATURES[config.backend],
+        cpu_features=list(config.backend.cpu_features),
         target_fingerprint=target_fingerprint,
         command=command,
         built_from=built_from,

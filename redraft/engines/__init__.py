@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,14 +28,5 @@ def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:
 
 def _load(bundle: Bundle, threads: int | None, *shard: Any) -> Engine:
     """`shard`: of several ranks, whose engine it is and how logits are gathered."""
-    if bundle.config.backend == "openvino":
-        from redraft.engines.openvino import OpenVINOEngine
-
-        return OpenVINOEngine(bundle, threads, *shard)
-    if bundle.config.backend == "torch":
-        from redraft.engines.torch import TorchEngine
-
-        return TorchEngine(bundle, threads, *shard)
-    from redraft.engines.tensorrt.engine import TensorRTEngine
-
-    return TensorRTEngine(bundle, threads, *shard)
+    engine: Callable[..., Engine] = resolve_name(bundle.config.backend.engine)
+    return engine(bundle, threads, *shard)

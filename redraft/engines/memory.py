@@ -7,15 +7,13 @@ from contextlib import contextmanager
 
 import torch
 
+from redraft.bundle.backends import TORCH, Backend
 from redraft.bundle.config import BundleConfig, ContextInfo, TargetInfo, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.console.resources import host_bytes
 from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES
-from redraft.engines.tensorrt.library import FLAVOURS
 from redraft.errors import BundleError
 
-ALIGNMENT = 256
-"""TensorRT takes addresses that are multiples of so many bytes."""
 WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2}
 """Bytes of a cached number."""
 WORKING = 18
@@ -25,10 +23,6 @@ CHAIN_COPIES = 3
 """Copies of a chain's raw logits: the results, and the inputs of all buckets, whose sequences double."""
 COPIES_WHILE_BUILDING = 2
 """Of the weights: TensorRT holds the network and the engine."""
-COPIES_ON_THE_HOST: dict[str, float] = {"openvino": 4, "torch": 1.7, "tensorrt": 1.3, "tensorrt_rtx": 3.5}
-"""Copies of a target's weights, at 16 bits a number, that a build holds at once at least: as loaded (openvino: in
-float32), exported and compiled. Measured less what a build of a tiny target takes: `torch` and `tensorrt`, which was
-measured up to its export, with 311M random weights in bfloat16, the others with SmolLM2."""
 
 
 def row_bytes(config: BundleConfig) -> int:
@@ -49,29 +43,27 @@ def cache_bytes(config: BundleConfig) -> int:
 
 
 def unaligned_caches(config: BundleConfig, max_len: int) -> list[int]:
-    """Bytes of a slot's part of those caches whose slots would not begin where TensorRT needs it, with this context."""
-    if config.backend not in FLAVOURS:
-        return []
+    """Per-slot sizes, in bytes, of the caches that would break the backend's alignment with this `max_len`."""
     targets = [of_rank(config, rank).target for rank in range(config.tensor_parallel)]
     contexts = [method.context for method in config.methods.values() if method.context]
     caches: list[tuple[TargetInfo | ContextInfo, int]] = [(target, config.limits.max_tree) for target in targets]
     caches += [(context, context.draft_rows) for context in contexts]
     width = WIDTH.get(config.precision, 2)
     sizes = [(max_len + behind) * heads.num_kv_heads * heads.head_size * width for heads, behind in caches]
-    return [size for size in sizes if size % ALIGNMENT]
+    return [size for size in sizes if size % config.backend.cache_alignment]
 
 
 def output_bytes(config: BundleConfig) -> int:
     """Bytes of the largest decode step's logits, and for torch its hidden states, where those of all others lie too."""
     limits, target = config.limits, config.target
-    hidden = target.hidden_size if config.backend == "torch" and config.methods else 0
+    hidden = target.hidden_size if config.backend == TORCH and config.methods else 0
     return limits.slots * limits.max_tree * (target.vocab_size + hidden) * WIDTH.get(config.precision, 2)
 
 
 def working_bytes(config: BundleConfig) -> int:
     """About what torch's programs hold while they execute: the largest decode step in the pool that all CUDA graphs
     share, and the largest step with a part of a prompt outside of it. 0 for TensorRT, whose engines say it at load."""
-    if config.backend != "torch":
+    if config.backend != TORCH:
         return 0
     limits, target = config.limits, config.target
     rows, hidden = limits.slots * limits.max_tree, target.hidden_size
@@ -188,15 +180,15 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
-def needed_to_build(weight_bytes: int, backend: str) -> int:
+def needed_to_build(weight_bytes: int, backend: Backend) -> int:
     """Of the machine's memory."""
-    return int(COPIES_ON_THE_HOST[backend] * weight_bytes)
+    return int(backend.build_copies * weight_bytes)
 
 
-def what_builds(weight_bytes: int, backend: str) -> str:
+def what_builds(weight_bytes: int, backend: Backend) -> str:
     """How much of this machine's memory a build needs, and which target would need less. Limits do not count: nobody
     allocates caches before a bundle is loaded."""
-    free, copies = host_bytes(), COPIES_ON_THE_HOST[backend]
+    free, copies = host_bytes(), backend.build_copies
     return (
         f"about {_gb(copies * weight_bytes)} GB are needed ({copies} times the weights of {_gb(weight_bytes)} GB), "
         f"{_gb(free)} GB are free; a target with weights of {_gb(free // copies)} GB would fit: choose one, end other "

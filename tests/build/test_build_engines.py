@@ -16,6 +16,7 @@ import inspect_bundle
 from compiler.writers import openvino, tensorrt
 from model_defs.target.fingerprint import target_fingerprint
 from redraft.batch import DraftBatch
+from redraft.bundle.backends import OPENVINO, TENSORRT, TORCH
 from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
 from tests.build.commands import invoke
@@ -162,7 +163,7 @@ def test_the_target_of_a_gpu_backend_is_loaded_as_it_is_stored(tmp_path):
     """What drafters share with it is in float32, as they are; the fingerprint is the same."""
     write_model(tiny_target().to(torch.bfloat16), tmp_path)
     whole, drafted, plain = (
-        build_engines.load_target(tmp_path, *how) for how in (("openvino", True), ("torch", True), ("tensorrt", False))
+        build_engines.load_target(tmp_path, *how) for how in ((OPENVINO, True), (TORCH, True), (TENSORRT, False))
     )
     wide = {name for name, weight in drafted.named_parameters() if weight.dtype == torch.float32}
     assert wide == {"embedding.weight", "lm_head.weight"}

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from build_engines import PRECISIONS
 from compiler.methods import read_methods
-from redraft.engines.tensorrt.library import FLAVOURS
+from redraft.bundle.backends import BACKENDS, TENSORRT, TENSORRT_RTX
 from redraft.serving import ranks
 from redraft.serving.processes import ServingError
 from tests.conftest import ROOT
@@ -48,7 +47,7 @@ def test_one_rank_is_started_without_mpi(arguments):
     assert not any(word in commands for word in ("--tensor-parallel", "mpiexec", "-tp1"))
 
 
-@pytest.mark.parametrize("backend", FLAVOURS)
+@pytest.mark.parametrize("backend", [TENSORRT, TENSORRT_RTX])
 def test_tensorrt_builds_the_default_target_with_every_shipped_drafter(backend):
     drafters = [method.drafter for method in read_methods(ROOT / "build" / "drafters.toml").values()]
     assert {ROOT / drafter for drafter in drafters} == {*(ROOT / "drafters").iterdir()}
@@ -170,8 +169,8 @@ def test_ranks_that_tune_are_started_as_those_that_serve(monkeypatch):
 def test_help_names_every_backends_precisions():
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     said = " ".join(done.stdout.split())
-    for backend, precisions in PRECISIONS.items():
-        assert f"{backend} {' '.join(precisions)}" in said
+    for backend in BACKENDS.values():
+        assert f"{backend} {' '.join(backend.precisions)}" in said
 
 
 def test_several_ranks_without_mpi_are_told_what_serving_says(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import launch
+from redraft.bundle.backends import BACKENDS
 from redraft.engines.cuda.device import ANY_GPU, OLDEST_CAPABILITY, OLDEST_DRIVER, OLDEST_FOR
 from redraft.engines.tensorrt.library import TENSORRT_RTX
 
@@ -261,4 +262,5 @@ def test_the_engines_ask_for_the_same_driver_and_gpu():
     assert launch.CAPABILITY == OLDEST_CAPABILITY
     assert [f"{major}.{minor}" for major, minor in TENSORRT_RTX.gpus] == [*launch.RTX_CAPABILITIES]
     assert launch.ANY_GPU == ANY_GPU
+    assert {*launch.GPU_BACKENDS} == {name for name, backend in BACKENDS.items() if "cuda" in backend.devices}
     assert launch.PRECISIONS == OLDEST_FOR

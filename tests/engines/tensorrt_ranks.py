@@ -49,7 +49,7 @@ def main() -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(nccl, "communicator", world.Dup)
         loaded = Bundle.load(Path(bundle))
-        stand_in_tensorrt.install(monkeypatch, loaded.config.backend)
+        stand_in_tensorrt.install(monkeypatch, loaded.config.backend.name)
         engine, words = load_engine(loaded), -(-loaded.config.limits.max_tree // 32)
         found = {}
         for number, step in enumerate(steps()):

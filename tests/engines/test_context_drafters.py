@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiler.methods import INFO_FORMS
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.context_drafter import ContextDrafter
 from model_defs.drafters.draft_lm import DraftLM
@@ -23,6 +22,7 @@ from model_defs.drafters.token_info import DTYPES, InfoForm
 from model_defs.target.attention import DenseCache
 from model_defs.target.model import Target
 from redraft.batch import DraftBatch, DraftCandidates
+from redraft.bundle.backends import BACKENDS, OPENVINO
 from redraft.engines import load_engine
 from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
 
@@ -210,7 +210,7 @@ def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precis
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("backend", "form"),
-    [(backend, form) for backend in ("openvino", "torch") for form in INFO_FORMS[backend] if form != InfoForm.int8],
+    [(backend, form) for backend in ("openvino", "torch") for form in BACKENDS[backend].token_info if form != "int8"],
 )
 def test_other_forms_of_token_info(target: Target, tmp_path, form, backend):
     drafter = tiny_drafter_of(target, "hidden_state")
@@ -228,7 +228,7 @@ def test_other_forms_of_token_info(target: Target, tmp_path, form, backend):
 def test_forms_of_token_info_are_equal_up_to_rounding(target, tmp_path, precision):
     """At the first level: deeper ones may follow other tokens of nearly the same probability."""
     drafter, drafts = tiny_drafter_of(target, "hidden_state"), {}
-    for form in INFO_FORMS["openvino"]:
+    for form in map(InfoForm, OPENVINO.token_info):
         bundle = tiny_bundle(tmp_path / form, target, precision=precision, trained=drafter, token_info=form)
         rng, sequences = np.random.default_rng(3), [Drafting(slot) for slot in range(9)]
         for s in sequences:

@@ -27,7 +27,8 @@ from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from model_defs.target.rope import RopeConfig
 from redraft.batch import TargetBatch
-from redraft.bundle.config import BundleConfig, Form, LimitsInfo, MethodConfig
+from redraft.bundle.backends import Form
+from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig
 from redraft.bundle.manifest import Bundle
 
 VOCAB = 111

@@ -21,12 +21,12 @@ import numpy as np
 
 from redraft import bound
 from redraft.batch import TargetBatch
+from redraft.bundle.backends import OPENVINO
 from redraft.bundle.manifest import Bundle
 from redraft.engines.api import DraftEngine, Engine, Gather, LogitRows, Samplers
 from redraft.engines.hidden import Hidden
 from redraft.engines.host_buffers import RowBuffers
 from redraft.engines.ranks import process as rank_process
-from redraft.engines.tensorrt.library import FLAVOURS
 from redraft.errors import BundleError
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Ranks:
 
     def connect_operators(self) -> None:
         """Let the networks' sums reach the other ranks. Raises BundleError or RuntimeError."""
-        if self.config.backend in FLAVOURS:
+        if self.config.backend.needs_gpu:
             from redraft.engines.cuda import device as gpu
 
             one = "a bundle built with --tensor-parallel 1"
@@ -172,7 +172,7 @@ class Ranks:
 
             self.agree(lambda: mpi.connect(self.comm))
             kernels.set_threads(1)
-            if self.config.backend == "openvino":
+            if self.config.backend == OPENVINO:
                 return
             import torch
 

@@ -48,7 +48,7 @@ class TensorRTEngine:
         that the bundle was built for, or memory does not suffice."""
         if threads is not None:
             torch.set_num_threads(threads)
-        flavour = FLAVOURS[bundle.config.backend]
+        flavour = FLAVOURS[bundle.config.backend.name]
         library, device = flavour.module(), gpu.device()
         flavour.require_gpu(device)
         require_fit(bundle, flavour, str(library.__version__), device)

@@ -16,6 +16,7 @@ from benchmarks.speed import method_batches, step_times
 from benchmarks.verify import lossless as verify_lossless
 from compiler.methods import check_method, read_methods
 from redraft.batch import TargetBatch
+from redraft.bundle.backends import TORCH
 from redraft.bundle.config import BundleConfig, LimitsInfo
 from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
@@ -132,7 +133,7 @@ def test_methods_without_their_drafter_are_left_out(tmp_path, ran, monkeypatch, 
 def test_every_method_fits_the_bundle_that_is_built(tmp_path, ran, monkeypatch):
     torch_backend.main(arguments(tmp_path, "--parts", "build"))
     given = parsed_by_typer(build_engines.main, ran[0][2:])
-    given["prefill_chunk"] = given["prefill_chunk"] or build_engines.PREFILL_CHUNKS[build_engines.Backend.torch]
+    given["prefill_chunk"] = given["prefill_chunk"] or TORCH.prefill_chunk
     limits = LimitsInfo(**{name: given[name] for name in LimitsInfo.model_fields})
     monkeypatch.chdir(ROOT)
     for name, settings in read_methods(given["methods"]).items():

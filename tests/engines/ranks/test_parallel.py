@@ -218,6 +218,7 @@ import dataclasses
 from pathlib import Path
 import torch
 from mpi4py import MPI
+from redraft.bundle.backends import TENSORRT_RTX
 from redraft.bundle.manifest import Bundle
 from redraft.errors import BundleError
 from redraft.engines import load_engine
@@ -229,7 +230,7 @@ def device():
 gpu.device, torch.cuda.get_device_name = device, lambda _: "a GPU"
 gpu.capability = lambda _: {capability!r} if MPI.COMM_WORLD.rank else "9.0"
 bundle = Bundle.load(Path({str(two_ranks.path)!r}))
-config = bundle.config.model_copy(update={{"backend": "tensorrt_rtx"}})
+config = bundle.config.model_copy(update={{"backend": TENSORRT_RTX}})
 load_engine(dataclasses.replace(bundle, config=config))
 """
     done = run_ranks(2, "-c", program)

@@ -22,7 +22,7 @@ def test_others_are_refused_before_the_weights_are_read(tmp_path, monkeypatch, s
     monkeypatch.setattr("build_engines.Target.from_folder", lambda *_: pytest.fail("read"))
     done = run("--model", tmp_path / "model", "--output", tmp_path / "b", "--no-drafter", "--max-len", 64)
     assert done.exit_code == 1
-    assert f"the target has heads of size {size}, the CPU operators take multiples of 32 (32, 64, 96" in done.output
+    assert f"the target has heads of size {size}, openvino takes multiples of 32 (32, 64, 96" in done.output
     assert not (tmp_path / "b").exists()
 
 
@@ -30,7 +30,7 @@ def test_a_draft_lm_with_others_is_refused(model, tmp_path):
     write_model(random_model(dataclasses.replace(tiny_lm().config, head_size=16)), tmp_path / "lm")
     done = run("--model", model, "--output", tmp_path / "b", "--drafter", tmp_path / "lm", "--max-len", 64)
     assert done.exit_code == 1
-    assert "draft_lm has heads of size 16, the CPU operators take multiples of 32" in done.output
+    assert "draft_lm has heads of size 16, openvino takes multiples of 32" in done.output
     assert not (tmp_path / "b").exists()
 
 
