@@ -11,7 +11,7 @@ import torch
 
 from redraft.batch import DraftBatch
 from redraft.bundle.budget import BudgetEntry, BudgetTable
-from redraft.engines.cuda.sampling import choose
+from redraft.engines.cuda.sampling import sample
 from redraft.engines.cuda.transfer import Results
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
@@ -153,7 +153,7 @@ class ChoosingEngine(ToyEngine):
     def execute(self, batch, samplers=None):
         logits, hidden = super().execute(batch)
         self.given.update(sampler is not None for sampler in samplers)
-        return choose(torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu"))), torch.from_numpy(hidden)
+        return sample(torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu"))), torch.from_numpy(hidden)
 
     def draft(self, batch):
         assert isinstance(batch.hidden, torch.Tensor)

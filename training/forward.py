@@ -43,7 +43,7 @@ class TorchForward:
         self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.cache.starts.copy_(torch.tensor(lengths))
-        self.cache.extent = max(lengths) + len(tokens[0])
+        self.cache.longest = max(lengths) + len(tokens[0])
         hidden = self.target(torch.tensor(tokens, device=self.device), self.cache.attend)
         return hidden.to(torch.bfloat16).cpu(), self.target.lm_head(hidden[wanted, -1])
 

@@ -41,7 +41,7 @@ from model_defs.target.rope import RopeConfig
 from redraft.batch import DraftCandidates, TargetBatch
 from redraft.decoding.construction import beam, best_first
 from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, prune_tree, shared_budgets
-from redraft.engines.cuda.graphs import FixedCalls, Inputs, available_graphs
+from redraft.engines.cuda.graphs import CudaGraphCache, Inputs, available_graphs
 from redraft.engines.cuda.transfer import Results
 
 LLAMA_2_7B = TargetConfig(
@@ -110,7 +110,7 @@ def graphs(
     function: Callable[[dict[str, Tensor]], Sequence[Tensor]], device: torch.device, **options: Any
 ) -> Callable[[Inputs], list[np.ndarray]]:
     """Calls of a function by CUDA graphs, each of which waits for its results."""
-    calls, results = FixedCalls(function, device, available_graphs(device), **options), Results(device)
+    calls, results = CudaGraphCache(function, device, available_graphs(device), **options), Results(device)
     return lambda inputs: results.fetch(calls(inputs, {}))
 
 

@@ -18,9 +18,9 @@ from redraft.bundle.config import BundleConfig
 from redraft.bundle.manifest import file_sha256
 from redraft.engines import memory
 from redraft.engines.cuda import device as gpu
-from redraft.engines.tensorrt import profiles as extents
-from redraft.engines.tensorrt.library import CAPABILITY, FLAVOURS, GPU, Flavour, Messages
-from redraft.engines.tensorrt.profiles import Extents, Shapes
+from redraft.engines.tensorrt import profiles
+from redraft.engines.tensorrt.library import CAPABILITY, GPU, LIBRARIES, Messages, TensorRTLibrary
+from redraft.engines.tensorrt.profiles import Buckets, Shapes
 from redraft.errors import BundleError
 from redraft.plugins.cuda.compile import ptx
 from redraft.plugins.cuda.declaration import NAMESPACE
@@ -31,8 +31,8 @@ from redraft.plugins.operators.tree_attention.tensorrt_plugin import HEAD_SIZES,
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What was built from which file; written beside the engine as `NAME.engine.json`. Inputs and outputs are those of
-    the network that TensorRT read: type and shape by name, such as `HALF [-1, 3, 128, 64]`, where -1 is open."""
+    """A report of one build, written beside the engine as `NAME.engine.json`. Inputs and outputs are those of the
+    network that TensorRT read: type and shape by name, such as `HALF [-1, 3, 128, 64]`, where -1 is open."""
 
     network_sha256: str
     weight_bytes: int
@@ -49,17 +49,17 @@ class EngineBuilder:
 
     def __init__(self, config: BundleConfig):
         self._config = config
-        self.flavour: Flavour = FLAVOURS[config.backend.name]
+        self.library: TensorRTLibrary = LIBRARIES[config.backend.name]
         if config.plugin_form and (size := config.target.head_size) not in HEAD_SIZES:
             raise BundleError(
-                f"heads of size {size}, and {self.flavour.title}'s plugins take {', '.join(map(str, HEAD_SIZES))}; "
+                f"heads of size {size}, and {self.library.title}'s plugins take {', '.join(map(str, HEAD_SIZES))}; "
                 "--form native takes any"
             )
-        self._device = gpu.device() if self.flavour.builds_on_gpu else None
-        self._trt = self.flavour.module(config.tensor_parallel)
-        if self.flavour.gpus and torch.cuda.is_available():
+        self._device = gpu.device() if self.library.builds_on_gpu else None
+        self._trt = self.library.module(config.tensor_parallel)
+        if self.library.gpus and torch.cuda.is_available():
             try:
-                self.flavour.require_gpu(gpu.device())
+                self.library.require_gpu(gpu.device())
             except BundleError as error:
                 print(f"these engines are for another machine: {error}", file=sys.stderr)
         if self._device:
@@ -73,8 +73,8 @@ class EngineBuilder:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What the manifest says of the library and of the GPU that engines are for."""
-        found = {self.flavour.backend: str(self._trt.__version__)}
+        """Versions for the manifest: the library, and the GPU that the engines are for."""
+        found = {self.library.backend.name: str(self._trt.__version__)}
         if self._device is None:
             return found
         return found | {CAPABILITY: gpu.capability(self._device), GPU: torch.cuda.get_device_name(self._device)}
@@ -84,16 +84,16 @@ class EngineBuilder:
         GPU."""
         limits = self._config.limits
         if self._config.plugin_form:
-            return self._build(network, extents.plugin_target(limits), extents.plugin_target_shapes(limits), rank)
-        made_for = extents.native_target(limits, self.flavour.builds_on_gpu)
-        return self._build(network, made_for, extents.native_target_shapes, rank)
+            return self._build(network, profiles.plugin_target(limits), profiles.plugin_target_shapes(limits), rank)
+        buckets = profiles.native_target(limits, self.library.builds_on_gpu)
+        return self._build(network, buckets, profiles.native_target_shapes, rank)
 
     def build_drafter(self, network: Path, reads_context: bool) -> BuildReport:
         """NAME.engine of a drafter's network, or of one that re-samples, without context. Raises as `build_target`."""
-        made_for = extents.drafter(self._config.limits, reads_context, self.flavour.builds_on_gpu)
-        return self._build(network, made_for, extents.drafter_shapes(reads_context))
+        buckets = profiles.drafter(self._config.limits, reads_context, self.library.builds_on_gpu)
+        return self._build(network, buckets, profiles.drafter_shapes(reads_context))
 
-    def _build(self, network: Path, made_for: Extents, shapes: Shapes, rank: int = 0) -> BuildReport:
+    def _build(self, network: Path, buckets: Buckets, shapes: Shapes, rank: int = 0) -> BuildReport:
         trt, messages = self._trt, Messages(self._trt)
         flags = [trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED]
         if self._config.plugin_form:
@@ -103,19 +103,19 @@ class EngineBuilder:
         parser = trt.OnnxParser(definition, messages.logger)
         if not parser.parse_from_file(str(network)):
             errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
-            raise BundleError(f"{self.flavour.title} cannot read {network}: {errors}")
+            raise BundleError(f"{self.library.title} cannot read {network}: {errors}")
         options = builder.create_builder_config()
         inputs = [definition.get_input(i) for i in range(definition.num_inputs)]
         outputs = [definition.get_output(i) for i in range(definition.num_outputs)]
         own = {tensor.name: tuple(tensor.shape) for tensor in inputs}
-        for ranges in extents.profile_ranges(own, made_for, shapes):
+        for ranges in profiles.profile_ranges(own, buckets, shapes):
             profile = builder.create_optimization_profile()
             for name, sizes in ranges.items():
                 profile.set_shape(name, *sizes)
             options.add_optimization_profile(profile)
         if self._config.alias:
             options.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-        if self.flavour.builds_on_gpu:  # so that loading can see whether a layer copies a cache
+        if self.library.builds_on_gpu:  # so that loading can see whether a layer copies a cache
             options.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
         else:  # without it no step can be captured in a CUDA graph
             options.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
@@ -158,7 +158,7 @@ class EngineBuilder:
     def _timing_cache(self, options: Any) -> Path | None:
         """Give TensorRT what earlier builds measured on such a GPU, unless it refuses that; the file for this build's
         measurements."""
-        if not self.flavour.builds_on_gpu:
+        if not self.library.builds_on_gpu:
             return None
         name = re.sub(r"[^A-Za-z0-9.]+", "-", " ".join(self.versions.values()))
         path = CACHE / f"tensorrt-{name}.timings"
@@ -169,13 +169,13 @@ class EngineBuilder:
 
     def _failure(self, network: Path, messages: Messages, rank: int) -> Exception:
         if not messages.out_of_memory:
-            return BundleError(f"{self.flavour.title} cannot build {network}: {messages.text}")
+            return BundleError(f"{self.library.title} cannot build {network}: {messages.text}")
         if self._device is None:
-            return MemoryError(f"{self.flavour.title}, building {network}")
+            return MemoryError(f"{self.library.title}, building {network}")
         free = gpu.free_bytes(self._device)
         own = memory.of_rank(self._config, rank)
         fits = memory.what_fits(own, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)
-        return BundleError(f"{self.flavour.title} ran out of memory building {network}: {fits}")
+        return BundleError(f"{self.library.title} ran out of memory building {network}: {fits}")
 
 
 def network_sha256(network: Path) -> str:

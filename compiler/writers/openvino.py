@@ -19,7 +19,7 @@ from redraft.bundle.config import BundleConfig
 from redraft.plugins.library import operators_digest
 
 DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
-"""How a drafter computes beside a target's precision: drafts decide speed, never output."""
+"""The drafters' precision for a target's precision: drafts decide speed, never output."""
 
 
 def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:

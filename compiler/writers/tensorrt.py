@@ -23,7 +23,7 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidd
     """Write the networks and their engines to `folder`: the target in the form that the bundle asks for, all others in
     native form. Returns the versions for the manifest. Raises BundleError as `EngineBuilder` does."""
     builder = EngineBuilder(config)
-    dtype, cache = dtype_of(builder.flavour, config.precision), cache_shape(config)
+    dtype, cache = dtype_of(builder.library, config.precision), cache_shape(config)
     for part in target_parts(config, target.to(dtype), folder):
         network, gives_hidden = part.folder / "target.onnx", hidden and part.rank == 0
         ranks = {"rank": part.rank, "ranks": config.tensor_parallel}

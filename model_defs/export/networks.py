@@ -24,7 +24,7 @@ def cache_names(layers: int, suffix: str = "") -> list[str]:
 def export_network(
     module: nn.Module, args: tuple, shapes: tuple, inputs: Sequence[str], outputs: Sequence[str]
 ) -> ir.Model:
-    """A module with these inputs as a network; `shapes` name the axes whose extents are left open."""
+    """A module with these inputs as a network; `shapes` name the axes whose sizes are left open."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -44,14 +44,14 @@ class DenseCache:
         self.v = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.table = rope_table(config, length).to(like.device)
         self.starts = torch.zeros(batch, dtype=torch.long, device=like.device)
-        self.extent: int | None = None
-        """Rows that the longest sequence has after a call; None: looked up in each, which waits for a GPU."""
+        self.longest: int | None = None
+        """Rows of the longest sequence after a call; None: each call looks it up, and so waits for a GPU."""
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """The target's `attend` for rows [B, N, fused] at positions starts + 0..N-1."""
         batch, rows = qkv.shape[:2]
         positions = self.starts[:, None] + torch.arange(rows, device=qkv.device)
-        extent = int(positions.max()) + 1 if self.extent is None else self.extent
+        longest = int(positions.max()) + 1 if self.longest is None else self.longest
         kv_heads = self.config.num_kv_heads
         q, k, v = split_qkv(qkv, self.config)
         table = self.table[positions]
@@ -59,12 +59,12 @@ class DenseCache:
         batch_index = torch.arange(batch, device=qkv.device)[:, None]
         self.k[layer].transpose(1, 2)[batch_index, positions] = k
         self.v[layer].transpose(1, 2)[batch_index, positions] = v
-        visible = torch.arange(extent, device=qkv.device) <= positions[..., None]
+        visible = torch.arange(longest, device=qkv.device) <= positions[..., None]
         group = self.config.num_heads // kv_heads
         out = F.scaled_dot_product_attention(
             q.unflatten(2, (kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3),
-            self.k[layer, :, :, :extent],
-            self.v[layer, :, :, :extent],
+            self.k[layer, :, :, :longest],
+            self.v[layer, :, :, :longest],
             attn_mask=visible.repeat(1, group, 1)[:, None],
         )
         return out.unflatten(2, (group, rows)).permute(0, 3, 1, 2, 4).flatten(2)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Precision(StrEnum):
-    """How a target's weights are stored."""
+    """The stored form of a target's weights."""
 
     fp32 = "fp32"
     bf16 = "bf16"

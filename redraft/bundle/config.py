@@ -56,7 +56,7 @@ class ShardInfo(Section):
 
 
 class LimitsInfo(Section):
-    """Extents that are compiled in: `slots` sequences of at most `max_len` tokens, `max_tree` rows of a tree (its
+    """Sizes that are compiled in: `slots` sequences of at most `max_len` tokens, `max_tree` rows of a tree (its
     root included), and `prefill_chunk` prompt rows a step."""
 
     slots: int = Field(ge=1)

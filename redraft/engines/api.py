@@ -1,4 +1,4 @@
-"""What the scheduler sees of an engine: ragged target batches in, logits or tokens and hidden states out."""
+"""The engine as the scheduler sees it: ragged target batches in, logits or tokens and hidden states out."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from redraft.decoding.sampling import Sampler
 
 Samplers: TypeAlias = "Sequence[Sampler | None] | None"
-"""Of the sequences of a batch, in order; None: of none."""
+"""A sampler, or none, for each sequence of a batch in order; None: no sequence has one."""
 Gather: TypeAlias = Callable[[Any], Any]
 """Brings the logits [R, columns of its shard] of every rank, an array or a tensor, to rank 0 as [R, V]; others are left
 with no rows. Where R is 0 nothing is sent or changed."""
 
 
-def alone(logits: Any) -> Any:
-    """The `Gather` of one rank."""
+def local_logits(logits: Any) -> Any:
+    """The `Gather` of a single rank, which has all columns."""
     return logits
 
 
 class LogitRows(Protocol):
-    """What a step gives for its logit rows; the logits of all of them, float32 [R, V], are such."""
+    """Logits or sampled tokens of a step's logit rows. An array of all logits, float32 [R, V], is one."""
 
     def __getitem__(self, rows: slice, /) -> np.ndarray:
-        """For some rows of one sequence logits float32 [n, V], or tokens int32 [n]."""
+        """Logits float32 [n, V], or tokens int32 [n], of some rows of one sequence."""
         ...
 
 
@@ -42,11 +42,12 @@ class Engine(Protocol):
         ...
 
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Hidden | None]:
-        """One target forward: what comes of its logit rows and, where the bundle drafts, hidden states [T, H].
+        """Run one target forward. Gives logits or tokens of its logit rows and, where the bundle drafts, hidden states
+        [T, H].
 
-        Where a sequence has a sampler, which is plain and stands at the sequence's first logit row, an engine may
-        choose what it would choose at each of the sequence's logit rows, and give these tokens in place of logits.
-        Without `samplers` all rows give logits. Both results are valid until the next call of the engine or a drafter.
+        A sequence's sampler is plain and stands at the sequence's first logit row. For such a sequence an engine may
+        give the tokens that the sampler would choose at its logit rows instead of their logits. Without `samplers` all
+        rows give logits. Both results are valid until the next call of the engine or a drafter.
         """
         ...
 
@@ -65,7 +66,7 @@ class DraftEngine(Protocol):
 
     @property
     def reads_text(self) -> bool:
-        """Whether these begin with the sequence's first token, which follows no hidden state: any may stand there."""
+        """Whether the pairs begin with the sequence's first token. It follows no hidden state: any may stand there."""
         ...
 
     def draft(self, batch: DraftBatch) -> DraftCandidates:
@@ -75,11 +76,11 @@ class DraftEngine(Protocol):
 
 @runtime_checkable
 class ResamplingEngine(DraftEngine, Protocol):
-    """A drafter that drafts again from what is left of the chains of earlier drafts."""
+    """A drafter that drafts again from the rest of the chains of earlier drafts."""
 
     def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
-        """Draft below new roots int32 [B], in one call: float32 [n, K] are the raw logits of the n levels below each
-        root. Log-probabilities of the levels behind them are -inf."""
+        """Draft below new roots int32 [B], in one call. A chain, float32 [n, K], is the raw logits of the n levels
+        below its root. Log-probabilities of deeper levels are -inf."""
         ...
 
 

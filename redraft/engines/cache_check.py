@@ -1,4 +1,4 @@
-"""What an engine does to its caches, looked at when a bundle is loaded."""
+"""Checks, when a bundle is loaded, of how an engine updates its caches."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 SENTINEL = 3.0
-"""What all cached numbers are before a step of the check."""
+"""The value of every cached number before a checked step."""
 SCRATCH = 32 << 20
 """Bytes of scratch memory that a step of few rows may take besides a cache: the attention kernels' partial results, at
 most 18 MB, and activations."""
 COPIES = ("reformat", "copy")
-"""In the names and types of layers by which TensorRT moves a tensor."""
+"""Words in the names and types of the layers by which TensorRT moves a tensor."""
 
 
 def fault(
     caches: Tensor, step: Callable[[], object], slot: int, written: int, max_len: int, padded: int = 0
 ) -> str | None:
-    """What is wrong where `step` should write rows 0 to `written` - 1 of a slot, may write up to `padded` rows there,
-    and must leave all others before `max_len` as they are.
+    """Describe a fault of `step`, which should write rows 0 to `written` - 1 of a slot, may write up to `padded` rows
+    there, and must leave all others before `max_len` as they are; None where it has none.
 
     caches [2 * layers, slots, kv_heads, rows, head_size] are the layers' k, then their v; all are zeros afterwards.
     Rows from `max_len` on are free for sequences that are not in a step.
@@ -46,8 +46,8 @@ def fault(
 
 
 def copies(trt: Any, engine: Any, names: Iterable[str], cache_bytes: int) -> str | None:
-    """How an engine that chose its kernels when it was built copies a cache in every step, as far as its inspector and
-    its scratch memory for the smallest steps tell; None where they tell nothing of the kind."""
+    """Describe how an engine copies a cache in every step, from its inspector and its scratch memory for the smallest
+    steps; None where they show no copy. Only for engines whose kernels were selected when they were built."""
     inspector = engine.create_engine_inspector()
     described = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
     cache = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names))

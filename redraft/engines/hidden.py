@@ -1,4 +1,4 @@
-"""Hidden states, which stay where an engine keeps them: arrays on the host, or torch tensors on its device."""
+"""Hidden states where the engine keeps them: arrays on the host, or torch tensors on its device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def take(hidden: Hidden, rows: list[int]) -> Hidden:
 
 
 def join(parts: Sequence[Hidden]) -> Hidden:
-    """Rows of one kind, back to back."""
+    """Concatenate rows, all arrays or all tensors."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)  # type: ignore[arg-type]
     import torch
@@ -33,5 +33,5 @@ def join(parts: Sequence[Hidden]) -> Hidden:
 
 
 def on_host(hidden: Hidden) -> np.ndarray:
-    """float32 [n, H]. This waits for a device."""
+    """Copy to float32 [n, H] on the host, which waits for the device."""
     return hidden if isinstance(hidden, np.ndarray) else hidden.float().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Fixed host buffers for a step's rows, so that an engine sees the same addresses and few shapes."""
+"""Host buffers for a step's inputs: an engine sees the same addresses in every step, and few shapes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RowBuffers:
     def fill(self, batch: TargetBatch) -> dict[str, np.ndarray]:
         """The network's row inputs by name: views of the buffers with at least one row and one logit row.
 
-        Raises ValueError for a batch whose arrays do not fit; what they hold, `check` looks at.
+        Raises ValueError for a batch whose arrays do not fit; `check` looks at their values too.
         """
         rows, logits = len(batch.input_ids), len(batch.logit_rows)
         try:
@@ -74,7 +74,7 @@ class RowBuffers:
         self._commit_src[:commits] = batch.commit_src
 
     def check(self, batch: TargetBatch) -> None:
-        """Raise ValueError for the first value that is outside of the limits; the operators check again."""
+        """Raise ValueError for the first value outside the limits; the operators check again."""
         rows, sequences = len(batch.input_ids), len(batch.slots)
         commits, logits = len(batch.commit_src), len(batch.logit_rows)
         _expect(1 <= sequences <= self._limits.slots, "number of sequences", sequences, f"1 to {self._limits.slots}")
@@ -137,7 +137,7 @@ class PairBuffers:
 
 
 class ChainBuffers:
-    """Copies what is left of chains into a preallocated array."""
+    """Copies the rest of each chain into a preallocated array."""
 
     def __init__(self, slots: int, levels: int):
         self._slots, self._levels = slots, levels
@@ -163,7 +163,7 @@ class ChainBuffers:
 
 
 class SamplingBuffers:
-    """Copies what random draws take besides the drafter's own inputs into preallocated arrays."""
+    """Copies the sampling inputs of random draws into preallocated arrays."""
 
     NAMES = ("noise", "temperature", "top_k", "top_p")
 
@@ -177,7 +177,7 @@ class SamplingBuffers:
 
     @classmethod
     def of(cls, method: MethodConfig, slots: int) -> SamplingBuffers | None:
-        """For a method's drafter; None where it does not draw at random."""
+        """The buffers of a method's drafter; None where it does not draw at random."""
         random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
         return cls(slots, random.shape(method.levels), method.support) if random else None
 

@@ -1,4 +1,4 @@
-"""What a bundle takes of a GPU's memory, and what would fit where it is too much."""
+"""A bundle's need of GPU memory, and which limits would fit where it is too much."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ that is 3.5 times as wide, and some. Measured with Llama's shapes on tensors wit
 CHAIN_COPIES = 3
 """Copies of a chain's raw logits: the results, and the inputs of all buckets, whose sequences double."""
 COPIES_WHILE_BUILDING = 2
-"""Of the weights: TensorRT holds the network and the engine."""
+"""Copies of the weights that TensorRT holds: the network and the engine."""
 
 
 def row_bytes(config: BundleConfig) -> int:
-    """Of a token's keys and values, the drafters' included."""
+    """Bytes of a token's keys and values, the drafters' included."""
     width = WIDTH.get(config.precision, 2)
 
     def row(info: TargetInfo | ContextInfo, layers: int) -> int:
@@ -37,7 +37,7 @@ def row_bytes(config: BundleConfig) -> int:
 
 
 def cache_bytes(config: BundleConfig) -> int:
-    """Of all caches."""
+    """Bytes of all caches."""
     limits = config.limits
     return limits.slots * (limits.max_len + limits.max_tree) * row_bytes(config)
 
@@ -61,8 +61,8 @@ def output_bytes(config: BundleConfig) -> int:
 
 
 def working_bytes(config: BundleConfig) -> int:
-    """About what torch's programs hold while they execute: the largest decode step in the pool that all CUDA graphs
-    share, and the largest step with a part of a prompt outside of it. 0 for TensorRT, whose engines say it at load."""
+    """Estimated bytes that torch's programs hold while they execute: the largest decode step in the pool that all CUDA
+    graphs share, and the largest step with a part of a prompt outside it. 0 for TensorRT, whose engines report it."""
     if config.backend != TORCH:
         return 0
     limits, target = config.limits, config.target
@@ -73,7 +73,7 @@ def working_bytes(config: BundleConfig) -> int:
 
 
 def drawing_bytes(config: BundleConfig) -> int:
-    """Of what drawing tokens from all rows of the largest decode step takes, top-k and top-p included."""
+    """Bytes that drawing tokens from all rows of the largest decode step takes, top-k and top-p included."""
     vocabulary, rows = config.target.vocab_size, config.limits.slots * config.limits.max_tree
     return DRAW_BYTES * vocabulary * min(rows, max(AT_ONCE // vocabulary, 1))
 
@@ -93,19 +93,19 @@ def chain_bytes(config: BundleConfig) -> int:
 
 
 def step_bytes(config: BundleConfig) -> int:
-    """Bytes of everything that a step takes, but for a draft that takes a whole prompt's pairs."""
+    """Bytes of everything that a step takes, except a draft from a whole prompt's pairs."""
     chosen = drawing_bytes(config) + returned_bytes(config)
     return output_bytes(config) + working_bytes(config) + chosen + chain_bytes(config)
 
 
 def _limit_bytes(config: BundleConfig, slots: int) -> int:
-    """What the limits take, with so many slots."""
+    """Bytes of caches and steps with this number of slots."""
     config = config.model_copy(update={"limits": config.limits.model_copy(update={"slots": slots})})
     return cache_bytes(config) + step_bytes(config)
 
 
 def of_rank(config: BundleConfig, rank: int) -> BundleConfig:
-    """As if its shard were the target; drafters and the logits of all shards are rank 0's."""
+    """A rank's share as a configuration: its shard is the target. Rank 0 has the drafters and all columns of logits."""
     if not config.shards:
         return config
     shard = dict(config.shards[rank])
@@ -124,7 +124,7 @@ def loaded_bytes(bundle: Bundle, rank: int, suffix: str) -> int:
 
 
 def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 1) -> str:
-    """How much is needed of `free` bytes, and with which limits less would be."""
+    """Say how much of `free` bytes is needed, and which smaller limits would fit."""
     limits, row = config.limits, row_bytes(config)
     weights, steps, caches = copies * weight_bytes, step_bytes(config), cache_bytes(config)
     needed = (
@@ -157,8 +157,8 @@ def require_room(bundle: Bundle, rank: int, suffix: str, free: int) -> None:
 
 @contextmanager
 def within(bundle: Bundle, rank: int, suffix: str, free: int) -> Iterator[None]:
-    """Where the memory of a rank's GPU runs out, of which `free` bytes were free before its files with this suffix were
-    loaded, say what would fit: raises BundleError."""
+    """Turn running out of GPU memory into a BundleError that says what would fit. `free` bytes were free before the
+    rank's files with this suffix were loaded."""
     try:
         yield
     except RuntimeError as error:
@@ -181,13 +181,13 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def needed_to_build(weight_bytes: int, backend: Backend) -> int:
-    """Of the machine's memory."""
+    """Bytes of the machine's memory that a build needs."""
     return int(backend.build_copies * weight_bytes)
 
 
 def what_builds(weight_bytes: int, backend: Backend) -> str:
-    """How much of this machine's memory a build needs, and which target would need less. Limits do not count: nobody
-    allocates caches before a bundle is loaded."""
+    """Say how much of this machine's memory a build needs, and which target would fit. Limits do not count: caches are
+    allocated when a bundle is loaded."""
     free, copies = host_bytes(), backend.build_copies
     return (
         f"about {_gb(copies * weight_bytes)} GB are needed ({copies} times the weights of {_gb(weight_bytes)} GB), "

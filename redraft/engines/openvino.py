@@ -11,7 +11,7 @@ import openvino as ov
 from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
 from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
-from redraft.engines.api import Gather, Samplers, alone
+from redraft.engines.api import Gather, Samplers, local_logits
 from redraft.engines.host_buffers import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 from redraft.errors import BundleError
 from redraft.plugins import kernels
@@ -29,10 +29,11 @@ SENTINEL = 3.0
 
 
 class OpenVINOEngine:
-    """A bundle's networks, compiled at load; no call allocates anything that lasts. Of several ranks, one's networks:
-    drafters are on rank 0, and each computes logits of its own columns, which `gather` brings to rank 0."""
+    """A bundle's networks, compiled at load; no call allocates anything that lasts. Of several ranks this is the engine
+    of one: drafters are on rank 0, and each rank computes logits of its own columns, which `gather` brings to rank
+    0."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = local_logits):
         self._bundle, config, self.gather = bundle, bundle.config, gather
         if (built_for := bundle.manifest.versions.get("operators")) != (present := operators_digest()):
             raise BundleError(
@@ -72,8 +73,8 @@ class OpenVINOEngine:
         self.caches, self.drafters = {}, {}
 
     def self_test(self) -> None:
-        """Plant a sentinel behind a cached row and commit it: it must arrive in our own arrays, in every layer. Of
-        several ranks, all do it together, when all are loaded. Raises BundleError."""
+        """Plant a sentinel after a cached row and commit it: it must arrive in our own arrays, in every layer. Several
+        ranks do it together, when all are loaded. Raises BundleError."""
         for cache in self.caches.values():
             cache[-1, :, 1] = _as_stored(SENTINEL, cache.dtype)
         slot = self._bundle.config.limits.slots - 1

@@ -25,11 +25,11 @@ from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
 from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.engines import memory
-from redraft.engines.api import Gather, LogitRows, Samplers, alone
+from redraft.engines.api import Gather, LogitRows, Samplers, local_logits
 from redraft.engines.cuda import device as gpu
 from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets, fitting
-from redraft.engines.cuda.graphs import FixedCalls, Graphs, available_graphs
-from redraft.engines.cuda.sampling import choose
+from redraft.engines.cuda.graphs import CudaGraphCache, Graphs, available_graphs
+from redraft.engines.cuda.sampling import sample
 from redraft.engines.cuda.transfer import Results
 from redraft.engines.host_buffers import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 from redraft.errors import BundleError
@@ -47,10 +47,10 @@ Program = Callable[..., Sequence[Tensor]]
 
 
 class TorchEngine:
-    """A bundle's programs, and caches in the bundle's precision. Of several ranks, one's: see `OpenVINOEngine`."""
+    """A bundle's programs, and caches in its precision; of several ranks, the engine of one (see `OpenVINOEngine`)."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
-        """Says on stderr which device executes. Raises BundleError for a bundle of another torch, and where the GPU's
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = local_logits):
+        """Print on stderr which device executes. Raises BundleError for a bundle of another torch, and where the GPU's
         kernels do not fit the bundle or its memory does not suffice."""
         if threads is not None:
             torch.set_num_threads(threads)
@@ -78,7 +78,7 @@ class TorchEngine:
         heads, rows = (config.kv_heads(rank), target.head_size), (limits.slots, limits.max_tree)
         self.caches = [_allocate(config, *heads, target.num_layers, *rows, device) for _ in "kv"]
         self._buckets = decode_buckets(limits)
-        self.steps = FixedCalls(lambda inputs: self._forward(program, inputs), device, graphs)
+        self.steps = CudaGraphCache(lambda inputs: self._forward(program, inputs), device, graphs)
         self._results = Results(device)
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
         self.drafters = {
@@ -114,7 +114,7 @@ class TorchEngine:
             outputs = self.steps(inputs, step_sizes(bucket)) if bucket else self.steps.eager(inputs)
             hidden = outputs[1][:rows] if len(outputs) > 1 else None
             logits = self.gather(outputs[0][: len(batch.logit_rows)])
-            return choose(logits, batch, samplers, self._results), hidden
+            return sample(logits, batch, samplers, self._results), hidden
 
     def close(self) -> None:
         """Free the programs and the caches, and give a GPU's memory back, so that another bundle can be loaded."""
@@ -153,14 +153,14 @@ class TorchDrafter:
         self._hidden_size = config.target.hidden_size
         self._buckets = draft_buckets(config.limits, self.reads_context)
         self._sampling = SamplingBuffers.of(method, self._slots)
-        self.drafts = FixedCalls(lambda inputs: self._forward(program, inputs), device, graphs, padding, idle)
+        self.drafts = CudaGraphCache(lambda inputs: self._forward(program, inputs), device, graphs, padding, idle)
         self._dtype = DTYPES[config.precision]
         self._device, self._results = device, Results(device)
         self._chains: ChainBuffers | None = None
         if method.chain_levels:
             again = load_program(bundle.path / f"resampler.{name}.pt2", device)
             self._chains, self._levels = ChainBuffers(self._slots, method.chain_levels), method.chain_levels
-            self.resamples = FixedCalls(lambda inputs: self._again(again, **inputs), device, graphs)
+            self.resamples = CudaGraphCache(lambda inputs: self._again(again, **inputs), device, graphs)
 
     def prepare(self) -> None:
         """Capture the graphs of all buckets, on a GPU."""
@@ -242,7 +242,7 @@ def available_device() -> torch.device:
 
 
 def require_version(bundle: Bundle) -> None:
-    """Raises BundleError where another release of torch than this exported the bundle's programs."""
+    """Raise BundleError where another release of torch than this exported the bundle's programs."""
     built, here = bundle.manifest.versions.get("torch", "unknown"), torch.__version__
     if _release(built) != _release(here):
         raise BundleError(
@@ -276,7 +276,7 @@ def no_batch(mask_words: int) -> TargetBatch:
 
 
 def require_kernels(bundle: Bundle, device: torch.device) -> None:
-    """Raises BundleError where the GPU is too old for the CUDA kernels, or they cannot be compiled, or do not take the
+    """Raise BundleError where the GPU is too old for the CUDA kernels, or they cannot be compiled, or do not take the
     bundle's heads."""
     gpu.require_capability(device)
     config = bundle.config
@@ -310,5 +310,5 @@ def _allocate(
 
 
 def _first(output: Tensor, sequences: int, count: int) -> Tensor:
-    """What of an output of `sequences` is the first `count`'s."""
+    """The part of an output of `sequences` that belongs to the first `count`."""
     return output[: len(output) // sequences * count]

@@ -12,7 +12,7 @@ import pytest
 import launch
 from redraft.bundle.backends import BACKENDS
 from redraft.engines.cuda.device import ANY_GPU, OLDEST_CAPABILITY, OLDEST_DRIVER, OLDEST_FOR
-from redraft.engines.tensorrt.library import TENSORRT_RTX
+from redraft.engines.tensorrt.library import RTX_LIBRARY
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_engines_of_another_gpu_are_rebuilt_by_a_command_of_the_host(bundle, mac
 def test_the_engines_ask_for_the_same_driver_and_gpu():
     assert launch.DRIVER == OLDEST_DRIVER
     assert launch.CAPABILITY == OLDEST_CAPABILITY
-    assert [f"{major}.{minor}" for major, minor in TENSORRT_RTX.gpus] == [*launch.RTX_CAPABILITIES]
+    assert [f"{major}.{minor}" for major, minor in RTX_LIBRARY.gpus] == [*launch.RTX_CAPABILITIES]
     assert launch.ANY_GPU == ANY_GPU
     assert {*launch.GPU_BACKENDS} == {name for name, backend in BACKENDS.items() if "cuda" in backend.devices}
     assert launch.PRECISIONS == OLDEST_FOR

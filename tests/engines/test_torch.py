@@ -16,7 +16,7 @@ from redraft.engines import load_engine
 from redraft.engines.api import ResamplingEngine
 from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets
 from redraft.engines.cuda.device import describe
-from redraft.engines.cuda.graphs import FixedCalls
+from redraft.engines.cuda.graphs import CudaGraphCache
 from redraft.engines.cuda.transfer import Results
 from redraft.engines.hidden import on_host
 from redraft.engines.memory import cache_bytes, output_bytes
@@ -270,7 +270,7 @@ PLANS = {
 def overwritten(monkeypatch):
     """As on a GPU, where graphs share their memory: a call of any function overwrites all results of the last one, but
     not what was fetched of them."""
-    call, last = FixedCalls.__call__, list[torch.Tensor]()
+    call, last = CudaGraphCache.__call__, list[torch.Tensor]()
 
     def calling(calls, inputs, rows):
         assert "hidden" not in inputs or not (inputs["hidden"] == -1).all(1).any()
@@ -280,7 +280,7 @@ def overwritten(monkeypatch):
         last[:] = found
         return found
 
-    monkeypatch.setattr(FixedCalls, "__call__", calling)
+    monkeypatch.setattr(CudaGraphCache, "__call__", calling)
     monkeypatch.setattr(Results, "fetch", lambda self, outputs: [output.numpy().copy() for output in outputs])
 
 
@@ -391,13 +391,13 @@ def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, t
             call()
 
     with monkeypatch.context() as patch:
-        patch.setattr("redraft.engines.torch.choose", full)
+        patch.setattr("redraft.engines.torch.sample", full)
         refused(lambda: engine.execute(tree))
-    monkeypatch.setattr(FixedCalls, "eager", full)
+    monkeypatch.setattr(CudaGraphCache, "eager", full)
     prompt = make_batch([chain(0, [], [5] * 9)])
     prompt.logit_rows = prompt.logit_rows[-1:]
     refused(lambda: engine.execute(prompt))
-    monkeypatch.setattr(FixedCalls, "__call__", full)
+    monkeypatch.setattr(CudaGraphCache, "__call__", full)
     refused(lambda: drafter.draft(draft_batch(3)))
     refused(lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)))
 
@@ -405,7 +405,7 @@ def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, t
 def test_batches_outside_of_the_limits_are_refused_before_the_kernels_see_them(bundle, monkeypatch):
     """The CUDA kernels clamp, and say nothing."""
     engine = load_engine(bundle)
-    monkeypatch.setattr(FixedCalls, "__call__", lambda *_: pytest.fail("executed"))
+    monkeypatch.setattr(CudaGraphCache, "__call__", lambda *_: pytest.fail("executed"))
     batch = make_batch([chain(0, [], [5, 6, 7])])
     batch.slots = np.full(1, LIMITS.slots, np.int32)
     with pytest.raises(ValueError, match="slots"):

@@ -12,9 +12,9 @@ import torch
 from redraft.errors import BundleError
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-"""There where NVIDIA's driver is loaded, in the containers of such a machine too."""
+"""A file that exists where NVIDIA's driver is loaded, in containers too."""
 DEVICES = Path("/dev")
-"""Where each GPU that a process may use is a file `nvidia<number>`."""
+"""The folder with a file `nvidia<number>` for each GPU that a process may use."""
 OLDEST_DRIVER = 580
 """The first release for CUDA 13; `deploy/launch.py` has it too."""
 OLDEST_CAPABILITY = (8, 0)
@@ -82,7 +82,7 @@ def require_capability(
     oldest: tuple[int, int] = OLDEST_CAPABILITY,
     or_take: str = ON_CPU,
 ) -> None:
-    """Raises BundleError for a GPU that is too old for what is named, and says what to take in its place."""
+    """Raise BundleError, with the remedy, for a GPU that is too old for this purpose."""
     found = capability(gpu)
     if tuple(map(int, found.split("."))) < oldest:
         raise BundleError(
@@ -92,7 +92,7 @@ def require_capability(
 
 
 def require_supported(gpu: torch.device, library: str, supported: Sequence[tuple[int, int]]) -> None:
-    """Raises BundleError for a GPU whose compute capability is not among those that a library supports, unless
+    """Raise BundleError for a GPU whose compute capability is not among those that a library supports, unless
     ANY_GPU is set."""
     found = capability(gpu)
     names = [".".join(map(str, one)) for one in supported]
@@ -104,11 +104,11 @@ def require_supported(gpu: torch.device, library: str, supported: Sequence[tuple
 
 
 def require_precision(gpu: torch.device, precision: str) -> None:
-    """Raises BundleError for a GPU without tensor cores for a bundle's precision."""
+    """Raise BundleError for a GPU without tensor cores for a bundle's precision."""
     if oldest := OLDEST_FOR.get(precision):
         require_capability(gpu, f"{precision} engines", oldest, "build with --precision int8")
 
 
 def free_bytes(gpu: torch.device) -> int:
-    """Of the GPU's memory, what no process holds."""
+    """Bytes of the GPU's memory that no process holds."""
     return torch.cuda.mem_get_info(gpu)[0]

@@ -1,5 +1,5 @@
-"""Calls of padded shapes: inputs staged in one copy and, on a GPU, a CUDA graph per shape. The host waits for
-none of it."""
+"""A CUDA graph cache: calls padded to a few shapes, with a graph for each. Inputs are staged in one copy; the host
+never waits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 ALIGNED = 4
-"""Inputs begin at multiples of so many elements of 4 bytes: what the kernels load at once."""
+"""Inputs begin at multiples of this many 4-byte elements, which the kernels load at once."""
 REPEATED = "row_offsets"
-"""Padded with its last value, so that the sequences behind it have no rows."""
+"""The input that is padded with its last value, so that padding sequences have no rows."""
 
 Inputs = Mapping[str, np.ndarray | Tensor]
 """Arrays int32 or float32, or tensors that are on the device already."""
@@ -27,11 +27,11 @@ class Graphs(Protocol):
     """Makes CUDA graphs."""
 
     def warm_up(self, function: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-        """Run a function that is about to be captured, and wait for it: the results."""
+        """Run a function that is about to be captured, and wait for its results."""
         ...
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Record what a function enqueues, without running it. What is returned enqueues it again."""
+        """Record what a function enqueues, without running it. Returns a function that enqueues it again."""
         ...
 
 
@@ -59,16 +59,16 @@ class CudaGraphs:
 
 
 def available_graphs(device: torch.device) -> Graphs | None:
-    """What captures CUDA graphs on a GPU; None on the CPU."""
+    """The capturer of CUDA graphs on a GPU; None on the CPU."""
     return CudaGraphs() if device.type == "cuda" else None
 
 
-class FixedCalls:
-    """A function at padded shapes, on a GPU by CUDA graphs.
+class CudaGraphCache:
+    """Runs a function at padded shapes, on a GPU as CUDA graphs, on the CPU directly.
 
     A call only enqueues: before the next one the host must have waited for the device. Inputs are padded with
-    `padding`, or with 0. A shape is captured from a call of padding only and the inputs of `idle`, so that it changes
-    nothing that another call would read. The results of all graphs lie in the same memory, that of the largest.
+    `padding`, or with 0. A shape is captured from a call with nothing but padding and the inputs of `idle`, so that it
+    changes nothing that another call would read. The results of all graphs share the memory of the largest graph's.
     """
 
     def __init__(
@@ -82,24 +82,24 @@ class FixedCalls:
         """`graphs` None: the function is called each time, as on the CPU."""
         self._function, self._device, self._graphs = function, device, graphs
         self._padding, self._idle = dict(padding or {}), dict(idle or {})
-        self._calls: dict[tuple[tuple[int, ...], ...], _FixedCall] = {}
+        self._calls: dict[tuple[tuple[int, ...], ...], _PaddedCall] = {}
         self.outputs: list[Tensor] = []
-        """The memory of all graphs' results: the largest graph's."""
+        """The memory that all graphs' results share: those of the largest graph."""
 
     def prepare(self, inputs: Inputs, buckets: Iterable[Sizes]) -> None:
-        """Make the calls of these shapes, in this order. `inputs` give names, dtypes and the other dimensions."""
+        """Capture these shapes in this order. `inputs` give names, dtypes and the other dimensions."""
         for sizes in buckets:
             self._call(inputs, sizes)
 
     def __call__(self, inputs: Inputs, sizes: Sizes) -> Sequence[Tensor]:
-        """The results on the device for inputs padded to `sizes`, valid until the next call. A shape that was not
-        prepared is captured now."""
+        """Run on inputs padded to `sizes`. The results stay on the device and are valid until the next call. A shape
+        that was not prepared is captured first."""
         call = self._call(inputs, sizes)
         call.inputs.fill(inputs, self._padding)
         return call.run()
 
     def eager(self, inputs: Inputs) -> Sequence[Tensor]:
-        """The results for inputs of any shape, not padded and without a graph."""
+        """Run on inputs of any shape, without padding or graph."""
         staged = StagedInputs(_shapes(inputs, {}), inputs, self._device)
         staged.fill(inputs, {})
         return self._function(staged.tensors)
@@ -107,13 +107,13 @@ class FixedCalls:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def _call(self, inputs: Inputs, sizes: Sizes) -> _FixedCall:
+    def _call(self, inputs: Inputs, sizes: Sizes) -> _PaddedCall:
         shapes = _shapes(inputs, sizes)
         key = tuple(shapes.values())
         if key not in self._calls:
             staged = StagedInputs(shapes, inputs, self._device)
             run = self._captured(inputs, staged) if self._graphs else lambda: self._function(staged.tensors)
-            self._calls[key] = _FixedCall(staged, run)
+            self._calls[key] = _PaddedCall(staged, run)
         return self._calls[key]
 
     def _captured(self, inputs: Inputs, staged: StagedInputs) -> Callable[[], Sequence[Tensor]]:
@@ -134,23 +134,23 @@ class FixedCalls:
         return run
 
     def _room_for(self, results: Sequence[Tensor]) -> list[Tensor]:
-        """Views of `outputs` with the results' shapes. Where these are larger, `outputs` becomes new memory, and the
-        graphs that were captured before keep theirs."""
+        """Views of `outputs` with the results' shapes. Larger results replace `outputs` by new memory; graphs that were
+        captured before keep the old one."""
         if not self.outputs or any(len(new) > len(old) for new, old in zip(results, self.outputs, strict=True)):
             self.outputs = [torch.empty_like(result) for result in results]
         return [output[: len(result)] for output, result in zip(self.outputs, results, strict=True)]
 
 
-class _FixedCall:
-    """The inputs of one shape, and what runs the function on them."""
+class _PaddedCall:
+    """The staged inputs of one shape, and a function that runs on them."""
 
     def __init__(self, inputs: StagedInputs, run: Callable[[], Sequence[Tensor]]):
         self.inputs, self.run = inputs, run
 
 
 class StagedInputs:
-    """Buffers of one shape: arrays back to back, pinned on the host and on the device (on the CPU the same memory),
-    tensors apart."""
+    """Input buffers of one shape. Arrays stand back to back in one pinned host buffer and its device copy, on the CPU
+    the same memory; tensors have their own."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], inputs: Inputs, device: torch.device):
         self._on_gpu = device.type == "cuda"
@@ -170,7 +170,7 @@ class StagedInputs:
                 self.tensors[name] = torch.zeros(shapes[name], dtype=given.dtype, device=device)
 
     def fill(self, inputs: Inputs, padding: Mapping[str, float]) -> None:
-        """Copy the inputs into the buffers, and padding behind them."""
+        """Copy the inputs into the buffers, followed by padding."""
         for name, array in inputs.items():
             if isinstance(array, np.ndarray):
                 buffer, rows = self._arrays[name], len(array)

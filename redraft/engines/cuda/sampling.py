@@ -1,5 +1,5 @@
-"""Choosing a step's tokens on the device that has its logits: the same function of logits, random number and settings
-as `Sampler.choose` on the host, up to rounding."""
+"""Sampling of a step's tokens on the device that has its logits: the same function of logits, random number and
+settings as `Sampler.choose` on the host, up to rounding."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from redraft.engines.api import LogitRows, Samplers
 from redraft.engines.cuda.transfer import Results, upload
 
 AT_ONCE = 1 << 24
-"""So many logits are drawn from at a time."""
+"""Logits that are drawn from at a time."""
 DRAW_BYTES = 40
-"""At most, of memory for each of these: weights, their order and running sums."""
+"""Bytes of memory for each of these logits at most: weights, their order and running sums."""
 LOGITS, LIKELIEST, DRAWN, FILTERED = range(4)
-"""What is asked of a row: its logits, its largest one's token, a token drawn from all, one drawn by top-k or top-p."""
+"""Kinds of logit rows by what they give: the logits, the most likely token, a token drawn from all, or one drawn by
+top-k or top-p."""
 
 
-class ChosenRows:
-    """See `LogitRows`: tokens int32 [R], and logits float32 [F, V] of the rows that have a place there, int [R] (-1: it
-    has none)."""
+class SampledRows:
+    """Tokens int32 [R], and logits float32 [F, V] of some rows: `places` int [R] is a row's place there, -1 for none.
+    See `LogitRows`."""
 
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, places: np.ndarray):
         self._tokens, self._logits, self._places = tokens, logits, places
@@ -34,21 +35,22 @@ class ChosenRows:
         return self._tokens[rows] if place < 0 else self._logits[place : place + rows.stop - rows.start]
 
 
-def choose(logits: Tensor, batch: TargetBatch, samplers: Samplers, results: Results) -> LogitRows:
-    """What `Engine.execute` gives of logits [R, V] on the device. This waits for it, once."""
+def sample(logits: Tensor, batch: TargetBatch, samplers: Samplers, results: Results) -> LogitRows:
+    """Sample from logits [R, V] on the device for `Engine.execute`. Waits for the device once."""
     if samplers is None:
         return results.fetch([logits.float()])[0]
     kinds, draws = _plan(batch, samplers, logits.shape[1])
     wanted, places = np.flatnonzero(kinds == LOGITS), np.full(len(kinds), -1)
     places[wanted] = np.arange(len(wanted))
     rows = logits.index_select(0, upload(wanted, logits.device)).float()
-    tokens, fetched = results.fetch([choose_tokens(logits, draws), rows])
-    return ChosenRows(tokens, fetched, places)
+    tokens, fetched = results.fetch([sample_tokens(logits, draws), rows])
+    return SampledRows(tokens, fetched, places)
 
 
-def choose_tokens(logits: Tensor, draws: Sequence[np.ndarray]) -> Tensor:
-    """int32 [R], the largest of logits [R, V], but drawn in some rows. Each of `draws` is float64 [5, D]: these rows,
-    their random numbers, inverse temperatures, top-k and top-p, by which those of the second are filtered."""
+def sample_tokens(logits: Tensor, draws: Sequence[np.ndarray]) -> Tensor:
+    """Tokens int32 [R] for logits [R, V]: the most likely one, or a draw in the rows of `draws`. Each of its two tables
+    is float64 [5, D]: rows, random numbers, inverse temperatures, top-k and top-p. Only the second table is filtered by
+    top-k and top-p."""
     tokens, most = logits.argmax(1), max(AT_ONCE // logits.shape[1], 1)
     for filtered, asked in enumerate(draws):
         if asked.shape[1]:
@@ -61,7 +63,7 @@ def choose_tokens(logits: Tensor, draws: Sequence[np.ndarray]) -> Tensor:
 def _plan(
     batch: TargetBatch, samplers: Sequence[Sampler | None], vocab_size: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """What is asked of each logit row, and what `choose_tokens` needs to draw."""
+    """The kind of each logit row, and the tables of draws for `sample_tokens`."""
     owners = np.searchsorted(batch.row_offsets, batch.logit_rows, side="right") - 1
     kinds = np.array([_kind(sampler) for sampler in samplers])[owners]
     drawn = [np.flatnonzero(kinds == kind) for kind in (DRAWN, FILTERED)]
@@ -91,7 +93,7 @@ def _kind(sampler: Sampler | None) -> int:
 
 
 def _drawn(logits: Tensor, settings: Tensor, filtered: bool) -> Tensor:
-    """int64 [D], the tokens drawn from logits float32 [D, V] by settings float64 [4, D, 1]."""
+    """Tokens int64 [D] drawn from logits float32 [D, V] by settings float64 [4, D, 1]."""
     uniforms, inverse_temperatures, top_k, top_p = settings
     weights = ((logits - logits.amax(1, keepdim=True)) * inverse_temperatures.float()).exp()
     if filtered:
@@ -101,8 +103,8 @@ def _drawn(logits: Tensor, settings: Tensor, filtered: bool) -> Tensor:
 
 
 def _filtered(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """weights float32 [D, V], but 0 where a token is not among the top_k largest, nor the fewest of these that hold
-    top_p of them, each float64 [D, 1]; among equals the lowest ids are kept."""
+    """Weights float32 [D, V], set to 0 outside the top_k largest and the fewest of these that hold top_p of their sum,
+    each float64 [D, 1]. Among equals the lowest ids are kept."""
     ordered, ids = weights.sort(dim=1, descending=True, stable=True)
     ordered = ordered.where(torch.arange(ordered.shape[1], device=ordered.device) < top_k, 0)
     mass = ordered.cumsum(1, dtype=torch.float64)

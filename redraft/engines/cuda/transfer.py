@@ -1,4 +1,4 @@
-"""Copies between the host and torch's device: through pinned memory, so that the host waits only when it wants to."""
+"""Copies between the host and torch's device through pinned memory, so that the host waits only where it must."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 class Pinned:
-    """Pinned memory for tensors of all shapes in turn, of the largest one's size for each key; not pinned without a
-    GPU."""
+    """Pinned buffers by key, each as large as the largest tensor that it served; not pinned without a GPU."""
 
     def __init__(self, on_gpu: bool):
         self._on_gpu, self._memory = on_gpu, dict[int | str, Tensor]()
 
     def like(self, tensor: Tensor, key: int | str) -> Tensor:
-        """Memory of a tensor's shape and dtype, whose content is what was there; the last one's of this key."""
+        """An uninitialised buffer shaped like `tensor`; calls with the same `key` share it."""
         size = tensor.numel() * tensor.element_size()
         if key not in self._memory or len(self._memory[key]) < size:
             self._memory[key] = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_gpu)
@@ -31,7 +30,7 @@ class Pinned:
 
 
 class Results:
-    """What calls of all shapes give in turn, on the host."""
+    """Fetches the results of calls to the host."""
 
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == "cuda"

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 SPIN_S, NAP_SHARE, MAX_NAP_S = 0.02, 0.05, 0.01
-"""A rank that waits for a batch looks for it without rest for so long, and then naps for this share of the time that it
-has waited: an idle rank costs half a percent of a core, and a wait grows by a twentieth, at most 10 ms."""
+"""A waiting rank busy-polls for SPIN_S, then sleeps NAP_SHARE of the time waited so far, at most MAX_NAP_S: an idle
+rank costs half a percent of a core."""
 Result = TypeVar("Result")
 
 
 class ParallelEngine:
-    """Rank 0's engine: as any other, but that its target is executed by all ranks. `own` is the engine of its shard,
-    which gathers the logits of all."""
+    """Rank 0's engine, whose target all ranks execute together. `own` is the engine of its shard, which gathers the
+    logits of all."""
 
     def __init__(self, engine: Engine, ranks: Ranks):
         self.own, self.ranks = engine, ranks
@@ -63,8 +63,8 @@ class ParallelEngine:
         return outputs
 
     def close(self) -> None:
-        """See `Engine.close`; the other ranks stop too. After a step that failed, in which they may wait for ever,
-        this ends all of the ranks' processes."""
+        """See `Engine.close`; the other ranks stop too. A step that failed may leave them waiting for ever: then this
+        ends the processes of all ranks."""
         if not self._open:
             return
         self._open = False
@@ -116,7 +116,8 @@ def test_together(engine: Engine, ranks: Ranks) -> None:
 
 
 class Ranks:
-    """The processes of a bundle's ranks, of which this is number `rank`. They serve one bundle as long as they live."""
+    """The processes of a bundle's ranks, of which this one is number `rank`. They serve one bundle as long as they
+    live."""
 
     connected = False
 
@@ -125,7 +126,7 @@ class Ranks:
         self.rank: int = comm.rank
         self._gather: Gather = self._gather_arrays
         self.disconnect: Callable[[], None] = lambda: None
-        """Between GPUs, where they are connected; behind the engine's end."""
+        """Ends the connection between GPUs, where there is one; called after the engine is closed."""
         self._logits = np.empty((0, self.config.target.vocab_size), np.float32)
 
     @classmethod
@@ -207,13 +208,13 @@ class Ranks:
         return result  # type: ignore[return-value]
 
     def send(self, batch: TargetBatch | None) -> None:
-        """From rank 0 to all others; None: stop."""
+        """Send a batch from rank 0 to all others; None: stop."""
         message = np.zeros(0, np.int32) if batch is None else pack(batch)
         for rank in range(1, self.comm.size):
             self.comm.Send(message, rank)
 
     def receive(self) -> TargetBatch | None:
-        """The next batch from rank 0; None: it stops."""
+        """Wait for the next batch from rank 0; None: it stops."""
         from mpi4py import MPI
 
         started, status = time.monotonic(), MPI.Status()
@@ -228,7 +229,7 @@ class Ranks:
         return unpack(message) if len(message) else None
 
     def gather(self, logits: Any) -> Any:
-        """See `Gather`: from GPU to GPU, else from host to host, valid until the next call."""
+        """Gather logits from GPU to GPU, else from host to host; valid until the next call. See `Gather`."""
         return self._gather(logits) if len(logits) else logits
 
     def _gather_arrays(self, logits: np.ndarray) -> np.ndarray:
@@ -258,10 +259,10 @@ class Ranks:
 
 
 def pack(batch: TargetBatch) -> np.ndarray:
-    """A batch as one array int32: the extents T, words, B, C and R, then its arrays in their order."""
+    """Pack a batch into one array int32: the sizes T, words, B, C and R, then its arrays in their order."""
     arrays = [getattr(batch, field.name) for field in fields(batch)]
-    extents = [*batch.tree_mask.shape, len(batch.slots), len(batch.commit_src), len(batch.logit_rows)]
-    return np.concatenate([np.array(extents, np.int32), *(array.reshape(-1) for array in arrays)])
+    sizes = [*batch.tree_mask.shape, len(batch.slots), len(batch.commit_src), len(batch.logit_rows)]
+    return np.concatenate([np.array(sizes, np.int32), *(array.reshape(-1) for array in arrays)])
 
 
 def unpack(message: np.ndarray) -> TargetBatch:

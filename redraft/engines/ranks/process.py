@@ -1,4 +1,4 @@
-"""A rank as a process: it leaves nothing behind."""
+"""The process of a rank, which leaves nothing when it ends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _MAPPED = re.compile(r"/dev/shm/mpich_shm_\w+")
 
 
 def unlink_shared_memory() -> None:
-    """Remove the names of the shared memory that MPICH has opened. What is mapped stays, and goes with the last rank
-    that maps it, however that ends; MPICH itself removes it in a proper end alone. All ranks of the machine must have
-    passed MPI's initialization."""
+    """Remove the names of the shared memory that MPICH has opened. Mapped memory stays until the last rank that maps it
+    ends, in whatever way; MPICH itself removes it only after a proper end. All ranks of the machine must have passed
+    MPI's initialization."""
     for name in set(_MAPPED.findall(Path("/proc/self/maps").read_text())):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
 
 
 def end_all(status: int) -> None:
-    """End the processes of all ranks, where this is one: the others would wait for it, as soon as in MPI's
-    initialization. MPI's launchers do not see to it where a rank ends by itself."""
+    """End the processes of all ranks, if this is one: the others would wait for it, even in MPI's initialization. MPI's
+    launchers do not end them where a rank ends by itself."""
     if RANK_VARIABLE in os.environ:
         with contextlib.suppress(ImportError, RuntimeError):
             from mpi4py import MPI

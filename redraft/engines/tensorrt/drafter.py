@@ -1,4 +1,4 @@
-"""A drafter of a TensorRT bundle: its network, and that of re-sampling, are in native form."""
+"""A drafter of a TensorRT bundle. Its network and its resampler are in native form."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from redraft.bundle.manifest import Bundle
 from redraft.engines.cache_check import fault
 from redraft.engines.cuda.transfer import Results, upload
 from redraft.engines.host_buffers import ChainBuffers, PairBuffers, SamplingBuffers
-from redraft.engines.tensorrt import profiles as extents
-from redraft.engines.tensorrt.library import Flavour
-from redraft.engines.tensorrt.profiles import Extent
+from redraft.engines.tensorrt import profiles
+from redraft.engines.tensorrt.library import TensorRTLibrary
+from redraft.engines.tensorrt.profiles import Bucket
 from redraft.engines.tensorrt.session import HostBuffers, Session, Step, Stream, named_caches
 
 CANDIDATES = ("candidates", "log_probs", "parents")
-"""What a beam search gives."""
+"""Outputs of a beam search."""
 ROWS = ("tokens", "pair_counts", "write_indices")
-"""What goes with the hidden states of a drafter with a context."""
+"""Inputs beside the hidden states, for a drafter with a context."""
 
 
 class TensorRTDrafter:
-    """The drafter of one method. With a context, sequences stand at their slots: a draft executes the first so many
-    slots, those that are not in the batch write behind max_len, and long prompts are ingested one by one before."""
+    """The drafter of one method. With a context, sequences stand at their slots: a draft executes the first slots up to
+    the last one in the batch, and the others write after max_len. Long prompts are ingested first, one by one."""
 
     def __init__(
         self,
         bundle: Bundle,
-        flavour: Flavour,
+        library: TensorRTLibrary,
         name: str,
         caches: Tensor | None,
         stream: Stream,
@@ -47,12 +47,12 @@ class TensorRTDrafter:
         self._limits = config.limits
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._sampling = SamplingBuffers.of(method, config.limits.slots)
-        self._extents = extents.drafter(config.limits, self.reads_context, flavour.builds_on_gpu)
+        self._buckets = profiles.drafter(config.limits, self.reads_context, library.builds_on_gpu)
         self._session = Session(
-            flavour,
+            library,
             bundle.path / f"drafter.{name}.engine",
-            self._extents,
-            extents.drafter_shapes(self.reads_context),
+            self._buckets,
+            profiles.drafter_shapes(self.reads_context),
             {} if caches is None else named_caches(caches),
             stream,
         )
@@ -60,7 +60,7 @@ class TensorRTDrafter:
         self._within_memory = within_memory
         self._results = Results(stream.device)
         self._hidden_size = config.target.hidden_size
-        self._resampler = _Resampler(bundle, flavour, name, stream) if method.chain_levels else None
+        self._resampler = _Resampler(bundle, library, name, stream) if method.chain_levels else None
 
     @torch.inference_mode()
     def make_ready(self) -> None:
@@ -71,12 +71,12 @@ class TensorRTDrafter:
 
     @torch.inference_mode()
     def fault(self) -> str | None:
-        """What is wrong where a pair does not become the first row of every cache, or another row changes."""
+        """Describe a fault: a pair that does not become the first row of every cache, or another row that changes."""
         if self._caches is None:
             return None
         hidden, root = np.zeros((1, self._hidden_size), np.float32), np.zeros(1, np.int32)
         draft = partial(self._execute, DraftBatch.of_roots(hidden, root), {}, ())
-        padded = self._extents.steps[self._fitting(1, 1)].rows
+        padded = self._buckets.steps[self._fitting(1, 1)].rows
         return fault(self._caches, draft, 0, 1, self._limits.max_len, padded)
 
     @torch.inference_mode()
@@ -125,7 +125,7 @@ class TensorRTDrafter:
         return step, np.arange(count)
 
     def _ingest(self, batch: DraftBatch) -> tuple[Step, np.ndarray]:
-        """The same for all pairs that are left for the step."""
+        """Ingest long prompts in chunks; then as `_roots`, for all pairs that are left."""
         firsts, lengths = batch.row_offsets[:-1].astype(np.int64), batch.cache_lengths.astype(np.int64)
         hidden = self._on_device(batch)
         for b, end in enumerate(batch.row_offsets[1:]):
@@ -137,22 +137,22 @@ class TensorRTDrafter:
         if counts.min() < 1:
             raise ValueError(f"sequence {counts.argmin()} has {counts.min()} pairs: expected at least 1")
         number = self._fitting(int(batch.slots.max()) + 1, int(counts.max()))
-        extent, step = self._extents.steps[number], self._session.step(number)
+        bucket, step = self._buckets.steps[number], self._session.step(number)
         owners = np.repeat(np.arange(len(counts)), counts)
         within = np.concatenate([np.arange(count) for count in counts])
         pairs, slots = firsts[owners] + within, batch.slots[owners]
-        tokens = np.zeros((extent.sequences, extent.rows), np.int32)
+        tokens = np.zeros((bucket.sequences, bucket.rows), np.int32)
         tokens[slots, within] = batch.tokens[pairs]
-        present, starts = (np.full(extent.sequences, fill, np.int64) for fill in (1, self._limits.max_len))
+        present, starts = (np.full(bucket.sequences, fill, np.int64) for fill in (1, self._limits.max_len))
         present[batch.slots], starts[batch.slots] = counts, lengths
         arrays: list[np.ndarray] = [tokens, present, starts]
         for name, array in zip(ROWS, arrays, strict=True):
             self._host.send(array, step.inputs[name], name)
-        self._send_hidden(hidden.index_select(0, upload(pairs, hidden.device)), step, slots * extent.rows + within)
+        self._send_hidden(hidden.index_select(0, upload(pairs, hidden.device)), step, slots * bucket.rows + within)
         return step, batch.slots.astype(np.int64)
 
     def _ingest_chunk(self, batch: DraftBatch, hidden: Tensor, first: int, count: int, slot: int, length: int) -> None:
-        step, rows = self._session.prefill(Extent(1, count), slot), slice(first, first + count)
+        step, rows = self._session.prefill(Bucket(1, count), slot), slice(first, first + count)
         for name, array in zip(ROWS, (batch.tokens[None, rows], np.array([count]), np.array([length])), strict=True):
             step.inputs[name].copy_(upload(array, hidden.device))
         step.inputs["hidden"][0].copy_(hidden[rows])
@@ -167,20 +167,20 @@ class TensorRTDrafter:
         to.index_copy_(0, upload(places, hidden.device), hidden.to(to.dtype))
 
     def _fitting(self, sequences: int, rows: int) -> int:
-        number = self._extents.fitting(sequences, rows)
+        number = self._buckets.fitting(sequences, rows)
         assert number is not None, "the limits that PairBuffers enforces"
         return number
 
 
 class _Resampler:
-    """What drafts again from chains: a network without context."""
+    """The resampler: a network without context that drafts again from chains."""
 
-    def __init__(self, bundle: Bundle, flavour: Flavour, name: str, stream: Stream):
+    def __init__(self, bundle: Bundle, library: TensorRTLibrary, name: str, stream: Stream):
         limits, self._levels = bundle.config.limits, bundle.config.methods[name].chain_levels
         self._chains = ChainBuffers(limits.slots, self._levels)
-        self._extents = extents.drafter(limits, reads_context=False, by_rows=flavour.builds_on_gpu)
-        path, shapes = bundle.path / f"resampler.{name}.engine", extents.drafter_shapes(reads_context=False)
-        self._session = Session(flavour, path, self._extents, shapes, {}, stream)
+        self._buckets = profiles.drafter(limits, reads_context=False, by_rows=library.builds_on_gpu)
+        path, shapes = bundle.path / f"resampler.{name}.engine", profiles.drafter_shapes(reads_context=False)
+        self._session = Session(library, path, self._buckets, shapes, {}, stream)
         self._host, self._stream, self._results = HostBuffers(stream), stream, Results(stream.device)
 
     def make_ready(self) -> None:
@@ -191,7 +191,7 @@ class _Resampler:
         """See `ResamplingEngine.resample`."""
         inputs, count = self._chains.fill(chains, roots), len(chains)
         inputs["raw_logits"] = inputs["raw_logits"].reshape(count, self._levels, -1)
-        number = self._extents.fitting(count, 1)
+        number = self._buckets.fitting(count, 1)
         assert number is not None, "the limits that ChainBuffers enforces"
         with self._stream.current():
             step = self._session.step(number)
@@ -207,5 +207,5 @@ class _Resampler:
 
 
 def _host_form(output: Tensor) -> Tensor:
-    """Floats as float32."""
+    """Convert floats to float32."""
     return output.float() if output.is_floating_point() else output

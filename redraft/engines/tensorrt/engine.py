@@ -1,7 +1,7 @@
 """The backends `tensorrt` and `tensorrt_rtx`: serialized engines, caches in torch tensors.
 
-A step is enqueued on a stream of our own, as a CUDA graph that was captured at load, and its tokens are chosen there.
-The host waits once, for these.
+A step is enqueued on its own stream, as a CUDA graph that was captured at load, and its tokens are sampled there. The
+host waits once, for the tokens.
 """
 
 from __future__ import annotations
@@ -19,65 +19,65 @@ from redraft.bundle.config import ContextInfo, LimitsInfo, TargetInfo, target_fo
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.token_tree import mask_width
 from redraft.engines import memory
-from redraft.engines.api import Gather, LogitRows, Samplers, alone
+from redraft.engines.api import Gather, LogitRows, Samplers, local_logits
 from redraft.engines.cache_check import fault
 from redraft.engines.cuda import device as gpu
-from redraft.engines.cuda.sampling import choose
+from redraft.engines.cuda.sampling import sample
 from redraft.engines.cuda.transfer import Results
 from redraft.engines.tensorrt.drafter import TensorRTDrafter
-from redraft.engines.tensorrt.library import FLAVOURS, Flavour, require_fit
+from redraft.engines.tensorrt.library import LIBRARIES, TensorRTLibrary, require_fit
 from redraft.engines.tensorrt.session import Stream
 from redraft.engines.tensorrt.target import NativeTarget, PluginTarget
 from redraft.errors import BundleError
 from redraft.plugins.operators.all_reduce import nccl
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""TensorRT for RTX by precision; fp16 for all others."""
+"""Dtypes of TensorRT for RTX by precision; fp16 for all others."""
 
 
-def dtype_of(flavour: Flavour, precision: str) -> torch.dtype:
-    """The dtype of caches and of all that is not quantized. Full TensorRT's is bf16, which our kernels take."""
-    return torch.bfloat16 if flavour.builds_on_gpu else DTYPES.get(precision, torch.float16)
+def dtype_of(library: TensorRTLibrary, precision: str) -> torch.dtype:
+    """The dtype of caches and of all that is not quantized. Full TensorRT takes bf16, as our kernels do."""
+    return torch.bfloat16 if library.builds_on_gpu else DTYPES.get(precision, torch.float16)
 
 
 class TensorRTEngine:
-    """A bundle's engines and caches on one GPU. Of several ranks, one's: see `OpenVINOEngine`."""
+    """A bundle's engines and caches on one GPU; of several ranks, the engine of one (see `OpenVINOEngine`)."""
 
-    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = alone):
+    def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = local_logits):
         """`threads` are for torch on the host. Raises BundleError where library, driver or GPU are missing or not those
         that the bundle was built for, or memory does not suffice."""
         if threads is not None:
             torch.set_num_threads(threads)
-        flavour = FLAVOURS[bundle.config.backend.name]
-        library, device = flavour.module(), gpu.device()
-        flavour.require_gpu(device)
-        require_fit(bundle, flavour, str(library.__version__), device)
+        library = LIBRARIES[bundle.config.backend.name]
+        module, device = library.module(), gpu.device()
+        library.require_gpu(device)
+        require_fit(bundle, library, str(module.__version__), device)
         gpu.require_precision(device, bundle.config.precision)
         self._stream, self._results = Stream(device), Results(device)
         self._bundle, self.gather = bundle, gather
         self._within_memory = partial(memory.within, bundle, rank, ".engine", gpu.free_bytes(device))
         with self._stream.current(), self._within_memory():
-            self._load(bundle, flavour, rank)
+            self._load(bundle, library, rank)
         if bundle.config.tensor_parallel == 1:
             self.self_test()
 
-    def _load(self, bundle: Bundle, flavour: Flavour, rank: int) -> None:
+    def _load(self, bundle: Bundle, library: TensorRTLibrary, rank: int) -> None:
         config, stream = bundle.config, self._stream
-        dtype = dtype_of(flavour, config.precision)
+        dtype = dtype_of(library, config.precision)
         limits, target = config.limits, memory.of_rank(config, rank).target
         self.caches = _allocate(limits, target, target.num_layers, limits.max_tree, dtype, stream)
         kind = PluginTarget if config.plugin_form else NativeTarget
         folder = target_folder(bundle.path, rank, config.tensor_parallel)
         communicator = nccl.communicator() if config.tensor_parallel > 1 else None
         self._target: PluginTarget | NativeTarget = kind(
-            folder / "target.engine", config, flavour, self.caches, stream, communicator
+            folder / "target.engine", config, library, self.caches, stream, communicator
         )
         self.drafters = {}
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
         for name, method in methods.items():
             context = method.context
             caches = _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
-            drafter = self.drafters[name] = TensorRTDrafter(bundle, flavour, name, caches, stream, self._within_memory)
+            drafter = self.drafters[name] = TensorRTDrafter(bundle, library, name, caches, stream, self._within_memory)
             drafter.make_ready()
             self._refuse(f"the engine of {name}", drafter.fault())
 
@@ -90,10 +90,10 @@ class TensorRTEngine:
     @torch.inference_mode()
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where memory
-        does not suffice for a step of a new extent."""
+        does not suffice for a step of a new bucket."""
         with self._stream.current(), self._within_memory():
             logits, hidden = self._target.execute(batch)
-            return choose(self.gather(logits), batch, samplers, self._results), hidden
+            return sample(self.gather(logits), batch, samplers, self._results), hidden
 
     def close(self) -> None:
         """Free the engines and the caches, as far as they are there."""
@@ -131,8 +131,13 @@ def _causal_rows(count: int, limits: LimitsInfo) -> TargetBatch:
 
 
 def _allocate(
-    limits: LimitsInfo, heads: TargetInfo | ContextInfo, layers: int, behind: int, dtype: torch.dtype, stream: Stream
+    limits: LimitsInfo,
+    heads: TargetInfo | ContextInfo,
+    layers: int,
+    draft_rows: int,
+    dtype: torch.dtype,
+    stream: Stream,
 ) -> Tensor:
     """Zeros [2 * layers, slots, kv_heads, rows, head_size]: the layers' k, then their v."""
-    shape = (2 * layers, limits.slots, heads.num_kv_heads, limits.max_len + behind, heads.head_size)
+    shape = (2 * layers, limits.slots, heads.num_kv_heads, limits.max_len + draft_rows, heads.head_size)
     return torch.zeros(shape, dtype=dtype, device=stream.device)

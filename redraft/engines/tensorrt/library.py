@@ -12,30 +12,36 @@ from typing import Any
 
 import torch
 
+from redraft.bundle.backends import TENSORRT, TENSORRT_RTX, Backend
 from redraft.bundle.manifest import Bundle
 from redraft.engines.cuda import device as gpu
 from redraft.errors import BundleError
 
 
-@dataclass(frozen=True)
-class Flavour:
-    """What a backend's library is called, and what it can do."""
+@dataclass(frozen=True, kw_only=True)
+class TensorRTLibrary:
+    """A backend's library: its Python package, the releases and GPUs that it needs, and how it builds."""
 
-    backend: str
-    title: str
+    backend: Backend
     module_name: str
     package: str
+    """Its name for pip."""
     oldest: str
+    """The first release that the engines work with."""
     oldest_for_ranks: str
     """The first release that sums over several GPUs."""
     gpus: tuple[tuple[int, int], ...] | None
     """The compute capabilities that its engines run on; None: all from `gpu.OLDEST_CAPABILITY` on."""
     builds_on_gpu: bool
-    """Whether kernels are chosen while an engine is built, on the GPU that is to run it. Otherwise they are compiled
+    """Whether kernels are selected while an engine is built, on the GPU that is to run it. Otherwise they are compiled
     when it is loaded."""
 
+    @property
+    def title(self) -> str:
+        return self.backend.title
+
     def module(self, ranks: int = 1) -> ModuleType:
-        """The library, for so many ranks. Raises BundleError where it is missing or too old."""
+        """Import the library for a number of ranks. Raises BundleError where it is missing or too old."""
         try:
             module = importlib.import_module(self.module_name)
         except (ImportError, OSError) as error:
@@ -52,7 +58,7 @@ class Flavour:
         return module
 
     def require_gpu(self, device: torch.device) -> None:
-        """Raises BundleError for a GPU that its engines do not run on."""
+        """Raise BundleError for a GPU that its engines do not run on."""
         if self.gpus is None:
             gpu.require_capability(device, f"engines of {self.title}")
         else:
@@ -61,17 +67,32 @@ class Flavour:
 
 RTX_GPUS = ((8, 6), (8, 9), (12, 0), (12, 1))
 """The support matrix of TensorRT for RTX without 7.5, for which an engine has to be built separately."""
-TENSORRT = Flavour("tensorrt", "TensorRT", "tensorrt", "tensorrt-cu13", "10.16", "11.0", None, True)
-TENSORRT_RTX = Flavour(
-    "tensorrt_rtx", "TensorRT for RTX", "tensorrt_rtx", "tensorrt-rtx-cu13", "1.7", "1.7", RTX_GPUS, False
+FULL_LIBRARY = TensorRTLibrary(
+    backend=TENSORRT,
+    module_name="tensorrt",
+    package="tensorrt-cu13",
+    oldest="10.16",
+    oldest_for_ranks="11.0",
+    gpus=None,
+    builds_on_gpu=True,
 )
-FLAVOURS = {flavour.backend: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
+RTX_LIBRARY = TensorRTLibrary(
+    backend=TENSORRT_RTX,
+    module_name="tensorrt_rtx",
+    package="tensorrt-rtx-cu13",
+    oldest="1.7",
+    oldest_for_ranks="1.7",
+    gpus=RTX_GPUS,
+    builds_on_gpu=False,
+)
+LIBRARIES = {library.backend.name: library for library in (FULL_LIBRARY, RTX_LIBRARY)}
+"""The libraries by their backend's name."""
 CAPABILITY, GPU = "compute_capability", "gpu"
-"""The manifest's names for what an engine was built for: the GPU's compute capability, and which GPU it is."""
+"""Keys of a manifest's versions: the compute capability and the name of the GPU that an engine was built for."""
 
 
 class Messages:
-    """The errors that a library has logged. With `warnings` these go to stderr."""
+    """The errors that a library has logged; with `warnings`, its warnings go to stderr."""
 
     def __init__(self, module: Any, warnings: bool = False):
         self.errors: list[str] = []
@@ -92,7 +113,7 @@ class Messages:
         self.logger = Logger()
 
     def given_to(self, maker: Callable[[Any], Any]) -> Any:
-        """What a library's `Builder` or `Runtime` makes of the logger. Raises BundleError where it cannot start."""
+        """Make a `Builder` or `Runtime` with the logger. Raises BundleError where the library cannot start."""
         try:
             return maker(self.logger)
         except TypeError as error:  # as Python's layer says that nothing was made
@@ -107,23 +128,23 @@ class Messages:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether one of them says so."""
+        """Whether an error says that memory did not suffice."""
         words = self.text.lower().replace(" ", "").replace("_", "")
         return any(sign in words for sign in ("outofmemory", "cudaerrormemoryallocation", "insufficientmemory"))
 
     def require_memory(self) -> None:
-        """Raise torch.OutOfMemoryError where one of them says that memory did not suffice."""
+        """Raise torch.OutOfMemoryError where an error says that memory did not suffice."""
         if self.out_of_memory:
             raise torch.OutOfMemoryError(self.text)
 
 
-def require_fit(bundle: Bundle, flavour: Flavour, version: str, device: torch.device) -> None:
-    """Raise BundleError where engines were built by another version than this, or for another compute capability than
-    the GPU's. Says on stderr that they were built for another model of GPU, whose kernels may be slow here."""
+def require_fit(bundle: Bundle, library: TensorRTLibrary, version: str, device: torch.device) -> None:
+    """Raise BundleError for engines of another version than this, or for another compute capability than the GPU's.
+    Warns on stderr where they were built on another model of GPU, since their kernels may be slow here."""
     versions = bundle.manifest.versions
     rebuild = f"on this machine rebuild it with: {bundle.manifest.command}"
-    if (built := versions.get(flavour.backend)) != version:
-        raise BundleError(f"{bundle.path} was built by {flavour.title} {built}, this is {version}; {rebuild}")
+    if (built := versions.get(library.backend.name)) != version:
+        raise BundleError(f"{bundle.path} was built by {library.title} {built}, this is {version}; {rebuild}")
     if (wanted := versions.get(CAPABILITY)) not in (None, found := gpu.capability(device)):
         raise BundleError(
             f"{bundle.path} was built for a GPU of compute capability {wanted}, this one has {found}; {rebuild}"

@@ -17,18 +17,18 @@ from torch import Tensor
 
 from redraft.engines.cache_check import copies
 from redraft.engines.cuda.transfer import Pinned
-from redraft.engines.tensorrt.library import Flavour, Messages
-from redraft.engines.tensorrt.profiles import Extent, Extents, Shapes, profile_ranges, shape_of
+from redraft.engines.tensorrt.library import Messages, TensorRTLibrary
+from redraft.engines.tensorrt.profiles import Bucket, Buckets, Shapes, profile_ranges, shape_of
 from redraft.errors import BundleError
 
 UPDATED = ".updated"
-"""Behind a cache's name: the output that is the same memory."""
+"""The suffix of the output that is the same memory as a cache."""
 ABOUT_NCCL = (
     "; its ranks sum over NCCL, by the libnccl.so.2 that torch has loaded, if this TensorRT finds it and takes its "
     "version: name its folder in LD_LIBRARY_PATH, or build the bundle with --tensor-parallel 1"
 )
 PROGRESS_S = 10.0
-"""Between two lines that say how far a load is."""
+"""Seconds between two lines of progress while loading."""
 DTYPES = {
     "FLOAT": torch.float32,
     "HALF": torch.float16,
@@ -40,7 +40,7 @@ DTYPES = {
 
 
 class Stream:
-    """A CUDA stream of our own that all of a bundle's networks execute on, one after the other; on the CPU, for tests,
+    """The CUDA stream that all of a bundle's networks execute on, one after the other; on the CPU, for tests,
     nothing."""
 
     def __init__(self, device: torch.device):
@@ -54,8 +54,8 @@ class Stream:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """In this context torch's kernels and copies go to the stream too: behind all that the caller's stream has been
-        given before, and before what it will be given."""
+        """Send torch's kernels and copies to this stream too: after all that the caller's stream was given before, and
+        before all that it will be given."""
         if self.cuda is None:
             yield
             return
@@ -71,13 +71,13 @@ class Stream:
 
 
 class HostBuffers:
-    """Pinned copies of what a step takes, each input's in memory of its own."""
+    """Pinned staging buffers of a step's inputs, one for each input."""
 
     def __init__(self, stream: Stream):
         self._pinned = Pinned(stream.on_gpu)
 
     def send(self, array: np.ndarray, to: Tensor, name: str) -> None:
-        """Enqueue a copy of an array to the first places of a tensor; those behind get zeros."""
+        """Enqueue a copy of an array to the first places of a tensor; the others get zeros."""
         kept = self._pinned.like(to, name)
         kept[: len(array)] = torch.from_numpy(array)
         kept[len(array) :] = 0
@@ -85,14 +85,14 @@ class HostBuffers:
 
 
 def named_caches(caches: Tensor) -> dict[str, Tensor]:
-    """The caches of a network by its inputs' names, from [2 * layers, ...]: the layers' k, then their v."""
+    """A network's caches by the names of its inputs, from [2 * layers, ...]: the layers' k, then their v."""
     layers = len(caches) // 2
     return {f"{kind}_cache.{i}": caches[place * layers + i] for place, kind in enumerate("kv") for i in range(layers)}
 
 
 class Step:
-    """A context with the buffers of one extent: `inputs` to be filled, `outputs` to be read, on the device. Executed
-    from a CUDA graph once it is captured."""
+    """A context with the device buffers of one bucket: `inputs` to fill, `outputs` to read. It executes from a CUDA
+    graph once it is captured."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class Step:
         inputs: dict[str, Tensor],
         outputs: dict[str, Tensor],
         stream: Stream,
-        flavour: Flavour,
+        library: TensorRTLibrary,
         messages: Messages,
     ):
         self.inputs, self.outputs = inputs, outputs
-        self._context, self._stream, self._flavour, self._messages = context, stream, flavour, messages
+        self._context, self._stream, self._library, self._messages = context, stream, library, messages
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def execute(self) -> None:
@@ -126,8 +126,8 @@ class Step:
         self._graph = graph
 
     def _capturable(self) -> bool:
-        """What TensorRT for RTX says; full TensorRT's steps can be captured."""
-        return self._flavour.builds_on_gpu or self._context.is_stream_capturable(self._stream.handle)
+        """Whether the step can be captured: always with full TensorRT, TensorRT for RTX says."""
+        return self._library.builds_on_gpu or self._context.is_stream_capturable(self._stream.handle)
 
     def _enqueue(self) -> None:
         if not self._context.execute_async_v3(self._stream.handle):
@@ -136,13 +136,13 @@ class Step:
 
 
 class Session:
-    """One engine. Caches are the caller's tensors, inputs and outputs at once."""
+    """One deserialized engine. Caches are the caller's tensors, inputs and outputs at once."""
 
     def __init__(
         self,
-        flavour: Flavour,
+        library: TensorRTLibrary,
         path: Path,
-        made_for: Extents,
+        buckets: Buckets,
         shapes: Shapes,
         caches: Mapping[str, Tensor],
         stream: Stream,
@@ -153,8 +153,8 @@ class Session:
         others'.
 
         Raises torch.OutOfMemoryError, and BundleError where the library cannot load the engine for another reason or
-        it has other profiles than `made_for`."""
-        trt, self._flavour = flavour.module(), flavour
+        it has other profiles than `buckets`."""
+        trt, self._library = library.module(), library
         self._messages = Messages(trt, warnings=True)
         self._runtime = self._messages.given_to(trt.Runtime)
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as engine:
@@ -163,14 +163,14 @@ class Session:
             self._messages.require_memory()
             about = "" if communicator is None else ABOUT_NCCL
             raise BundleError(
-                f"{flavour.title} cannot load {path}: {self._messages.text}; rebuild the bundle here{about}"
+                f"{library.title} cannot load {path}: {self._messages.text}; rebuild the bundle here{about}"
             )
-        expected = len(made_for.profiles)
+        expected = len(buckets.profiles)
         if self._engine.num_optimization_profiles != expected:
             raise BundleError(
                 f"{path} has {self._engine.num_optimization_profiles} profiles, expected {expected}: rebuild the bundle"
             )
-        self._trt, self._made_for, self._shapes, self._stream, self._path = trt, made_for, shapes, stream, path
+        self._trt, self._buckets, self._shapes, self._stream, self._path = trt, buckets, shapes, stream, path
         self._caches, self._communicator = dict(caches), communicator
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         is_input = trt.TensorIOMode.INPUT
@@ -186,7 +186,7 @@ class Session:
     def _require_profiles(self, path: Path) -> None:
         """Raise BundleError where a profile does not reach from the smallest to the largest shapes that steps have."""
         own = {name: tuple(self._engine.get_tensor_shape(name)) for name in self.inputs}
-        for profile, ranges in enumerate(profile_ranges(own, self._made_for, self._shapes)):
+        for profile, ranges in enumerate(profile_ranges(own, self._buckets, self._shapes)):
             for name, (smallest, _, largest) in ranges.items():
                 low, _, high = (tuple(shape) for shape in self._engine.get_tensor_profile_shape(name, profile))
                 if (low, high) != (smallest, largest):
@@ -196,8 +196,8 @@ class Session:
                     )
 
     def cache_copies(self) -> str | None:
-        """How the engine copies caches in every step, where it is known to: see `cache_check.copies`."""
-        if not self._caches or not self._flavour.builds_on_gpu:
+        """Describe how the engine copies caches in every step: see `cache_check.copies`."""
+        if not self._caches or not self._library.builds_on_gpu:
             return None
         return copies(self._trt, self._engine, self._caches, max(x.nbytes for x in self._caches.values()))
 
@@ -205,7 +205,7 @@ class Session:
         """Make all that executing takes: contexts, compiled kernels and CUDA graphs of all steps, by executing each on
         inputs of zeros and the `idle` ones. Says on stderr how far it is. The caches hold anything afterwards. Raises
         as `Step.execute`."""
-        count, said = len(self._made_for.steps), time.monotonic()
+        count, said = len(self._buckets.steps), time.monotonic()
         for number in reversed(range(count)):
             step = self.step(number)
             if self._stream.on_gpu:
@@ -216,32 +216,32 @@ class Session:
             if time.monotonic() > said + PROGRESS_S:
                 said = time.monotonic()
                 print(f"{self._path.name}: {count - number} of {count} steps are ready", file=sys.stderr, flush=True)
-        if self._made_for.prefill:
-            self._prefill = self._prefill or self._context(len(self._made_for.profiles) - 1, fixed=False)
+        if self._buckets.prefill:
+            self._prefill = self._prefill or self._context(len(self._buckets.profiles) - 1, fixed=False)
 
     def step(self, number: int) -> Step:
         """The context and buffers of one of the engine's steps, made when first asked for. All have their outputs in
         those of the largest, which is made first: they are valid until the next step."""
-        largest = len(self._made_for.steps) - 1
+        largest = len(self._buckets.steps) - 1
         for wanted in (largest, number):
             if wanted not in self._steps:
-                extent, profile = self._made_for.steps[wanted], self._made_for.profile_of(wanted)
+                bucket, profile = self._buckets.steps[wanted], self._buckets.profile_of(wanted)
                 outputs = self._steps[largest].outputs if self._steps else {}
-                self._steps[wanted] = self._bind(self._context(profile, fixed=True), extent, self._caches, outputs)
+                self._steps[wanted] = self._bind(self._context(profile, fixed=True), bucket, self._caches, outputs)
         return self._steps[number]
 
-    def prefill(self, extent: Extent, slot: int | None = None) -> Step:
-        """Fresh buffers for the prefill profile. With `slot` it sees that slot of the caches alone."""
+    def prefill(self, bucket: Bucket, slot: int | None = None) -> Step:
+        """Fresh buffers for the prefill profile. With `slot` it sees only that slot of the caches."""
         caches = self._caches if slot is None else {name: x[slot : slot + 1] for name, x in self._caches.items()}
         if self._prefill is None:
-            self._prefill = self._context(len(self._made_for.profiles) - 1, fixed=False)
-        return self._bind(self._prefill, extent, caches, {})
+            self._prefill = self._context(len(self._buckets.profiles) - 1, fixed=False)
+        return self._bind(self._prefill, bucket, caches, {})
 
     def _context(self, profile: int, fixed: bool) -> Any:
         """A new context of a profile, of one shape or of many."""
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(
-            strategy if self._flavour.builds_on_gpu else self._compiling(strategy, fixed)
+            strategy if self._library.builds_on_gpu else self._compiling(strategy, fixed)
         )
         if context is None:
             self._messages.require_memory()
@@ -261,12 +261,12 @@ class Session:
         config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER if fixed else kinds.LAZY
         return config
 
-    def _bind(self, context: Any, extent: Extent, caches: Mapping[str, Tensor], within: Mapping[str, Tensor]) -> Step:
-        """A context with buffers of an extent; outputs lie in those of `within` unless it is empty."""
-        leading = self._shapes(extent)
+    def _bind(self, context: Any, bucket: Bucket, caches: Mapping[str, Tensor], within: Mapping[str, Tensor]) -> Step:
+        """A context with buffers of a bucket; outputs lie in those of `within` unless it is empty."""
+        leading = self._shapes(bucket)
         inputs, outputs = dict[str, Tensor](), dict[str, Tensor]()
         for name in self.inputs:
-            shape = shape_of(name, tuple(self._engine.get_tensor_shape(name)), leading, extent)
+            shape = shape_of(name, tuple(self._engine.get_tensor_shape(name)), leading, bucket)
             if name in caches:
                 inputs[name] = caches[name][: shape[0]]
             else:
@@ -285,7 +285,7 @@ class Session:
         for name, tensor in (*inputs.items(), *outputs.items()):
             if not context.set_tensor_address(name, tensor.data_ptr()):
                 raise RuntimeError(f"TensorRT does not take the address of {name}: {self._messages.text}")
-        return Step(context, inputs, outputs, self._stream, self._flavour, self._messages)
+        return Step(context, inputs, outputs, self._stream, self._library, self._messages)
 
     def _dtype(self, name: str) -> torch.dtype:
         return DTYPES[self._engine.get_tensor_dtype(name).name]

@@ -13,9 +13,9 @@ from redraft.batch import TargetBatch
 from redraft.bundle.config import BundleConfig
 from redraft.engines.cuda.transfer import upload
 from redraft.engines.host_buffers import RowBuffers
-from redraft.engines.tensorrt import profiles as extents
-from redraft.engines.tensorrt.library import Flavour
-from redraft.engines.tensorrt.profiles import Extent
+from redraft.engines.tensorrt import profiles
+from redraft.engines.tensorrt.library import TensorRTLibrary
+from redraft.engines.tensorrt.profiles import Bucket
 from redraft.engines.tensorrt.session import HostBuffers, Session, Step, Stream, named_caches
 
 BITS = 32
@@ -27,13 +27,19 @@ class PluginTarget:
     """One execute for trees and prefill chunks together; the kernels commit."""
 
     def __init__(
-        self, path: Path, config: BundleConfig, flavour: Flavour, caches: Tensor, stream: Stream, communicator: Any
+        self,
+        path: Path,
+        config: BundleConfig,
+        library: TensorRTLibrary,
+        caches: Tensor,
+        stream: Stream,
+        communicator: Any,
     ):
-        """Of the engine at `path`. See `Session` for what is raised."""
+        """Load the engine at `path`. Raises as `Session` does."""
         limits = config.limits
         self._rows = RowBuffers(limits, config.target.vocab_size)
-        self._extents, shapes = extents.plugin_target(limits), extents.plugin_target_shapes(limits)
-        self.session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
+        self._buckets, shapes = profiles.plugin_target(limits), profiles.plugin_target_shapes(limits)
+        self.session = Session(library, path, self._buckets, shapes, named_caches(caches), stream, communicator)
         self._host = HostBuffers(stream)
 
     def execute(self, batch: TargetBatch, by_prefill: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -41,9 +47,9 @@ class PluginTarget:
         executes it by the prefill profile, though a step holds it."""
         self._rows.check(batch)
         rows, sequences, logits = len(batch.input_ids), len(batch.slots), len(batch.logit_rows)
-        number = None if by_prefill else self._extents.fitting(sequences, rows)
+        number = None if by_prefill else self._buckets.fitting(sequences, rows)
         if number is None:
-            step = self.session.prefill(Extent(sequences, rows, max(logits, 1)))
+            step = self.session.prefill(Bucket(sequences, rows, max(logits, 1)))
         else:
             step = self.session.step(number)
         for name, array in self._rows.fill(batch).items():
@@ -54,19 +60,25 @@ class PluginTarget:
 
 
 class NativeTarget:
-    """Sequences stand at their slots, so a step executes the first so many slots; those that are not in the batch write
-    behind max_len, where nothing stands for long. More rows than a tree's are a prefill chunk, executed alone.
-    Accepted rows are moved before."""
+    """A target whose sequences stand at their slots: a step executes the first slots up to the last one in the batch.
+    Sequences that are not in the batch write after max_len, where nothing is kept. More rows than a tree's are a
+    prefill chunk, which is executed on its own. Accepted rows are moved first."""
 
     def __init__(
-        self, path: Path, config: BundleConfig, flavour: Flavour, caches: Tensor, stream: Stream, communicator: Any
+        self,
+        path: Path,
+        config: BundleConfig,
+        library: TensorRTLibrary,
+        caches: Tensor,
+        stream: Stream,
+        communicator: Any,
     ):
-        """Of the engine at `path`. See `Session` for what is raised."""
+        """Load the engine at `path`. Raises as `Session` does."""
         self._limits = config.limits
         self._check = RowBuffers(self._limits, config.target.vocab_size).check
-        self._extents, self._caches = extents.native_target(self._limits, flavour.builds_on_gpu), caches
-        shapes = extents.native_target_shapes
-        self.session = Session(flavour, path, self._extents, shapes, named_caches(caches), stream, communicator)
+        self._buckets, self._caches = profiles.native_target(self._limits, library.builds_on_gpu), caches
+        shapes = profiles.native_target_shapes
+        self.session = Session(library, path, self._buckets, shapes, named_caches(caches), stream, communicator)
         self._host, self._device = HostBuffers(stream), stream.device
 
     def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
@@ -89,36 +101,36 @@ class NativeTarget:
         return torch.cat(parts).index_select(0, upload(np.concatenate(rows).argsort(), self._device))
 
     def _step(self, batch: TargetBatch, rows: np.ndarray, owners: np.ndarray) -> _Part:
-        """Trees and small chunks: these rows of the batch, whose sequences are `owners`."""
+        """Execute trees and small chunks: these rows of the batch, whose sequences are `owners`."""
         slots, longest = batch.slots[owners[rows]], int((rows - batch.row_offsets[owners[rows]]).max()) + 1
-        number = self._extents.fitting(int(slots.max()) + 1, longest)
+        number = self._buckets.fitting(int(slots.max()) + 1, longest)
         assert number is not None, "the limits that check() enforces"
-        extent, step = self._extents.steps[number], self.session.step(number)
-        starts = np.full(extent.sequences, self._limits.max_len, np.int64)
+        bucket, step = self._buckets.steps[number], self.session.step(number)
+        starts = np.full(bucket.sequences, self._limits.max_len, np.int64)
         starts[slots] = batch.cache_lengths[owners[rows]]
-        places = slots * extent.rows + rows - batch.row_offsets[owners[rows]]
-        return self._execute(step, batch, extent, starts, rows, places, name="step")
+        places = slots * bucket.rows + rows - batch.row_offsets[owners[rows]]
+        return self._execute(step, batch, bucket, starts, rows, places, name="step")
 
     def _chunk(self, batch: TargetBatch, b: int, rows: np.ndarray, owners: np.ndarray) -> _Part:
-        """All rows of a sequence."""
+        """Execute all rows of a sequence."""
         logits = int(np.isin(batch.logit_rows, rows).sum())
-        extent = Extent(1, len(rows), max(logits, 1))
-        step = self.session.prefill(extent, int(batch.slots[b]))
+        bucket = Bucket(1, len(rows), max(logits, 1))
+        step = self.session.prefill(bucket, int(batch.slots[b]))
         starts = batch.cache_lengths[b : b + 1].astype(np.int64)
-        return self._execute(step, batch, extent, starts, rows, np.arange(len(rows)), name=f"chunk {b}")
+        return self._execute(step, batch, bucket, starts, rows, np.arange(len(rows)), name=f"chunk {b}")
 
     def _execute(
         self,
         step: Step,
         batch: TargetBatch,
-        extent: Extent,
+        bucket: Bucket,
         starts: np.ndarray,
         rows: np.ndarray,
         places: np.ndarray,
         name: str,
     ) -> _Part:
-        """Rows of the batch at places of [sequences, rows], whose sequences' first rows stand at `starts`."""
-        shape = (extent.sequences, extent.rows)
+        """Execute rows of the batch at places of [sequences, rows], whose sequences' first rows stand at `starts`."""
+        shape = (bucket.sequences, bucket.rows)
         place_of = np.full(len(batch.input_ids), -1)
         place_of[rows] = places
         wanted = np.flatnonzero(place_of[batch.logit_rows] >= 0)
@@ -154,7 +166,7 @@ class NativeTarget:
 
 
 class _Part(NamedTuple):
-    """What one execute gives for some rows of a batch, and for some of its logit rows."""
+    """The results of one execute, for some rows of a batch and some of its logit rows."""
 
     rows: np.ndarray
     wanted: np.ndarray

@@ -6,7 +6,7 @@ import torch
 from benchmarks.gpu.llama_7b import SHAPES
 from benchmarks.gpu.scheduling import TREES, random_llm, serve
 from redraft.batch import TargetBatch
-from redraft.engines.cuda.graphs import FixedCalls
+from redraft.engines.cuda.graphs import CudaGraphCache
 from redraft.engines.torch import TorchEngine
 from redraft.errors import BundleError
 
@@ -36,8 +36,8 @@ def test_a_session_counts_the_memory_that_is_left(as_on_a_gpu, monkeypatch):
     def exhausted(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(FixedCalls, "__call__", exhausted)
-    monkeypatch.setattr(FixedCalls, "eager", exhausted)
+    monkeypatch.setattr(CudaGraphCache, "__call__", exhausted)
+    monkeypatch.setattr(CudaGraphCache, "eager", exhausted)
     with pytest.raises(BundleError, match=r"random does not fit this GPU: about .* \(weights 0.00, "):
         llm.runtime.engine.execute(TargetBatch.causal(1, 1, 0, 1))
 

@@ -20,8 +20,8 @@ from redraft.bundle.config import BundleConfig, ContextInfo, LimitsInfo
 from redraft.bundle.manifest import Bundle
 from redraft.engines.cuda import device as gpu
 from redraft.engines.memory import unaligned_caches, what_fits
-from redraft.engines.tensorrt import profiles as extents
-from redraft.engines.tensorrt.library import TENSORRT
+from redraft.engines.tensorrt import profiles
+from redraft.engines.tensorrt.library import FULL_LIBRARY
 from redraft.errors import BundleError
 from redraft.plugins import library
 from redraft.plugins.cuda import compile
@@ -133,16 +133,16 @@ def test_full_tensorrts_native_form_takes_any_head_and_no_compiler(monkeypatch, 
 def test_few_profiles_hold_all_steps(reads_context, slots, max_tree):
     """So that a large target's build does not choose kernels 20 times over."""
     limits = LimitsInfo(slots=slots, max_len=2048, max_tree=max_tree, prefill_chunk=128)
-    kinds = [extents.plugin_target(limits), extents.native_target(limits, by_rows=True)]
-    for made_for in kinds if reads_context is None else [extents.drafter(limits, reads_context, by_rows=True)]:
-        assert len(made_for.profiles) <= extents.RANGES + bool(made_for.prefill)
-        for number, step in enumerate(made_for.steps):
-            low, usual, high = made_for.profiles[made_for.profile_of(number)]
+    kinds = [profiles.plugin_target(limits), profiles.native_target(limits, by_rows=True)]
+    for buckets in kinds if reads_context is None else [profiles.drafter(limits, reads_context, by_rows=True)]:
+        assert len(buckets.profiles) <= profiles.RANGES + bool(buckets.prefill)
+        for number, step in enumerate(buckets.steps):
+            low, usual, high = buckets.profiles[buckets.profile_of(number)]
             for field in ("sequences", "rows", "logits"):
                 assert getattr(low, field) <= getattr(step, field) <= getattr(high, field)
-            assert usual in made_for.steps
+            assert usual in buckets.steps
             assert step.all_rows <= usual.all_rows
-        shared = made_for.profiles[:-1] if made_for.prefill else made_for.profiles
+        shared = buckets.profiles[:-1] if buckets.prefill else buckets.profiles
         chosen = [usual.all_rows for _, usual, _ in shared]
         assert chosen == sorted(chosen)
 
@@ -150,8 +150,8 @@ def test_few_profiles_hold_all_steps(reads_context, slots, max_tree):
 def test_every_profile_of_limits_of_one_is_whole():
     limits = LimitsInfo(slots=1, max_len=2, max_tree=1, prefill_chunk=1)
     ranges = list(
-        extents.profile_ranges(
-            {"input_ids": (-1,)}, extents.plugin_target(limits), extents.plugin_target_shapes(limits)
+        profiles.profile_ranges(
+            {"input_ids": (-1,)}, profiles.plugin_target(limits), profiles.plugin_target_shapes(limits)
         )
     )
     assert ranges == [{"input_ids": ((1,), (1,), (1,))}, {"input_ids": ((1,), (1,), (2,))}]
@@ -285,7 +285,7 @@ def test_what_would_fit_does(weights, free, message):
 def test_a_missing_library_gpu_or_nvcc_names_the_remedy(monkeypatch, network, cache):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(BundleError, match=r"needs TensorRT, which cannot be imported .*pip install tensorrt-cu13"):
-        TENSORRT.module()
+        FULL_LIBRARY.module()
     trt = stand_in_tensorrt.install(monkeypatch, "tensorrt")
     trt.__version__ = "10.9.0.34"
     with pytest.raises(BundleError, match=r"needs TensorRT 10\.16 or newer, this is 10\.9\.0\.34: pip install -U"):

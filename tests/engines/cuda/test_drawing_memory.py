@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig
-from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES, choose, choose_tokens
+from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES, sample, sample_tokens
 from redraft.engines.cuda.transfer import Results
 from redraft.engines.memory import drawing_bytes, returned_bytes, step_bytes
 from tests.engines.tiny import chain, make_batch, target_info, tiny_target
@@ -39,7 +39,7 @@ def test_drawing_takes_no_more_memory_than_is_counted():
     settings = [np.arange(rows), np.full(rows, 0.5), np.ones(rows), np.full(rows, vocabulary), np.full(rows, 0.9)]
     logits = torch.randn(rows, vocabulary)
     with LiveBytes() as live:
-        choose_tokens(logits, [np.zeros((5, 0)), np.stack(settings).astype(float)])
+        sample_tokens(logits, [np.zeros((5, 0)), np.stack(settings).astype(float)])
     assert 0.8 * DRAW_BYTES < live.most / (rows * vocabulary) <= DRAW_BYTES
     limits = LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128)
     config = config_of(limits, 128_256)
@@ -51,7 +51,7 @@ def test_logits_for_the_host_take_no_more_memory_than_is_counted():
     vocabulary, batch = 10_000, make_batch([chain(0, [], [5, 6, 7])])
     logits = torch.randn(3, vocabulary).bfloat16()
     with LiveBytes() as live:
-        choose(logits, batch, [None], Results(torch.device("cpu")))
+        sample(logits, batch, [None], Results(torch.device("cpu")))
     counted = returned_bytes(config_of(LimitsInfo(slots=1, max_len=16, max_tree=3, prefill_chunk=16), vocabulary))
     assert 0.9 * counted < live.most <= 1.01 * counted
 

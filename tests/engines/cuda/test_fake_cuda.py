@@ -13,7 +13,7 @@ from torch.export.passes import move_to_device_pass
 from redraft.batch import DraftBatch, DraftSampling
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.engines import load_engine
-from redraft.engines.cuda.graphs import FixedCalls, Inputs
+from redraft.engines.cuda.graphs import CudaGraphCache, Inputs
 from redraft.engines.torch import TorchEngine
 from redraft.plugins.cuda.launch import TORCH_DTYPES
 from redraft.plugins.operators.tree_attention import torch_op
@@ -85,7 +85,7 @@ def engine(bundle, monkeypatch):
         with unset_fake_temporarily():
             return load(path)
 
-    def call(calls: FixedCalls, inputs: Inputs, sizes: dict[str, int] | None = None):
+    def call(calls: CudaGraphCache, inputs: Inputs, sizes: dict[str, int] | None = None):
         """The function on zeros, with the inputs' shapes and dtypes."""
         given = {}
         for name, x in inputs.items():
@@ -100,8 +100,8 @@ def engine(bundle, monkeypatch):
     monkeypatch.setattr("redraft.engines.torch.require_kernels", lambda *_: None)
     monkeypatch.setattr("redraft.engines.cuda.device.free_bytes", lambda _: 1 << 40)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "no GPU")
-    monkeypatch.setattr(FixedCalls, "__call__", call)
-    monkeypatch.setattr(FixedCalls, "eager", call)
+    monkeypatch.setattr(CudaGraphCache, "__call__", call)
+    monkeypatch.setattr(CudaGraphCache, "eager", call)
     monkeypatch.setattr(TorchEngine, "self_test", lambda _: None)
     monkeypatch.setattr(torch, "as_tensor", lambda given, device: given)
     with mode:

@@ -20,7 +20,7 @@ from redraft.engines.cuda import device as gpu
 from redraft.engines.tensorrt import drafter as tensorrt_drafter
 from redraft.engines.tensorrt import target as tensorrt_target
 from redraft.engines.tensorrt.engine import TensorRTEngine
-from redraft.engines.tensorrt.library import TENSORRT_RTX, Messages
+from redraft.engines.tensorrt.library import RTX_LIBRARY, Messages
 from redraft.engines.tensorrt.session import Session
 from redraft.errors import BundleError
 from redraft.method import MethodPlan
@@ -139,7 +139,7 @@ def test_the_gpus_of_tensorrt_for_rtx_are_the_librarys():
     """Its enum has two more: 7.5, which needs engines of its own, and 8.0, which its support matrix does not list."""
     library = pytest.importorskip("tensorrt_rtx")
     known = {kind.value for kind in library.ComputeCapability.__members__.values()}
-    listed = {10 * major + minor for major, minor in TENSORRT_RTX.gpus}
+    listed = {10 * major + minor for major, minor in RTX_LIBRARY.gpus}
     others = {library.ComputeCapability.NONE.value, library.ComputeCapability.CURRENT.value, 75, 80}
     assert known == listed | others
 
@@ -291,17 +291,17 @@ def test_an_engine_that_cannot_be_read_is_refused(monkeypatch, tmp_path):
 
 def test_the_prefill_profile_is_executed_at_load(monkeypatch, tmp_path):
     """Not first by a prompt."""
-    extents = []
+    buckets = []
 
-    def prefill(session, extent, *slot, usual=Session.prefill):
-        extents.append(extent)
-        return usual(session, extent, *slot)
+    def prefill(session, bucket, *slot, usual=Session.prefill):
+        buckets.append(bucket)
+        return usual(session, bucket, *slot)
 
     monkeypatch.setattr(Session, "prefill", prefill)
     bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
     assert bundle.config.plugin_form
     load_engine(bundle)
-    assert [extent.sequences for extent in extents] == [1]
+    assert [bucket.sequences for bucket in buckets] == [1]
 
 
 def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):

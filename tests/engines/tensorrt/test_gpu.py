@@ -185,7 +185,7 @@ def test_all_steps_are_captured_when_a_bundle_is_loaded(backend, capturable, gpu
     bundle = bundle_of(backend, monkeypatch, tmp_path, drafts=False)
     monkeypatch.setattr(stand_in_tensorrt.Context, "is_stream_capturable", lambda *_: capturable)
     engine = load_engine(bundle)
-    compiles, steps = engine._target.session._engine.compiles, len(engine._target._extents.steps)
+    compiles, steps = engine._target.session._engine.compiles, len(engine._target._buckets.steps)
     assert compiles == (["eager"] * steps + ["lazy"] if backend == "tensorrt_rtx" else []), "steps, then prefill"
     assert gpu.events.count("capture") == capturable * steps
     assert not engine.caches.any()
@@ -217,7 +217,7 @@ def test_a_load_says_how_far_it_is(gpu, monkeypatch, tmp_path, capfd):
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False)
     monkeypatch.setattr(session, "PROGRESS_S", 0)
     engine = load_engine(bundle)
-    steps = len(engine._target._extents.steps)
+    steps = len(engine._target._buckets.steps)
     said = [line for line in capfd.readouterr().err.splitlines() if line.endswith("steps are ready")]
     assert said == [f"target.engine: {n} of {steps} steps are ready" for n in range(1, steps + 1)]
 

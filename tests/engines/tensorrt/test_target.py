@@ -27,7 +27,7 @@ from tests.engines.tiny import (
 )
 def test_steps_are_those_of_the_module(backend, make_target, precision, tolerance, monkeypatch, tmp_path):
     """Prompts beyond a tree's rows, trees with an absent neighbour between them, commits; steps of the same and of
-    other extents."""
+    other buckets."""
     target = make_target()
     engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, target=make_target(), precision=precision))
     rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def test_steps_are_those_of_the_module(backend, make_target, precision, toleranc
     check([random_tree(rng, 3, contexts[3], 3), first, chain(0, contexts[0], [7])])
     path = first.ancestors(7)[::-1]
     accepted = contexts[1] + [first.tokens[row] for row in path]
-    for _ in range(2):  # the second time it is the same extent, and the committed rows stay
+    for _ in range(2):  # the second time it is the same bucket, and the committed rows stay
         step = dataclasses.replace(random_tree(rng, 1, accepted, 4), commit=path)
         check([step, chain(4, contexts[4], [3, 4], causal=True)])
         accepted, path = accepted + step.tokens[:1], [0]
@@ -61,10 +61,10 @@ def test_a_step_is_padded_to_the_bucket_that_wastes_least(monkeypatch, tmp_path)
     engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False))
     chosen, step = [], Session.step
     monkeypatch.setattr(Session, "step", lambda self, number: chosen.append(number) or step(self, number))
-    extents = engine._target._extents
+    buckets = engine._target._buckets
     for rows in ([1], [2], [8], [1, 1, 1], [8, 8]):
         engine.execute(make_batch([chain(slot, [], [5] * n, causal=True) for slot, n in enumerate(rows)], words=1))
-    assert [(extents.steps[n].sequences, extents.steps[n].rows) for n in chosen] == [
+    assert [(buckets.steps[n].sequences, buckets.steps[n].rows) for n in chosen] == [
         *[(1, 1), (1, 2), (1, 8)],
         *[(4, 4), (2, 16)],
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redraft.bundle.config import LimitsInfo
-from redraft.engines.tensorrt import profiles as extents
+from redraft.engines.tensorrt import profiles
 from redraft.plugins.cuda.declaration import Kernel, Sizes
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import BLOCKS, FP32_SPLIT, KERNELS, SPLIT, TILE
 
@@ -114,9 +114,9 @@ class Intervals(Sizes):
 def test_launch_parameters_fit_for_all_shapes_of_every_profile(heads, limits):
     """By intervals, as wide as a compiler's: no grid is empty, no size overflows an int32, and neither does what the
     kernels compute in one."""
-    shapes = extents.plugin_target_shapes(limits)
-    for low, _, high in extents.plugin_target(limits).profiles:
-        ends = [{name: leading[0] for name, leading in shapes(extent).items()} for extent in (low, high)]
+    shapes = profiles.plugin_target_shapes(limits)
+    for low, _, high in profiles.plugin_target(limits).profiles:
+        ends = [{name: leading[0] for name, leading in shapes(bucket).items()} for bucket in (low, high)]
         rows, bounds = (Interval(ends[0][name], ends[1][name]) for name in ("input_ids", "row_offsets"))
         given = known(limits, heads, rows, bounds, Interval(low.sequences, high.sequences))
         for kernel in KERNELS:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from redraft.engines.tensorrt.library import TENSORRT
+from redraft.engines.tensorrt.library import FULL_LIBRARY
 from redraft.plugins.cuda import compile, launch, quick_plugin
 from redraft.plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Kernel, entries, entry_ptx
 from redraft.plugins.library import BuildError
@@ -43,7 +43,7 @@ OLDEST = "10.16.1.11"
 
 
 def test_the_oldest_version_that_is_taken_is_checked():
-    assert OLDEST.startswith(f"{TENSORRT.oldest}.")
+    assert OLDEST.startswith(f"{FULL_LIBRARY.oldest}.")
 
 
 def test_an_nvcc_newer_than_the_driver_names_the_remedy(monkeypatch):
