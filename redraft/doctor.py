@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from redraft.bundle.backends import OPENVINO
 from redraft.bundle.budget import BudgetFile, BudgetTable, how_to_tune, machine_name
 from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import cpu_features
@@ -62,7 +63,7 @@ def examine(path: Path, prompts: Path | None = None, threads: int | None = None)
     yield cores(threads)
     yield from templates(path, config)
     with LLM(path, threads) as llm:
-        if config.backend == "openvino":
+        if config.backend == OPENVINO:
             read = bandwidth(threads or len(os.sched_getaffinity(0)))
             yield memory(path, config, step_seconds(llm), read)
         if texts:
@@ -121,7 +122,7 @@ def tuning(path: Path, config: BundleConfig) -> Iterator[Finding]:
 
 def processor(config: BundleConfig, features: set[str]) -> Finding:
     """Whether the CPU multiplies what the bundle stores."""
-    if config.backend != "openvino":
+    if config.backend != OPENVINO:
         return Finding("processor", f"not checked: {config.backend} runs on a GPU")
     names = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
     best = next((name for name in names if name in features), "no AVX2")

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.speed import tensor_parallel
 from redraft.bundle.config import LimitsInfo
-from redraft.engines.api import alone
+from redraft.engines.api import local_logits
 from redraft.engines.ranks.parallel import ParallelEngine
 
 
@@ -20,7 +20,7 @@ def steps_of(engine):
 class Sleeper:
     """An engine whose network takes so long, of which sums 1 ms."""
 
-    def __init__(self, seconds, gather=alone):
+    def __init__(self, seconds, gather=local_logits):
         self.seconds, self.gather = seconds, gather
 
     def execute(self, batch, samplers=None):
