@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from redraft.bundle.budget import BudgetTable
@@ -10,6 +12,7 @@ from redraft.prompts import Prompt
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.toy_engine import ToyEngine, toy_codec
+from training import plan
 from training.gains import gain_of_twice, held_out_prompts, measure_gains, shipped_curves, summary
 from training.parts import held_out_tokens
 from training.plan import PASSES, Plan, make_plan
@@ -18,10 +21,10 @@ from training.plan import PASSES, Plan, make_plan
 @pytest.mark.parametrize(("teacher", "training"), [(700, 2900), (120, 1200), (5000, 900), (60, 4000)])
 @pytest.mark.parametrize("hours", [0.25, 1, 7])
 def test_teacher_data_and_training_take_the_time_given(hours, teacher, training):
-    plan = make_plan("model", hours, teacher, training, 20)
-    writing = (plan.tokens + held_out_tokens(plan.tokens)) / teacher
-    assert writing + plan.positions / training + 40 == pytest.approx(3600 * hours, rel=0.05)
-    assert PASSES[0] * 0.7 <= plan.positions / plan.tokens <= PASSES[1]
+    made = make_plan("model", hours, teacher, training, 20)
+    writing = (made.tokens + held_out_tokens(made.tokens)) / teacher
+    assert writing + made.positions / training + 40 == pytest.approx(3600 * hours, rel=0.05)
+    assert PASSES[0] * 0.7 <= made.positions / made.tokens <= PASSES[1]
 
 
 def test_too_little_time_is_refused_with_what_would_do():
@@ -34,9 +37,9 @@ def test_too_little_time_is_refused_with_what_would_do():
 def test_a_plan_is_stored_and_a_damaged_one_named(tmp_path):
     path = tmp_path / "new" / "plan.json"
     assert Plan.read(path) is None
-    plan = make_plan("model", 1, 700, 2900, 20)
-    plan.write(path)
-    assert Plan.read(path) == plan
+    made = make_plan("model", 1, 700, 2900, 20)
+    made.write(path)
+    assert Plan.read(path) == made
     path.write_text(path.read_text()[:40])
     with pytest.raises(ValueError, match=r"plan.json is damaged: remove it"):
         Plan.read(path)
@@ -76,9 +79,9 @@ def test_gains_are_measured_on_prompts_that_are_not_trained_on():
 def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, monkeypatch):
     """The same prompts are answered at each number of streams."""
     engine = ToyEngine(slots=2, max_tree=14)
-    plan = MethodPlan("ngram_trie", ngram=True, budget=BudgetTable.constant(8))
+    ngrams = MethodPlan("ngram_trie", ngram=True, budget=BudgetTable.constant(8))
     limits = Limits(slots=2, max_len=256, max_tree=14, prefill_chunk=64)
-    runtime = Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), {"ngrams": plan})
+    runtime = Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), {"ngrams": ngrams})
     engine.close = lambda: None
     monkeypatch.setattr(Runtime, "load", lambda _: runtime)
     (tmp_path / "log.jsonl").write_text('{"positions": 9}\n')
@@ -87,3 +90,15 @@ def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, m
     one, two = (row["tokens_per_step"] for row in speed["n-grams"])
     assert two == pytest.approx(one, abs=0.3)
     assert [row["tokens_per_step"] for row in speed["auto-regressive"]] == [1, 1]
+
+
+def test_a_run_that_was_killed_goes_on_with_its_plan(tmp_path, monkeypatch):
+    """Nothing is measured again, unless the target or the hours are others."""
+    monkeypatch.setattr(plan, "model_digest", lambda model: model.name)
+    monkeypatch.setattr(plan, "measure_teacher_rate", lambda *_: pytest.fail("measured again"))
+    stored = make_plan("model", 1, 700, 2900, 20)
+    stored.write(tmp_path / "plan.json")
+    arguments = (Path("engine"), [], 1.0, lambda _: None)
+    assert plan.plan_training(tmp_path / "plan.json", Path("model"), *arguments) == stored
+    with pytest.raises(pytest.fail.Exception):
+        plan.plan_training(tmp_path / "plan.json", Path("another"), *arguments)
