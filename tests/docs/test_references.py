@@ -17,10 +17,11 @@ REFERENCE = re.compile(r"`([\w.-]+/[\w./-]*)`(?:: ((?:`[\w.]+`(?:, |))+))?")
 
 
 def references(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """The repository's paths on a page, each with its names; code blocks and `folder/NAME/` are left out."""
+    """The repository's paths on a page, each with its names; code blocks, built folders and `folder/NAME/` are left out."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).replace("\n", " ")
     for path, names in REFERENCE.findall(text):
-        if path.split("/")[0] in FOLDERS - {"artifacts"} and "/NAME/" not in path:
+        built = path.startswith(("artifacts/", "docs/generated"))
+        if path.split("/")[0] in FOLDERS and not built and "/NAME/" not in path:
             yield path, re.findall(r"[\w.]+", names)
 
 
