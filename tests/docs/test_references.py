@@ -17,7 +17,7 @@ REFERENCE = re.compile(r"`([\w.-]+/[\w./-]*)`(?:: ((?:`[\w.]+`(?:, |))+))?")
 
 
 def references(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """The repository's paths on a page, each with its names; code blocks, built folders and `folder/NAME/` are left out."""
+    """The repository's paths on a page, each with its names: no code blocks, built folders, or `folder/NAME/`."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).replace("\n", " ")
     for path, names in REFERENCE.findall(text):
         built = path.startswith(("artifacts/", "docs/generated"))
