@@ -96,7 +96,7 @@ import torch
 from torch import distributed
 from redraft.plugins.operators.all_reduce import nccl
 from redraft.engines import torch as backend
-from tests.engines import ranks
+from tests.engines import parallel_ranks as ranks
 from tests.engines.graphs import FakeGraphs
 from tests.plugins import gloo
 gloo.stand_in(2)
