@@ -56,7 +56,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
 # Targets that depend on `always` run each time and decide by content.
-.PHONY: always help setup model drafter distill distill-check train engines tune serve stop loadtest mpi quickstart test verify lint kernels docs wheel clean
+.PHONY: always help setup model drafter distill distill-check train engines tune serve stop loadtest mpi quickstart test test-slow test-all verify lint kernels docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -169,8 +169,12 @@ $(PAIRS)/manifest.json: always benchmarks/methods/lossless.toml $(CALIBRATED) | 
 quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
 	$(PY) -m benchmarks.load.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
 
-test: $(MODEL)/source.json ## the test suite
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+test: $(MODEL)/source.json ## the tests that a change needs while it is made, in under 5 minutes on 2 cores
+	$(PYTEST) -m "not slow"
+test-slow: $(MODEL)/source.json ## the other tests: every shipped method, TensorRT for RTX, crashes and restarts of a service
+	$(PYTEST) -m slow
+test-all: test test-slow ## all tests
 
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
 	$(MAKE) engines PRECISION=fp32
