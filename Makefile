@@ -139,7 +139,7 @@ $(DRAFTER)/config.json: | $(MODEL)/source.json
 	$(error no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER)
 
 NO_MPI = the bundle is split over $(TP) ranks, for which MPI is missing ($(firstword $(LAUNCH))): pip install mpi4py mpich, \
-  in the versions that requirements.txt names, into the environment of redraft
+  in the versions of requirements/ranks.txt, into the environment of redraft
 mpi: | $(SETUP)
 	@$(if $(LAUNCH),test -x $(firstword $(LAUNCH)) || { echo "make: $(NO_MPI)"; exit 1; })
 

@@ -85,7 +85,8 @@ class LLM:
         """Continue a prompt, or several at once in their order, by up to `max_tokens` tokens each.
 
         `max_tokens` None is what the context has left. Prompts are taken as they are: `chat` applies the chat template.
-        Raises InvalidRequest, before any starts, for an option that does not exist or a prompt that does not fit.
+        Raises InvalidRequest, before any starts, for an option that does not exist or a prompt that does not fit, and
+        Overloaded where other threads' requests fill the queue.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
         requests = [self._fitting(text, max_tokens, **options) for text in texts]
@@ -218,14 +219,13 @@ class LLM:
         while self._abandoned:
             scheduler.cancel(self._abandoned.pop())
         try:
-            outputs = scheduler.step()
+            for output in scheduler.step():
+                if (inbox := self._inboxes.get(output.key)) is not None:  # type: ignore[call-overload]
+                    inbox.append(output)
         except BaseException:  # KeyboardInterrupt too: the sequences are in the middle of a step
             scheduler.drop_all()
             self._inboxes.clear()
             raise
-        for output in outputs:
-            if (inbox := self._inboxes.get(output.key)) is not None:  # type: ignore[call-overload]
-                inbox.append(output)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -17,7 +17,7 @@ from redraft.runtime import Runtime
 from training.prompts import cutoff_of, divide
 
 SHIPPED = Path(__file__).resolve().parents[1] / "drafters"
-"""Drafters with the logs of their training: docs/training.md plots them."""
+"""Drafters with the logs of their training: docs/guides/training.md plots them."""
 STREAMS = (1, 2, 4, 8, 16)
 TOKENS = 64
 """Tokens of each answer, at most."""

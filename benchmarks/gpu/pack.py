@@ -133,13 +133,15 @@ def download(requirements: list[str], python: str, folder: Path) -> list[Path]:
 
 
 def tracked(root: Path, untracked: bool = False) -> list[str]:
-    """Paths of the working tree's files that git tracks and that are there; on request also untracked ones that it does
-    not ignore. Raises PackError outside of a git repository."""
+    """Paths of the working tree's files and links that git tracks and that are there; on request also untracked ones
+    that it does not ignore. Raises PackError outside of a git repository."""
     command = ["git", "-C", str(root), "ls-files", "-z", *(["-co", "--exclude-standard"] if untracked else [])]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise PackError(f"{root}: {done.stderr.strip()}; pack from a clone of the repository")
-    return [name for name in done.stdout.split("\0") if name and (root / name).is_file()]
+    return [
+        name for name in done.stdout.split("\0") if name and ((root / name).is_file() or (root / name).is_symlink())
+    ]
 
 
 def left_out(name: str, drafters: list[str]) -> bool:
@@ -263,7 +265,7 @@ def pack(args: argparse.Namespace) -> list[Part]:
     names = tracked(ROOT, untracked=args.tree == "beside")
     hint = ""
     if args.tree == "beside" and room is not None:
-        sizes = {name: (ROOT / name).stat().st_size for name in names}
+        sizes = {name: (ROOT / name).lstat().st_size for name in names}
         room, hint = room - sum(sizes.values()), advice(sizes, drafters)
         if room < LEAST_ROOM:
             raise PackError(hint or f"the working tree takes {mib(sum(sizes.values()))} MiB of every load: too much")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from redraft.errors import BundleError
+
 if TYPE_CHECKING:
     from redraft.bundle.manifest import Bundle
     from redraft.engines.api import Engine
@@ -28,5 +30,10 @@ def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:
 
 def _load(bundle: Bundle, threads: int | None, *shard: Any) -> Engine:
     """`shard`: of several ranks, whose engine it is and how logits are gathered."""
-    engine: Callable[..., Engine] = resolve_name(bundle.config.backend.engine)
+    try:
+        engine: Callable[..., Engine] = resolve_name(bundle.config.backend.engine)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("redraft"):
+            raise
+        raise BundleError(f"{bundle.path} needs the package {error.name}, which is not installed here") from None
     return engine(bundle, threads, *shard)

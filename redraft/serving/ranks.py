@@ -17,7 +17,7 @@ from redraft.bound import bound
 from redraft.engines.ranks.process import RANK_VARIABLE
 from redraft.serving.processes import ServingError, is_alive
 
-INSTALL = "pip install mpi4py mpich, in the versions that requirements.txt names, into the environment of redraft"
+INSTALL = "pip install 'redraft[ranks]' (in a clone: -r requirements/ranks.txt)"
 ASCII = "ascii:backslashreplace"
 """What ranks write: at the first other byte `mpiexec.gforker` closes a rank's stdout or stderr for good."""
 

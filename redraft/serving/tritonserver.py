@@ -44,10 +44,11 @@ CLOSED_HEADER = "closed\n"
 """Triton opens a restricted API to requests with a header of this name. No request has one: a line feed ends a header
 in HTTP/1, and gRPC refuses it in a name. In a value gRPC would let it pass."""
 _ENVIRONMENT = f"{sys.prefix}/triton"
+_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 ADD = (
     "run `make setup`"
     if REPOSITORY.parent == HOME
-    else f"add it with: python3.11 -m venv {_ENVIRONMENT} && {_ENVIRONMENT}/bin/pip install -r {REQUIREMENTS} && "
+    else f"add it with: {_PYTHON} -m venv {_ENVIRONMENT} && {_ENVIRONMENT}/bin/pip install -r {REQUIREMENTS} && "
     f"{_ENVIRONMENT}/bin/pip install --no-deps {PYTRITON}"
 )
 """How Triton is added to a clone, or to the environment of a wheel."""

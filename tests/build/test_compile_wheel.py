@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from zipfile import ZipFile
@@ -15,11 +16,11 @@ from packaging.requirements import Requirement
 
 from tests.conftest import ROOT, run_script
 
-OTHER_EXTRAS = ("torch", "transformers", "onnx", "zmq", "msgpack", "psutil", "mpi4py", "model_defs", "compiler")
+OTHER_EXTRAS = ("torch", "transformers", "onnx", "zmq", "msgpack", "mpi4py", "model_defs", "compiler")
 PROGRAM = """
 import sys
 sys.modules.update(dict.fromkeys({missing}))
-import redraft
+import redraft, redraft.doctor
 assert redraft.__file__.startswith({site!r})
 with redraft.LLM({bundle!r}) as llm:
     print(llm.generate("Once upon a time", max_tokens=8).stats)
@@ -37,6 +38,13 @@ def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     run_script("-m", "hatchling", "build", "-t", "wheel", "-d", folder)
     return next(folder.glob("redraft-*.whl"))
+
+
+def test_a_source_archive_holds_the_operators(tmp_path):
+    run_script("-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path)
+    with tarfile.open(next(tmp_path.glob("redraft-*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"redraft/plugins/kernels.py", "redraft/plugins/cpu/pool.cpp", "build/compile_wheel.py"} <= names
 
 
 def test_only_redraft_is_in_the_wheel(wheel):

@@ -54,8 +54,11 @@ class ParallelEngine:
         return self.own.drafters
 
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Hidden | None]:
-        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see it."""
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see it,
+        RuntimeError after a step that failed: the ranks may stand at different places in it."""
         self._rows.check(batch)
+        if self._in_step:
+            raise RuntimeError("a step failed, so the ranks are out of step: load the bundle again")
         self._in_step = True
         self.ranks.send(batch)
         outputs = self.own.execute(batch, samplers)
@@ -144,7 +147,7 @@ class Ranks:
             reason = " ".join(str(error).split())
             raise BundleError(
                 f"{bundle.path} is split over {count} ranks, for which MPI is missing ({reason}): "
-                f"pip install mpi4py mpich, in the versions that requirements.txt names; then {start}"
+                f"pip install 'redraft[ranks]' (in a clone: -r requirements/ranks.txt); then {start}"
             ) from None
         if cls.connected:
             raise BundleError(

@@ -29,6 +29,7 @@ def repository(tmp_path, monkeypatch) -> Path:
     for name, content in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
+    (root / "linked").symlink_to("docs")
     subprocess.run(["git", "init", "-q", root], check=True)
     subprocess.run(["git", "-C", root, "add", "."], check=True)
     (tmp_path / "model.gguf").write_bytes(bytes(range(256)) * 10_000)
@@ -82,6 +83,7 @@ def test_what_is_packed_arrives(limit, repository, tmp_path, installed):
     arrived = {name for name in FILES if (there / name).is_file()}
     assert arrived == set(FILES) - {"docs/results/big.json", "drafters/two/drafter.safetensors"}
     assert (there / "code.py").read_bytes() == FILES["code.py"]
+    assert (there / "linked").readlink() == Path("docs"), "as the operators' package is a link to their folder"
     assert (there / "artifacts/cache/model.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert (there / "made").read_text() == "artifacts/cache/model.gguf --name model"
     assert [command[-1] for command in installed] == [f"{unpack.WHEELS}/{WHEEL}"]
