@@ -105,7 +105,7 @@ distill: $(TEACHER)-engine/manifest.json ## write teacher data into TEACHER from
 distill-check: | $(MODEL)/source.json
 	$(DISTILL) --bundle $(TEACHER)-engine --check
 $(TEACHER)-engine/manifest.json: always | distill-check
-	$(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --no-drafter --hidden-states --slots 64 --max-len 704 \
+	$(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --no-drafter --features --slots 64 --max-len 704 \
 	  --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters

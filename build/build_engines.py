@@ -101,8 +101,8 @@ def main(
             show_default=False,
         ),
     ] = None,
-    hidden_states: Annotated[
-        bool, typer.Option("--hidden-states", help="Output hidden states without a drafter too, as distill.py needs.")
+    features: Annotated[
+        bool, typer.Option("--features", help="Output features without a drafter too, as distill.py needs.")
     ] = False,
     backend: Annotated[
         Backend,
@@ -215,7 +215,7 @@ def main(
             alias=alias,
         )
         check(config, target)
-        build(config, target, model, chosen, output, hidden_states, bigrams, calibration, inputs)
+        build(config, target, model, chosen, output, features, bigrams, calibration, inputs)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
         out.print(f"[red]build_engines:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
@@ -340,13 +340,13 @@ def build(
     model: Path,
     chosen: dict[str, MethodSettings],
     output: Path,
-    hidden: bool = False,
+    features: bool = False,
     bigrams: Path | None = None,
     calibration: Path | None = None,
     inputs: BuiltFrom | None = None,
 ) -> None:
-    """Write the bundle of methods with these settings. The target gives hidden states where there is a drafter, and
-    with `hidden`. The manifest says what it was built from. Raises BundleError, FileNotFoundError or ValueError."""
+    """Write the bundle of methods with these settings. The target gives features where there is a drafter, and
+    with `features`. The manifest says what it was built from. Raises BundleError, FileNotFoundError or ValueError."""
     fingerprint = target_fingerprint(target)
     if calibration:
         Calibration.load(calibration).check(target, fingerprint, calibration)
@@ -388,7 +388,7 @@ def build(
         if calibration:
             shutil.copy2(calibration, folder / CALIBRATION)
         write = resolve_name(config.backend.writer)
-        versions = write(config, target, loops, folder, hidden or bool(loops))
+        versions = write(config, target, loops, folder, features or bool(loops))
         with step("write the manifest"):
             copy_tokenizer(model, folder)
             if successors:

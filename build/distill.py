@@ -97,7 +97,7 @@ def main(
     ] = None,
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Generate with this engine bundle, built with --hidden-states (the fast way on a CPU)."),
+        typer.Option(help="Generate with this engine bundle, built with --features (the fast way on a CPU)."),
     ] = None,
     source: Annotated[
         Source, typer.Option(help="`generate` answers, or `prefill` the prompts' own responses.")

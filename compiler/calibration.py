@@ -91,7 +91,7 @@ def calibrate(
     try:
         with torch.inference_mode():
             for ids in texts:
-                target.lm_head(target(torch.tensor([ids]), causal_attend(target.config, len(ids))))
+                target.lm_head(target(torch.tensor([ids]), causal_attend(target.config, len(ids))).hidden)
                 count, tokens = count + 1, tokens + len(ids)
                 on_text()
     finally:

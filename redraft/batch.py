@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from redraft.engines.hidden import Hidden
+from redraft.engines.features import Features
 
 
 @dataclass
@@ -65,25 +65,25 @@ class TargetBatch:
 
 @dataclass
 class DraftBatch:
-    """Where B sequences draft from: pairs of a target hidden state and the token that follows it, P in all, back to
-    back. A sequence's last pair holds its root.
+    """Where B sequences draft from: pairs of a token's features and the token after it, P in all, back to back. A
+    sequence's last pair holds its root.
 
     A drafter with a context takes every pair that it has not ingested, rows row_offsets[b] to row_offsets[b+1], and
     keeps them at rows cache_lengths[b] and up of its own cache. Any other takes only the last pair (P = B).
     """
 
-    hidden: Hidden  # [P, H], float32 where it is an array
+    features: Features  # [P, F], float32 where it is an array
     tokens: np.ndarray  # int32 [P]
     row_offsets: np.ndarray  # int32 [B+1]
     slots: np.ndarray  # int32 [B]
     cache_lengths: np.ndarray  # int32 [B]
 
     @classmethod
-    def of_roots(cls, hidden: Hidden, tokens: np.ndarray) -> DraftBatch:
-        """One pair per sequence, in slots 0, 1, ...: hidden [B, H], root tokens int32 [B]."""
+    def of_roots(cls, features: Features, tokens: np.ndarray) -> DraftBatch:
+        """One pair per sequence, in slots 0, 1, ...: features [B, F], root tokens int32 [B]."""
         count = len(tokens)
         rows = np.arange(count + 1, dtype=np.int32)
-        return cls(hidden, tokens, rows, rows[:-1], np.zeros(count, np.int32))
+        return cls(features, tokens, rows, rows[:-1], np.zeros(count, np.int32))
 
 
 @dataclass

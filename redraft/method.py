@@ -21,7 +21,7 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prune_tree, shared_budgets
 from redraft.decoding.verification import VERIFIERS, check_pairing, walk
 from redraft.engines.api import DraftEngine, DrawingEngine, ResamplingEngine
-from redraft.engines.hidden import join
+from redraft.engines.features import join
 from redraft.request import SamplingConfig
 from redraft.sequence import Pairs, Sequence
 
@@ -242,12 +242,12 @@ def _batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:
     """Where sequences draft from; a drafter with a context ingests their pairs with this draft."""
     kept = [sequence.pairs for sequence in sequences if sequence.pairs is not None]
     if not kept:
-        rows = [sequence.hidden for sequence in sequences if sequence.hidden is not None]
+        rows = [sequence.features for sequence in sequences if sequence.features is not None]
         return DraftBatch.of_roots(join(rows), roots)
     cache_lengths = [pairs.ingested for pairs in kept]
-    hidden, tokens = zip(*(pairs.take() for pairs in kept), strict=True)
+    features, tokens = zip(*(pairs.take() for pairs in kept), strict=True)
     return DraftBatch(
-        hidden=join([rows for parts in hidden for rows in parts]),
+        features=join([rows for parts in features for rows in parts]),
         tokens=np.array([token for part in tokens for token in part], np.int32),
         row_offsets=np.cumsum([0, *map(len, tokens)], dtype=np.int32),
         slots=np.array([sequence.slot for sequence in sequences], np.int32),

@@ -14,7 +14,7 @@ from redraft.batch import TargetBatch
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
 from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine, LogitRows
-from redraft.engines.hidden import Hidden, take
+from redraft.engines.features import Features, take
 from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
@@ -159,9 +159,9 @@ class Scheduler:
         tree = self._draft(decoding)
         batch = self._batch(decoding, tree, chunks)
         samplers = [self._source(sequence).chooser(sequence) for sequence in (*decoding, *(one for one, _ in chunks))]
-        logits, hidden = self._engine.execute(batch, samplers)
+        logits, features = self._engine.execute(batch, samplers)
         verdicts = self._verify(decoding, tree, logits)
-        kept = self._kept(decoding, tree, verdicts, chunks, hidden)
+        kept = self._kept(decoding, tree, verdicts, chunks, features)
         self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
         self._take_chunks(chunks, sum(map(len, tree.nodes)), logits, kept[len(decoding) :])
         outputs += self._sweep()
@@ -271,10 +271,10 @@ class Scheduler:
         tree: TokenTree,
         verdicts: list[Verdict],
         chunks: list[tuple[Sequence, int]],
-        hidden: Hidden | None,
-    ) -> list[Hidden | None]:
-        """The hidden states that each sequence keeps, first of trees, then of chunks: slices of one copy."""
-        if hidden is None:
+        features: Features | None,
+    ) -> list[Features | None]:
+        """The features that each sequence keeps, first of trees, then of chunks: slices of one copy."""
+        if features is None:
             return [None] * (len(sequences) + len(chunks))
         start, rows, ends = 0, list[int](), [0]
         for sequence, nodes, verdict in zip(sequences, tree.nodes, verdicts, strict=True):
@@ -285,23 +285,23 @@ class Scheduler:
             rows += sequence.kept(list(range(start, start + count)))
             ends.append(len(rows))
             start += count
-        kept = take(hidden, rows)
+        kept = take(features, rows)
         return [kept[start:end] for start, end in pairwise(ends)]
 
     def _take_trees(
-        self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: list[Hidden | None]
+        self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: list[Features | None]
     ) -> None:
-        for sequence, verdict, hidden, nodes, inner, unpacked in zip(
+        for sequence, verdict, features, nodes, inner, unpacked in zip(
             sequences, verdicts, kept, tree.nodes, tree.inner, tree.unpacked_rows(), strict=True
         ):
             goes_on = bool(inner >> verdict.path[-1] & 1)
-            self.totals.add(sequence.step(verdict, hidden, len(nodes), unpacked, goes_on))
+            self.totals.add(sequence.step(verdict, features, len(nodes), unpacked, goes_on))
 
     def _take_chunks(
-        self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: list[Hidden | None]
+        self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: list[Features | None]
     ) -> None:
-        for (sequence, count), hidden in zip(chunks, kept, strict=True):
-            sequence.prefill(count, hidden)
+        for (sequence, count), features in zip(chunks, kept, strict=True):
+            sequence.prefill(count, features)
             self.totals.rows_executed += count
             self.totals.rows_unpacked += count
             if sequence.cache_length == len(sequence.prompt):

@@ -14,14 +14,14 @@ from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, follow
 from redraft.decoding.verification import Verdict
-from redraft.engines.hidden import Hidden, join
+from redraft.engines.features import Features, join
 from redraft.request import GenerateRequest, SequenceStats
 from redraft.text import TextCodec, TextStream
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
 MOST_PARTS = 32
-"""Most arrays of hidden states kept apart; each may share memory with other sequences of the same step."""
+"""Most arrays of features kept apart; each may share memory with other sequences of the same step."""
 
 
 @dataclass
@@ -52,36 +52,36 @@ class Gain:
 
 @dataclass
 class Pairs:
-    """A sequence's pairs, each a hidden state of the target and the token that follows it, that its drafter has not
-    ingested yet, and how many it has. With `from_text` they begin with the first token, whose hidden state is any."""
+    """A sequence's pairs, each the features of a token and the token after it, that its drafter has not ingested yet,
+    and how many it has. With `from_text` they begin with the text's first token, after features of any value."""
 
     from_text: bool = False
     ingested: int = 0
-    hidden: list[Hidden] = field(default_factory=list)
+    features: list[Features] = field(default_factory=list)
     """[n, H] each"""
     tokens: list[int] = field(default_factory=list)
-    """The token after a prompt's last hidden state is added when it is chosen."""
+    """The token after a prompt's last one is added when it is chosen."""
 
-    def add(self, hidden: Hidden, tokens: list[int]) -> None:
-        """Keep hidden [n, H], which nobody writes to, and the tokens that follow."""
-        self.hidden.append(hidden)
+    def add(self, features: Features, tokens: list[int]) -> None:
+        """Keep features [n, F], which nobody writes to, and the tokens that follow."""
+        self.features.append(features)
         self.tokens += tokens
-        if len(self.hidden) > MOST_PARTS:
-            self.hidden = [join(self.hidden)]
+        if len(self.features) > MOST_PARTS:
+            self.features = [join(self.features)]
 
-    def take(self) -> tuple[list[Hidden], list[int]]:
+    def take(self) -> tuple[list[Features], list[int]]:
         """What is to be ingested now; it is forgotten here."""
-        taken = self.hidden, self.tokens
+        taken = self.features, self.tokens
         self.ingested += len(self.tokens)
-        self.hidden, self.tokens = [], []
+        self.features, self.tokens = [], []
         return taken
 
 
 class Sequence:
     """A request's state. The cache holds its first `cache_length` tokens once the rows `commit` have been moved.
 
-    `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `hidden` [1, H], the
-    target's hidden state that the root was chosen from, or the `pairs` that a drafter with a context ingests.
+    `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `features` [1, F] of
+    the token before the root, or the `pairs` that a drafter with a context ingests.
 
     `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens after
     the root. `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
@@ -120,7 +120,7 @@ class Sequence:
         self.cache_length = 0
         self.commit: list[int] = []
         self.root = -1
-        self.hidden: Hidden | None = None
+        self.features: Features | None = None
         self.pairs: Pairs | None = None
         self.chain: np.ndarray | None = None
         self.fresh: list[Node] | None = None
@@ -154,18 +154,18 @@ class Sequence:
         self.stats.queue_ms = 1e3 * (self._admitted - self._arrived)
 
     def kept(self, rows: list[int]) -> list[int]:
-        """The rows whose hidden states the drafter will need: all if it has a context cache, else the last."""
+        """The rows whose features the drafter will need: all if it has a context cache, else the last."""
         return rows if self.pairs is not None else rows[-1:]
 
-    def prefill(self, rows: int, hidden: Hidden | None) -> None:
-        """`rows` more tokens of the prompt are in the cache; `hidden` are the states of those that are kept."""
+    def prefill(self, rows: int, features: Features | None) -> None:
+        """`rows` more tokens of the prompt are in the cache; `features` are those of `kept`'s rows."""
         start, self.cache_length = self.cache_length, self.cache_length + rows
-        if self.pairs is not None and hidden is not None:
+        if self.pairs is not None and features is not None:
             if self.pairs.from_text and not start:
-                self.pairs.add(hidden[:1], self.prompt[:1].tolist())
-            self.pairs.add(hidden, self.prompt[start + 1 : self.cache_length + 1].tolist())
+                self.pairs.add(features[:1], self.prompt[:1].tolist())
+            self.pairs.add(features, self.prompt[start + 1 : self.cache_length + 1].tolist())
         else:
-            self.hidden = hidden
+            self.features = features
         self.stats.rows_executed += rows
         self.stats.rows_unpacked += rows
 
@@ -177,10 +177,10 @@ class Sequence:
             self.pairs.tokens += verdict.tokens
         self._advance(verdict)
 
-    def step(self, verdict: Verdict, hidden: Hidden | None, nodes: int, unpacked: int, goes_on: bool) -> Gain:
+    def step(self, verdict: Verdict, features: Features | None, nodes: int, unpacked: int, goes_on: bool) -> Gain:
         """Take the tokens of a step over a tree of `nodes` rows, and return what it gained.
 
-        `hidden` holds the states of `kept`'s rows. `unpacked` is the number of rows that the tree would take without
+        `features` are those of `kept`'s rows. `unpacked` is the number of rows that the tree would take without
         shared prefixes; `goes_on` says whether it has nodes below the accepted path. Tokens after the text's end count
         as rejected.
         """
@@ -190,10 +190,10 @@ class Sequence:
         self.cache_length += accepted + 1
         self.commit = verdict.path if verdict.path[-1] != accepted else []
         self._count_depths(accepted, accepted + goes_on)
-        if self.pairs is not None and hidden is not None:
-            self.pairs.add(hidden, verdict.tokens)
+        if self.pairs is not None and features is not None:
+            self.pairs.add(features, verdict.tokens)
         else:
-            self.hidden = hidden
+            self.features = features
         if self.chain is not None:
             self.chain = self.chain[len(verdict.tokens) :]
         fresh = accepted if self.fresh is None else len(follow(self.fresh, verdict.tokens[:accepted]))

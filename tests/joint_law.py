@@ -77,7 +77,7 @@ class AdversarialEngine(LawEngine):
 
     def draft(self, batch: DraftBatch) -> DraftCandidates:
         """Beams, and as chains to re-sample from any logits: lossless is any tree."""
-        states = [int(high) << 16 | int(low) for high, low in batch.hidden.tolist()]
+        states = [int(high) << 16 | int(low) for high, low in batch.features.tolist()]
         chains = [[self.logits_of(state + level)[1] for level in range(self.length)] for state in states]
         return replace(super().draft(batch), raw_logits=np.array(chains))
 

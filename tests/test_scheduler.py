@@ -156,8 +156,8 @@ class ChoosingEngine(ToyEngine):
         return sample(torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu"))), torch.from_numpy(hidden)
 
     def draft(self, batch):
-        assert isinstance(batch.hidden, torch.Tensor)
-        return super().draft(replace(batch, hidden=batch.hidden.numpy()))
+        assert isinstance(batch.features, torch.Tensor)
+        return super().draft(replace(batch, features=batch.features.numpy()))
 
 
 @pytest.mark.parametrize("plan", ["merged", "beam cut", "ngram"])
@@ -190,7 +190,7 @@ class IngestingEngine(ToyEngine):
         self.states = dict[int, int]()
 
     def draft(self, batch):
-        states = [int(high) << 16 | int(low) for high, low in batch.hidden.tolist()]
+        states = [int(high) << 16 | int(low) for high, low in batch.features.tolist()]
         for b, slot in enumerate(batch.slots.tolist()):
             expected = self.states[slot] if batch.cache_lengths[b] else None
             for row in range(*batch.row_offsets[b : b + 2].tolist()):
@@ -198,7 +198,7 @@ class IngestingEngine(ToyEngine):
                 expected = _mix(states[row], int(batch.tokens[row]))
             self.states[slot] = expected
         last = batch.row_offsets[1:] - 1
-        return super().draft(DraftBatch.of_roots(batch.hidden[last], batch.tokens[last]))
+        return super().draft(DraftBatch.of_roots(batch.features[last], batch.tokens[last]))
 
 
 @pytest.mark.parametrize("kind", [ToyEngine, IngestingEngine])

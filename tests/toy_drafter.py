@@ -83,7 +83,7 @@ class DrawingToyEngine(ToyEngine):
 
     def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
         self.draft_calls += 1
-        states = [int(high) << 16 | int(low) for high, low in batch.hidden.tolist()]
+        states = [int(high) << 16 | int(low) for high, low in batch.features.tolist()]
         roots = batch.tokens.tolist()
         return reference_draws(
             self.construction, self.levels, roots, sampling, lambda b, path: self._support(states[b], path)

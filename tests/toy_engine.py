@@ -98,7 +98,7 @@ class ToyEngine:
         ids = np.zeros((*shape, self.candidates), dtype=np.int32)
         log_probs = np.full(ids.shape, -np.inf, dtype=np.float32)
         parents = np.zeros(shape, dtype=np.int32)
-        for b, (high, low) in enumerate(batch.hidden.astype(np.int64).tolist()):
+        for b, (high, low) in enumerate(batch.features.astype(np.int64).tolist()):
             state, paths, scores = high << 16 | low, [[int(batch.tokens[b])]], [0.0]
             for level in range(self.length):
                 for w, path in enumerate(paths):

@@ -138,9 +138,9 @@ class Trainer:
         """Over all depths, each weighted by DEPTH_DECAY: the mean over positions of cross-entropy and, times the hidden
         weight, squared error of the predicted hidden states. Deep steps are estimated on fewer positions."""
         kept = self._kept(windows.positions.shape[1])
-        features = self._features(windows, kept)
+        predicted = self._predicted(windows, kept)
         scored = [windows.scored(here, depth) for depth, here in enumerate(kept)]
-        x = torch.cat([part[mask.flatten()] for part, mask in zip(features, scored, strict=True)])
+        x = torch.cat([part[mask.flatten()] for part, mask in zip(predicted, scored, strict=True)])
         at = torch.cat([windows.flat(mask.shape[1], depth + 1)[mask] for depth, mask in enumerate(scored)])
         scales = [torch.full((n,), DEPTH_DECAY**d / max(n, 1)) for d, n in enumerate(int(m.sum()) for m in scored)]
         scale = torch.cat(scales).to(self.device)
@@ -152,7 +152,7 @@ class Trainer:
             total = total + self.hidden_weight * (error * scale).sum()
         return total
 
-    def _features(self, windows: Windows, kept: list[int]) -> list[Tensor]:
+    def _predicted(self, windows: Windows, kept: list[int]) -> list[Tensor]:
         windows = replace(windows, hidden=windows.hidden.to(self.dtype))
         with working_precision(self.device):
             return list(self.drafter.unroll(windows, kept))
@@ -201,9 +201,9 @@ class Trainer:
         most = windows.positions.shape[1]
         tokens = windows.tokens.flatten()
         alive = windows.drafted
-        features = self._features(windows, [most] * self.unroll)
+        predicted = self._predicted(windows, [most] * self.unroll)
         truth = self._argmax(windows.hidden.flatten(0, 1), self.target_head)
-        for depth, x in enumerate(features):
+        for depth, x in enumerate(predicted):
             at = windows.flat(most, depth + 1)
             alive = alive & windows.scored(most, depth)
             if depth:
@@ -215,7 +215,7 @@ class Trainer:
             yield int(before.sum()), int(alive.sum())
 
     def _argmax(self, x: Tensor, weight: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """The likeliest rows of a head for features [N, H], with the token info of `tokens` [N]."""
+        """The likeliest rows of a head for hidden states [N, H], with the token info of `tokens` [N]."""
         best, rows = [], LOGIT_ROWS[x.device.type]
         for i in range(0, len(x), rows):
             logits = F.linear(x[i : i + rows].to(self.dtype), weight)

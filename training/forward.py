@@ -12,7 +12,7 @@ from model_defs.target.attention import DenseCache
 from model_defs.target.model import Target
 from redraft.batch import TargetBatch
 from redraft.engines import load_engine
-from redraft.engines.hidden import on_host
+from redraft.engines.features import on_host
 
 
 class Forward(Protocol):
@@ -44,15 +44,16 @@ class TorchForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.cache.starts.copy_(torch.tensor(lengths))
         self.cache.longest = max(lengths) + len(tokens[0])
-        hidden = self.target(torch.tensor(tokens, device=self.device), self.cache.attend)
+        hidden = self.target(torch.tensor(tokens, device=self.device), self.cache.attend).hidden
         return hidden.to(torch.bfloat16).cpu(), self.target.lm_head(hidden[wanted, -1])
 
 
 class EngineForward:
-    """Through an engine bundle with hidden states: what will be served writes its own teacher data."""
+    """Through an engine bundle without drafters, whose features are the hidden states: the target as it will be served
+    writes the teacher data."""
 
     def __init__(self, path: Path, threads: int):
-        """Raises ValueError where the bundle cannot be loaded or gives no hidden states."""
+        """Raises ValueError where the bundle cannot be loaded or gives no features."""
         from redraft.bundle.manifest import Bundle
         from redraft.decoding.token_tree import mask_width
         from redraft.errors import BundleError
@@ -76,6 +77,6 @@ class EngineForward:
         batch = TargetBatch.chains(ids, np.arange(slots), starts, self.mask_words, logit_rows)
         logits, hidden = self.engine.execute(batch)
         if hidden is None:
-            raise ValueError("the engine gives no hidden states: build it with --hidden-states")
+            raise ValueError("the engine gives no features: build it with --features")
         states = torch.from_numpy(on_host(hidden[: slots * n])).to(torch.bfloat16)
         return states.view(slots, n, -1), torch.from_numpy(np.asarray(logits))

@@ -142,7 +142,7 @@ def usual_rows(vocab_size: int, device: str) -> int:
 
 
 def measure_teacher_rate(model: Path, engine: Path, threads: int = 0) -> tuple[float, float]:
-    """Tokens of teacher data per second by an engine bundle with hidden states, and the seconds that loading took."""
+    """Tokens of teacher data per second by an engine bundle that gives features, and the seconds that loading took."""
     begun = time.monotonic()
     ends = set(TargetConfig.load(model).eos_token_ids)
     generator = Generator(EngineForward(engine, threads), ends, [], 0)
@@ -179,7 +179,7 @@ def read_text(target: Target, text: list[int], tokens: int) -> list[Document]:
     whole = (text * (count * DOCUMENT_TOKENS // len(text) + 1))[: count * DOCUMENT_TOKENS]
     ids = torch.tensor(whole, device=device).view(count, DOCUMENT_TOKENS)
     with torch.no_grad():
-        hidden = target(ids, causal_attend(target.config, DOCUMENT_TOKENS, device)).to(torch.bfloat16).cpu()
+        hidden = target(ids, causal_attend(target.config, DOCUMENT_TOKENS, device)).hidden.to(torch.bfloat16).cpu()
     return [
         Document(deque(), 0.0, tokens=row, hidden=list(states), answer_start=DOCUMENT_TOKENS // 8)
         for row, states in zip(ids.tolist(), hidden, strict=True)

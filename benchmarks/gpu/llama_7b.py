@@ -120,7 +120,7 @@ def time_target(
     """Milliseconds of a step of every batch and number of rows, over `context` cached tokens."""
     config, device = target.config, target.embedding.weight.device
     shape = CacheShape(max(batches), context, max(rows))
-    module = TorchTarget(target, shape, hidden_output=True).to(device)
+    module = TorchTarget(target, shape, features_output=True).to(device)
     size = (shape.slots, config.num_kv_heads, shape.rows, config.head_size)
     k, v = ([torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(config.num_layers)] for _ in "kv")
 
@@ -152,15 +152,15 @@ def time_drafting(
         caches = [torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(2 * drafter.context_layers)]
 
     def draft(inputs: dict[str, Tensor]) -> list[Tensor]:
-        hidden, *others = inputs.values()
-        candidates, log_probs, parents = loop([hidden.to(torch.bfloat16), *others, *caches])[:3]
+        features, *others = inputs.values()
+        candidates, log_probs, parents = loop([features.to(torch.bfloat16), *others, *caches])[:3]
         return [candidates, log_probs.float(), parents]
 
     found, drafts = [], []
     for batch in batches:
         pairs = batch * (PAIRS if drafter.reads_context else 1)
         inputs: dict[str, np.ndarray | Tensor] = {
-            "hidden": torch.randn(pairs, drafter.target_hidden_size, device=device),
+            "features": torch.randn(pairs, drafter.feature_size, device=device),
             "tokens": np.arange(pairs, dtype=np.int32) % drafter.config.vocab_size,
         }
         if drafter.reads_context:

@@ -95,7 +95,7 @@ def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len
     )
     cache = CacheShape(limits.slots, limits.max_len, limits.max_tree)
     programs = {
-        "target.pt2": TorchTarget(target, cache, hidden_output=True).to(device),
+        "target.pt2": TorchTarget(target, cache, features_output=True).to(device),
         f"drafter.{TREES}.pt2": partial(draft, loop),
     }
     with patch("redraft.engines.torch.load_program", lambda path, device: programs[path.name]):
@@ -108,8 +108,8 @@ def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len
 
 def draft(loop: BeamSearch, inputs: list[Tensor]) -> list[Tensor]:
     """The drafter's program: candidates, log-probabilities in float32, parents."""
-    hidden, *others = inputs
-    candidates, log_probs, parents = loop([hidden.to(torch.bfloat16), *others])[:3]
+    features, *others = inputs
+    candidates, log_probs, parents = loop([features.to(torch.bfloat16), *others])[:3]
     return [candidates, log_probs.float(), parents]
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.replay.answers --bundle BUNDLE --dataset mt_bench.jsonl --output artifacts/answers
 
-One safetensors shard, as build/distill.py writes them. The bundle needs a drafter, or --hidden-states when it is built;
+One safetensors shard, as build/distill.py writes them. The bundle needs a drafter, or --features when it is built;
 how it decodes does not change the answers.
 """
 
@@ -51,7 +51,7 @@ class Answer:
 def record(llm: LLM, prompts: list[str], max_tokens: int, concurrency: int) -> list[Answer]:
     """Answers of an LLM's target, one forward of each whole text for its hidden states.
 
-    Raises ValueError where the bundle gives no hidden states.
+    Raises ValueError where the bundle gives no features.
     """
     requests = [request(text, max_tokens, temperature=0.0) for text in prompts]
     answers = []
@@ -61,7 +61,7 @@ def record(llm: LLM, prompts: list[str], max_tokens: int, concurrency: int) -> l
         tokens = [*prompt, *answer.token_ids]
         states = [hidden for _, hidden in teacher_force(llm, tokens, 0) if hidden is not None]
         if not states:
-            raise ValueError("the bundle gives no hidden states: build it with a drafter, or with --hidden-states")
+            raise ValueError("the bundle gives no features: build it with a drafter, or with --features")
         answers.append(Answer(torch.tensor(tokens), torch.from_numpy(np.concatenate(states)), len(prompt)))
     return answers
 
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     """Answer the prompts and write the shard."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--bundle", type=Path, required=True, help="bundle that gives hidden states")
+    add("--bundle", type=Path, required=True, help="bundle that gives features")
     add("--dataset", type=Path, default=Path(__file__).parents[1] / "prompts.jsonl")
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)

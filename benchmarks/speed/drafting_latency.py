@@ -179,12 +179,12 @@ def untrained(
     console.print(f"written to {output}")
 
 
-def place_to_draft(reads_context: bool, hidden: int, context: int, pairs: int) -> DraftBatch:
+def place_to_draft(reads_context: bool, features: int, context: int, pairs: int) -> DraftBatch:
     """One sequence of `context` ingested pairs and as many new ones; the last one alone where no context is kept."""
     if not reads_context:
-        return DraftBatch.of_roots(np.ones((1, hidden), np.float32), np.ones(1, np.int32))
+        return DraftBatch.of_roots(np.ones((1, features), np.float32), np.ones(1, np.int32))
     return DraftBatch(
-        hidden=np.ones((pairs, hidden), np.float32),
+        features=np.ones((pairs, features), np.float32),
         tokens=np.ones(pairs, np.int32),
         row_offsets=np.array([0, pairs], np.int32),
         slots=np.zeros(1, np.int32),
@@ -207,7 +207,7 @@ def drafters(
         raise typer.BadParameter(str(error)) from None
     config, engine = loaded.config, load_engine(loaded)
     batches = {
-        name: place_to_draft(drafter.reads_context, config.target.hidden_size, context, pairs)
+        name: place_to_draft(drafter.reads_context, config.target.feature_size, context, pairs)
         for name, drafter in engine.drafters.items()
     }
     other, samples = np.zeros(CACHE_BYTES // 8), {name: list[float]() for name in batches}

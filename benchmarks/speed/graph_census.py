@@ -36,6 +36,7 @@ def config_of(args: argparse.Namespace) -> BundleConfig:
     target = TargetInfo(
         num_layers=1,
         hidden_size=args.hidden_size,
+        feature_size=args.hidden_size,
         num_heads=1,
         num_kv_heads=1,
         head_size=64,
@@ -60,12 +61,12 @@ def config_of(args: argparse.Namespace) -> BundleConfig:
 def tables(config: BundleConfig) -> list[Table]:
     """The target's buckets, then what is kept."""
     limits, target = config.limits, config.target
-    steps, row = decode_buckets(limits), (target.vocab_size + target.hidden_size) * WIDTH[config.precision]
+    steps, row = decode_buckets(limits), (target.vocab_size + target.feature_size) * WIDTH[config.precision]
     first = Table("The target's graphs, in the order of their capture", ["sequences", "rows", "MB of results"])
     for bucket in steps:
         first.rows.append([str(bucket.sequences), str(bucket.rows), _mb(bucket.rows * row)])
     second = Table("Kept", ["", "graphs", "MB"])
-    alone = 4 * sum(bucket.rows for bucket in steps) * (target.vocab_size + target.hidden_size)
+    alone = 4 * sum(bucket.rows for bucket in steps) * (target.vocab_size + target.feature_size)
     second.rows += [
         ["results of the target's graphs, shared", str(len(steps)), _mb(output_bytes(config))],
         ["a drafter's graphs", str(len(draft_buckets(limits, False))), ""],

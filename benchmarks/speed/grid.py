@@ -121,10 +121,11 @@ def record(llm: LLM, prompts: list[str], max_tokens: int, sampling: dict[str, An
         drafter, text = _drafter(llm), [*prompt, *tokens[:-1]]
         first = 0 if drafter.reads_context else len(prompt) - 1
         forced = teacher_force(llm, text[:-1], first)
-        hidden = np.concatenate([chunk for _, chunk in forced if chunk is not None])
-        batches = (
-            _growing(hidden, text, len(prompt), drafter) if drafter.reads_context else _by_roots(hidden, text, batch)
-        )
+        features = np.concatenate([chunk for _, chunk in forced if chunk is not None])
+        if drafter.reads_context:
+            batches = _growing(features, text, len(prompt), drafter)
+        else:
+            batches = _by_roots(features, text, batch)
         parts = []
         for one in batches:
             part = drafter.draft(one)
@@ -134,26 +135,26 @@ def record(llm: LLM, prompts: list[str], max_tokens: int, sampling: dict[str, An
     return replays
 
 
-def _by_roots(hidden: np.ndarray, text: list[int], batch: int) -> Iterator[DraftBatch]:
-    """The last tokens of a text as roots, as many as there are hidden states."""
-    roots = np.array(text[-len(hidden) :], np.int32)
+def _by_roots(features: np.ndarray, text: list[int], batch: int) -> Iterator[DraftBatch]:
+    """The last tokens of a text as roots, as many as there are rows of features."""
+    roots = np.array(text[-len(features) :], np.int32)
     for start in range(0, len(roots), batch):
         rows = slice(start, start + batch)
-        yield DraftBatch.of_roots(hidden[rows], roots[rows])
+        yield DraftBatch.of_roots(features[rows], roots[rows])
 
 
-def _growing(hidden: np.ndarray, text: list[int], first: int, drafter: DraftEngine) -> Iterator[DraftBatch]:
+def _growing(features: np.ndarray, text: list[int], first: int, drafter: DraftEngine) -> Iterator[DraftBatch]:
     """The tokens of a text from `first` on as roots, one after the other: each ingests the pairs that are new."""
     pairs = Pairs(drafter.reads_text)
     if pairs.from_text:
-        pairs.add(hidden[:1], text[:1])
+        pairs.add(features[:1], text[:1])
     begin = 0
     for place in range(first, len(text)):
-        pairs.add(hidden[begin:place], text[begin + 1 : place + 1])
+        pairs.add(features[begin:place], text[begin + 1 : place + 1])
         begin, ingested = place, pairs.ingested
         states, tokens = pairs.take()
         yield DraftBatch(
-            hidden=np.concatenate(states),
+            features=np.concatenate(states),
             tokens=np.array(tokens, np.int32),
             row_offsets=np.array([0, len(tokens)], np.int32),
             slots=np.zeros(1, np.int32),
@@ -243,9 +244,9 @@ def step_times(llm: LLM, rows: list[int], rounds: int = 12) -> dict[int, float]:
 
 def drafting_time(llm: LLM, rounds: int = 20) -> float:
     """Median seconds of one drafter call for one sequence."""
-    ((_, hidden),) = teacher_force(llm, [1], 0)
-    assert hidden is not None
-    batch = DraftBatch.of_roots(hidden, np.ones(1, np.int32))
+    ((_, features),) = teacher_force(llm, [1], 0)
+    assert features is not None
+    batch = DraftBatch.of_roots(features, np.ones(1, np.int32))
     return float(np.median([_seconds(partial(_drafter(llm).draft, batch)) for _ in range(rounds)]))
 
 

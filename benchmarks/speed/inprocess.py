@@ -12,7 +12,7 @@ import numpy as np
 
 from redraft.batch import TargetBatch
 from redraft.decoding.token_tree import mask_width
-from redraft.engines.hidden import on_host
+from redraft.engines.features import on_host
 from redraft.llm import LLM, Answer
 from redraft.request import GenerateRequest, request
 
@@ -76,7 +76,7 @@ def require_fit(llm: LLM, texts: Sequence[str], max_tokens: int) -> None:
 
 def teacher_force(llm: LLM, token_ids: Sequence[int], first: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Run a text through the target, in prefill chunks; per chunk, for each row from place `first` on, the logits
-    float32 [n, V] and, where the bundle drafts, the hidden states float32 [n, H], as copies.
+    float32 [n, V] and, where the bundle drafts, the features float32 [n, F], as copies.
 
     Nothing may be running: slot 0 is used. Raises ValueError if the text is longer than the context.
     """
@@ -86,15 +86,15 @@ def teacher_force(llm: LLM, token_ids: Sequence[int], first: int) -> Iterator[tu
     for start in range(0, len(ids), limits.prefill_chunk):
         rows = ids[start : start + limits.prefill_chunk]
         wanted = np.arange(max(first - start, 0), len(rows), dtype=np.int32)
-        logits, hidden = forward(llm, rows, start, wanted if len(wanted) else np.zeros(1, np.int32))
+        logits, features = forward(llm, rows, start, wanted if len(wanted) else np.zeros(1, np.int32))
         if len(wanted):
-            yield logits.copy(), None if hidden is None else hidden[wanted].copy()
+            yield logits.copy(), None if features is None else features[wanted].copy()
 
 
 def forward(llm: LLM, rows: np.ndarray, start: int, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """One target forward of a chain of rows int32 [T] after the first `start` rows of slot 0: logits of the rows
-    `wanted` int32 and hidden states of all, valid until the next call of the engine."""
+    `wanted` int32 and features of all, valid until the next call of the engine."""
     words = mask_width(llm.runtime.limits.max_tree)
     batch = TargetBatch.chains(rows[None], np.zeros(1), np.array([start]), words, wanted)
-    logits, hidden = llm.runtime.engine.execute(batch)
-    return np.asarray(logits), None if hidden is None else on_host(hidden)
+    logits, features = llm.runtime.engine.execute(batch)
+    return np.asarray(logits), None if features is None else on_host(features)

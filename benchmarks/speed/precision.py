@@ -61,7 +61,7 @@ class Difference:
 def module_log_probs(target: Target, ids: list[int]) -> Tensor:
     """Log-probabilities float32 [N, V] behind every token of a text."""
     with torch.inference_mode():
-        hidden = target(torch.tensor([ids]), causal_attend(target.config, len(ids)))
+        hidden = target(torch.tensor([ids]), causal_attend(target.config, len(ids))).hidden
         return target.lm_head(hidden)[0].float().log_softmax(-1)
 
 
@@ -111,7 +111,7 @@ def compare(target: Target, texts: list[list[int]], calibration: Calibration | N
     half.to(torch.bfloat16)
     megabytes = 2e-6 * sum(weight.numel() for weight in half.parameters())
     found = [measure("bf16", megabytes, lambda ids: module_log_probs(half, ids))]
-    network = export_target_native(target.half(), CacheShape(1, max(map(len, texts)), 1), hidden_output=False)
+    network = export_target_native(target.half(), CacheShape(1, max(map(len, texts)), 1), features_output=False)
     networks = {"fp16": network, INT8: quantize_network(network, INT8)}
     if calibration:
         networks[FP8] = quantize_network(network, FP8, calibration.largest_inputs)

@@ -22,7 +22,7 @@ DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
 """The drafters' precision for a target's precision: drafts decide speed, never output."""
 
 
-def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
+def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, features: bool) -> dict[str, str]:
     """Write the networks to `folder`; the methods' drafters share their weights. Returns the versions for the
     manifest."""
     cache_dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
@@ -32,7 +32,7 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidd
                 part.target,
                 cache_shape(config),
                 cache_dtype=cache_dtype,
-                hidden_output=hidden and part.rank == 0,
+                features_output=features and part.rank == 0,
                 rank=part.rank,
                 ranks=config.tensor_parallel,
             )

@@ -19,22 +19,22 @@ from redraft.bundle.config import BundleConfig
 from redraft.engines.tensorrt.engine import dtype_of
 
 
-def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
+def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, features: bool) -> dict[str, str]:
     """Write the networks and their engines to `folder`: the target in the form that the bundle asks for, all others in
     native form. Returns the versions for the manifest. Raises BundleError as `EngineBuilder` does."""
     builder = EngineBuilder(config)
     dtype, cache = dtype_of(builder.library, config.precision), cache_shape(config)
     for part in target_parts(config, target.to(dtype), folder):
-        network, gives_hidden = part.folder / "target.onnx", hidden and part.rank == 0
+        network, gives_features = part.folder / "target.onnx", features and part.rank == 0
         ranks = {"rank": part.rank, "ranks": config.tensor_parallel}
         with step(f"export {part.name}"):
             if config.plugin_form:
                 form = export_target_plugin(
-                    part.target, cache, cache_dtype=dtype, aliased_outputs=True, hidden_output=gives_hidden, **ranks
+                    part.target, cache, cache_dtype=dtype, aliased_outputs=True, features_output=gives_features, **ranks
                 )
                 form = tensorrt_attention.tensorrt_form(quantized(form, config.precision, folder), config.alias)
             else:
-                form = export_target_native(part.target, cache, hidden_output=gives_hidden, **ranks)
+                form = export_target_native(part.target, cache, features_output=gives_features, **ranks)
                 form = quantized(form, config.precision, folder)
             save(tensorrt_all_reduce.tensorrt_form(form), network)
         with step(f"build the engine of {part.name}"):

@@ -20,7 +20,7 @@ from redraft.bundle.config import BundleConfig
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidden: bool) -> dict[str, str]:
+def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, features: bool) -> dict[str, str]:
     """Write the programs to `folder`. Returns no versions: every manifest has torch's."""
     dtype = DTYPES[config.precision]
     for part in target_parts(config, target.to(dtype), folder):
@@ -28,7 +28,7 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, hidd
             program = export_target_torch(
                 part.target,
                 cache_shape(config),
-                hidden_output=hidden and part.rank == 0,
+                features_output=features and part.rank == 0,
                 rank=part.rank,
                 ranks=config.tensor_parallel,
             )

@@ -60,7 +60,7 @@ class Recipe:
 class Drafter(nn.Module):
     """A draft model with a frozen head: rows of the target's LM head.
 
-    A subclass names itself and its configuration, computes `features`, what the head takes, in `unroll`, and may start
+    A subclass names itself and its configuration, computes what the head reads in `unroll`, and may start
     from something better than random weights. `hot_ids` int64 [K] are the target's ids of the head's rows.
     """
 
@@ -76,8 +76,8 @@ class Drafter(nn.Module):
     """Whether its paths have `raw_logits`, from which drafts can be re-sampled"""
     context_layers: int = 0
     """Layers of its context cache"""
-    target_hidden_size: int
-    """Size of the hidden states that it drafts from"""
+    feature_size: int
+    """Width F of the target's features that it drafts from"""
     operators: Operators = TorchOperators()
     context_type: Callable[..., Context] = DraftContext
     """What makes its context cache of operators, tables and inputs"""
@@ -97,7 +97,7 @@ class Drafter(nn.Module):
                 f"{config.vocab_size}; this one has {target.config.hidden_size} and {target.config.vocab_size}"
             )
         self.config, self.token_info = config, None
-        self.target_hidden_size = config.hidden_size
+        self.feature_size = target.config.feature_size
         rows = config.hot_vocabulary or config.vocab_size
         ids = torch.arange(rows) if hot_ids is None else hot_ids.long()
         if ids.shape != (rows,):
@@ -112,9 +112,9 @@ class Drafter(nn.Module):
         Raises ValueError where it cannot draft so deep.
         """
 
-    def likeliest(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `Paths.likeliest`, from what the head takes."""
-        scores = F.log_softmax(F.linear(features, self.head_weight.to(features.dtype)).float(), dim=-1)
+    def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Paths.likeliest`, from what the head reads."""
+        scores = F.log_softmax(F.linear(hidden, self.head_weight.to(hidden.dtype)).float(), dim=-1)
         values, rows = scores.topk(count, dim=-1)
         return values, self.hot_ids[rows].to(torch.int32)
 
@@ -126,8 +126,8 @@ class Drafter(nn.Module):
         return F.embedding(tokens, self.embedding)
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
-        """Features [W * kept[d], H] of the draft's depths d = 0, 1, ..., for the first kept[d] positions of each window
-        (numbers that do not grow): what drafting computes where every draft token is the text's."""
+        """What the head reads [W * kept[d], H] at the draft's depths d = 0, 1, ..., for the first kept[d] positions of
+        each window (numbers that do not grow): what drafting computes where every draft token is the text's."""
         raise NotImplementedError
 
     def require_steps(self, steps: int) -> None:

@@ -24,7 +24,7 @@ SAMPLED_WINDOWS = 32
 class ContextDrafter(Drafter):
     """Hidden states predicted by one layer of the target's size.
 
-    For every committed position t the layer ingests the pair (target hidden state H_t, embedding of token t + 1), fused
+    For every committed position t the layer ingests the pair (target features at t, embedding of token t + 1), fused
     by a linear layer; its keys and values stay in the drafter's cache, its output predicts H_{t+1}. From there a chain
     predicts H_{t+2}, ...: one row per step behind the ingested ones, discarded after drafting.
     """
@@ -37,14 +37,14 @@ class ContextDrafter(Drafter):
         super().__init__(config, target, hot_ids)
         size = config.hidden_size
         self.layer_config = replace(target.config, num_layers=1)
-        self.fuse = nn.Linear(2 * size, size, bias=False)
+        self.fuse = nn.Linear(self.feature_size + size, size, bias=False)
         self.layer = DecoderLayer(self.layer_config)
         self.norm = RMSNorm(size, target.config.rms_norm_eps)
 
-    def fused(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """The layer's input [..., H] for hidden states [..., H] and the tokens int64 [...] that follow them."""
-        size, weight = self.config.hidden_size, self.fuse.weight
-        return F.linear(hidden, weight[:, :size]) + F.linear(self.embed(tokens).to(hidden.dtype), weight[:, size:])
+    def fused(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """The layer's input [..., H] for features [..., F] and the tokens int64 [...] that follow them."""
+        size, weight = self.feature_size, self.fuse.weight
+        return F.linear(features, weight[:, :size]) + F.linear(self.embed(tokens).to(features.dtype), weight[:, size:])
 
     def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
         """The layer's input [..., H] of a chain step, for its predicted hidden states and the tokens drafted last."""
@@ -54,25 +54,25 @@ class ContextDrafter(Drafter):
         """Predicted hidden states [..., H] of the layer's inputs [..., H], or of some of their rows."""
         return self.norm(self.layer(inputs, 0, attend, rows))
 
-    def ingest(self, hidden: Tensor, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Predicted hidden states [..., H] that follow committed pairs, or some of them: hidden [..., H], tokens int
+    def ingest(self, features: Tensor, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Predicted hidden states [..., H] that follow committed pairs, or some of them: features [..., F], tokens int
         [...]."""
-        return self.step(self.fused(hidden, tokens), attend, rows)
+        return self.step(self.fused(features, tokens), attend, rows)
 
     def prepare(self, cache_rows: int, levels: int) -> None:
         self.tables = CacheTables(self.layer_config, cache_rows, self.embedding.device)
 
-    def begin(self, hidden: Tensor, inputs: Sequence[Tensor]) -> tuple[Context, Tensor]:
-        """Ingest pairs: hidden [P, H], and the inputs of a DraftContext. The predicted hidden states [B, H] that follow
-        each sequence's last pair."""
+    def begin(self, features: Tensor, inputs: Sequence[Tensor]) -> tuple[Context, Tensor]:
+        """Ingest pairs: features [P, F], and the inputs of a DraftContext. Returns the context and the predicted hidden
+        states [B, H] that follow each sequence's last pair."""
         context = self.context_type(self.operators, self.tables, inputs)
-        return context, self.ingest(hidden, inputs[0], context.attend_pairs, context.last_rows)
+        return context, self.ingest(features, inputs[0], context.attend_pairs, context.last_rows)
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
         length = windows.tokens.shape[1] - len(kept) - 1
         attention = WindowAttention(self.layer_config, windows.documents[:, :length])
-        hidden, tokens = windows.hidden[:, :length], windows.tokens[:, 1 : length + 1]
-        predicted = self.ingest(hidden.flatten(0, 1), tokens.flatten(), attention.attend_context)
+        features, tokens = windows.features[:, :length], windows.tokens[:, 1 : length + 1]
+        predicted = self.ingest(features.flatten(0, 1), tokens.flatten(), attention.attend_context)
         predicted = windows.rows(predicted.unflatten(0, (-1, length)), kept[0], 0)
         yield predicted.flatten(0, 1)
         for depth, here in enumerate(kept[1:], 1):
@@ -88,7 +88,7 @@ class ContextDrafter(Drafter):
         self.layer.load_state_dict(target.layers[-1].state_dict())
         self.norm.load_state_dict(target.norm.state_dict())
         inputs = last_layer_inputs(target, windows)
-        pairs = torch.cat([windows.hidden[:, :-1], self.embed(windows.tokens[:, 1:]).float()], dim=-1)
+        pairs = torch.cat([windows.features[:, :-1], self.embed(windows.tokens[:, 1:]).float()], dim=-1)
         here = pairs[..., : self.fuse.in_features]
         self.fuse.weight.copy_(ridge(here.flatten(0, 1), inputs[:, 1:].flatten(0, 1)))
         self.initialize_chain(windows, inputs)

@@ -28,7 +28,7 @@ class DraftLMConfig:
 
 
 class DraftLM(Drafter):
-    """The text alone, without the target's hidden states. Its logits at a token do not depend on where drafting began,
+    """The text alone, without the target's features. Its logits at a token do not depend on where drafting began,
     so it is trained at depth 0 only."""
 
     name = "draft_lm"
@@ -65,7 +65,7 @@ class DraftLM(Drafter):
         rows = None if hot_ids is None else len(hot_ids)
         config = DraftLMConfig(own.hidden_size, own.vocab_size, rows, own.num_layers)
         drafter = cls(config, model, hot_ids, model.layers)
-        drafter.norm, drafter.target_hidden_size = model.norm, target.config.hidden_size
+        drafter.norm, drafter.feature_size = model.norm, target.config.feature_size
         return drafter.eval()
 
     def forward(self, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
@@ -78,21 +78,21 @@ class DraftLM(Drafter):
     def prepare(self, cache_rows: int, levels: int) -> None:
         self.tables = CacheTables(self.lm_config, cache_rows, self.embedding.device)
 
-    def grow(self, features: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+    def grow(self, hidden: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
         """See `Grower.grow`."""
         return self(tokens, attend)
 
-    def paths(self, hidden: Tensor, *inputs: Tensor) -> TreePaths:
-        """The roots, from the inputs of a DraftContext, whose pairs begin with the text's first token; hidden states
-        [P, H] are not read."""
+    def paths(self, features: Tensor, *inputs: Tensor) -> TreePaths:
+        """The roots, from the inputs of a DraftContext, whose pairs begin with the text's first token; features [P, F]
+        are not read."""
         context = self.context_type(self.operators, self.tables, inputs)
         return TreePaths(self, context, self(inputs[0], context.attend_pairs, context.last_rows))
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
         attention = WindowAttention(self.lm_config, windows.documents)
-        features = self(windows.tokens.flatten(), attention.attend_context).unflatten(0, windows.tokens.shape)
+        hidden = self(windows.tokens.flatten(), attention.attend_context).unflatten(0, windows.tokens.shape)
         for depth, here in enumerate(kept):
-            yield windows.rows(features, here, depth + 1).flatten(0, 1)
+            yield windows.rows(hidden, here, depth + 1).flatten(0, 1)
 
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:

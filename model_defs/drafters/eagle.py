@@ -32,10 +32,10 @@ class EagleDrafter(ContextDrafter):
     def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
         return self.fused(predicted, tokens)
 
-    def grow(self, features: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+    def grow(self, hidden: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
         """See `Grower.grow`."""
-        return self.step(self.chained(features, tokens), attend)
+        return self.step(self.chained(hidden, tokens), attend)
 
-    def paths(self, hidden: Tensor, *inputs: Tensor) -> TreePaths:
-        """The roots: hidden [P, H], and the inputs of a DraftContext."""
-        return TreePaths(self, *self.begin(hidden, inputs))
+    def paths(self, features: Tensor, *inputs: Tensor) -> TreePaths:
+        """The roots: features [P, F], and the inputs of a DraftContext."""
+        return TreePaths(self, *self.begin(features, inputs))

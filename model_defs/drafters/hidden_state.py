@@ -95,15 +95,15 @@ class HiddenStateDrafter(ContextDrafter):
         super().__init__(config, target, hot_ids)
         size = config.hidden_size
         if not config.first_token:
-            self.fuse = nn.Linear(size, size, bias=False)
+            self.fuse = nn.Linear(self.feature_size, size, bias=False)
         if config.chain_map:
             self.map = nn.Linear(size, size, bias=False)
         if config.token_info:
             kept = min(config.info_vocabulary, len(self.hot_ids))
             self.token_info = TokenInfo(self.embedding, self.hot_ids, kept, config.info_rank)
 
-    def fused(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        return super().fused(hidden, tokens) if self.config.first_token else self.fuse(hidden)
+    def fused(self, features: Tensor, tokens: Tensor) -> Tensor:
+        return super().fused(features, tokens) if self.config.first_token else self.fuse(features)
 
     def chained(self, predicted: Tensor, tokens: Tensor | None = None) -> Tensor:
         return self.map(predicted) if self.config.chain_map else predicted
@@ -122,9 +122,9 @@ class HiddenStateDrafter(ContextDrafter):
         if self.token_info is not None:
             self.info = self.token_info.stored(self.info_form)
 
-    def paths(self, hidden: Tensor, *inputs: Tensor) -> ChainPaths:
-        """The roots: hidden [P, H], and the inputs of a DraftContext."""
-        context, first = self.begin(hidden, inputs)
+    def paths(self, features: Tensor, *inputs: Tensor) -> ChainPaths:
+        """The roots: features [P, F], and the inputs of a DraftContext."""
+        context, first = self.begin(features, inputs)
         states = [first]
         for level in range(1, self.levels):
             states.append(self.step(self.chained(states[-1]), context.place_chain(level)))

@@ -1,4 +1,4 @@
-"""A baseline: Medusa-style heads, each of which predicts the token at its own depth from the target's hidden state."""
+"""A baseline: Medusa-style heads, each of which predicts the token at its own depth from the target's features."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ class MedusaHead(nn.Module):
         self.blocks = nn.Sequential(*(ResidualBlock(config.hidden_size) for _ in range(config.num_blocks)))
         self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.out(self.blocks(hidden))
+    def forward(self, features: Tensor) -> Tensor:
+        return self.out(self.blocks(features))
 
 
 @dataclass
 class MedusaPaths:
-    """Nodes at a level, all of a sequence alike: the target's hidden states [B, H], and the nodes' sequences int32 [N],
+    """Nodes at a level, all of a sequence alike: the target's features [B, F], and the nodes' sequences int32 [N],
     None where they are the roots."""
 
     drafter: MedusaDrafter
-    hidden: Tensor
+    features: Tensor
     sequences: Tensor | None = None
     level: int = 0
     raw_logits: None = None
 
     def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        features = self.drafter.heads[self.level](self.hidden)
+        hidden = self.drafter.heads[self.level](self.features)
         if self.sequences is not None:
-            features = F.embedding(self.sequences, features)
-        return self.drafter.likeliest(features, count)
+            hidden = F.embedding(self.sequences, hidden)
+        return self.drafter.likeliest(hidden, count)
 
     def extend(self, children: Children) -> MedusaPaths:
-        return MedusaPaths(self.drafter, self.hidden, children.sequences, self.level + 1)
+        return MedusaPaths(self.drafter, self.features, children.sequences, self.level + 1)
 
 
 class MedusaDrafter(Drafter):
-    """Features of depth d: W_d blocks_d(H_t). No head sees a token, not even the root."""
+    """W_d blocks_d(x) is what the head reads at depth d, for features x. No block sees a token, not even the root."""
 
     name = "medusa"
     config_type = MedusaConfig
@@ -78,22 +78,25 @@ class MedusaDrafter(Drafter):
         if steps > len(self.heads):
             raise ValueError(f"{steps} drafting steps need as many heads, this drafter has {len(self.heads)}")
 
-    def paths(self, hidden: Tensor, tokens: Tensor) -> MedusaPaths:
-        """The roots: hidden [B, H], whose logits gave them; their tokens int32 [B] are not read."""
-        return MedusaPaths(self, hidden)
+    def paths(self, features: Tensor, tokens: Tensor) -> MedusaPaths:
+        """The roots: features [B, F] of the tokens before them; their own tokens int32 [B] are not read."""
+        return MedusaPaths(self, features)
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
         self.require_steps(len(kept))
-        hidden = windows.rows(windows.hidden, kept[0], 0)
+        features = windows.rows(windows.features, kept[0], 0)
         for head, here in zip(self.heads, kept, strict=False):
-            yield head(hidden[:, :here].flatten(0, 1))
+            yield head(features[:, :here].flatten(0, 1))
 
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:
-        """Each head a ridge regression from H_t to the hidden state that its token is read from."""
+        """Set each head by ridge regression from H_t to the hidden state that its token is read from."""
         kept = windows.positions.shape[1]
         heads = list(cast(Iterable[MedusaHead], self.heads))
         for depth, head in enumerate(heads[: windows.tokens.shape[1] - kept - 1]):
             scored = windows.scored(kept, depth)
-            here, there = (windows.rows(windows.hidden, kept, ahead)[scored].float() for ahead in (0, depth + 1))
+            here, there = (
+                windows.rows(x, kept, ahead)[scored].float()
+                for x, ahead in ((windows.features, 0), (windows.hidden, depth + 1))
+            )
             head.out.weight.copy_(ridge(here, there))

@@ -62,7 +62,7 @@ class RecurrentPaths:
     raw_logits: None = None
 
     def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        return self.drafter.likeliest(self.drafter.features(self.state, self.context), count)
+        return self.drafter.likeliest(self.drafter.hidden(self.state, self.context), count)
 
     def extend(self, children: Children) -> RecurrentPaths:
         roots = self.context if self.roots is None else self.roots
@@ -71,7 +71,7 @@ class RecurrentPaths:
 
 
 class RecurrentDrafter(Drafter):
-    """p(next token | path) from the target's last hidden state h and the path's embeddings:
+    """p(next token | path) from the target's features h and the path's embeddings:
     s_t = f(U s_{t-1} + W e_t + b), logits = head(blocks(input([s_t, h]))).
 
     The input layer's part of h is the same for all paths from a root: see `context`."""
@@ -86,7 +86,7 @@ class RecurrentDrafter(Drafter):
         hidden = config.hidden_size
         self.rnn_u = nn.Linear(hidden, hidden, bias=config.rnn_bias)
         self.rnn_w = nn.Linear(hidden, hidden, bias=False)
-        self.input = nn.Linear(2 * hidden, config.exit_dim)
+        self.input = nn.Linear(hidden + self.feature_size, config.exit_dim)
         self.blocks = nn.ModuleList(ResidualBlock(config.exit_dim) for _ in range(config.num_blocks))
         if config.head == "target":
             self.output = nn.Linear(config.exit_dim, hidden, bias=False)
@@ -107,12 +107,12 @@ class RecurrentDrafter(Drafter):
         """s_t [..., H] from s_{t-1} [..., H] and tokens int [...]."""
         return F.silu(self.rnn_u(state) + self.rnn_w(self.embed(tokens)))
 
-    def context(self, hidden: Tensor) -> Tensor:
-        """[..., exit_dim], the input layer's output for h [..., H] and a state of zeros."""
-        return F.linear(hidden, self.input.weight[:, self.config.hidden_size :], self.input.bias)
+    def context(self, features: Tensor) -> Tensor:
+        """[..., exit_dim], the input layer's output for h [..., F] and a state of zeros."""
+        return F.linear(features, self.input.weight[:, self.config.hidden_size :], self.input.bias)
 
-    def features(self, state: Tensor, context: Tensor) -> Tensor:
-        """What the head takes: [..., H] (head "target") or [..., exit_dim] (head "own")."""
+    def hidden(self, state: Tensor, context: Tensor) -> Tensor:
+        """What the head reads: [..., H] (head "target") or [..., exit_dim] (head "own")."""
         x = F.linear(state, self.input.weight[:, : self.config.hidden_size]) + context
         for block in self.blocks:
             x = block(x)
@@ -122,26 +122,26 @@ class RecurrentDrafter(Drafter):
     def head_weight(self) -> Tensor:
         return self.head_rows if self.config.head == "target" else self.own_head.weight
 
-    def logits(self, state: Tensor, hidden: Tensor) -> Tensor:
+    def logits(self, state: Tensor, features: Tensor) -> Tensor:
         """[..., K] over the head's rows; `hot_ids` maps them to the target's ids."""
-        return F.linear(self.features(state, self.context(hidden)), self.head_weight.to(state.dtype))
+        return F.linear(self.hidden(state, self.context(features)), self.head_weight.to(state.dtype))
 
-    def paths(self, hidden: Tensor, tokens: Tensor) -> RecurrentPaths:
-        """The roots: hidden [B, H], whose logits gave them, and tokens int32 [B]."""
-        return RecurrentPaths(self, self.first_state(tokens), self.context(hidden))
+    def paths(self, features: Tensor, tokens: Tensor) -> RecurrentPaths:
+        """The roots: features [B, F] of the tokens before them, and tokens int32 [B]."""
+        return RecurrentPaths(self, self.first_state(tokens), self.context(features))
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
         """As Drafter's. Raises ValueError for a head of its own, which training does not reach."""
         if self.config.head != "target":
             raise ValueError('only recurrent drafters with head "target" can be trained, this one has "own"')
-        context = self.context(windows.rows(windows.hidden, kept[0], 0).flatten(0, 1)).unflatten(0, (-1, kept[0]))
+        context = self.context(windows.rows(windows.features, kept[0], 0).flatten(0, 1)).unflatten(0, (-1, kept[0]))
         for depth, here in enumerate(kept):
             tokens = windows.rows(windows.tokens, here, depth + 1).flatten()
             if depth == 0:
                 state = self.first_state(tokens)
             else:
                 state = self.next_state(state.unflatten(0, (-1, kept[depth - 1]))[:, :here].flatten(0, 1), tokens)
-            yield self.features(state, context[:, :here].flatten(0, 1))
+            yield self.hidden(state, context[:, :here].flatten(0, 1))
 
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:
@@ -151,7 +151,7 @@ class RecurrentDrafter(Drafter):
         scored = windows.scored(kept, 0)
         here, there, tokens = (
             windows.rows(x, kept, ahead)[scored]
-            for x, ahead in ((windows.hidden, 0), (windows.hidden, 1), (windows.tokens, 1))
+            for x, ahead in ((windows.features, 0), (windows.hidden, 1), (windows.tokens, 1))
         )
         weight = ridge(torch.cat([self.embed(tokens).float(), here.float()], dim=-1), there.float())
         u, s, vt = torch.linalg.svd(weight, full_matrices=False)

@@ -1,7 +1,7 @@
 """Windows of consecutive positions of teacher data: what drafters are trained and judged on.
 
-Position t of a document stands for one draft: the target's hidden state H_t is known, token t + 1 is the root, and
-depth d = 0, 1, ... of the draft predicts token t + 2 + d, which the target predicts from H_{t+1+d}.
+Position t of a document stands for one draft: the target's features of token t are known, token t + 1 is the root, and
+depth d = 0, 1, ... of the draft predicts token t + 2 + d, which the target predicts from its hidden state H_{t+1+d}.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ class Windows:
     tokens: Tensor
     """int64 [W, S]"""
     hidden: Tensor
-    """[W, S, H], the target's hidden states after its final norm"""
+    """[W, S, H], the target's hidden states after its final norm, from which its logits follow"""
     documents: Tensor
     """int64 [W, S], which document a token belongs to; NO_DOCUMENT behind the end of a shard"""
     positions: Tensor
     """int64 [W, P], the window's rows to draft from; their order is free"""
     drafted: Tensor
     """bool [W, P], false where a window has fewer than P such rows and `positions` is filled up"""
+
+    @property
+    def features(self) -> Tensor:
+        """[W, S, F], what drafters read: see `States`."""
+        return self.hidden
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -70,10 +70,10 @@ Drafting = BeamSearch | RandomDraws
 class DrafterInputs:
     """The inputs of a drafter's network.
 
-    hidden [P, H] in the module's dtype, tokens int32 [P] and, for a drafter with a context, row_offsets int32 [B + 1],
-    slots and cache_lengths int32 [B] (see `DraftBatch`), then k_cache.{l} and v_cache.{l} [slots, kv_heads, rows,
-    head_size]. Without a context P is B. For random draws, noise [B, R, M], temperature [B], top_k int32 [B] and top_p
-    [B] come last (see `DraftSampling`).
+    features [P, F] in the module's dtype, tokens int32 [P] and, for a drafter with a context, row_offsets int32
+    [B + 1], slots and cache_lengths int32 [B] (see `DraftBatch`), then k_cache.{l} and v_cache.{l} [slots, kv_heads,
+    rows, head_size]. Without a context P is B. For random draws, noise [B, R, M], temperature [B], top_k int32 [B] and
+    top_p [B] come last (see `DraftSampling`).
     """
 
     names: list[str]
@@ -86,7 +86,7 @@ class DrafterInputs:
         pairs, ints = ("P", 5) if drafter.reads_context else ("B", 3), torch.int32
         dtype = next(drafter.parameters()).dtype
         given = {
-            "hidden": (torch.zeros(pairs[1], drafter.target_hidden_size, dtype=dtype), pairs[0]),
+            "features": (torch.zeros(pairs[1], drafter.feature_size, dtype=dtype), pairs[0]),
             "tokens": (torch.ones(pairs[1], dtype=ints), pairs[0]),
         }
         if drafter.reads_context:
@@ -189,9 +189,9 @@ def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.f
 def export_drafter_native(drafting: Drafting, cache_rows: int = 0, raw_logits: bool = False) -> ir.Model:
     """The drafter's network in native form; activations, weights and caches in the module's dtype.
 
-    Without a context its inputs are those of the plugin form. With one they are hidden [B, N, H], tokens int32 [B, N],
-    pair_counts int64 [B] (how many of the N pairs there are), write_indices int64 [B] (the cache row that takes a
-    sequence's first pair) and k_cache.{l} and v_cache.{l} [B, kv_heads, cache_rows, head_size]; noise and filters as
+    Without a context its inputs are those of the plugin form. With one they are features [B, N, F], tokens int32
+    [B, N], pair_counts int64 [B] (how many of the N pairs there are), write_indices int64 [B] (the cache row that takes
+    a sequence's first pair) and k_cache.{l} and v_cache.{l} [B, kv_heads, cache_rows, head_size]; noise and filters as
     there. Outputs: candidates, log_probs float32 and parents, or ids, log_probs and draws; with `raw_logits`, of a beam
     search over a hidden-state drafter, raw_logits [B, L, K]; then k_cache.{l}.updated and v_cache.{l}.updated.
     """
@@ -222,8 +222,8 @@ class _NativeDrafter(nn.Module):
 
         drafter.context_type, usual = context, drafter.context_type
         try:
-            hidden, tokens, *others = inputs
-            outputs = self.drafting([hidden.flatten(0, 1), tokens.flatten(), *others])
+            features, tokens, *others = inputs
+            outputs = self.drafting([features.flatten(0, 1), tokens.flatten(), *others])
         finally:
             drafter.context_type = usual
         levels = [outputs[3].unflatten(0, (-1, self.drafting.length))] if self.raw_logits else []
@@ -241,7 +241,7 @@ def _native_inputs(drafting: Drafting, cache_rows: int) -> DrafterInputs:
     batch, pairs = 3, 5
     shape = (batch, config.num_kv_heads, cache_rows, config.head_size)
     given = {
-        "hidden": torch.zeros(batch, pairs, drafter.target_hidden_size, dtype=dtype),
+        "features": torch.zeros(batch, pairs, drafter.feature_size, dtype=dtype),
         "tokens": torch.ones(batch, pairs, dtype=torch.int32),
         "pair_counts": torch.ones(batch, dtype=torch.int64),
         "write_indices": torch.zeros(batch, dtype=torch.int64),

@@ -23,9 +23,9 @@ class TorchTarget(nn.Module):
 
     rope_table: Tensor
 
-    def __init__(self, target: Target, cache: CacheShape, hidden_output: bool, rank: int = 0, ranks: int = 1):
+    def __init__(self, target: Target, cache: CacheShape, features_output: bool, rank: int = 0, ranks: int = 1):
         super().__init__()
-        self.target, self.hidden_output = target, hidden_output
+        self.target, self.features_output = target, features_output
         self.join = rank_join(rank, lambda x: all_reduce(x, ranks)) if ranks > 1 else torch.add
         self.register_buffer("rope_table", rope_table(target.config, cache.rows))
 
@@ -36,13 +36,13 @@ class TorchTarget(nn.Module):
         def attend(layer: int, qkv: Tensor) -> Tensor:
             return tree_attention(qkv, *rows, self.rope_table, k[layer], v[layer], *sizes)
 
-        hidden = self.target(input_ids, attend, self.join)
+        hidden, features = self.target(input_ids, attend, self.join)
         logits = self.target.lm_head(hidden[logit_rows])
-        return (logits, hidden) if self.hidden_output else (logits,)
+        return (logits, features) if self.features_output else (logits,)
 
 
 def export_target_torch(
-    target: Target, cache: CacheShape, *, hidden_output: bool = True, rank: int = 0, ranks: int = 1
+    target: Target, cache: CacheShape, *, features_output: bool = True, rank: int = 0, ranks: int = 1
 ) -> ExportedProgram:
     """The target's program in the module's dtype, or one rank's of several: arguments input_ids, [positions,
     row_offsets, slots, cache_lengths, tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see
@@ -56,7 +56,7 @@ def export_target_torch(
     arguments = (_ints(rows), [_ints(*shape) for shape in row_inputs], _ints(6), *caches)
     fixed: list[dict] = [{}] * config.num_layers
     shapes = ({0: t}, [{0: t}, {0: b1}, {0: b}, {0: b}, {0: t}, {0: c}, {0: b1}], {0: r}, fixed, fixed)
-    module = TorchTarget(target, cache, hidden_output, rank, ranks).eval()
+    module = TorchTarget(target, cache, features_output, rank, ranks).eval()
     return torch.export.export(module, arguments, dynamic_shapes=shapes)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from model_defs.export.networks import cache_names, export_network
 from model_defs.loops.padded_context_cache import scatter_rows
 from model_defs.target.attention import rope_table, split_qkv
-from model_defs.target.model import Join, Target
+from model_defs.target.model import Join, States, Target
 from model_defs.target.shards import rank_join
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ class _PluginTarget(nn.Module):
     rope_table: Tensor
 
     def __init__(
-        self, target: Target, cache: CacheShape, aliased_outputs: bool, hidden_output: bool, rank: int, ranks: int
+        self, target: Target, cache: CacheShape, aliased_outputs: bool, features_output: bool, rank: int, ranks: int
     ):
         super().__init__()
-        self.target, self.aliased_outputs, self.hidden_output = target, aliased_outputs, hidden_output
+        self.target, self.aliased_outputs, self.features_output = target, aliased_outputs, features_output
         self.join = _join(rank, ranks)
         self.register_buffer("rope_table", rope_table(target.config, cache.rows))
 
@@ -83,8 +83,8 @@ class _PluginTarget(nn.Module):
             v_out.extend(updated[1:])
             return out
 
-        hidden = self.target(input_ids, attend, self.join)
-        return [*_outputs(self.target, hidden, logit_rows, self.hidden_output), *k_out, *v_out]
+        states = self.target(input_ids, attend, self.join)
+        return [*_outputs(self.target, states, logit_rows, self.features_output), *k_out, *v_out]
 
 
 class _NativeTarget(nn.Module):
@@ -93,9 +93,9 @@ class _NativeTarget(nn.Module):
     rope_cos: Tensor
     rope_sin: Tensor
 
-    def __init__(self, target: Target, cache: CacheShape, hidden_output: bool, rank: int, ranks: int):
+    def __init__(self, target: Target, cache: CacheShape, features_output: bool, rank: int, ranks: int):
         super().__init__()
-        self.target, self.hidden_output = target, hidden_output
+        self.target, self.features_output = target, features_output
         self.join = _join(rank, ranks)
         cos, sin = rope_table(target.config, cache.rows).to(target.norm.weight.dtype).chunk(2, dim=-1)
         self.register_buffer("rope_cos", cos.contiguous())
@@ -125,8 +125,8 @@ class _NativeTarget(nn.Module):
             out = torch.onnx.ops.attention(query, k_out[-1], v_out[-1], mask, scale=config.head_size**-0.5)[0]
             return out.transpose(1, 2).flatten(0, 1).flatten(1)
 
-        hidden = self.target(input_ids.flatten(), attend, self.join)
-        return [*_outputs(self.target, hidden, logit_rows, self.hidden_output), *k_out, *v_out]
+        states = self.target(input_ids.flatten(), attend, self.join)
+        return [*_outputs(self.target, states, logit_rows, self.features_output), *k_out, *v_out]
 
 
 def _join(rank: int, ranks: int) -> Join:
@@ -139,9 +139,9 @@ def _all_reduce(ranks: int, x: Tensor) -> Tensor:
     )
 
 
-def _outputs(target: Target, hidden: Tensor, logit_rows: Tensor, hidden_output: bool) -> list[Tensor]:
-    logits = target.lm_head(F.embedding(logit_rows, hidden))  # index_select exports as three nodes, this as one
-    return [logits, hidden] if hidden_output else [logits]
+def _outputs(target: Target, states: States, logit_rows: Tensor, features_output: bool) -> list[Tensor]:
+    logits = target.lm_head(F.embedding(logit_rows, states.hidden))  # index_select exports as three nodes, this as one
+    return [logits, states.features] if features_output else [logits]
 
 
 def export_target_plugin(
@@ -150,7 +150,7 @@ def export_target_plugin(
     *,
     cache_dtype: torch.dtype = torch.float32,
     aliased_outputs: bool = False,
-    hidden_output: bool = True,
+    features_output: bool = True,
     rank: int = 0,
     ranks: int = 1,
 ) -> ir.Model:
@@ -160,7 +160,7 @@ def export_target_plugin(
     Inputs (all int32): input_ids [T], positions [T], row_offsets [B+1], slots [B], cache_lengths [B],
     tree_mask [T, words], commit_src [C], commit_offsets [B+1], logit_rows [R]; then k_cache.{l} and
     v_cache.{l} [slots, kv_heads, rows, head_size] of `cache_dtype`, updated in place. Outputs: logits
-    [R, V] and, with `hidden_output`, hidden [T, H]. With `aliased_outputs` (TensorRT) the updated caches are
+    [R, V] and, with `features_output`, features [T, F]. With `aliased_outputs` (TensorRT) the updated caches are
     outputs too, k_cache.{l}.updated and v_cache.{l}.updated.
     """
     config = target.config
@@ -183,16 +183,16 @@ def export_target_plugin(
     # OpenVINO allocates every input whose size it knows: left open, the cache exists once.
     open_slots: list[dict[int, str]] = [{0: "slots"}] * config.num_layers
     return export_network(
-        _PluginTarget(target, cache, aliased_outputs, hidden_output, rank, ranks),
+        _PluginTarget(target, cache, aliased_outputs, features_output, rank, ranks),
         (examples[0], examples[1:8], examples[8], *caches),
         (shapes[0], shapes[1:8], shapes[8], open_slots, open_slots),
         [*axes, *cache_names(config.num_layers)],
-        _output_names(config.num_layers, hidden_output, aliased_outputs),
+        _output_names(config.num_layers, features_output, aliased_outputs),
     )
 
 
 def export_target_native(
-    target: Target, cache: CacheShape, *, hidden_output: bool = True, rank: int = 0, ranks: int = 1
+    target: Target, cache: CacheShape, *, features_output: bool = True, rank: int = 0, ranks: int = 1
 ) -> ir.Model:
     """The target's network in native form; activations, weights, mask and cache in the module's dtype. With several
     `ranks`, the target is that of one of them: see `model_defs.target.shards`.
@@ -200,7 +200,7 @@ def export_target_native(
     Inputs: input_ids int32 [B, N], positions int64 [B, N], write_indices int64 [B] (the cache row that takes
     a sequence's first row), mask [B, 1, N, rows] (added to the scores: 0 or a large negative number),
     logit_rows int32 [R] (indices into the B * N rows), k_cache.{l} and v_cache.{l} [B, kv_heads, rows,
-    head_size]. Outputs: logits [R, V], hidden [B * N, H] with `hidden_output`, k_cache.{l}.updated and
+    head_size]. Outputs: logits [R, V], features [B * N, F] with `features_output`, k_cache.{l}.updated and
     v_cache.{l}.updated. The caller moves the rows of an accepted path between executes.
     """
     config, dtype = target.config, target.norm.weight.dtype
@@ -215,11 +215,11 @@ def export_target_native(
     )
     per_layer: list[dict[int, str]] = [{0: "B"}] * config.num_layers
     return export_network(
-        _NativeTarget(target, cache, hidden_output, rank, ranks),
+        _NativeTarget(target, cache, features_output, rank, ranks),
         (*examples, *caches),
         ({0: "B", 1: "N"}, {0: "B", 1: "N"}, {0: "B"}, {0: "B", 2: "N"}, {0: "R"}, per_layer, per_layer),
         ["input_ids", "positions", "write_indices", "mask", "logit_rows", *cache_names(config.num_layers)],
-        _output_names(config.num_layers, hidden_output, updated_caches=True),
+        _output_names(config.num_layers, features_output, updated_caches=True),
     )
 
 
@@ -229,6 +229,6 @@ def _empty_caches(target: Target, cache: CacheShape, batch: int, dtype: torch.dt
     return [torch.empty(shape, dtype=dtype) for _ in range(config.num_layers)]
 
 
-def _output_names(layers: int, hidden_output: bool, updated_caches: bool) -> list[str]:
+def _output_names(layers: int, features_output: bool, updated_caches: bool) -> list[str]:
     caches = cache_names(layers, ".updated") if updated_caches else []
-    return ["logits", *(["hidden"] if hidden_output else []), *caches]
+    return ["logits", *(["features"] if features_output else []), *caches]

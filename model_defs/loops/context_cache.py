@@ -117,31 +117,32 @@ class DraftContext:
 class Grower(Protocol):
     """A drafter whose nodes attend to the context and to the nodes above them."""
 
-    def likeliest(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """See `Drafter.likeliest`."""
         ...
 
-    def grow(self, features: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
-        """Features [N, H] of new nodes from their parents' [N, H] and their own tokens int32 [N]."""
+    def grow(self, hidden: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+        """What the head reads [N, H] at new nodes, from what it read at their parents [N, H] and their own tokens int32
+        [N]."""
         ...
 
 
 @dataclass
 class TreePaths:
-    """Nodes at a level of trees, by what the head takes [N, H]; `first` nodes of each tree stand above them."""
+    """Nodes at a level of trees, by what the head reads [N, H]; `first` nodes of each tree stand above them."""
 
     drafter: Grower
     context: Context
-    features: Tensor
+    hidden: Tensor
     level: int = 0
     first: int = 0
     mask: Tensor | None = None
     raw_logits: None = None
 
     def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        return self.drafter.likeliest(self.features, count)
+        return self.drafter.likeliest(self.hidden, count)
 
     def extend(self, children: Children) -> TreePaths:
         attend, mask = self.context.place_tree(self.level + 1, children, self.first, self.mask)
-        features = self.drafter.grow(F.embedding(children.origins, self.features), children.tokens, attend)
-        return TreePaths(self.drafter, self.context, features, self.level + 1, self.first + children.width, mask)
+        hidden = self.drafter.grow(F.embedding(children.origins, self.hidden), children.tokens, attend)
+        return TreePaths(self.drafter, self.context, hidden, self.level + 1, self.first + children.width, mask)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,15 @@ shard, whose blocks give parts, the sum over all ranks."""
 Attend = Callable[[int, Tensor], Tensor]
 """attend(layer, qkv) -> out: `qkv` [..., (heads + 2 kv_heads) * head_size], the fused projections of
 the rows before RoPE; `out` [..., heads * head_size]. It applies RoPE, keeps the cache, and attends."""
+
+
+class States(NamedTuple):
+    """What a forward of the target gives for each token."""
+
+    hidden: Tensor
+    """[..., hidden_size], after the final norm: what the LM head reads"""
+    features: Tensor
+    """[..., feature_size], what drafters read: today `hidden`"""
 
 
 class RMSNorm(nn.Module):
@@ -61,7 +71,7 @@ class DecoderLayer(nn.Module):
 
 
 class Target(nn.Module):
-    """Token ids to hidden states (after the final norm) and hidden states to logits."""
+    """Token ids to states, of which `hidden` gives the logits and `features` are for drafters."""
 
     def __init__(self, config: TargetConfig):
         super().__init__()
@@ -73,12 +83,13 @@ class Target(nn.Module):
         if config.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
 
-    def forward(self, input_ids: Tensor, attend: Attend, join: Join = torch.add) -> Tensor:
-        """int [...] token ids to [..., hidden_size], what the LM head and the drafters take."""
+    def forward(self, input_ids: Tensor, attend: Attend, join: Join = torch.add) -> States:
+        """States of int [...] token ids."""
         x = self.embedding(input_ids)
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend, join=join)
-        return self.norm(x)
+        hidden = self.norm(x)
+        return States(hidden, features=hidden)
 
     @classmethod
     def check_weights(cls, hf: Mapping[str, Tensor], config: TargetConfig) -> Target:

@@ -20,7 +20,7 @@ from pydantic import (
 from redraft.bundle.backends import Backend, Form, Precision, backend_of
 from redraft.errors import BundleError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 CONFIG = "config.json"
 METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 """What a method may be called: it is part of file names."""
@@ -40,6 +40,8 @@ class TargetInfo(Section):
 
     num_layers: int
     hidden_size: int
+    feature_size: int
+    """Width of the target's output `features`, which drafters read"""
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -74,7 +76,7 @@ class ContextInfo(Section):
     head_size: int = Field(ge=1)
     draft_rows: int = Field(ge=0)
     from_text: bool = False
-    """Whether the first token of a text has a row too, which follows no hidden state."""
+    """Whether the first token of a text has a row too, which no features precede."""
 
 
 class MethodConfig(Section):

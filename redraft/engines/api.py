@@ -1,4 +1,4 @@
-"""The engine as the scheduler sees it: ragged target batches in, logits or tokens and hidden states out."""
+"""The engine as the scheduler sees it: ragged target batches in, logits or tokens and features out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
-from redraft.engines.hidden import Hidden
+from redraft.engines.features import Features
 
 if TYPE_CHECKING:
     from redraft.decoding.sampling import Sampler
@@ -41,9 +41,9 @@ class Engine(Protocol):
         """The drafters of the bundle's methods by the method's name; those without a neural drafter have none."""
         ...
 
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Hidden | None]:
-        """Run one target forward. Gives logits or tokens of its logit rows and, where the bundle drafts, hidden states
-        [T, H].
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Features | None]:
+        """Run one target forward. Gives logits or tokens of its logit rows and, where the bundle drafts, the features
+        [T, F] of all rows, which drafters read.
 
         A sequence's sampler is plain and stands at the sequence's first logit row. For such a sequence an engine may
         give the tokens that the sampler would choose at its logit rows instead of their logits. Without `samplers` all
@@ -66,7 +66,7 @@ class DraftEngine(Protocol):
 
     @property
     def reads_text(self) -> bool:
-        """Whether the pairs begin with the sequence's first token. It follows no hidden state: any may stand there."""
+        """Whether the pairs begin with the sequence's first token. No features precede it: any may stand there."""
         ...
 
     def draft(self, batch: DraftBatch) -> DraftCandidates:

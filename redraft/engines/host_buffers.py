@@ -8,7 +8,7 @@ from redraft.batch import DraftBatch, DraftSampling, TargetBatch
 from redraft.bundle.config import LimitsInfo, MethodConfig, TargetInfo
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
 from redraft.decoding.token_tree import mask_width
-from redraft.engines.hidden import on_host
+from redraft.engines.features import on_host
 
 
 class RowBuffers:
@@ -104,7 +104,7 @@ class PairBuffers:
     def __init__(self, limits: LimitsInfo, target: TargetInfo, reads_context: bool):
         self._limits, self._reads_context = limits, reads_context
         self.most_pairs = limits.slots * (limits.max_len if reads_context else 1)
-        self._hidden = np.zeros((self.most_pairs, target.hidden_size), np.float32)
+        self._features = np.zeros((self.most_pairs, target.feature_size), np.float32)
         self._tokens = np.zeros(self.most_pairs, np.int32)
         self._row_offsets = np.zeros(limits.slots + 1, np.int32)
         self._slots = np.zeros(limits.slots, np.int32)
@@ -113,12 +113,11 @@ class PairBuffers:
     def check(self, batch: DraftBatch) -> None:
         """Raise ValueError for a batch that does not fit."""
         pairs, count, slots = len(batch.tokens), len(batch.slots), self._limits.slots
-        unequal = len(batch.hidden) != pairs or not (self._reads_context or pairs == count)
+        unequal = len(batch.features) != pairs or not (self._reads_context or pairs == count)
         if unequal or not 1 <= count <= slots or pairs > self.most_pairs:
             each = "as many of both" if self._reads_context else "one of each"
-            raise ValueError(
-                f"{len(batch.hidden)} hidden states, {pairs} tokens, {count} slots: expected {each} for 1 to {slots}"
-            )
+            given = f"{len(batch.features)} rows of features, {pairs} tokens, {count} slots"
+            raise ValueError(f"{given}: expected {each} for 1 to {slots}")
         if self._reads_context and len(set(batch.slots.tolist())) < count:
             raise ValueError(f"slots are {batch.slots.tolist()}: expected one of its own for every sequence")
 
@@ -126,8 +125,8 @@ class PairBuffers:
         """The network's inputs by name: views of the buffers. Raises ValueError for a batch that does not fit."""
         self.check(batch)
         pairs, count = len(batch.tokens), len(batch.slots)
-        self._hidden[:pairs], self._tokens[:pairs] = on_host(batch.hidden), batch.tokens
-        given = {"hidden": self._hidden[:pairs], "tokens": self._tokens[:pairs]}
+        self._features[:pairs], self._tokens[:pairs] = on_host(batch.features), batch.tokens
+        given = {"features": self._features[:pairs], "tokens": self._tokens[:pairs]}
         if not self._reads_context:
             return given
         self._row_offsets[: count + 1], self._slots[:count] = batch.row_offsets, batch.slots

@@ -54,10 +54,10 @@ def unaligned_caches(config: BundleConfig, max_len: int) -> list[int]:
 
 
 def output_bytes(config: BundleConfig) -> int:
-    """Bytes of the largest decode step's logits, and for torch its hidden states, where those of all others lie too."""
+    """Bytes of the largest decode step's logits, and for torch its features, which all other steps share."""
     limits, target = config.limits, config.target
-    hidden = target.hidden_size if config.backend == TORCH and config.methods else 0
-    return limits.slots * limits.max_tree * (target.vocab_size + hidden) * WIDTH.get(config.precision, 2)
+    features = target.feature_size if config.backend == TORCH and config.methods else 0
+    return limits.slots * limits.max_tree * (target.vocab_size + features) * WIDTH.get(config.precision, 2)
 
 
 def working_bytes(config: BundleConfig) -> int:

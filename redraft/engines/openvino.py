@@ -54,7 +54,7 @@ class OpenVINOEngine:
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
         shared = _read_aligned(bundle.path / "drafters.weights") if methods else weights
         self.drafters = {name: OpenVINODrafter(core, bundle, name, method, shared) for name, method in methods.items()}
-        self._has_hidden = self._target.gives("hidden")
+        self._has_features = self._target.gives("features")
         if config.tensor_parallel == 1:
             self.self_test()
 
@@ -65,7 +65,7 @@ class OpenVINOEngine:
             self._rows.check(batch)
             raise RuntimeError(f"the target's network failed: {failure}")
         logits = self.gather(self._target.output("logits")[: len(batch.logit_rows)])
-        return logits, self._target.output("hidden") if self._has_hidden else None
+        return logits, self._target.output("features") if self._has_features else None
 
     def close(self) -> None:
         """Free the networks and the caches."""

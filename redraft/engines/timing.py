@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from redraft.batch import DraftBatch, DraftCandidates, TargetBatch
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
-from redraft.engines.hidden import Hidden
+from redraft.engines.features import Features
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,7 @@ class TimedEngine:
             name: TimedDrafter(drafter, clock) for name, drafter in engine.drafters.items()
         }
 
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Hidden | None]:
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Features | None]:
         """See `Engine.execute`."""
         started = time.perf_counter()
         result = self._engine.execute(batch, samplers)

@@ -40,7 +40,7 @@ from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNEL
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS = ("input_ids", "positions", "tree_mask", "logit_rows")
 SEQUENCES, BOUNDS = ("slots", "cache_lengths"), ("row_offsets", "commit_offsets")
-PAIRS, NEXT = ("hidden", "tokens"), "row_offsets"
+PAIRS, NEXT = ("features", "tokens"), "row_offsets"
 CONTEXT = (NEXT, *SEQUENCES)
 
 Program = Callable[..., Sequence[Tensor]]
@@ -112,9 +112,9 @@ class TorchEngine:
         inputs |= {name: inputs[name][: sequences + 1] for name in BOUNDS}
         with self._within_memory():
             outputs = self.steps(inputs, step_sizes(bucket)) if bucket else self.steps.eager(inputs)
-            hidden = outputs[1][:rows] if len(outputs) > 1 else None
+            features = outputs[1][:rows] if len(outputs) > 1 else None
             logits = self.gather(outputs[0][: len(batch.logit_rows)])
-            return sample(logits, batch, samplers, self._results), hidden
+            return sample(logits, batch, samplers, self._results), features
 
     def close(self) -> None:
         """Free the programs and the caches, and give a GPU's memory back, so that another bundle can be loaded."""
@@ -150,7 +150,7 @@ class TorchDrafter:
         program = load_program(bundle.path / f"drafter.{name}.pt2", device)
         padding, idle = {"slots": self._slots, "top_p": 1.0}, {NEXT: np.array([0, 1], np.int32)}
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
-        self._hidden_size = config.target.hidden_size
+        self._feature_size = config.target.feature_size
         self._buckets = draft_buckets(config.limits, self.reads_context)
         self._sampling = SamplingBuffers.of(method, self._slots)
         self.drafts = CudaGraphCache(lambda inputs: self._forward(program, inputs), device, graphs, padding, idle)
@@ -164,7 +164,7 @@ class TorchDrafter:
 
     def prepare(self) -> None:
         """Capture the graphs of all buckets, on a GPU."""
-        nothing = DraftBatch.of_roots(np.zeros((1, self._hidden_size), np.float32), np.zeros(1, np.int32))
+        nothing = DraftBatch.of_roots(np.zeros((1, self._feature_size), np.float32), np.zeros(1, np.int32))
         inputs = self._inputs(nothing, self._sampling.views(1) if self._sampling else {})
         self.drafts.prepare(inputs, [draft_sizes(inputs, bucket) for bucket in self._buckets])
         if self._chains and self.drafts.outputs:
@@ -193,9 +193,9 @@ class TorchDrafter:
             return self._results.fetch([_first(output, sequences, count) for output in outputs])
 
     def _inputs(self, batch: DraftBatch, sampling: dict[str, np.ndarray]) -> dict[str, np.ndarray | Tensor]:
-        hidden = torch.as_tensor(batch.hidden, device=self._device).to(self._dtype)
+        features = torch.as_tensor(batch.features, device=self._device).to(self._dtype)
         others = {name: getattr(batch, name) for name in ("tokens", *(CONTEXT if self.reads_context else ()))}
-        return {"hidden": hidden, **others, **sampling}
+        return {"features": features, **others, **sampling}
 
     def _chains_of(self, chains: list[np.ndarray], roots: np.ndarray) -> dict[str, np.ndarray]:
         assert self._chains is not None

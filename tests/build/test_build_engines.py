@@ -186,7 +186,7 @@ def test_prompts_are_prefilled_by_a_backends_own_chunks(tmp_path, monkeypatch):
     assert chunks == [128, 512, 512, 40, 40, 40, 50, 50, 50]
 
 
-def test_an_auto_regressive_bundle_has_no_hidden_output(model, tmp_path):
+def test_an_auto_regressive_bundle_has_no_features_output(model, tmp_path):
     assert run("--model", model, "--no-drafter", "--output", tmp_path / "b", "--max-len", 64).exit_code == 0
     assert [output.name for output in ir.load(tmp_path / "b" / "target.onnx").graph.outputs] == ["logits"]
     assert Bundle.load(tmp_path / "b").config.methods == {}

@@ -424,7 +424,7 @@ def test_batched_generation_equals_the_target_alone(target, prefix):
     """Slots that start and end at different times leave no trace in each other's cache."""
     for doc in generate(target, 12, [[11, 12, 13, 14], [21], [31, 32]], prefix=prefix):
         ids = torch.tensor([doc.tokens])
-        hidden = target(ids, causal_attend(target.config, len(doc.tokens)))[0]
+        hidden = target(ids, causal_attend(target.config, len(doc.tokens))).hidden[0]
         greedy = target.lm_head(hidden).argmax(-1)
         assert doc.tokens[doc.answer_start :] == greedy[doc.answer_start - 1 : -1].tolist()
         stored = torch.stack(doc.hidden).float()
@@ -485,7 +485,7 @@ def test_a_model_without_a_chat_template_goes_on_with_plain_text(target, start):
     for doc in itertools.islice(itertools.chain.from_iterable(stream), 9):
         assert doc.answer_start == 1 + conversations.OPENING_TOKENS
         assert END not in doc.tokens[: doc.answer_start]
-        hidden = target(torch.tensor([doc.tokens]), causal_attend(target.config, len(doc.tokens)))[0]
+        hidden = target(torch.tensor([doc.tokens]), causal_attend(target.config, len(doc.tokens))).hidden[0]
         torch.testing.assert_close(torch.stack(doc.hidden).float(), hidden[:-1], atol=0.05, rtol=0.02)
     given = conversations.documents(
         iter([Prompt("1", "all", ("ab",))]), tokenizer, template, 0.0, False, random.Random(0)

@@ -18,7 +18,7 @@ from tests.bundle.test_bundle import CONFIG
 def test_engine_and_writer_are_there(backend: Backend):
     assert {"execute", "close"} <= {*dir(resolve_name(backend.engine))}
     assert [*inspect.signature(resolve_name(backend.writer)).parameters] == [
-        *("config", "target", "loops", "folder", "hidden")
+        *("config", "target", "loops", "folder", "features")
     ]
     assert backend.usual_precision in backend.precisions
     assert all(InfoForm(form) for form in backend.token_info)

@@ -22,6 +22,7 @@ CONFIG = BundleConfig(
     target=TargetInfo(
         num_layers=1,
         hidden_size=8,
+        feature_size=8,
         num_heads=1,
         num_kv_heads=1,
         head_size=8,
@@ -69,7 +70,7 @@ def edit_manifest(path: Path, **changes: object) -> None:
         (lambda path: (path / "target.onnx").write_bytes(b"net"), "has 3 bytes, expected 700: truncated"),
         (lambda path: (path / "target.onnx").unlink(), "target.onnx is missing"),
         (lambda path: (path / "config.json").write_text("{}"), "config.json has 2 bytes"),
-        (lambda path: edit_manifest(path, format_version=0), "has bundle format 0, this version reads format 2"),
+        (lambda path: edit_manifest(path, format_version=0), "has bundle format 0, this version reads format 3"),
         (lambda path: edit_manifest(path, cpu_features=["avx2", "sve2"]), "another CPU: it needs sve2, which this CPU"),
         (lambda path: edit_manifest(path, files=3), "manifest.json is corrupted: files"),
     ],

@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 
 def test_a_bundle_for_two_ranks(model, tmp_path, capsys):
-    flags = ["--model", model, "--no-drafter", "--hidden-states", "--max-len", 64, "--precision", "int8"]
+    flags = ["--model", model, "--no-drafter", "--features", "--max-len", 64, "--precision", "int8"]
     done = run(*flags, "--tensor-parallel", 2, "--output", tmp_path / "b")
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "b")
@@ -52,7 +52,7 @@ def test_a_bundle_for_two_ranks(model, tmp_path, capsys):
 def test_engines_of_tensorrt_for_rtx_for_two_ranks(model, tmp_path, capsys, precision):
     """Built by the library itself, with prefill chunks longer than a sequence: each rank has its heads and logits, and
     rank 0 alone gives hidden states."""
-    flags = ["--model", model, "--no-drafter", "--hidden-states", "--max-len", 64, "--max-tree", 16]
+    flags = ["--model", model, "--no-drafter", "--features", "--max-len", 64, "--max-tree", 16]
     flags += ["--backend", "tensorrt_rtx", "--precision", precision]
     if precision == "fp8":
         target = Target.from_folder(model)
@@ -70,7 +70,7 @@ def test_engines_of_tensorrt_for_rtx_for_two_ranks(model, tmp_path, capsys, prec
         }
         assert shapes["k_cache.2"] == shapes["k_cache.2.updated"] == ["B", 1, 64 + 16, 64]
         assert shapes["logits"] == ["R", columns]
-        assert ("hidden" in shapes) == (rank == 0)
+        assert ("features" in shapes) == (rank == 0)
         sums = [node for node in graph.node if node.op_type == "DistCollective"]
         assert [onnx.helper.get_node_attr_value(node, "nb_rank") for node in sums] == [2] * 6
         report = json.loads((folder / "target.engine.json").read_text())

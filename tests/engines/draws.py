@@ -42,7 +42,7 @@ def expected_draws(
         state = drafter.first_state(tokens[:1])
         for token in tokens[1:]:
             state = drafter.next_state(state, token[None])
-        logits = drafter.logits(state, torch.from_numpy(batch.hidden[sequence])[None])[0]
+        logits = drafter.logits(state, torch.from_numpy(batch.features[sequence])[None])[0]
         values, rows = logits.topk(SUPPORT)
         return drafter.hot_ids[rows].int().numpy(), values.numpy()
 

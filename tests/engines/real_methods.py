@@ -27,7 +27,7 @@ def llm_of(file: str, precision: str, smollm2: Path, output: Path) -> LLM:
     limits = LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128)
     config = bundle_config(target, {name: settings.info() for name, settings in chosen.items()}, limits, precision)
     check(config, target)
-    build(config, target, smollm2, chosen, output, hidden=True)
+    build(config, target, smollm2, chosen, output, features=True)
     assert Bundle.load(output).config.methods.keys() == chosen.keys()
     return LLM(output)
 

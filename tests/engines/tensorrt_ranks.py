@@ -19,7 +19,7 @@ from mpi4py import MPI
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.sampling import Sampler
 from redraft.engines import load_engine
-from redraft.engines.hidden import on_host
+from redraft.engines.features import on_host
 from redraft.plugins.operators.all_reduce import nccl
 from redraft.request import SamplingConfig
 from tests.engines import stand_in_tensorrt
@@ -53,8 +53,8 @@ def main() -> None:
         engine, words = load_engine(loaded), -(-loaded.config.limits.max_tree // 32)
         found = {}
         for number, step in enumerate(steps()):
-            logits, hidden = engine.execute(make_batch(step, words))
-            found |= {f"logits{number}": np.array(logits), f"hidden{number}": on_host(hidden)}
+            logits, features = engine.execute(make_batch(step, words))
+            found |= {f"logits{number}": np.array(logits), f"features{number}": on_host(features)}
         prompts = steps()[0]
         chosen, _ = engine.execute(make_batch(prompts, words), [Sampler(SamplingConfig(), [1])] * len(prompts))
         found["chosen"] = chosen[0 : len(found["logits0"])]

@@ -93,7 +93,7 @@ def draft(engine, sequences: list[Drafting]) -> DraftCandidates:
     """Draft for sequences that have pairs pending; they are ingested then."""
     pending = [len(s.tokens) - s.ingested for s in sequences]
     batch = DraftBatch(
-        hidden=torch.cat([s.hidden[s.ingested :] for s in sequences]).numpy(),
+        features=torch.cat([s.hidden[s.ingested :] for s in sequences]).numpy(),
         tokens=torch.cat([s.tokens[s.ingested :] for s in sequences]).numpy(),
         row_offsets=np.cumsum([0, *pending]).astype(np.int32),
         slots=np.array([s.slot for s in sequences], np.int32),

@@ -107,7 +107,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
             del kept[length:]
             kept += batch.tokens[begin:end].tolist()
             owner = next(s for s in sequences if s.slot == slot and not s.finish_reason)
-            assert owner.pairs.hidden == owner.pairs.tokens == []
+            assert owner.pairs.features == owner.pairs.tokens == []
             assert kept == [*owner.prompt.tolist(), *owner._output.token_ids][first:]
         return draft(batch)
 

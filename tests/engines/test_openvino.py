@@ -132,7 +132,7 @@ def test_a_draft_for_too_many_or_unequal_inputs_is_refused(engine, target):
     hidden, roots = draft_inputs(target)
     for rows, tokens in ((hidden[:2], roots), (hidden[:0], roots[:0]), (np.tile(hidden, (4, 1)), np.tile(roots, 4))):
         count = len(tokens)
-        message = f"{len(rows)} hidden states, {count} tokens, {count} slots: expected one of each for 1 to 9"
+        message = f"{len(rows)} rows of features, {count} tokens, {count} slots: expected one of each for 1 to 9"
         with pytest.raises(ValueError, match=message):
             engine.drafters[METHOD].draft(DraftBatch.of_roots(rows, tokens))
 

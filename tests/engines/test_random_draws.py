@@ -40,7 +40,7 @@ def draw(engine: Engine, batch: DraftBatch, sampling: DraftSampling) -> DraftDra
 
 def rows(batch: DraftBatch, sampling: DraftSampling, chosen: list[int]) -> tuple[DraftBatch, DraftSampling]:
     part = DraftSampling(*(array[chosen] for array in vars(sampling).values()))
-    return DraftBatch.of_roots(batch.hidden[chosen], batch.tokens[chosen]), part
+    return DraftBatch.of_roots(batch.features[chosen], batch.tokens[chosen]), part
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -118,7 +118,7 @@ def test_the_native_form_draws_the_same(construction, tmp_path):
     assert {node.domain for node in network.graph} == {""}
     save(network, tmp_path / "drafter.onnx")
     batch, sampling = draft_batch(5), sampling_of(construction, 5)
-    inputs = {"hidden": batch.hidden, "tokens": batch.tokens} | vars(sampling)
+    inputs = {"features": batch.features, "tokens": batch.tokens} | vars(sampling)
     drawn = onnxruntime.InferenceSession(tmp_path / "drafter.onnx").run(None, inputs)
     assert_same_draws(DraftDraws(*drawn), expected_draws(drafter, construction, batch, sampling))
 

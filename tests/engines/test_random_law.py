@@ -44,7 +44,7 @@ def pairs(target: Target) -> np.ndarray:
     """float64 [V, V], the law of tokens 2 and 3."""
 
     def after(paths: torch.Tensor) -> torch.Tensor:
-        hidden = target(paths, causal_attend(target.config, paths.shape[1]))[:, -1]
+        hidden = target(paths, causal_attend(target.config, paths.shape[1])).hidden[:, -1]
         return (target.lm_head(hidden).double() / TEMPERATURE).softmax(-1)
 
     every = torch.arange(VOCAB)

@@ -18,7 +18,7 @@ from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets
 from redraft.engines.cuda.device import describe
 from redraft.engines.cuda.graphs import CudaGraphCache
 from redraft.engines.cuda.transfer import Results
-from redraft.engines.hidden import on_host
+from redraft.engines.features import on_host
 from redraft.engines.memory import cache_bytes, output_bytes
 from redraft.errors import BundleError
 from redraft.method import MethodPlan
@@ -273,7 +273,7 @@ def overwritten(monkeypatch):
     call, last = CudaGraphCache.__call__, list[torch.Tensor]()
 
     def calling(calls, inputs, rows):
-        assert "hidden" not in inputs or not (inputs["hidden"] == -1).all(1).any()
+        assert "features" not in inputs or not (inputs["features"] == -1).all(1).any()
         found = call(calls, inputs, rows)
         for tensor in last:
             tensor.fill_(-1)

@@ -198,7 +198,7 @@ def tiny_bundle(
     (model / "tokenizer.json").write_text(tokenizer)
     trained = trained or tiny_drafter(target)
     settings = MethodSettings(drafter=drafter, token_info=token_info)
-    if trained.target_hidden_size != trained.config.hidden_size:
+    if trained.feature_size != trained.config.hidden_size:
         write_model(tiny_lm(), drafter)
         shutil.copy2(drafter / "tokenizer.json", model)
         hot.mkdir()
@@ -317,6 +317,6 @@ def expected(target: Target, sequences: list[Rows]) -> tuple[np.ndarray, np.ndar
     for s in sequences:
         for row in range(len(s.tokens)):
             path = torch.tensor([s.path(row)])
-            hidden.append(target(path, causal_attend(target.config, path.shape[1]))[0, -1])
+            hidden.append(target(path, causal_attend(target.config, path.shape[1])).hidden[0, -1])
     stacked = torch.stack(hidden)
     return target.lm_head(stacked).numpy(), stacked.numpy()

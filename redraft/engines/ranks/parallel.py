@@ -24,7 +24,7 @@ from redraft.batch import TargetBatch
 from redraft.bundle.backends import OPENVINO
 from redraft.bundle.manifest import Bundle
 from redraft.engines.api import DraftEngine, Engine, Gather, LogitRows, Samplers
-from redraft.engines.hidden import Hidden
+from redraft.engines.features import Features
 from redraft.engines.host_buffers import RowBuffers
 from redraft.engines.ranks import process as rank_process
 from redraft.errors import BundleError
@@ -53,7 +53,7 @@ class ParallelEngine:
         """See `Engine.drafters`: rank 0 has them all."""
         return self.own.drafters
 
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Hidden | None]:
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Features | None]:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see it,
         RuntimeError after a step that failed: the ranks may stand at different places in it."""
         self._rows.check(batch)

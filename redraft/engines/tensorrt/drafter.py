@@ -23,7 +23,7 @@ from redraft.engines.tensorrt.session import HostBuffers, Session, Step, Stream,
 CANDIDATES = ("candidates", "log_probs", "parents")
 """Outputs of a beam search."""
 ROWS = ("tokens", "pair_counts", "write_indices")
-"""Inputs beside the hidden states, for a drafter with a context."""
+"""Inputs beside the features, for a drafter with a context."""
 
 
 class TensorRTDrafter:
@@ -59,7 +59,7 @@ class TensorRTDrafter:
         self._host, self._stream, self._caches = HostBuffers(stream), stream, caches
         self._within_memory = within_memory
         self._results = Results(stream.device)
-        self._hidden_size = config.target.hidden_size
+        self._feature_size = config.target.feature_size
         self._resampler = _Resampler(bundle, library, name, stream) if method.chain_levels else None
 
     @torch.inference_mode()
@@ -74,8 +74,8 @@ class TensorRTDrafter:
         """Describe a fault: a pair that does not become the first row of every cache, or another row that changes."""
         if self._caches is None:
             return None
-        hidden, root = np.zeros((1, self._hidden_size), np.float32), np.zeros(1, np.int32)
-        draft = partial(self._execute, DraftBatch.of_roots(hidden, root), {}, ())
+        features, root = np.zeros((1, self._feature_size), np.float32), np.zeros(1, np.int32)
+        draft = partial(self._execute, DraftBatch.of_roots(features, root), {}, ())
         padded = self._buckets.steps[self._fitting(1, 1)].rows
         return fault(self._caches, draft, 0, 1, self._limits.max_len, padded)
 
@@ -120,18 +120,18 @@ class TensorRTDrafter:
         """The step for one pair per sequence, and where these stand in it."""
         count = len(batch.tokens)
         step = self._session.step(self._fitting(count, 1))
-        self._send_hidden(self._on_device(batch), step, np.arange(count))
+        self._send_features(self._on_device(batch), step, np.arange(count))
         self._host.send(batch.tokens, step.inputs["tokens"], "tokens")
         return step, np.arange(count)
 
     def _ingest(self, batch: DraftBatch) -> tuple[Step, np.ndarray]:
         """Ingest long prompts in chunks; then as `_roots`, for all pairs that are left."""
         firsts, lengths = batch.row_offsets[:-1].astype(np.int64), batch.cache_lengths.astype(np.int64)
-        hidden = self._on_device(batch)
+        features = self._on_device(batch)
         for b, end in enumerate(batch.row_offsets[1:]):
             while (left := int(end) - firsts[b]) > self._limits.max_tree:
                 count = min(left - 1, self._limits.prefill_chunk)
-                self._ingest_chunk(batch, hidden, firsts[b], count, int(batch.slots[b]), lengths[b])
+                self._ingest_chunk(batch, features, firsts[b], count, int(batch.slots[b]), lengths[b])
                 firsts[b], lengths[b] = firsts[b] + count, lengths[b] + count
         counts = batch.row_offsets[1:] - firsts
         if counts.min() < 1:
@@ -148,23 +148,27 @@ class TensorRTDrafter:
         arrays: list[np.ndarray] = [tokens, present, starts]
         for name, array in zip(ROWS, arrays, strict=True):
             self._host.send(array, step.inputs[name], name)
-        self._send_hidden(hidden.index_select(0, upload(pairs, hidden.device)), step, slots * bucket.rows + within)
+        self._send_features(
+            features.index_select(0, upload(pairs, features.device)), step, slots * bucket.rows + within
+        )
         return step, batch.slots.astype(np.int64)
 
-    def _ingest_chunk(self, batch: DraftBatch, hidden: Tensor, first: int, count: int, slot: int, length: int) -> None:
+    def _ingest_chunk(
+        self, batch: DraftBatch, features: Tensor, first: int, count: int, slot: int, length: int
+    ) -> None:
         step, rows = self._session.prefill(Bucket(1, count), slot), slice(first, first + count)
         for name, array in zip(ROWS, (batch.tokens[None, rows], np.array([count]), np.array([length])), strict=True):
-            step.inputs[name].copy_(upload(array, hidden.device))
-        step.inputs["hidden"][0].copy_(hidden[rows])
+            step.inputs[name].copy_(upload(array, features.device))
+        step.inputs["features"][0].copy_(features[rows])
         step.execute()
 
     def _on_device(self, batch: DraftBatch) -> Tensor:
-        return torch.as_tensor(batch.hidden, device=self._stream.device)
+        return torch.as_tensor(batch.features, device=self._stream.device)
 
-    def _send_hidden(self, hidden: Tensor, step: Step, places: np.ndarray) -> None:
-        """Hidden states [n, H] to these flat places of the step's, zeros elsewhere."""
-        to = step.inputs["hidden"].flatten(0, -2).zero_()
-        to.index_copy_(0, upload(places, hidden.device), hidden.to(to.dtype))
+    def _send_features(self, features: Tensor, step: Step, places: np.ndarray) -> None:
+        """Features [n, F] to these flat places of the step's, zeros elsewhere."""
+        to = step.inputs["features"].flatten(0, -2).zero_()
+        to.index_copy_(0, upload(places, features.device), features.to(to.dtype))
 
     def _fitting(self, sequences: int, rows: int) -> int:
         number = self._buckets.fitting(sequences, rows)

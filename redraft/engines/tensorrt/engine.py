@@ -92,8 +92,8 @@ class TensorRTEngine:
         """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where memory
         does not suffice for a step of a new bucket."""
         with self._stream.current(), self._within_memory():
-            logits, hidden = self._target.execute(batch)
-            return sample(self.gather(logits), batch, samplers, self._results), hidden
+            logits, features = self._target.execute(batch)
+            return sample(self.gather(logits), batch, samplers, self._results), features
 
     def close(self) -> None:
         """Free the engines and the caches, as far as they are there."""

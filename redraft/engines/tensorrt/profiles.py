@@ -134,7 +134,7 @@ def drafter_shapes(reads_context: bool) -> Shapes:
 
     def shapes(bucket: Bucket) -> dict[str, Leading]:
         rows = (bucket.sequences, bucket.rows) if reads_context else (bucket.sequences,)
-        return {"hidden": rows, "tokens": rows}
+        return {"features": rows, "tokens": rows}
 
     return shapes
 

@@ -43,7 +43,7 @@ class PluginTarget:
         self._host = HostBuffers(stream)
 
     def execute(self, batch: TargetBatch, by_prefill: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Enqueue a step: logits [R, V] and hidden states [T, H] on the device, valid until the next one. `by_prefill`
+        """Enqueue a step: logits [R, V] and features [T, F] on the device, valid until the next one. `by_prefill`
         executes it by the prefill profile, though a step holds it."""
         self._rows.check(batch)
         rows, sequences, logits = len(batch.input_ids), len(batch.slots), len(batch.logit_rows)
@@ -55,8 +55,8 @@ class PluginTarget:
         for name, array in self._rows.fill(batch).items():
             self._host.send(array[: len(step.inputs[name])], step.inputs[name], name)
         step.execute()
-        hidden = step.outputs.get("hidden")
-        return step.outputs["logits"][:logits], None if hidden is None else hidden[:rows]
+        features = step.outputs.get("features")
+        return step.outputs["logits"][:logits], None if features is None else features[:rows]
 
 
 class NativeTarget:
@@ -82,7 +82,7 @@ class NativeTarget:
         self._host, self._device = HostBuffers(stream), stream.device
 
     def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
-        """Enqueue a step: logits [R, V] and hidden states [T, H] on the device, valid until the next one."""
+        """Enqueue a step: logits [R, V] and features [T, F] on the device, valid until the next one."""
         self._check(batch)
         self._commit(batch)
         owners = np.repeat(np.arange(len(batch.slots)), np.diff(batch.row_offsets))
@@ -91,7 +91,7 @@ class NativeTarget:
         parts = [self._step(batch, rows, owners)] if len(rows) else []
         parts += [self._chunk(batch, b, np.flatnonzero(owners == b), owners) for b in np.flatnonzero(large).tolist()]
         logits = self._in_order([part.wanted for part in parts], [part.logits for part in parts])
-        states = [part.hidden for part in parts if part.hidden is not None]
+        states = [part.features for part in parts if part.features is not None]
         return logits, self._in_order([part.rows for part in parts], states) if states else None
 
     def _in_order(self, rows: list[np.ndarray], parts: list[Tensor]) -> Tensor:
@@ -147,10 +147,10 @@ class NativeTarget:
         mask, first = step.inputs["mask"], step.inputs["write_indices"]
         mask.copy_(score_mask(upload(words.reshape(*shape, -1), self._device), first, mask.shape[-1])[:, None])
         step.execute()
-        hidden = step.outputs.get("hidden")
-        if hidden is not None:
-            hidden = hidden.index_select(0, upload(places, self._device))
-        return _Part(rows, wanted, step.outputs["logits"][: len(wanted)], hidden)
+        features = step.outputs.get("features")
+        if features is not None:
+            features = features.index_select(0, upload(places, self._device))
+        return _Part(rows, wanted, step.outputs["logits"][: len(wanted)], features)
 
     def _commit(self, batch: TargetBatch) -> None:
         """Move the rows of the accepted paths, in all layers at once."""
@@ -171,7 +171,7 @@ class _Part(NamedTuple):
     rows: np.ndarray
     wanted: np.ndarray
     logits: Tensor
-    hidden: Tensor | None
+    features: Tensor | None
 
 
 def score_mask(words: Tensor, starts: Tensor, cache_rows: int) -> Tensor:

@@ -51,7 +51,7 @@ def test_trees_of_lyanna_are_those_of_the_scheduler(batch, budget):
     request = GenerateRequest(id="r", text="t", max_tokens=64)
     sequences = [Sequence(b, request, [5, 6], toy_codec(), frozenset()) for b in range(batch)]
     for b, sequence in enumerate(sequences):
-        sequence.root, sequence.hidden = b, np.zeros((1, 8), np.float32)
+        sequence.root, sequence.features = b, np.zeros((1, 8), np.float32)
     drafter = SimpleNamespace(draft=lambda _: drafts, reads_context=False)
     plan = MethodPlan("best_first", budget=BudgetTable.constant(budget))
     tree = Method(plan, drafter, llama_7b.MAX_TREE).draft(sequences, batch)

@@ -47,4 +47,4 @@ def test_a_bundle_without_hidden_states_is_refused(llm, tmp_path, monkeypatch, c
     monkeypatch.setattr(answers, "ChatTokenizer", lambda bundle: type("T", (), {"chat": staticmethod(str)}))
     with pytest.raises(SystemExit):
         answers.main(["--bundle", "b", "--max-tokens", "5", "--output", str(tmp_path)])
-    assert "the bundle gives no hidden states" in capsys.readouterr().err
+    assert "the bundle gives no features" in capsys.readouterr().err

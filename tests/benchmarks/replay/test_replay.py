@@ -49,9 +49,9 @@ def answers(target: Target) -> list[Answer]:
     for prompt, length in ((5, 23), (11, 9), (1, 14)):
         tokens = torch.randint(VOCAB, (prompt,))
         for _ in range(length):
-            hidden = target(tokens[None], causal_attend(target.config, len(tokens), torch.device("cpu")))[0]
+            hidden = target(tokens[None], causal_attend(target.config, len(tokens), torch.device("cpu"))).hidden[0]
             tokens = torch.cat([tokens, target.lm_head(hidden[-1:]).argmax(-1)])
-        hidden = target(tokens[None], causal_attend(target.config, len(tokens), torch.device("cpu")))[0]
+        hidden = target(tokens[None], causal_attend(target.config, len(tokens), torch.device("cpu"))).hidden[0]
         found.append(Answer(tokens, hidden, prompt))
     return found
 
@@ -106,8 +106,8 @@ def test_a_recurrent_draft_starts_from_the_state_that_gave_its_root(target, answ
     drafts = Replayer(drafter, 2).draft(answers[0], width=2, length=2)
     for place, root in enumerate(answers[0].text[:-1]):
         hidden = answers[0].hidden[answers[0].start + place - 1][None]
-        features = drafter.features(drafter.first_state(torch.tensor([root])), drafter.context(hidden))
-        assert drafts.candidates[place, 0, 0].tolist() == drafter.likeliest(features, 2)[1][0].tolist()
+        read = drafter.hidden(drafter.first_state(torch.tensor([root])), drafter.context(hidden))
+        assert drafts.candidates[place, 0, 0].tolist() == drafter.likeliest(read, 2)[1][0].tolist()
 
 
 @pytest.mark.parametrize("name", SETTINGS)

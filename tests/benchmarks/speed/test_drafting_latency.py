@@ -143,10 +143,10 @@ def test_drafts_of_every_method_are_timed(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert [len(batches) for batches in seen.values()] == [6, 6]
     (ingesting, alone) = (seen[name][0] for name in seen)
-    assert (ingesting.hidden.shape, ingesting.cache_lengths.tolist(), ingesting.row_offsets.tolist()) == (
+    assert (ingesting.features.shape, ingesting.cache_lengths.tolist(), ingesting.row_offsets.tolist()) == (
         (3, 24),
         [77],
         [0, 3],
     )
-    assert (alone.hidden.shape, alone.cache_lengths.tolist()) == ((1, 24), [0])
+    assert (alone.features.shape, alone.cache_lengths.tolist()) == ((1, 24), [0])
     assert set(json.loads(output.read_text())["milliseconds"]) == set(seen)

@@ -141,7 +141,7 @@ def fetch(source, tmp_path, *, name=None, template=None, force=False):
 def assert_same_model(folder, reference):
     input_ids = torch.randint(0, len(TOKENS), (1, 30))
     target = Target.from_folder(folder)
-    logits = target.lm_head(target(input_ids, causal_attend(target.config, 30)))
+    logits = target.lm_head(target(input_ids, causal_attend(target.config, 30)).hidden)
     torch.testing.assert_close(logits, reference(input_ids).logits, atol=1e-4, rtol=0)
 
 

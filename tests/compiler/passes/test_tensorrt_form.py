@@ -142,7 +142,7 @@ def test_it_differs_from_the_cpus_file_in_dtypes_and_in_the_caches_aliasing_alon
 
     layers = tiny_lm().config.num_layers
     aliased = tensorrt.graph.outputs[2:]
-    assert [value.name for value in cpu.graph.outputs] == ["logits", "hidden"]
+    assert [value.name for value in cpu.graph.outputs] == ["logits", "features"]
     assert [value.name for value in aliased] == [f"{k}_cache.{i}.updated" for k in "kv" for i in range(layers)]
     for value in aliased:
         node = value.producer()
@@ -214,7 +214,7 @@ def test_the_file_computes_what_the_module_does(tensorrt, precision):
     second = random_tree(rng, 2, contexts[2] + [first.tokens[row] for row in path], 5)
     second.commit = path
     for step in (prefill, [chain(0, contexts[0], [7]), first], [second]):
-        found = evaluator.run(["logits", "hidden"], vars(make_batch(step, words=1)) | caches)
+        found = evaluator.run(["logits", "features"], vars(make_batch(step, words=1)) | caches)
         for got, want in zip(found, expected(target, step), strict=True):
             error = np.abs(got.astype(np.float32) - want) / np.abs(want).max()
             assert error.max() < most

@@ -60,7 +60,7 @@ def test_full_tensorrt_is_asked_for_typed_networks_with_plugins(monkeypatch, tmp
     assert prefill["input_ids"] == [[1], [16], [56]]
     assert prefill["logit_rows"] == [[1], [1], [45]]
     drafts = head_of(bundle, f"drafter.{METHOD}")["profiles"]
-    assert [p["hidden"] for p in drafts] == [[[1, 56]] * 3, [[2, 56], [5, 56], [5, 56]]]
+    assert [p["features"] for p in drafts] == [[[1, 56]] * 3, [[2, 56], [5, 56], [5, 56]]]
     assert bundle.manifest.versions["tensorrt"] == stand_in_tensorrt.VERSION
 
 
@@ -106,7 +106,7 @@ def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, t
     assert steps["k_cache.1"] == [[1, 1, 88, 32], [5, 1, 88, 32], [5, 1, 88, 32]]
     assert prefill["input_ids"] == [[1, 1], [1, 16], [1, 16]]
     pairs = head_of(bundle, f"drafter.{METHOD}")["profiles"]
-    assert [p["hidden"][2][:2] for p in pairs] == [[5, 8], [1, 16]]
+    assert [p["features"][2][:2] for p in pairs] == [[5, 8], [1, 16]]
     assert pairs[-1]["k_cache.0"] == [[1, 1, 88, 32]] * 3
     assert "compute_capability" not in bundle.manifest.versions
 

@@ -80,7 +80,7 @@ def test_two_ranks_give_what_one_gives(backend, make_target, limits, precision, 
     assert done.returncode == 0, done.stdout + done.stderr
     report = np.load(output)
     for number, step in enumerate(steps()):
-        for name, want in zip(("logits", "hidden"), expected(make_target(), step), strict=True):
+        for name, want in zip(("logits", "features"), expected(make_target(), step), strict=True):
             error = np.abs(report[f"{name}{number}"] - want) / np.abs(want).max()
             assert error.max() < tolerance, (name, number)
     np.testing.assert_array_equal(report["chosen"], report["logits0"].argmax(1))

@@ -55,6 +55,7 @@ ROOT = Path(__file__).parents[3]
 SMOLLM2 = TargetInfo(
     num_layers=30,
     hidden_size=576,
+    feature_size=576,
     num_heads=9,
     num_kv_heads=3,
     head_size=64,
@@ -109,7 +110,7 @@ class NativeRunner:
         outputs = self.session.run(None, inputs)
         named = dict(zip([output.name for output in self.session.get_outputs()], outputs, strict=True))
         self.cache = {name: named[f"{name}.updated"] for name in self.cache}
-        return named["logits"].astype(np.float32), named["hidden"][inputs["logit_rows"]].astype(np.float32)
+        return named["logits"].astype(np.float32), named["features"][inputs["logit_rows"]].astype(np.float32)
 
 
 def test_the_native_form_agrees_with_the_module(tmp_path):
@@ -146,14 +147,14 @@ class Contract:
             ("mask", self.dtype, ["B", 1, "N", self.cache_rows]),
             ("logit_rows", "INT32", ["R"]),
         ]
-        results: list[Value] = [("logits", self.dtype, ["R", self.vocabulary]), ("hidden", self.dtype, ["N*B", 576])]
+        results: list[Value] = [("logits", self.dtype, ["R", self.vocabulary]), ("features", self.dtype, ["N*B", 576])]
         return [*rows, *self.caches(layers)], [*results, *self.caches(layers, ".updated")]
 
     def drafter(self, context_layers: int) -> tuple[list[Value], list[Value]]:
-        pairs: list[Value] = [("hidden", self.dtype, ["B", 576]), ("tokens", "INT32", ["B"])]
+        pairs: list[Value] = [("features", self.dtype, ["B", 576]), ("tokens", "INT32", ["B"])]
         if context_layers:
             pairs = [
-                ("hidden", self.dtype, ["B", "N", 576]),
+                ("features", self.dtype, ["B", "N", 576]),
                 ("tokens", "INT32", ["B", "N"]),
                 ("pair_counts", "INT64", ["B"]),
                 ("write_indices", "INT64", ["B"]),
@@ -218,7 +219,7 @@ def built(smollm2, tmp_path_factory) -> Built:
         drafters[name] = load_drafter(ROOT / settings.drafter, target)
         plan = settings.model_copy(update=SMALL).info()
         methods[name], loops[name] = drafting_loop(drafters[name], plan, config)
-    write(config.model_copy(update={"methods": methods}), target, loops, folder, hidden=True)
+    write(config.model_copy(update={"methods": methods}), target, loops, folder, features=True)
     return Built(folder, target.float(), {name: drafter.float() for name, drafter in drafters.items()})
 
 
@@ -279,7 +280,7 @@ def check_drafts(
     layers = drafter.context_layers
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = torch.tensor([tokenizer.encode(text).ids[:8] for text in TEXTS])
-    hidden = target(tokens, causal_attend(target.config, 8)).to(dtype)
+    hidden = target(tokens, causal_attend(target.config, 8)).features.to(dtype)
     if drafter.reads_text:
         hidden = F.pad(hidden, (0, 0, 1, -1))
     else:
@@ -293,7 +294,7 @@ def check_drafts(
             inputs |= {"pair_counts": counts, "write_indices": done}
             chosen = (sequences[:, None], done[:, None] + np.arange(4))
         done = done + counts
-        inputs |= {"hidden": given[chosen], "tokens": tokens.int().numpy()[chosen]}
+        inputs |= {"features": given[chosen], "tokens": tokens.int().numpy()[chosen]}
         found = session.run(None, inputs)
         cached = dict(zip(cached, found[3:], strict=True))
         for b, end in enumerate(done):
@@ -347,7 +348,7 @@ def test_what_does_not_ship_is_built_from_a_verified_file(variant, tmp_path):
     for counts in ([5, 1, 3], [1, 4, 2]):
         hidden = rng.standard_normal((3, max(counts), 96)).astype(np.float32)
         tokens = rng.integers(0, VOCAB, (3, max(counts))).astype(np.int32)
-        inputs = {"hidden": hidden, "tokens": tokens, "pair_counts": np.array(counts), "write_indices": lengths}
+        inputs = {"features": hidden, "tokens": tokens, "pair_counts": np.array(counts), "write_indices": lengths}
         found = session.run(None, inputs | caches)
         caches = dict(zip(caches, found[-len(caches) :], strict=True))
         pairs = [torch.from_numpy(np.concatenate([x[b, :n] for b, n in enumerate(counts)])) for x in (hidden, tokens)]

@@ -23,7 +23,7 @@ def loop(construction: str, support: int = SUPPORT) -> RandomDraws:
 @pytest.mark.parametrize("construction", LEVELS)
 def test_draws_are_those_of_the_reference_loop(construction):
     module, batch, sampling = loop(construction), draft_batch(7), sampling_of(construction, 7)
-    drawn = module([torch.from_numpy(x) for x in (batch.hidden, batch.tokens, *vars(sampling).values())])
+    drawn = module([torch.from_numpy(x) for x in (batch.features, batch.tokens, *vars(sampling).values())])
     expected = expected_draws(module.drafter, construction, batch, sampling)
     assert_same_draws(DraftDraws(*(x.numpy() for x in drawn)), expected)
 

@@ -48,7 +48,7 @@ def run_ranks(target: Target, ranks: int, ids: torch.Tensor) -> tuple[list[torch
         own = shard_target(target, shard)
         with torch.inference_mode():
             attend = causal_attend(own.config, ids.shape[-1])
-            hidden[rank] = own(ids, attend, rank_join(rank, reduce))
+            hidden[rank] = own(ids, attend, rank_join(rank, reduce)).hidden
             logits[rank] = own.lm_head(hidden[rank])
 
     threads = [threading.Thread(target=run, args=job) for job in enumerate(plan)]
@@ -64,7 +64,7 @@ def test_the_shards_together_are_the_target(target, ranks):
     ids = torch.randint(0, target.config.vocab_size, (3, 17), generator=torch.Generator().manual_seed(2))
     hidden, logits = run_ranks(target, ranks, ids)
     with torch.inference_mode():
-        expected = target(ids, causal_attend(target.config, 17))
+        expected = target(ids, causal_attend(target.config, 17)).hidden
         torch.testing.assert_close(hidden[0], expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(logits, target.lm_head(expected), rtol=1e-4, atol=1e-3)
     for other in hidden[1:]:

@@ -71,7 +71,7 @@ def tiny(request, tmp_path_factory):
 @torch.no_grad()
 def assert_parity(reference, target, input_ids):
     expected = reference(input_ids, output_hidden_states=True)
-    hidden = target(input_ids, causal_attend(target.config, input_ids.shape[1]))
+    hidden = target(input_ids, causal_attend(target.config, input_ids.shape[1])).hidden
     torch.testing.assert_close(target.lm_head(hidden), expected.logits, atol=1e-4, rtol=0)
     torch.testing.assert_close(hidden, expected.hidden_states[-1], atol=1e-4, rtol=1e-5)
 
@@ -85,13 +85,13 @@ def test_tiny_parity(tiny):
 def test_cache_in_ragged_chunks_equals_whole_sequences(tiny):
     _, target, _ = tiny
     input_ids = torch.randint(0, 97, (2, 40))
-    whole = target(input_ids, causal_attend(target.config, 40))
+    whole = target(input_ids, causal_attend(target.config, 40)).hidden
     cache = DenseCache(target.config, 2, 40, whole)
-    first = target(input_ids[:, :20], cache.attend)
+    first = target(input_ids[:, :20], cache.attend).hidden
     torch.testing.assert_close(first, whole[:, :20], atol=1e-4, rtol=1e-5)
     cache.starts += torch.tensor([20, 7])
     staggered = torch.stack([input_ids[0, 20:30], input_ids[1, 7:17]])
-    out = target(staggered, cache.attend)
+    out = target(staggered, cache.attend).hidden
     torch.testing.assert_close(out, torch.stack([whole[0, 20:30], whole[1, 7:17]]), atol=1e-4, rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Hidden states as arrays and as tensors: the same rows, copied, and joined when many parts have gathered."""
+"""Features as arrays and as tensors: the same rows, copied, and joined when many parts have gathered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from redraft.engines.hidden import join, on_host, take
+from redraft.engines.features import join, on_host, take
 from redraft.sequence import MOST_PARTS, Pairs
 
 STATES = np.arange(30, dtype=np.float32).reshape(6, 5)
@@ -17,22 +17,22 @@ KINDS = {"array": STATES.copy, "tensor": lambda: torch.tensor(STATES), "bf16": l
 def test_rows_are_copies(kind):
     """Also those that follow each other, and all of them."""
     for rows in ([4, 0, 4], [1, 2, 3], list(range(6)), [5]):
-        hidden = KINDS[kind]()
-        taken = take(hidden, rows)
-        hidden[:] = -1
-        assert type(taken) is type(hidden)
-        assert taken.dtype == hidden.dtype
+        features = KINDS[kind]()
+        taken = take(features, rows)
+        features[:] = -1
+        assert type(taken) is type(features)
+        assert taken.dtype == features.dtype
         np.testing.assert_array_equal(on_host(taken), STATES[rows], strict=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_stay_in_order_and_in_few_parts(kind):
     """A sequence that does not draft holds on to few steps' memory."""
-    hidden, pairs = KINDS[kind](), Pairs()
+    features, pairs = KINDS[kind](), Pairs()
     for step in range(5 * MOST_PARTS):
-        pairs.add(hidden[step % 6 : step % 6 + 1], [step])
-        assert len(pairs.hidden) <= MOST_PARTS
+        pairs.add(features[step % 6 : step % 6 + 1], [step])
+        assert len(pairs.features) <= MOST_PARTS
     parts, tokens = pairs.take()
     assert tokens == list(range(5 * MOST_PARTS))
     np.testing.assert_array_equal(on_host(join(parts)), np.tile(STATES, (27, 1))[: 5 * MOST_PARTS])
-    assert (pairs.ingested, pairs.hidden, pairs.tokens) == (5 * MOST_PARTS, [], [])
+    assert (pairs.ingested, pairs.features, pairs.tokens) == (5 * MOST_PARTS, [], [])
