@@ -9,7 +9,8 @@ CHAT_TEMPLATE ?=
 MODEL     ?= artifacts/models/$(patsubst %.gguf,%,$(notdir $(patsubst default,$(DEFAULT),$(SOURCE:/=))))
 NAME      ?= $(notdir $(MODEL))
 OWN_DRAFTER = artifacts/drafters/$(NAME)
-DRAFTER   ?= $(firstword $(wildcard drafters/$(NAME)) $(OWN_DRAFTER))
+# One's own drafter goes before the one that ships.
+DRAFTER   ?= $(patsubst %/config.json,%,$(firstword $(wildcard $(OWN_DRAFTER)/config.json drafters/$(NAME)/config.json) $(OWN_DRAFTER)))
 ENGINES   ?= artifacts/engines
 BACKEND   ?= openvino
 PRECISION ?= bf16
@@ -95,9 +96,11 @@ $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt $(wildca
 	@touch $@
 
 model: $(MODEL)/source.json ## fetch the target SOURCE (folder, .gguf or hub id; default: SmolLM2-135M-Instruct) into MODEL
-$(MODEL)/source.json: $(if $(CHAT_TEMPLATE),always) | $(SETUP)
-	$(if $(filter-out $(DEFAULT),$(if $(filter default,$(SOURCE)),$(NAME))),$(error $(MODEL) is not there: \
-	  make model SOURCE=<folder, .gguf or hub id> fetches it))
+# A SOURCE that is given is held against the model that is there.
+$(MODEL)/source.json: $(if $(CHAT_TEMPLATE)$(filter-out default,$(SOURCE)),always) | $(SETUP)
+	$(if $(filter-out $(DEFAULT),$(if $(filter default,$(SOURCE)),$(NAME))),$(error $(if $(wildcard \
+	  $(MODEL)/source.json),CHAT_TEMPLATE needs the SOURCE that $(MODEL) was fetched from,$(MODEL) is not there: \
+	  make model SOURCE=<folder, .gguf or hub id> fetches it)))
 	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL)) $(CHAT_TEMPLATE:%=--chat-template %)
 
 distill: $(TEACHER)-engine/manifest.json ## write teacher data into TEACHER from the prompts of DATA (without: the target's own)
@@ -117,7 +120,7 @@ drafter: TOKENS = 1000
 drafter: $(TEACHER)-engine/manifest.json ## a drafter for SOURCE from DATA in HOURS: distill, train, judge, build, tune, say what was gained
 	$(PY) build/drafter.py plan $(OWN_DRAFTER)/plan.json --model $(MODEL) --engine $(TEACHER)-engine --hours $(HOURS) \
 	  $(if $(DATA),--prompts $(DATA) $(READ))
-	$(MAKE) distill train $$($(PY) build/drafter.py sizes $(OWN_DRAFTER)/plan.json)
+	sizes=$$($(PY) build/drafter.py sizes $(OWN_DRAFTER)/plan.json) && $(MAKE) distill $$sizes && $(MAKE) train $$sizes
 	$(MAKE) $(NGRAMS)/budget.json
 	$(MAKE) tune DRAFTER=$(OWN_DRAFTER)
 	$(PY) build/drafter.py gains $(OWN_DRAFTER) --model $(MODEL) --ngrams $(NGRAMS) --bundle $(BUNDLE) \
@@ -138,8 +141,8 @@ $(CALIBRATION): | $(MODEL)/source.json
 $(DRAFTER)/config.json: | $(MODEL)/source.json
 	$(error no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER)
 
-NO_MPI = the bundle is split over $(TP) ranks, for which MPI is missing ($(firstword $(LAUNCH))): pip install mpi4py mpich, \
-  in the versions of requirements/ranks.txt, into the environment of redraft
+NO_MPI = the bundle is split over $(TP) ranks, for which MPI is missing ($(firstword $(LAUNCH))): \
+  pip install 'redraft[ranks]' (in a clone: -r requirements/ranks.txt)
 mpi: | $(SETUP)
 	@$(if $(LAUNCH),test -x $(firstword $(LAUNCH)) || { echo "make: $(NO_MPI)"; exit 1; })
 
@@ -179,7 +182,7 @@ test-all: test test-slow ## all tests
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
 	$(MAKE) engines PRECISION=fp32
 	$(PY) -m benchmarks.verify.lossless --auto-regressive $(ENGINES)/$(NAME)-ar-fp32 \
-	  --speculative $(ENGINES)/$(NAME)-redrafter-fp32 --dataset $(PROMPTS)
+	  --speculative $(ENGINES)/$(NAME)-$(if $(TRAINED),redrafter,ngrams)-fp32 --dataset $(PROMPTS)
 	$(MAKE) $(ENGINES)/$(NAME)-methods-fp32/manifest.json PRECISION=fp32
 	$(PY) -m benchmarks.verify.lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --dataset $(PROMPTS) \
 	  --max-tokens 32 --concurrency 8 --output artifacts/reports/lossless-methods.json

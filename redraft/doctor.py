@@ -206,11 +206,16 @@ def memory(path: Path, config: BundleConfig, step: float, read: float) -> Findin
 def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, BudgetTable]) -> Iterator[Finding]:
     """Tokens per step of each method on the user's prompts, beside the prompts that it was tuned with, and what the
     chat template changes."""
-    chat = _rendered(path, prompts)
+    fitting = [text for text in prompts if _fits(llm, text)]
+    if len(fitting) < len(prompts):
+        yield Finding("acceptance", f"{len(prompts) - len(fitting)} prompts do not fit the context and are left out")
+    prompts, chat = fitting, _rendered(path, fitting)
+    if not prompts:
+        return
     for name in (method for method in llm.methods if method != AUTO_REGRESSIVE):
         found = tokens_per_step(llm.generate(chat or list(prompts), max_tokens=TOKENS, temperature=0, method=name))
-        table = tuned.get(name)
-        usual = tuned_length(table, len(prompts)) if table else None
+        table, plan = tuned.get(name), llm.runtime.plans[name]
+        usual = tuned_length(table, len(prompts)) if table and not plan.retrieves else None
         text = f"{name}: {found:.2f} tokens/step on these prompts"
         if usual is None:
             yield Finding("acceptance", text)
@@ -222,7 +227,7 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
             )
         else:
             yield Finding("acceptance", f"{text}, {usual:.2f} on those it was tuned with")
-        if not chat:
+        if not chat or plan.retrieves:  # which drafts from the answers above
             continue
         raw = tokens_per_step(llm.generate(list(prompts), max_tokens=TOKENS, temperature=0, method=name))
         if raw < LOW_ACCEPTANCE * found:
@@ -231,6 +236,11 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
                 f"{name}: {raw:.2f} tokens/step where clients send these prompts without the template",
                 "apply the chat template in the client: redraft generate --chat does",
             )
+
+
+def _fits(llm: LLM, text: str) -> bool:
+    """Whether a prompt leaves room for its answer, under a template too."""
+    return len(llm.runtime.codec.encode(text)) + 2 * TOKENS <= llm.runtime.limits.max_len
 
 
 def _rendered(path: Path, prompts: Sequence[str]) -> list[str]:

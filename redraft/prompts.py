@@ -171,7 +171,10 @@ def _json_lines(path: Path, lines: Iterable[tuple[str, str]]) -> Rows:
 
 def _csv(path: Path, text: str, column: str | None) -> Rows:
     header = text.lstrip("\n").split("\n")[0]
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
+    delimiter = max(",;\t", key=header.count)
+    if delimiter not in header:  # one column, whose texts may hold commas
+        delimiter = "\x1f"
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # the whole process's
     _check_columns(path, list(reader.fieldnames or ()), column)
     try:
@@ -233,9 +236,7 @@ def _parse(row: Any, field: str | None, number: int) -> Prompt | None:
     value = row if field is None else row[field]
     turns, response = _conversation(value, field)
     others = row if isinstance(row, dict) else {}
-    given = others.get("response")
-    if given is not None and not isinstance(given, str):
-        raise ValueError(f"`response` is {given!r:.60}, expected a text")
+    given = others.get("response") if isinstance(others.get("response"), str) else None
     if not turns:
         return None
     response = given if given is not None else response
@@ -284,9 +285,11 @@ def _content(message: dict[str, Any]) -> str:
 
 
 def _references(given: Any, turns: int) -> tuple[tuple[str, ...], ...]:
-    if given is None or given == []:
+    if isinstance(given, str):
+        return ((given,),) if turns == 1 and given.strip() else ()
+    if not isinstance(given, list) or given == []:
         return ()
-    answers = [[turn] if isinstance(turn, str) else turn for turn in given] if isinstance(given, list) else []
+    answers = [[turn] if isinstance(turn, str) else turn for turn in given]
     known = all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in answers)
     if len(answers) != turns or not known:
         raise ValueError(

@@ -111,6 +111,11 @@ class Answers:
 
     def __init__(self, chat: float, raw: float):
         self._lengths = {True: chat, False: raw}
+        self.runtime = SimpleNamespace(
+            codec=SimpleNamespace(encode=str.split),
+            limits=SimpleNamespace(max_len=512),
+            plans={"a": SimpleNamespace(retrieves=False)},
+        )
 
     def generate(self, prompts: list[str], max_tokens: int, temperature: float, method: str) -> list[SimpleNamespace]:
         assert method == "a"

@@ -160,7 +160,19 @@ def test_references_are_texts_by_turn(tmp_path):
     assert [prompt.references for prompt in load_prompts(file)] == [(("x",),), (("x", "y"), ()), (), ()]
 
 
-@pytest.mark.parametrize("reference", ["x", 0, {}, ["x", "y"], [1], [["x", 2]], [None]])
+def test_columns_of_other_forms_are_no_references_or_responses(tmp_path):
+    rows = [{"prompt": "a", "reference": "x", "response": 7}, {"prompt": "b", "reference": 0, "response": ["y"]}]
+    found = load_prompts(write(tmp_path, "\n".join(map(json.dumps, rows))))
+    assert [(prompt.references, prompt.response) for prompt in found] == [((("x",),), None), ((), None)]
+
+
+def test_one_column_of_text_with_commas_is_read_whole(tmp_path):
+    file = tmp_path / "prompts.csv"
+    file.write_text('prompt\nHello, how are you?\n"Two; lines,\nof one"\n')
+    assert [prompt.turns[0] for prompt in load_prompts(file)] == ["Hello, how are you?", "Two; lines,\nof one"]
+
+
+@pytest.mark.parametrize("reference", [["x", "y"], [1], [["x", 2]], [None]])
 def test_wrong_references_are_named(tmp_path, reference):
     file = write(tmp_path, json.dumps({"turns": ["a"], "reference": reference}))
     with pytest.raises(
@@ -180,7 +192,6 @@ def test_wrong_references_are_named(tmp_path, reference):
         ('{"instruction": "a"}', "no turns, prompt, messages or conversations among 'instruction': .*--column"),
         ('{"messages": [{"text": "a"}]}', "no `role`"),
         ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "content is"),
-        ('{"prompt": "a", "response": 7}', "`response` is 7"),
         ('{"prompt": "\\ud800"}', "surrogates"),
     ],
 )

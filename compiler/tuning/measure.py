@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from compiler.tuning.acceptance import Acceptance
 from compiler.tuning.choice import Cell, StepTimes
-from redraft.bundle.budget import BudgetEntry, BudgetTable
+from redraft.bundle.budget import BudgetTable
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.method import MethodPlan
@@ -90,25 +90,26 @@ class Bench:
         scheduler.step()
 
     def mean_step(self, shape: Shape, prompts: Sequence[str], mode: str, cell: Cell, tokens: int) -> float:
-        """Mean seconds of the steps in which all prompts are answered together, `tokens` each, with one cut of the
-        trees."""
-        entry = BudgetEntry(
-            running=1,
-            greedy=cell.nodes,
-            sampled=cell.nodes,
-            greedy_chance=cell.chance,
-            sampled_chance=cell.chance,
-        )
-        self._draft(shape, BudgetTable(entries=[entry]))
+        """Mean seconds of the steps in which all prompts are answered together, about `tokens` each, with one cut of
+        the trees. Nothing is drafted until all prompts are prefilled, so that none ends before."""
+        table = BudgetTable.constant(0)
+        entry = table.entries[0]
+        self._draft(shape, table)
         scheduler = self.runtime.scheduler
+        rows = sum(len(self.runtime.codec.encode(prompt)) for prompt in prompts)
+        waited = rows // self.runtime.limits.prefill_chunk + len(prompts)
         for place, prompt in enumerate(prompts):
-            self._join(place, prompt, tokens + 1, MODES[mode])
+            self._join(place, prompt, waited + tokens + 1, MODES[mode])
         while scheduler.prefilling:
             scheduler.step()
+        entry.greedy = entry.sampled = cell.nodes
+        entry.greedy_chance = entry.sampled_chance = cell.chance
         steps, seconds = scheduler.totals.steps, scheduler.totals.step_s
-        while self._load() == len(prompts):
+        while self._load() == len(prompts) and scheduler.totals.steps - steps < tokens:
             scheduler.step()
-        mean = (scheduler.totals.step_s - seconds) / (scheduler.totals.steps - steps)
+        mean = (scheduler.totals.step_s - seconds) / max(scheduler.totals.steps - steps, 1)
+        for place in range(len(prompts)):
+            scheduler.cancel(f"s{place}")
         while not scheduler.idle:
             scheduler.step()
         return mean

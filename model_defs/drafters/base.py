@@ -166,7 +166,9 @@ class Drafter(nn.Module):
             weights["hot_ids"] = self.hot_ids.to(torch.int32)
         save_tensors(weights, folder / "drafter.safetensors")
         config = {"drafter": self.name, **asdict(self.config), **(card or {})}
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        partial = folder / ".config.json.partial"
+        partial.write_text(json.dumps(config, indent=2) + "\n")
+        partial.replace(folder / "config.json")
 
     @classmethod
     def load(cls, folder: Path, target: Target) -> Self:
