@@ -225,7 +225,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarray) -> tuple[np.ndarray, ...]:
-    """values float32 and ids int32 [B * n, K] and, behind the first level, the first four of the step before's results,
+    """values float32 and ids int32 [B * n, K] and, after the first level, the first four of the step before's results,
     to candidates, log_probs, parents, chosen, tokens and origins; see beam_step/README.md."""
     rows, k = values.shape
     batch, levels = draft[0].shape[:2] if draft else (rows, 0)
@@ -260,7 +260,7 @@ def draw_step(
     count: int,
     *draft: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
-    """values float32 and ids int32 [B * n, M], noise float32 [B, R, M], the filters [B] and, behind the first level,
+    """values float32 and ids int32 [B * n, M], noise float32 [B, R, M], the filters [B] and, after the first level,
     the step before's results but its last three, to ids, log_probs, draws, with `stochastic_beam` totals and gumbels,
     tokens, origins and sequences; see draw_step/README.md."""
     (rows, support), (batch, noise_rows, _) = values.shape, noise.shape

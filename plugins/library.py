@@ -15,7 +15,7 @@ from pathlib import Path
 
 PLUGINS = Path(__file__).resolve().parent
 COMPILED = PLUGINS / "compiled"
-"""In a wheel: the libraries, for one version of OpenVINO."""
+"""The libraries that a wheel holds, for one version of OpenVINO."""
 KERNELS = "libredraft_kernels.so"
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 AVX2 = ["-mavx2", "-mfma"]
@@ -35,7 +35,7 @@ class BuildError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Where libraries are built: `$REDRAFT_PLUGIN_CACHE`, else artifacts/plugins of a clone, else the user's cache."""
+    """Folder of built libraries: `$REDRAFT_PLUGIN_CACHE`, else artifacts/plugins of a clone, else the user's cache."""
     if given := os.environ.get("REDRAFT_PLUGIN_CACHE"):
         return Path(given)
     if (PLUGINS.parent / "pyproject.toml").is_file():
@@ -48,7 +48,7 @@ CACHE = cache_folder()
 
 @cache
 def kernels_path() -> Path:
-    """`libredraft_kernels.so`: the kernels behind a C ABI, built if need be. Raises BuildError."""
+    """`libredraft_kernels.so`: the kernels with a C ABI, built if need be. Raises BuildError."""
     return _folder() / KERNELS
 
 
@@ -73,7 +73,7 @@ def compile_for_wheel(folder: Path) -> list[Path]:
 
 
 def operators_digest() -> str:
-    """Names the operators' source text: a network runs on the operators that it was lowered for."""
+    """Name the operators' source text: a network runs on the operators that it was lowered for."""
     return _digest("")[:16]
 
 

@@ -123,15 +123,15 @@ class Trainer:
         self.weight = drafter.head_rows.to(self.dtype)
 
     def teacher(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the teacher says follows rows of hidden states [N, H], as head rows int64 [N, M] and their label mass
-        float32. Soft: its M likeliest hot tokens. Hard: the text's own next tokens int64 [N] (mass 0 where not hot)."""
+        """Labels of rows of hidden states [N, H]: head rows int64 [N, M] and their mass float32. Soft: the teacher's M
+        most likely hot tokens. Hard: the text's own next tokens int64 [N] (mass 0 where not hot)."""
         if self.labels is Labels.hard:
             rows = self.row_of[tokens][:, None]
             return rows.clamp(min=0), (rows >= 0).float()
         count = min(SOFT_LABELS, len(self.weight))
         blocks = fill_up(hidden.to(self.dtype)).split(LOGIT_ROWS[hidden.device.type])
-        likeliest = [torch.softmax(F.linear(h, self.weight), dim=-1).topk(count, dim=-1) for h in blocks]
-        mass, rows = (torch.cat(part)[: len(hidden)] for part in zip(*likeliest, strict=True))
+        most_likely = [torch.softmax(F.linear(h, self.weight), dim=-1).topk(count, dim=-1) for h in blocks]
+        mass, rows = (torch.cat(part)[: len(hidden)] for part in zip(*most_likely, strict=True))
         return rows, mass.float()
 
     def loss(self, windows: Windows) -> Tensor:
@@ -215,7 +215,7 @@ class Trainer:
             yield int(before.sum()), int(alive.sum())
 
     def _argmax(self, x: Tensor, weight: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """The likeliest rows of a head for hidden states [N, H], with the token info of `tokens` [N]."""
+        """The most likely rows of a head for hidden states [N, H], with the token info of `tokens` [N]."""
         best, rows = [], LOGIT_ROWS[x.device.type]
         for i in range(0, len(x), rows):
             logits = F.linear(x[i : i + rows].to(self.dtype), weight)

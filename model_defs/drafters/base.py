@@ -1,4 +1,4 @@
-"""What every drafter is: a module that, from the target's hidden states and the text, says which tokens come next."""
+"""The base of all drafters: a module that predicts the next tokens from the target's features and the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from model_defs.target.model import Target
 
 
 class DrafterConfig(Protocol):
-    """What the configuration (a frozen dataclass) of every drafter holds."""
+    """Fields that the configuration of every drafter has, a frozen dataclass."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -42,7 +42,7 @@ class Decay(StrEnum):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a drafter is trained unless the command line says otherwise."""
+    """Defaults of a drafter's training, which the command line can change."""
 
     peak_rate: float
     """Adam's learning rate at its peak"""
@@ -71,7 +71,7 @@ class Drafter(nn.Module):
     """Whether it attends to all that was committed, prompts included."""
 
     reads_text: ClassVar[bool] = False
-    """Whether that is the text from its first token on, which follows no hidden state"""
+    """Whether it reads the text from its first token on, which no features precede"""
     has_raw_logits: ClassVar[bool] = False
     """Whether its paths have `raw_logits`, from which drafts can be re-sampled"""
     context_layers: int = 0
@@ -80,7 +80,7 @@ class Drafter(nn.Module):
     """Width F of the target's features that it drafts from"""
     operators: Operators = TorchOperators()
     context_type: Callable[..., Context] = DraftContext
-    """What makes its context cache of operators, tables and inputs"""
+    """Constructor of its context cache, from operators, tables and inputs"""
 
     config: Any
     hot_ids: Tensor
@@ -107,13 +107,13 @@ class Drafter(nn.Module):
         self.register_buffer("head_rows", target.lm_head.weight.detach()[ids], persistent=False)
 
     def prepare(self, cache_rows: int, levels: int) -> None:
-        """Make what drafting takes besides the weights, for a context cache of so many rows and drafts so deep.
+        """Make the constants of drafting, for a context cache of `cache_rows` rows and drafts of `levels` levels.
 
-        Raises ValueError where it cannot draft so deep.
+        Raises ValueError where it cannot draft so many levels.
         """
 
-    def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `Paths.likeliest`, from what the head reads."""
+    def most_likely(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Paths.most_likely`, from what the head reads."""
         scores = F.log_softmax(F.linear(hidden, self.head_weight.to(hidden.dtype)).float(), dim=-1)
         values, rows = scores.topk(count, dim=-1)
         return values, self.hot_ids[rows].to(torch.int32)
@@ -131,7 +131,7 @@ class Drafter(nn.Module):
         raise NotImplementedError
 
     def require_steps(self, steps: int) -> None:
-        """Raises ValueError where the drafter cannot draft so many steps."""
+        """Raise ValueError where the drafter cannot draft so many steps."""
 
     def initialize(self, target: Target, windows: Windows) -> None:
         """Set the weights in closed form from the target and a sample of teacher data."""
@@ -139,7 +139,7 @@ class Drafter(nn.Module):
     @classmethod
     def configure(cls, target: Target, rows: int | None = None, settings: Mapping[str, Any] | None = None) -> Any:
         """The configuration of a drafter for a target, with `rows` head rows (None: all); `settings` are more of its
-        fields, values may be text. Raises ValueError for a setting that there is not or that does not fit."""
+        fields, values may be text. Raises ValueError for a setting that is unknown or does not fit."""
         given = {
             "hidden_size": target.config.hidden_size,
             "vocab_size": target.config.vocab_size,

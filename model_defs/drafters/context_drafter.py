@@ -1,4 +1,4 @@
-"""A drafter of one transformer layer that attends to all that was committed: what Lyanna's and EAGLE's share."""
+"""A drafter of one transformer layer that attends to the committed text: the base of Lyanna's and EAGLE's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ContextDrafter(Drafter):
 
     For every committed position t the layer ingests the pair (target features at t, embedding of token t + 1), fused
     by a linear layer; its keys and values stay in the drafter's cache, its output predicts H_{t+1}. From there a chain
-    predicts H_{t+2}, ...: one row per step behind the ingested ones, discarded after drafting.
+    predicts H_{t+2}, ...: one row per step after the ingested ones, discarded after drafting.
     """
 
     reads_context = True
@@ -83,7 +83,7 @@ class ContextDrafter(Drafter):
 
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:
-        """The layer and the norm of the target's last layer; its inputs by ridge regression."""
+        """Copy the target's last layer and norm; set the layer's inputs by ridge regression."""
         windows = replace(windows[:SAMPLED_WINDOWS], hidden=windows.hidden[:SAMPLED_WINDOWS].float())
         self.layer.load_state_dict(target.layers[-1].state_dict())
         self.norm.load_state_dict(target.norm.state_dict())
@@ -94,13 +94,13 @@ class ContextDrafter(Drafter):
         self.initialize_chain(windows, inputs)
 
     def initialize_chain(self, windows: Windows, inputs: Tensor) -> None:
-        """What else a drafter has, given windows with float32 hidden states and the inputs [W, S, H] of the target's
-        last layer at their tokens."""
+        """Set the other weights, given windows with float32 hidden states and the inputs [W, S, H] of the target's last
+        layer at their tokens."""
 
 
 @torch.no_grad()
 def last_layer_inputs(target: Target, windows: Windows) -> Tensor:
-    """float32 [W, S, H], what enters the target's last layer at the windows' tokens; they see their window alone."""
+    """Inputs float32 [W, S, H] of the target's last layer at the windows' tokens; a token sees only its own window."""
     attention = WindowAttention(target.config, windows.documents)
     x = target.embedding(windows.tokens).flatten(0, 1)
     with working_precision(x.device):

@@ -28,8 +28,10 @@ class DraftLMConfig:
 
 
 class DraftLM(Drafter):
-    """The text alone, without the target's features. Its logits at a token do not depend on where drafting began,
-    so it is trained at depth 0 only."""
+    """A draft model that reads only the text, not the target's features.
+
+    Its logits at a token do not depend on where drafting began, so it is trained at depth 0 only.
+    """
 
     name = "draft_lm"
     config_type = DraftLMConfig
@@ -46,7 +48,7 @@ class DraftLM(Drafter):
         hot_ids: Tensor | None = None,
         layers: nn.ModuleList | None = None,
     ):
-        """As Drafter's; `layers` None: random ones."""
+        """See `Drafter`. `layers` None: random ones."""
         super().__init__(config, target, hot_ids)
         self.lm_config = replace(target.config, num_layers=config.num_layers)
         self.context_layers = config.num_layers
@@ -55,8 +57,10 @@ class DraftLM(Drafter):
 
     @classmethod
     def of_model(cls, model: Target, target: Target, hot_ids: Tensor | None = None) -> Self:
-        """A whole model, with embeddings, head and layers of its own. Raises ValueError where its vocabulary has
-        another size than the target's."""
+        """Make a drafter of a whole model, with embeddings, head and layers of its own.
+
+        Raises ValueError where its vocabulary has another size than the target's.
+        """
         own = model.config
         if own.vocab_size != target.config.vocab_size:
             raise ValueError(
@@ -69,7 +73,7 @@ class DraftLM(Drafter):
         return drafter.eval()
 
     def forward(self, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """int [...] tokens to [..., H], what the head takes to predict the next ones; `rows`: of some rows alone."""
+        """What the head reads [..., H] after tokens int [...]; with `rows`, only after these."""
         x = self.embed(tokens)
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend, rows if index + 1 == len(self.layers) else None)
@@ -96,7 +100,7 @@ class DraftLM(Drafter):
 
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:
-        """The target's first layers, its last layer and its norm."""
+        """Copy the target's first layers, its last layer and its norm."""
         sources = [*list(target.layers)[: self.config.num_layers - 1], target.layers[-1]]
         for layer, source in zip(self.layers, sources, strict=True):
             layer.load_state_dict(source.state_dict())

@@ -48,7 +48,7 @@ class ChainPaths:
     tokens: Tensor
     level: int = 0
 
-    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+    def most_likely(self, count: int) -> tuple[Tensor, Tensor]:
         drafter, levels = self.drafter, self.levels
         nodes = (self.raw_logits, self.sequences, self.tokens, drafter.columns)
         info = () if drafter.token_info is None else drafter.info.inputs(self.tokens)
@@ -59,8 +59,8 @@ class ChainPaths:
 
 
 class Resampler:
-    """Drafts again from what is left of a chain, below another root (Lyanna, algorithm 2): the same drafting loops over
-    raw logits that are there already."""
+    """Drafts again from the rest of a chain, below another root (Lyanna, algorithm 2): the same drafting loops over
+    raw logits that were computed before."""
 
     def __init__(self, drafter: HiddenStateDrafter, levels: int):
         self.drafter, self.levels = drafter, levels
@@ -109,7 +109,7 @@ class HiddenStateDrafter(ContextDrafter):
         return self.map(predicted) if self.config.chain_map else predicted
 
     def chain(self, first: Tensor, length: int, attend: Attend) -> Tensor:
-        """The chain h_1, ..., h_length, [length, ..., H], from h_1 [..., H], what `ingest` gave for the last pair."""
+        """The chain h_1, ..., h_length, [length, ..., H], from h_1 [..., H], which `ingest` gave for the last pair."""
         states = [first]
         while len(states) < length:
             states.append(self.step(self.chained(states[-1]), attend))
@@ -137,8 +137,8 @@ class HiddenStateDrafter(ContextDrafter):
 
     @torch.no_grad()
     def initialize_chain(self, windows: Windows, inputs: Tensor) -> None:
-        """The map to the layer's next input, by ridge regression. Token info keeps its random factors: begun as what
-        the chain lacks, it would take from the layer what that learns by itself (docs/guides/training.md)."""
+        """Set the map to the layer's next input by ridge regression. Token info keeps its random factors: set to what
+        the chain lacks, it would replace what the layer learns by itself (docs/guides/training.md)."""
         kept = windows.positions.shape[1]
         unrolled = windows.tokens.shape[1] - kept - 1
         if not self.config.chain_map or unrolled < 2:

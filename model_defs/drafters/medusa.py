@@ -49,11 +49,11 @@ class MedusaPaths:
     level: int = 0
     raw_logits: None = None
 
-    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
+    def most_likely(self, count: int) -> tuple[Tensor, Tensor]:
         hidden = self.drafter.heads[self.level](self.features)
         if self.sequences is not None:
             hidden = F.embedding(self.sequences, hidden)
-        return self.drafter.likeliest(hidden, count)
+        return self.drafter.most_likely(hidden, count)
 
     def extend(self, children: Children) -> MedusaPaths:
         return MedusaPaths(self.drafter, self.features, children.sequences, self.level + 1)

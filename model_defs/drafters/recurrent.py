@@ -61,8 +61,8 @@ class RecurrentPaths:
     roots: Tensor | None = None
     raw_logits: None = None
 
-    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        return self.drafter.likeliest(self.drafter.hidden(self.state, self.context), count)
+    def most_likely(self, count: int) -> tuple[Tensor, Tensor]:
+        return self.drafter.most_likely(self.drafter.hidden(self.state, self.context), count)
 
     def extend(self, children: Children) -> RecurrentPaths:
         roots = self.context if self.roots is None else self.roots
@@ -131,7 +131,7 @@ class RecurrentDrafter(Drafter):
         return RecurrentPaths(self, self.first_state(tokens), self.context(features))
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
-        """As Drafter's. Raises ValueError for a head of its own, which training does not reach."""
+        """See `Drafter.unroll`. Raises ValueError for a head of its own, which training does not reach."""
         if self.config.head != "target":
             raise ValueError('only recurrent drafters with head "target" can be trained, this one has "own"')
         context = self.context(windows.rows(windows.features, kept[0], 0).flatten(0, 1)).unflatten(0, (-1, kept[0]))
@@ -145,8 +145,8 @@ class RecurrentDrafter(Drafter):
 
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:
-        """Input and output layers map [embedding, h] to the next hidden state, by ridge regression: the largest parts
-        of the map, where the layer between is narrower than these."""
+        """Set input and output layers to map [embedding, h] to the next hidden state, by ridge regression. Where the
+        layer between them is narrower, they hold the map's largest singular values."""
         size, kept = min(self.config.hidden_size, self.config.exit_dim), windows.positions.shape[1]
         scored = windows.scored(kept, 0)
         here, there, tokens = (

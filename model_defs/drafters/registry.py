@@ -1,4 +1,4 @@
-"""The draft models there are. A new one is a module of its own and an entry here."""
+"""The registry of draft models. A new one is a module of its own and an entry here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token-info embedding: what the last token says about the next one (Lyanna, sections 4.1, 5.1 and 6.1).
+"""Token-info embedding: logits that the last token adds to the next one's (Lyanna, sections 4.1, 5.1 and 6.1).
 
 RMSNorm(E'(t)) of the last token t is added to the logits, for the K most frequent tokens. E' = W_E W_1 W_2 is low-rank
 while it is trained; afterwards a table, or its two factors where that would not fit.
@@ -16,11 +16,11 @@ from model_defs.target.model import RMSNorm
 
 EPS = 1e-6
 LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
-"""What the largest element of a row is scaled to."""
+"""Scaled value of a row's largest element."""
 
 
 class InfoForm(StrEnum):
-    """What a drafter's network holds of token info: a table in int8, fp8 or bf16, or the low-rank factors."""
+    """Form of token info in a drafter's network: a table in int8, fp8 or bf16, or the low-rank factors."""
 
     int8 = "int8"
     fp8 = "fp8"
@@ -50,7 +50,7 @@ class TokenInfo(nn.Module):
         self.register_buffer("row_of", row_of, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[..., K], what tokens int64 [...] add to the logits of the K tokens; zero for any other token."""
+        """Logits [..., K] that tokens int64 [...] add to those of the K tokens; zero for any other token."""
         z, up = self.factors(tokens)
         return F.linear(z, up)
 
@@ -65,14 +65,14 @@ class TokenInfo(nn.Module):
 
     @torch.no_grad()
     def collapse(self, dtype: torch.dtype = torch.bfloat16) -> TokenInfoTable:
-        """The same as a table, in bfloat16, float32, or a dtype of LARGEST with a scale for each row."""
+        """The token info as a table, in bfloat16, float32, or a dtype of LARGEST with a scale for each row."""
         tokens = self.row_of.argsort()[: self.kept]
         rows = torch.cat([self(part) for part in tokens.split(1024)])
         return TokenInfoTable(F.pad(rows, (0, 0, 0, 1)), self.row_of, dtype)
 
     @torch.no_grad()
     def stored(self, form: InfoForm) -> TokenInfoTable | TokenInfoFactors:
-        """The same as a network holds it."""
+        """The token info in the form that a network holds."""
         if form == InfoForm.low_rank:
             tokens = torch.arange(len(self.row_of), device=self.row_of.device)
             return TokenInfoFactors(*self.factors(tokens))
@@ -92,7 +92,7 @@ class TokenInfoFactors(nn.Module):
         self.register_buffer("up", up)
 
     def inputs(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """What the operator `TokenInfoTopK` takes at nodes of these tokens int32 [N]: rows [N, K]."""
+        """Inputs of the operator `TokenInfoTopK` at nodes of these tokens int32 [N]: rows [N, K]."""
         return (F.linear(F.embedding(tokens, self.z), self.up),)
 
 
@@ -117,7 +117,7 @@ class TokenInfoTable(nn.Module):
         self.register_buffer("row_of", row_of.to(torch.int32))
 
     def inputs(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """What the operator `TokenInfoTopK` takes, whatever the nodes' tokens."""
+        """Inputs of the operator `TokenInfoTopK`, the same for all tokens."""
         return self.row_of, self.rows, self.scales
 
     @property
@@ -126,6 +126,6 @@ class TokenInfoTable(nn.Module):
         return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers())
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """float32 [..., K] as the low-rank form's."""
+        """Token info float32 [..., K], as the low-rank form gives it."""
         row = F.embedding(tokens, self.row_of[:, None]).squeeze(-1)
         return F.embedding(row, self.rows).float() * F.embedding(row, self.scales)

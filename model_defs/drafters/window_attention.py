@@ -1,4 +1,4 @@
-"""Attention over windows of teacher data: what a drafter's cache does at inference, for all positions at once."""
+"""Attention over windows of teacher data: a drafter's cache at inference, for all positions at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WindowAttention:
     """
 
     def __init__(self, config: TargetConfig, documents: Tensor):
-        """documents int64 [W, N]: rows see rows of their own document alone."""
+        """documents int64 [W, N]: a row sees only rows of its own document."""
         self.config, self.documents = config, documents
         self.windows, self.length = documents.shape
         self.table = rope_table(config, 2 * self.length).to(documents.device)
@@ -64,7 +64,7 @@ class WindowAttention:
         return self.config.head_size**-0.5
 
     def _split(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [W, kv_heads, group * P, D], the heads of a group one behind the other; k, v [W, kv_heads, P, D]."""
+        """q [W, kv_heads, group * P, D], the heads of a group one after the other; k, v [W, kv_heads, P, D]."""
         q, k, v = split_qkv(qkv.view(*positions.shape, -1), self.config)
         table = self.table[positions]
         q, k = apply_rope(q, table), apply_rope(k, table)

@@ -1,4 +1,4 @@
-"""Windows of consecutive positions of teacher data: what drafters are trained and judged on.
+"""Windows of consecutive positions of teacher data, on which drafters are trained and judged.
 
 Position t of a document stands for one draft: the target's features of token t are known, token t + 1 is the root, and
 depth d = 0, 1, ... of the draft predicts token t + 2 + d, which the target predicts from its hidden state H_{t+1+d}.
@@ -17,7 +17,7 @@ NO_DOCUMENT = -1
 
 @dataclass(frozen=True)
 class Windows:
-    """W windows of S tokens each: N positions to draft from and, behind them, the `unroll + 1` tokens that the last
+    """W windows of S tokens each: N positions to draft from and, after them, the `unroll + 1` tokens that the last
     ones draft. A window may hold (parts of) several documents."""
 
     tokens: Tensor
@@ -25,7 +25,7 @@ class Windows:
     hidden: Tensor
     """[W, S, H], the target's hidden states after its final norm, from which its logits follow"""
     documents: Tensor
-    """int64 [W, S], which document a token belongs to; NO_DOCUMENT behind the end of a shard"""
+    """int64 [W, S], which document a token belongs to; NO_DOCUMENT past the end of a shard"""
     positions: Tensor
     """int64 [W, P], the window's rows to draft from; their order is free"""
     drafted: Tensor
@@ -33,7 +33,7 @@ class Windows:
 
     @property
     def features(self) -> Tensor:
-        """[W, S, F], what drafters read: see `States`."""
+        """Features [W, S, F], which drafters read: see `States`."""
         return self.hidden
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class Windows:
         return self._each(lambda part: part.to(device, non_blocking=True))
 
     def pin_memory(self) -> Windows:
-        """In memory from which a GPU copies while it computes."""
+        """The same windows in pinned memory, from which a GPU copies while it computes."""
         return self._each(torch.Tensor.pin_memory)
 
     def __getitem__(self, windows: slice | Tensor) -> Windows:

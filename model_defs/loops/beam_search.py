@@ -22,17 +22,17 @@ class Children:
     sequences: Tensor
     """int32 [M], the row of the sequence in the batch"""
     width: int
-    """how many there are of each sequence"""
+    """children of each sequence"""
 
 
 class Paths(Protocol):
     """A draft model at N nodes that are about to be expanded, one row each; at first the B roots."""
 
     raw_logits: Tensor | None
-    """float [B * L, K]: logits of all levels of all sequences that do not depend on the nodes, where there are such"""
+    """float [B * L, K]: logits of all levels of all sequences, where they do not depend on the nodes"""
 
-    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [N, count], descending, and target ids int32 [N, count] of the likeliest next tokens."""
+    def most_likely(self, count: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [N, count], descending, and target ids int32 [N, count] of the most likely next tokens."""
         ...
 
     def extend(self, children: Children) -> Self:
@@ -45,7 +45,7 @@ BeamStep = Callable[..., tuple[Tensor, ...]]
 
 
 class BeamSearch(nn.Module):
-    """Each of `length` levels expands at most `width` nodes (the likeliest candidates of the level before, by
+    """Each of `length` levels expands at most `width` nodes (the most likely candidates of the level before, by
     cumulative probability) into `candidates` children each. The last level's best candidates are the beams; the best
     candidates of all levels are a best-first tree."""
 
@@ -65,7 +65,7 @@ class BeamSearch(nn.Module):
         raw_logits = paths.raw_logits
         draft, sequences = list[Tensor](), None
         for level in range(self.length):
-            values, ids = paths.likeliest(self.candidates)
+            values, ids = paths.most_likely(self.candidates)
             *draft, tokens, origins = beam_step(values, ids, self.width, *draft)
             sequences = origins if sequences is None else sequences
             if level + 1 < self.length:

@@ -1,4 +1,4 @@
-"""A drafter's context cache while it drafts: which rows of a batch stand where."""
+"""A drafter's context cache while it drafts: the places of a batch's rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MASK_BITS = 32
 
 
 class CacheTables(nn.Module):
-    """Constants of a cache of so many rows."""
+    """Constants of a cache of `rows` rows."""
 
     rope_table: Tensor
     no_mask: Tensor
@@ -62,7 +62,7 @@ class Context(Protocol):
 class DraftContext:
     """B sequences that draft from their pairs, back to back: see `DraftBatch`.
 
-    The pairs are kept at the rows behind those that the cache holds already; the nodes of a draft are written behind
+    The pairs are kept at the rows after those that the cache holds already. The nodes of a draft are written after
     them, level by level, and overwritten by the next draft.
     """
 
@@ -117,8 +117,8 @@ class DraftContext:
 class Grower(Protocol):
     """A drafter whose nodes attend to the context and to the nodes above them."""
 
-    def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """See `Drafter.likeliest`."""
+    def most_likely(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Drafter.most_likely`."""
         ...
 
     def grow(self, hidden: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
@@ -139,8 +139,8 @@ class TreePaths:
     mask: Tensor | None = None
     raw_logits: None = None
 
-    def likeliest(self, count: int) -> tuple[Tensor, Tensor]:
-        return self.drafter.likeliest(self.hidden, count)
+    def most_likely(self, count: int) -> tuple[Tensor, Tensor]:
+        return self.drafter.most_likely(self.hidden, count)
 
     def extend(self, children: Children) -> TreePaths:
         attend, mask = self.context.place_tree(self.level + 1, children, self.first, self.mask)

@@ -1,7 +1,7 @@
 """A drafter's context cache in networks of standard operators: `DraftContext` over padded pairs [B, N].
 
 The pairs go into the cache by TensorScatter. The nodes of a draft do not: their keys and values stand beside the cache
-as tensors of their own, since TensorRT's KVCacheUpdate takes a network's input alone, and they are discarded anyway.
+as tensors of their own, since TensorRT's KVCacheUpdate takes only a network's input, and they are discarded anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from model_defs.target.attention import split_qkv
 from model_defs.target.model import Attend
 
 HIDDEN_SCORE = -3e4
-"""Added to the scores of what a row must not see; fp16 holds it."""
+"""Score added where a row must not see a key; fp16 holds it."""
 
 
 def scatter_rows(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor:
@@ -33,11 +33,11 @@ def scatter_rows(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor
 
 
 class NativeContext:
-    """See `DraftContext`; for export alone. Levels must be placed in order, from 1."""
+    """See `DraftContext`; only for export. Levels must be placed in order, from 1."""
 
     def __init__(self, operators: Operators, tables: CacheTables, inputs: Sequence[Tensor]):
         """inputs: tokens int32 [B * N], pair_counts and write_indices int64 [B], then the k and the v cache of every
-        layer, [B, kv_heads, rows, head_size]. Pairs behind a sequence's count are padding."""
+        layer, [B, kv_heads, rows, head_size]. Pairs past a sequence's count are padding."""
         tokens, counts, self._starts, *caches = inputs
         self._tables, self._config = tables, tables.config
         self.caches = dict(enumerate(zip(caches[: len(caches) // 2], caches[len(caches) // 2 :], strict=True)))
@@ -74,7 +74,7 @@ class NativeContext:
         return self._place(level, seen.unflatten(0, (self._batch, width))), seen
 
     def _place(self, level: int, seen: Tensor) -> Attend:
-        """For nodes that see `seen` bool [B, W, n] of the n nodes that stand behind the context with them."""
+        """The `attend` of nodes that see `seen` bool [B, W, n] of the n nodes after the context."""
         width, config = seen.shape[1], self._config
         groups = config.num_heads // config.num_kv_heads
         places = (self._contexts + (level - 1))[:, None].expand(-1, width)

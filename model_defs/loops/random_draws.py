@@ -16,7 +16,7 @@ DrawStep = Callable[..., tuple[Tensor, ...]]
 
 
 class RandomDraws(nn.Module):
-    """Each level draws from the `support` likeliest tokens of every node that the level before drew."""
+    """Each level draws from the `support` most likely tokens of every node that the level before drew."""
 
     def __init__(self, drafter: Any, rule: str, levels: Sequence[int], support: int):
         """`drafter.paths(*inputs)` gives the roots of a batch as `Paths`; `rule` draws `levels[l]` tokens at level l
@@ -29,7 +29,7 @@ class RandomDraws(nn.Module):
 
     def forward(self, inputs: Sequence[Tensor], draw_step: DrawStep = draw_step) -> tuple[Tensor, ...]:
         """The inputs of `drafter.paths`, then noise f32 [B, R, M], temperature f32, top_k i32 and top_p f32 [B] (see
-        `redraft.engines.api.DraftSampling`), to ids i32 and log_probs f32 [B, E, M] and draws i32 [B, D] (see
+        `redraft.batch.DraftSampling`), to ids i32 and log_probs f32 [B, E, M] and draws i32 [B, D] (see
         `DraftDraws`)."""
         *own, noise, temperature, top_k, top_p = inputs
         sampling = noise, temperature, top_k, top_p
@@ -37,7 +37,7 @@ class RandomDraws(nn.Module):
         draft = list[Tensor]()
         width = 1
         for level, count in enumerate(self.levels):
-            values, ids = paths.likeliest(self.support)
+            values, ids = paths.most_likely(self.support)
             *draft, tokens, origins, sequences = draw_step(values, ids, *sampling, self.rule, count, *draft)
             width = width * count if self.rule == "gumbel_top_k" else count
             if level + 1 < len(self.levels):

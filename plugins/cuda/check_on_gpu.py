@@ -25,7 +25,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 TOLERANCES = {BF16: (0.03, 3e-3), FP32: (1e-4, 1e-5)}
 """Largest and root-mean-square error, of outputs of size 1; in bf16 queries, weights and results are rounded."""
 ROUNDING = {BF16: 2**-7, FP32: 1e-5}
-"""Of a cached key, relative."""
+"""Largest relative error of a cached key."""
 CACHED_BYTES = 256 << 20
 """More than any GPU's L2 cache: as many layers are timed in turn."""
 
@@ -44,7 +44,7 @@ SHAPES = {
 
 
 PADDING, EARLIER = 5, 3
-"""Rows behind the last sequence's, and not committed rows before a later level's."""
+"""Numbers of rows after the last sequence's, and of uncommitted rows before a later level's."""
 
 
 class Batch(NamedTuple):
@@ -71,7 +71,7 @@ class Batch(NamedTuple):
 def make_batch(
     heads: Heads, lengths: list[int], rows: list[int], chunk: int = 0, seed: int = 0, dtype: torch.dtype = BF16
 ) -> Batch:
-    """Sequences with trees of rows[b] random nodes behind lengths[b] cached rows, of which up to 4 are committed first;
+    """Sequences with trees of rows[b] random nodes after lengths[b] cached rows, of which up to 4 are committed first;
     with `chunk`, one more sequence that starts with a causal chunk of so many rows."""
     generator = torch.Generator().manual_seed(seed)
     lengths, rows = [*lengths, *([0] if chunk else [])], [*rows, *([chunk] if chunk else [])]
@@ -115,7 +115,7 @@ def make_batch(
 
 
 def padded(batch: Batch) -> Batch:
-    """With rows behind the last sequence's, which must come out as zeros."""
+    """The step with rows after the last sequence's, which must come out as zeros."""
     rows = {name: getattr(batch, name) for name in ("qkv", "positions", "tree_mask")}
     return batch._replace(**{name: torch.cat([own, torch.zeros_like(own[:PADDING])]) for name, own in rows.items()})
 
@@ -131,7 +131,7 @@ def later_level(batch: Batch) -> Batch:
 
 
 def without_commits(batch: Batch) -> Batch:
-    """With neither rows nor offsets of commits."""
+    """The batch with neither rows nor offsets of commits."""
     return batch._replace(commit_src=_ints([]), commit_offsets=_ints([]))
 
 
@@ -146,7 +146,7 @@ def attend(batch: Batch, heads: Heads) -> Tensor:
 
 def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
     """Largest and root-mean-square error of the output. Raises ArithmeticError beyond the tolerance, where the caches
-    differ by more than a rounding or, in fp32, where a sequence alone has other bits."""
+    differ by more than a rounding or, in fp32, where a sequence on its own has other bits."""
     expected_batch, found_batch = batch.to("cpu"), batch.to(device)
     expected = reference.tree_attention(
         *expected_batch._replace(qkv=batch.qkv.float()),
@@ -210,7 +210,7 @@ def seconds(call: Callable[[], object], repeats: int = 20) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second that a copy reads and writes: what the chip gives."""
+    """Bytes per second that a copy reads and writes: the chip's own limit."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds(lambda: target.copy_(source))
@@ -238,7 +238,7 @@ CASES: dict[str, tuple[list[int], list[int], int, Callable[[Batch], Batch]]] = {
     "a later level": ([700, 40], [20, 5], 0, later_level),
     "chains without mask": ([700, 40], [20, 5], 0, causal),
 }
-"""Cached rows, tree nodes, rows of a causal chunk, and what is different of the batch."""
+"""Cached rows, tree nodes, rows of a causal chunk, and how the batch differs."""
 
 
 def _ints(values: list[int]) -> Tensor:
@@ -246,7 +246,7 @@ def _ints(values: list[int]) -> Tensor:
 
 
 def check_attention(device: str, small: bool) -> list[dict[str, Any]]:
-    """Batches of several kinds under every shape, in both precisions. Raises as `check`."""
+    """Batches of several kinds under every shape, in both precisions. Raises the errors of `check`."""
     scale, checks = 8 if small else 1, []
     for name, heads in SHAPES.items():
         if small:
@@ -263,7 +263,7 @@ def check_attention(device: str, small: bool) -> list[dict[str, Any]]:
 
 
 def time_all(peak: float) -> list[dict[str, Any]]:
-    """Times of many batches in bf16; `peak` in bytes per second is what they are printed beside."""
+    """Times of many batches in bf16; `peak` in bytes per second is printed beside them."""
     timings = []
     for name, heads in SHAPES.items():
         for sequences, length, rows in itertools.product((1, 8, 32), (512, 4096, 16384), (1, 16, 64)):

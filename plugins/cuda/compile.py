@@ -41,7 +41,7 @@ def sources() -> list[Path]:
 
 
 def headers(source: Path) -> list[Path]:
-    """What a source may include."""
+    """Files that a source may include."""
     return [*sorted(PLUGINS.glob("cuda/*.cuh")), *sorted(source.parent.glob("*.cuh"))]
 
 
@@ -99,7 +99,7 @@ def _version(compiler: Path) -> str:
 
 
 def _found(program: str) -> list[Path]:
-    """Where one of CUDA's programs is: pip's packages, PATH, CUDA's toolkit."""
+    """Path of one of CUDA's programs: pip's packages, PATH, CUDA's toolkit."""
     found = [path for folder in sys.path for path in sorted(Path(folder).glob(f"nvidia/cu*/bin/{program}"))]
     others = (shutil.which(program), f"/usr/local/cuda/bin/{program}")
     return found + [Path(path) for path in others if path and Path(path).exists()]

@@ -1,4 +1,4 @@
-"""What a kernel is to those that launch it: arguments in order, sizes and grid; for TensorRT, the CPU and the GPU."""
+"""The declaration of a kernel: arguments in order, sizes and grid. TensorRT, the CPU and the GPU launch it by these."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ DTYPES = ("bf16", "int32", "float32")
 RESERVED_NAMES = {"outputs", "stream", "tactic"}
 """Names that tensorrt.plugin keeps for itself."""
 ALIAS = "alias"
-"""The attribute of a plugin that says whether its outputs in place of inputs are declared as aliases."""
+"""The attribute of a plugin that says whether its in-place outputs are declared as aliases."""
 POINTER, INT32 = "pointer", "int32"
 MOST_THREADS = 1024
-"""Of a block, on every GPU."""
+"""Largest block, on every GPU."""
 _PTX_TYPES = {"u64": POINTER, "b64": POINTER, "u32": INT32, "s32": INT32, "b32": INT32}
 
 
@@ -38,7 +38,7 @@ class Sizes(dict[str, Any]):
 
 class Entry(NamedTuple):
     """A kernel as its PTX has it: parameters in order, pointers and int32; the threads of a block that it is compiled
-    for, None where any number will do."""
+    for, None where any number fits."""
 
     parameters: list[str]
     threads: int | None
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor: its shape names sizes; an output in place of an input names it."""
+    """A tensor: its shape names sizes; an in-place output names its input."""
 
     name: str
     dtype: str

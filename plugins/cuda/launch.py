@@ -28,7 +28,7 @@ HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno
 def run(
     kernel: Kernel, inputs: Sequence[Tensor], attributes: Mapping[str, int], *, descending: bool = False
 ) -> list[Tensor]:
-    """The kernel's outputs; those in place of an input are that input. Tensors are contiguous and on one device.
+    """The kernel's outputs; an in-place output is its input. Tensors are contiguous and on one device.
 
     descending: on the CPU, run blocks and threads in descending order. Raises ValueError for a tensor that does not
     fit.

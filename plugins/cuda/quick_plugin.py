@@ -20,7 +20,7 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
     """Make `tensorrt.plugin.op.redraft.<name>(*inputs, **attributes)`, for networks that are created with
     `PREFER_AOT_PYTHON_PLUGINS`. PTX for an architecture also runs on later ones.
 
-    A kernel with outputs in place of inputs has one more attribute, `alias`. With 1 it declares these as aliases, which
+    A kernel with in-place outputs has one more attribute, `alias`. With 1 it declares these as aliases, which
     takes networks with aliased plugin I/O enabled. With 0 it does not: whoever executes the engine binds both names to
     one address.
 

@@ -22,7 +22,7 @@ WIDE_LOAD, PRODUCT, LOCAL = re.compile(r"LDG\.(?:\w+\.)*128\b"), re.compile(r"HM
 
 
 class Resources(NamedTuple):
-    """What ptxas gave a kernel, per thread: registers, bytes of stack and of spills; bytes of shared memory a block."""
+    """Resources of a kernel by ptxas: registers, bytes of stack and spills per thread; shared bytes per block."""
 
     registers: int
     stack: int
@@ -49,10 +49,10 @@ class Resources(NamedTuple):
 
 
 class Instructions(NamedTuple):
-    """How often the instructions that decide a kernel's speed stand in its code."""
+    """Counts of the instructions that decide a kernel's speed."""
 
     wide_loads: int
-    """From global memory, of 16 bytes."""
+    """Loads of 16 bytes from global memory."""
     products: int
     """Instructions of the tensor cores, m16n8k16."""
     local: int
@@ -90,7 +90,7 @@ LIMITS = {
 
 
 def parse_resources(log: str) -> dict[str, Resources]:
-    """Each kernel's, from what `ptxas -v` prints."""
+    """Resources of each kernel, from the output of `ptxas -v`."""
     blocks = re.findall(
         r"Function properties for (\w+)\s+(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
         r"\s+ptxas info\s*: Used (\d+) registers(.*)",
@@ -104,8 +104,8 @@ def parse_resources(log: str) -> dict[str, Resources]:
 
 
 def parse_instructions(listing: str) -> dict[str, Instructions]:
-    """Each kernel's, from what `nvdisasm -c` prints: a label `.text.NAME:`, then lines of an address, a predicate or
-    none, and an instruction."""
+    """Instructions of each kernel, from the output of `nvdisasm -c`: a label `.text.NAME:`, then lines of an address, a
+    predicate or none, and an instruction."""
     names = re.split(r"^\.text\.(\w+):$", listing, flags=re.MULTILINE)
     found = {}
     for name, code in zip(names[1::2], names[2::2], strict=True):
@@ -118,7 +118,7 @@ def parse_instructions(listing: str) -> dict[str, Instructions]:
 
 
 def problems(name: str, used: Resources, instructions: Instructions | None) -> list[str]:
-    """What exceeds the limits of a kernel that was compiled for sm_90."""
+    """Excesses over the limits of a kernel that was compiled for sm_90."""
     if name not in LIMITS:
         return [f"{name}: expected its limits in plugins/cuda/resources.py"]
     limits, found = LIMITS[name], []

@@ -27,7 +27,7 @@ MEETING = timedelta(seconds=60)
 def connect(comm: MPI.Intracomm) -> None:
     """Give each rank of a machine a GPU of its own, and make these ranks torch.distributed's default group. Raises
     RuntimeError that names the remedy: on all ranks where torch lacks NCCL or a machine has fewer GPUs than ranks, on
-    those that notice where NCCL does not connect them. Ranks of one machine listen on its loopback alone."""
+    those that notice where NCCL does not connect them. Ranks of one machine listen only on its loopback."""
     from mpi4py import MPI
 
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -64,7 +64,7 @@ def connect(comm: MPI.Intracomm) -> None:
 
 
 def disconnect() -> None:
-    """End the default group and its NCCL communicator, on all ranks: behind what uses it."""
+    """End the default group and its NCCL communicator, on all ranks, after all that uses it."""
     distributed.destroy_process_group()
 
 
@@ -94,7 +94,7 @@ def gather(part: Tensor, widths: Sequence[int]) -> Tensor:
 
 
 def _failure(count: int) -> str | None:
-    """What keeps a machine from `count` ranks."""
+    """Reason why a machine cannot have `count` ranks."""
     if not distributed.is_nccl_available():
         return (
             f"NCCL, by which ranks on GPUs exchange their sums, is not in torch {torch.__version__}: install torch's "

@@ -1,4 +1,4 @@
-"""What `AllReduce` computes, of all ranks' parts at once."""
+"""The reference of `AllReduce`: the sum of all ranks' parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def all_reduce(parts: Tensor) -> Tensor:
-    """[ranks, ...] to what every rank gets: their sum in the order of ranks, in float32, then rounded to the parts'
+    """Sum [...] of parts [ranks, ...] in the order of ranks, in float32, then rounded to the parts'
     dtype."""
     total = parts[0].float()
     for part in parts[1:]:

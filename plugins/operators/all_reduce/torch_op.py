@@ -27,7 +27,7 @@ def _(x: Tensor, ranks: int) -> Tensor:
 
 
 def _sum_of_group(x: Tensor, ranks: int) -> Tensor:
-    """By torch.distributed's default group."""
+    """Sum over torch.distributed's default group."""
     from torch import distributed
 
     _expect(distributed.get_world_size(), ranks)

@@ -1,4 +1,4 @@
-"""What `BeamStep` computes, in torch: part of the drafter's module, and so of networks in native form."""
+"""The reference of `BeamStep` in torch: part of the drafter's module, and so of networks in native form."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def beam_step(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> tuple[Tensor, ...]:
-    """values float [B * n, K], ids int32 [B * n, K] and, behind the first level, the first four of the step before's
-    results, to candidates, log_probs, parents, chosen, tokens and origins: see README.md. Ties: in any order."""
+    """values float [B * n, K], ids int32 [B * n, K] and, after the first level, the first four of the step before's
+    results, to candidates, log_probs, parents, chosen, tokens and origins: see README.md. Equals: in any order."""
     nodes, k = width if draft else 1, values.shape[-1]
     sums, ids = values.view(-1, nodes, k), ids.view(-1, nodes, k)
     batch = sums.shape[0]

@@ -1,4 +1,4 @@
-"""What `PairRows` and `DraftRows` compute, in torch: part of a drafter's module, and so of exported programs."""
+"""The reference of `PairRows` and `DraftRows` in torch: part of a drafter's module, and so of exported programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BITS = 32
 
 def pair_rows(tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> tuple[Tensor, ...]:
     """tokens int32 [P], row_offsets int32 [B + 1], cache_lengths int32 [B] to positions [P], last_rows, contexts, roots
-    and sequences [B], all int32: see README.md. Pairs behind the last sequence's are padding, at position 0."""
+    and sequences [B], all int32: see README.md. Pairs after the last sequence's are padding, at position 0."""
     rows = torch.arange(tokens.shape[0], dtype=torch.int32, device=tokens.device)
     sequences = torch.arange(cache_lengths.shape[0], dtype=torch.int32, device=tokens.device)
     begins, ends = row_offsets[sequences], row_offsets[sequences + 1]
@@ -21,7 +21,7 @@ def pair_rows(tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> tup
 
 
 def draft_rows(contexts: Tensor, *grown: Tensor, level: int, first: int, width: int, words: int) -> tuple[Tensor, ...]:
-    """contexts int32 [B] and, behind the first level of a tree, origins int32 [B * W] and that level's tree_mask, to
+    """contexts int32 [B] and, after the first level of a tree, origins int32 [B * W] and that level's tree_mask, to
     positions [B * W], row_offsets [B + 1], tree_mask [B * W, words] and starts [B], all int32: see README.md."""
     batch, device = contexts.shape[0], contexts.device
     positions = (contexts[:, None] + (level - 1)).expand(-1, width).flatten()

@@ -1,4 +1,4 @@
-"""What `DrawStep` computes, in torch: part of the drafter's module, and so of networks in native form."""
+"""The reference of `DrawStep` in torch: part of the drafter's module, and so of networks in native form."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def draw_step(
     count: int,
     *draft: Tensor,
 ) -> tuple[Tensor, ...]:
-    """values float and ids int32 [B * n, M], noise float [B, R, M], the filters [B] and, behind the first level, the
+    """values float and ids int32 [B * n, M], noise float [B, R, M], the filters [B] and, after the first level, the
     step before's results but its last three, to ids, log_probs, draws, with `stochastic_beam` totals and gumbels,
-    tokens, origins and sequences: see README.md. Ties: in any order."""
+    tokens, origins and sequences: see README.md. Equal values come in any order."""
     expanded, drawn = (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
     nodes, support = drawn + 1 - expanded, values.shape[-1]
     greedy = (temperature <= 0)[:, None, None]
@@ -46,9 +46,9 @@ def draw_step(
         scores, places = _best(log_probs + noise, 1)
         places = places + (first_of_node[:, None] if nodes > 1 else 0)
         if nodes == 1:
-            likeliest = _best(log_probs.flatten(1), count)
-            scores = torch.where(greedy[..., 0], likeliest[0], scores.flatten(1))
-            places = torch.where(greedy[..., 0], likeliest[1], places.flatten(1))
+            most_likely = _best(log_probs.flatten(1), count)
+            scores = torch.where(greedy[..., 0], most_likely[0], scores.flatten(1))
+            places = torch.where(greedy[..., 0], most_likely[1], places.flatten(1))
     scores, places = scores.flatten(1), places.flatten(1)
 
     found = torch.isfinite(scores)

@@ -1,4 +1,4 @@
-"""What `Embedding` computes."""
+"""The reference of `Embedding`."""
 
 from __future__ import annotations
 

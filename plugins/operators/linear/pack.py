@@ -61,6 +61,6 @@ def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
 
 
 def _rows(values: np.ndarray, columns: int) -> np.ndarray:
-    """[N, K] to [ceil(N / columns), columns, K], zeros behind the last row."""
+    """[N, K] to [ceil(N / columns), columns, K], zeros after the last row."""
     padded = np.pad(values, ((0, -len(values) % columns), (0, 0)))
     return padded.reshape(-1, columns, values.shape[1])

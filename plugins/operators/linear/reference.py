@@ -1,4 +1,4 @@
-"""What `Linear` computes, in float64 numpy over weights rounded as they are stored."""
+"""The reference of `Linear` in float64 numpy over weights rounded as they are stored."""
 
 from __future__ import annotations
 

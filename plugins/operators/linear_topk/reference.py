@@ -1,4 +1,4 @@
-"""What `LinearTopK` computes, in float64 numpy."""
+"""The reference of `LinearTopK` in float64 numpy."""
 
 from __future__ import annotations
 

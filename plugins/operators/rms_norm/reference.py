@@ -1,4 +1,4 @@
-"""What `RMSNorm` computes, in float64 numpy."""
+"""The reference of `RMSNorm` in float64 numpy."""
 
 from __future__ import annotations
 

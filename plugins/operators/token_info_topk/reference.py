@@ -1,4 +1,4 @@
-"""What `TokenInfoTopK` computes, in torch: part of the drafter's module, and so of exported programs."""
+"""The reference of `TokenInfoTopK` in torch: part of the drafter's module, and so of exported programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def token_info_topk(
     levels: int,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities float [N, k] and target ids int32 [N, k]: see README.md. `info`: nothing, its rows, or row_of,
-    table and scales. Ties: in any order."""
+    table and scales. Equal values come in any order."""
     scores = F.embedding(sequences, logits.unflatten(0, (-1, levels))[:, level])
     if info:
         *table, added = info

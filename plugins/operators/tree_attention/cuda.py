@@ -30,7 +30,7 @@ def tree_attention(
     head_size: int,
     run: Callable[..., list[Tensor]] = run,
 ) -> Tensor:
-    """As `reference.tree_attention`, on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16 or f32.
+    """Compute `TreeAttention` on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16 or f32.
 
     Raises ValueError for another head size than 64 or 128 and for tensors that do not fit; what they hold is not looked
     at, since that would wait for the GPU.

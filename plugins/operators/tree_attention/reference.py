@@ -1,4 +1,4 @@
-"""What `TreeAttention` computes, in torch, row by row; README.md has the words."""
+"""The reference of `TreeAttention` in torch, row by row. README.md specifies it."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ TILE = 64
 WRITE_ROWS = 64
 WARPS = THREADS // 32
 BLOCKS = 528
-"""Wanted by `TreeAttentionSplit`: 4 for each of an H200's 132 multiprocessors."""
+"""Blocks that `TreeAttentionSplit` aims at: 4 for each of an H200's 132 multiprocessors."""
 LEAST_KEYS = 64
-"""Of a split."""
+"""Fewest keys of a split."""
 FP32_SPLIT_KEYS = 256
-"""Of every split in fp32."""
+"""Keys of every split in fp32."""
 ATTRIBUTES = ("heads", "kv_heads", "head_size")
 
 _CACHE = ("cache_slots", "kv_heads", "cache_rows", "head_size")

@@ -71,8 +71,8 @@ def _(qkv: Tensor, *arguments: Any) -> Tensor:
 
 
 def by_kernels(qkv: Tensor, *arguments: Any, run: Callable[..., list[Tensor]] = run) -> Tensor:
-    """The same by the CUDA kernels, in the caches' dtype. Nothing waits for the GPU and sizes follow from shapes, so
-    that a CUDA graph can hold it. Raises as `cuda.tree_attention`."""
+    """Compute `tree_attention` by the CUDA kernels, in the caches' dtype. Nothing waits for the GPU and
+    sizes follow from shapes, so that a CUDA graph can hold it. Raises the errors of `cuda.tree_attention`."""
     rows, caches, (num_heads, num_kv_heads, head_size), starts = (
         *(arguments[:8], arguments[8:10], arguments[10:13]),
         [given.contiguous() for given in arguments[13:] if given is not None],
@@ -93,7 +93,7 @@ tree_attention.register_kernel("cuda")(by_kernels)
 
 
 def visible_rows(tree_mask: Tensor, count: int, behind: int) -> Tensor:
-    """bool [count, behind]: which of the `behind` rows behind the context each of the last `count` of them sees, from
+    """bool [count, behind]: which of the `behind` rows after the context each of the last `count` of them sees, from
     their mask words int32 [count, words]; a row without any bit is causal, and all are without words."""
     words = tree_mask.shape[1]
     own = torch.arange(behind - count, behind, device=tree_mask.device)[:, None]

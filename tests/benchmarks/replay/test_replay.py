@@ -107,7 +107,7 @@ def test_a_recurrent_draft_starts_from_the_state_that_gave_its_root(target, answ
     for place, root in enumerate(answers[0].text[:-1]):
         hidden = answers[0].hidden[answers[0].start + place - 1][None]
         read = drafter.hidden(drafter.first_state(torch.tensor([root])), drafter.context(hidden))
-        assert drafts.candidates[place, 0, 0].tolist() == drafter.likeliest(read, 2)[1][0].tolist()
+        assert drafts.candidates[place, 0, 0].tolist() == drafter.most_likely(read, 2)[1][0].tolist()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
