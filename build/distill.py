@@ -34,6 +34,7 @@ from model_defs.files import count_numbers
 from model_defs.precision import working_dtype
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from redraft.chat import template_digest
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import duration, progress
 from redraft.console.resources import require_memory
@@ -52,7 +53,7 @@ from training.parts import (
     open_parts,
     require_space,
 )
-from training.prompts import LEAST_RESPONSE, RESERVED, answerable, parse_shares
+from training.prompts import LEAST_RESPONSE, RESERVED, answerable, parse_shares, prompts_digest
 from training.shards import model_digest
 from training.writing import (
     SHARD_S,
@@ -144,6 +145,7 @@ def main(
             raise ValueError("--source prefill reads the responses of --prompts, and there are none")
         else:
             self_written = writes_prompts = 1.0
+        meta |= {"prompts": prompts_digest(given), "chat_template": template_digest(model) or ""}
         config = TargetConfig.load(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         template = Template.of(tokenizer)
@@ -173,9 +175,18 @@ def main(
         return
     for part in parts:
         part.shards.begin()
+    names = " and ".join(map(str, folders))
+    of_others = any(part.shards.other_prompts for part in parts)
     if all(part.held >= part.wanted for part in parts):
-        say(f"{' and '.join(map(str, folders))} already hold what is asked for")
+        if of_others:
+            raise typer.BadParameter(
+                f"{names} already hold as many tokens as are asked for, of other prompts: remove or rename them, or "
+                "ask for more"
+            )
+        say(f"{names} already hold what is asked for")
         return
+    if of_others:
+        say(f"{names} hold conversations of other prompts, which are kept: remove or rename them to begin anew")
     reads = source is Source.prefill
     with progress("distill", sum(part.wanted for part in parts), "tokens", "loading the target") as shown:
         try:

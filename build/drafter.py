@@ -1,9 +1,9 @@
 """Plan the training of a drafter within a time, and say what it gained: what `make drafter` runs before and after
 `make distill train tune`.
 
-    python build/drafter.py plan PLAN --model MODEL --engine TEACHER_ENGINE --prompts DATA --hours 1
+    python build/drafter.py plan PLAN --model MODEL --engine ENGINE --teacher TEACHER --prompts DATA --hours 1
     python build/drafter.py sizes PLAN
-    python build/drafter.py gains DRAFTER --model MODEL --prompts DATA --ngrams BUNDLE --bundle BUNDLE
+    python build/drafter.py gains DRAFTER --model MODEL --teacher TEACHER --prompts DATA --ngrams BUNDLE --bundle BUNDLE
 
 A plan is stored and kept: after a kill, the same command goes on with it.
 """
@@ -18,13 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import typer
 from rich.console import Console
+from typer.exceptions import TyperException
 
-from redraft.chat import render_chat
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import write
+from redraft.errors import BundleError
 from redraft.prompts import Prompt, load_prompts
-from training.gains import held_out_prompts, measure_gains, shipped_curves, summary
+from training.gains import fitting_texts, measure_gains, shipped_curves, summary, unseen_prompts
 from training.plan import Plan, plan_training
+from training.teacher_data import cutoff_of_shards
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console(stderr=True)
@@ -32,6 +34,7 @@ console = Console(stderr=True)
 
 OWN = Path(__file__).resolve().parents[1] / "benchmarks" / "prompts.jsonl"
 PromptsOption = Annotated[Path | None, typer.Option(help="The teacher's prompts; default: those of the benchmarks.")]
+TeacherOption = Annotated[Path, typer.Option(help="Folder of the teacher data: distill.py --output.")]
 ColumnOption = Annotated[str | None, typer.Option(help="The column that holds them.")]
 
 
@@ -48,12 +51,13 @@ def plan(
     path: Annotated[Path, typer.Argument(help="File of the plan.")],
     model: Annotated[Path, typer.Option(help="Target folder written by fetch_model.py.")],
     engine: Annotated[Path, typer.Option(help="Its engine bundle that writes teacher data.")],
+    teacher: TeacherOption,
     prompts: PromptsOption = None,
     column: ColumnOption = None,
     hours: Annotated[float, typer.Option(help="Time for teacher data and training together.")] = 1.0,
 ) -> None:
     """Size teacher data and training by rates measured now, unless that was done for as many hours."""
-    found = plan_training(path, model, engine, read(prompts, column), hours, say)
+    found = plan_training(path, model, engine, teacher, read(prompts, column), hours, say)
     for line in found.lines():
         say(line)
 
@@ -69,14 +73,16 @@ def sizes(path: Annotated[Path, typer.Argument(help="File of the plan.")]) -> No
 def gains(
     drafter: Annotated[Path, typer.Argument(help="The trained drafter's folder, where gains.json is written.")],
     model: Annotated[Path, typer.Option(help="Its target's folder.")],
+    teacher: TeacherOption,
     ngrams: Annotated[Path, typer.Option(help="Tuned bundle without a drafter.")],
     bundle: Annotated[Path, typer.Option(help="Tuned bundle with the drafter.")],
     prompts: PromptsOption = None,
     column: ColumnOption = None,
 ) -> None:
-    """Measure on held-out prompts what the drafter gains, and estimate what twice the hours would."""
-    asked = held_out_prompts(read(prompts, column))
-    found = measure_gains(drafter, ngrams, bundle, [render_chat(model, text) for text in asked], say)
+    """Measure what the drafter gains on prompts that it was not trained on, and estimate what twice the hours would."""
+    given = read(prompts, column) if prompts else []
+    asked = unseen_prompts(given, cutoff_of_shards(teacher), load_prompts(OWN))
+    found = measure_gains(drafter, ngrams, bundle, fitting_texts(model, (ngrams, bundle), asked), say)
     for line in summary(found, shipped_curves()):
         print(line)
 
@@ -85,6 +91,9 @@ if __name__ == "__main__":
     with interruptible("drafter", "the same command goes on"):
         try:
             app(standalone_mode=False)
-        except (OSError, ValueError) as error:
+        except TyperException as error:
+            say(error.format_message())
+            sys.exit(2)
+        except (OSError, ValueError, BundleError) as error:
             say(str(error))
             sys.exit(2)

@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from redraft.bundle.config import BundleConfig
+from redraft.chat import user_prompt
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime
-from training.prompts import cutoff_of, divide
+from redraft.text import TextCodec
+from training.prompts import divide
 
 SHIPPED = Path(__file__).resolve().parents[1] / "drafters"
 """Drafters with the logs of their training: docs/guides/training.md plots them."""
@@ -22,7 +25,7 @@ STREAMS = (1, 2, 4, 8, 16)
 TOKENS = 64
 """Tokens of each answer, at most."""
 FEWEST = 8
-"""Prompts that are answered, or as many as there are streams."""
+"""Prompts that are answered, or as many as there are streams; fewer where there are no others."""
 FILE = "gains.json"
 Curve = Sequence[tuple[float, float]]
 """Positions that a drafter was trained on, and its chain's acceptance length after them."""
@@ -37,21 +40,36 @@ class Speed:
     tokens_per_step: float
 
 
-def held_out_prompts(prompts: Sequence[Prompt]) -> list[str]:
-    """The prompts that distillation holds out, or all where it holds none out."""
-    held_out = divide(prompts, cutoff_of(prompts))[1]
-    return [prompt.turns[0] for prompt in held_out or prompts]
+def unseen_prompts(prompts: Sequence[Prompt], cutoff: int, others: Sequence[Prompt]) -> list[str]:
+    """First user turns that nothing was trained on, each once: of the prompts, those below the cutoff, which
+    distillation held out; after them the others that are not among the prompts."""
+    given = {prompt.turns[0].strip() for prompt in prompts}
+    held_out = divide(prompts, cutoff)[1]
+    more = [prompt for prompt in others if prompt.turns[0].strip() not in given]
+    return list({prompt.turns[0].strip(): prompt.turns[0] for prompt in (*held_out, *more)}.values())
+
+
+def fitting_texts(model: Path, bundles: Sequence[Path], turns: Sequence[str]) -> list[str]:
+    """User turns as the model continues them, those that every bundle has room for with an answer of TOKENS.
+
+    Raises ValueError where there are none, BundleError for a damaged bundle.
+    """
+    longest = min(BundleConfig.read(bundle).limits.max_len for bundle in bundles) - TOKENS
+    codec = TextCodec.load(model / "tokenizer.json")
+    texts = [text for text in (user_prompt(model, turn) for turn in turns) if len(codec.encode(text)) <= longest]
+    if not texts:
+        raise ValueError(f"none of {len(turns)} prompts to judge by has at most {longest} tokens: add some to DATA")
+    return texts
 
 
 def measure_speed(runtime: Runtime, method: str, texts: Sequence[str], streams: int) -> Speed:
-    """Answer prompts, to which a chat template was applied, with so many under way at a time."""
-    scheduler, sent, count = runtime.scheduler, 0, max(FEWEST, streams)
+    """Answer the first of the texts, each once, with so many under way at a time."""
+    scheduler, sent, count = runtime.scheduler, 0, min(max(FEWEST, streams), len(texts))
     before = asdict(scheduler.totals)
     while sent < count or not scheduler.idle:
         status = scheduler.status()
         for place in range(sent, min(sent + streams - status.running - status.waiting, count)):
-            text = texts[place % len(texts)]
-            request = GenerateRequest(id=str(place), text=text, max_tokens=TOKENS, method=method)
+            request = GenerateRequest(id=str(place), text=texts[place], max_tokens=TOKENS, method=method)
             scheduler.submit(runtime.sequence(place, request))
             sent += 1
         scheduler.step()
@@ -67,16 +85,17 @@ def measure_gains(
     drafter: Path, ngrams: Path, bundle: Path, texts: Sequence[str], say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The speeds of auto-regressive decoding and of n-grams only, from a bundle without a drafter, and of the drafter's
-    bundle, with the last line of its training log; also written beside the drafter."""
+    bundle, with the last line of its training log; also written beside the drafter. The texts are distinct: n-grams
+    would copy the answer to a text that comes again. No more streams are measured than there are texts."""
     log = (drafter / "log.jsonl").read_text().splitlines()
     found: dict[str, Any] = {"training": json.loads(log[-1]), "speed": {}}
     for name, folder in (("auto-regressive", ngrams), ("n-grams", ngrams), ("drafter", bundle)):
         runtime = Runtime.load(folder)
         method = AUTO_REGRESSIVE if name == "auto-regressive" else next(iter(runtime.plans))
         for streams in STREAMS:
-            if streams <= runtime.limits.slots:
+            if streams <= min(runtime.limits.slots, len(texts)):
                 say(f"measuring {name}, {streams} stream{'s' * (streams > 1)}")
-                runtime.with_plans(runtime.plans)  # which have served none of these prompts
+                runtime.with_plans(runtime.plans)  # forgets the answers of the measurement before
                 speed = measure_speed(runtime, method, texts, streams)
                 found["speed"].setdefault(name, []).append(asdict(speed))
         runtime.engine.close()

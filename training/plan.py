@@ -3,6 +3,7 @@ measured on this machine."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from model_defs.drafters.registry import DRAFTERS, RECURRENT
 from model_defs.target.attention import causal_attend
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from redraft.chat import template_digest
 from redraft.console.progress import duration
 from redraft.prompts import Prompt
 from redraft.text import TextCodec
@@ -26,6 +28,7 @@ from training.conversations import Generator
 from training.distillation import Labels, Trainer, make_optimizer
 from training.forward import EngineForward
 from training.parts import HELD_OUT_SHARE, LEAST_HELD_OUT, held_out_tokens
+from training.prompts import prompts_digest
 from training.shards import Document, model_digest, write_shard
 from training.teacher_data import TeacherData
 
@@ -47,6 +50,9 @@ class Plan(BaseModel):
 
     model: str
     """Digest of the target."""
+    prompts: str | None = None
+    """Digest of DATA; None, as that of the chat template, in plans that were made before both were stored"""
+    chat_template: str | None = None
     hours: float = Field(gt=0)
     teacher_rate: float
     """Tokens of teacher data per second."""
@@ -95,9 +101,10 @@ def make_plan(model: str, hours: float, teacher_rate: float, training_rate: floa
     seconds = 3600 * hours - 2 * loading_s
     held_out = LEAST_HELD_OUT / teacher_rate
     passes = min(max(training_rate / teacher_rate, PASSES[0]), PASSES[1]) * ANSWERED
-    tokens = int((seconds - held_out) / ((1 + HELD_OUT_SHARE) / teacher_rate + passes / training_rate))
+    token_s = (1 + HELD_OUT_SHARE) / teacher_rate + passes / training_rate
+    tokens = int((seconds - held_out) / token_s)
     if tokens < LEAST_HELD_OUT:
-        least = (held_out + 2 * loading_s + 2 * LEAST_HELD_OUT / teacher_rate) / 3600
+        least = math.ceil((2 * loading_s + held_out + LEAST_HELD_OUT * token_s) / 36) / 100
         raise ValueError(f"HOURS={hours:g} is too short for this model on this machine: give at least {least:.2f}")
     return Plan(
         model=model,
@@ -111,13 +118,27 @@ def make_plan(model: str, hours: float, teacher_rate: float, training_rate: floa
 
 
 def plan_training(
-    path: Path, model: Path, engine: Path, prompts: Sequence[Prompt], hours: float, say: Callable[[str], None]
+    path: Path,
+    model: Path,
+    engine: Path,
+    teacher: Path,
+    prompts: Sequence[Prompt],
+    hours: float,
+    say: Callable[[str], None],
 ) -> Plan:
     """The plan that `path` holds, or a new one for another target or other hours, which is stored there.
 
-    Raises ValueError where the hours are too few, OSError or ValueError for files.
+    Raises ValueError where the hours are too few, or where the folders of the plan and of the `teacher` data are of
+    other prompts or another chat template, OSError or ValueError for files.
     """
     digest, there = model_digest(model), Plan.read(path)
+    given = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or ""}
+    if there and there.model == digest:
+        for name, what in (("prompts", "other prompts"), ("chat_template", "another chat template")):
+            if getattr(there, name) not in (None, given[name]):
+                raise ValueError(
+                    f"{path} is of {what}: remove or rename {path.parent}, {teacher} and {teacher}-held-out"
+                )
     if there and (there.model, there.hours) == (digest, hours):
         say(f"going on with {path}")
         return there
@@ -128,7 +149,7 @@ def plan_training(
     codec = TextCodec.load(model / "tokenizer.json")
     text = list(chain.from_iterable(codec.encode(prompt.turns[0]) for prompt in prompts[:MEASURED_PROMPTS]))
     training_rate = measure_training_rate(target, DRAFTERS[RECURRENT], rows, text)
-    plan = make_plan(digest, hours, teacher_rate, training_rate, loading_s)
+    plan = make_plan(digest, hours, teacher_rate, training_rate, loading_s).model_copy(update=given)
     plan.write(path)
     return plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 from bisect import bisect_left
@@ -76,6 +77,12 @@ def divide(prompts: Iterable[Prompt], cutoff: int) -> tuple[list[Prompt], list[P
     for prompt in prompts:
         sides[rank(prompt.turns[0]) < cutoff].append(prompt)
     return sides
+
+
+def prompts_digest(prompts: Iterable[Prompt]) -> str:
+    """16 hexadecimal digits of what teacher data take from prompts: source, first user turn and response."""
+    rows = [[prompt.category, prompt.turns[0], prompt.response] for prompt in prompts]
+    return sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def parse_shares(text: str) -> dict[str, float]:

@@ -53,8 +53,8 @@ class Shards:
     is replaced when the next shard is closed, and becomes shard N where the run was killed before."""
 
     def __init__(self, folder: Path, meta: Mapping[str, str]):
-        """`meta` is written into every file. Raises ValueError where the folder holds another model's shards or one
-        that is damaged."""
+        """`meta` is written into every file. Raises ValueError where the folder holds shards of another model or chat
+        template, or one that is damaged."""
         self.folder, self.meta = folder, dict(meta)
         files = sorted(folder.glob("shard-*.safetensors"))
         self.count = 1 + int(files[-1].stem.removeprefix("shard-")) if files else 0
@@ -63,6 +63,8 @@ class Shards:
         """Tokens of the folder, and prompts that were drawn from the file for it"""
         self.cutoff: int | None = None
         """The rank below which the folder holds out prompts; None where it is empty"""
+        self.other_prompts = False
+        """Whether its last shard is of other prompts than `meta` tells"""
         for file in (*files, *([self._running()] if self._running().exists() else [])):
             self._read(file)
 
@@ -77,6 +79,9 @@ class Shards:
                 which = f"{metadata['model']}, not of {self.meta['model']}"
                 another = which if name == "model" else f"another {self.meta['model']} than the one that is there now"
                 raise ValueError(f"{file} is of {another}: give another folder, or remove this one")
+        if metadata.get("chat_template", self.meta.get("chat_template")) != self.meta.get("chat_template"):
+            raise ValueError(f"{file} is of another chat template: remove or rename {self.folder}")
+        self.other_prompts = metadata.get("prompts", self.meta.get("prompts")) != self.meta.get("prompts")
         cutoff = int(metadata.get("held_out_below", USUAL_CUTOFF))
         if ("held_out" in metadata) != ("held_out" in self.meta) or self.cutoff not in (None, cutoff):
             raise ValueError(f"{file} is of another division of prompts than {self.folder}: remove it")

@@ -192,6 +192,14 @@ class TeacherData:
         return _Plan(file, rows[cut][kept], document[cut].masked_fill(~inside, NO_DOCUMENT)[kept], drafted[kept])
 
 
+def cutoff_of_shards(folder: Path) -> int:
+    """The rank below which a folder of teacher data holds out prompts. Raises ValueError where it has no shard."""
+    file = next(iter(sorted(folder.glob("shard-*.safetensors"))), None)
+    if file is None:
+        raise ValueError(f"no shard-*.safetensors in {folder}; write some with build/distill.py")
+    return int(_metadata(file).get("held_out_below", USUAL_CUTOFF))
+
+
 def most_frequent(counts: Tensor, kept: int) -> Tensor:
     """The `kept` most frequent tokens, most frequent first; among equals the lower id, int64 [kept]."""
     return counts.sort(descending=True, stable=True).indices[:kept]

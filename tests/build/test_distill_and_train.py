@@ -369,6 +369,31 @@ def test_shards_of_another_model_or_division_are_refused(target, tmp_path, monke
 
 
 @torch.no_grad()  # which ends with the test, unlike the command's own
+def test_shards_of_other_prompts_or_another_template_are_not_taken_for_these(target, tmp_path, monkeypatch, capsys):
+    """Shards that tell neither, as older ones, are taken."""
+    monkeypatch.setattr(parts, "LEAST_HELD_OUT", 60)
+    write_model(target, tmp_path)
+    rows = [{"prompt": text} for text in UNRESERVED[:9]]
+    first, more = (write_lines(tmp_path / f"{n}.jsonl", rows[:n]) for n in (5, 9))
+    write_teacher(tmp_path, first, 200)
+    write_teacher(tmp_path, first, 200)
+    assert "already hold what is asked for" in capsys.readouterr().err
+    with pytest.raises(typer.BadParameter, match=r"data and .*held already hold .* of other prompts: remove or rename"):
+        write_teacher(tmp_path, more, 200)
+    write_teacher(tmp_path, more, 400)
+    assert "hold conversations of other prompts, which are kept" in capsys.readouterr().err
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(typer.BadParameter, match=r"is of another chat template: remove or rename .*data"):
+        write_teacher(tmp_path, more, 900)
+    for file in (file for folder in ("data", "held") for file in (tmp_path / folder).iterdir()):
+        with safe_open(file, framework="pt") as shard:
+            meta = {name: text for name, text in shard.metadata().items() if name not in ("prompts", "chat_template")}
+        save_file(load_file(file), file, meta)
+    write_teacher(tmp_path, first, 200)
+    assert "already hold what is asked for" in capsys.readouterr().err
+
+
+@torch.no_grad()  # which ends with the test, unlike the command's own
 def test_what_was_under_way_is_kept_where_fewer_tokens_are_asked_for(target, tmp_path, capsys):
     """A check leaves all as it is."""
     write_model(target, tmp_path)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from redraft.bundle.budget import BudgetTable
+from redraft.bundle.config import BundleConfig
 from redraft.method import MethodPlan
 from redraft.prompts import Prompt
+from redraft.request import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
+from redraft.text import TextCodec
+from tests.engines.tiny import tiny_target
 from tests.toy_engine import ToyEngine, toy_codec
 from training import plan
-from training.gains import gain_of_twice, held_out_prompts, measure_gains, shipped_curves, summary
+from training.gains import fitting_texts, gain_of_twice, measure_gains, shipped_curves, summary, unseen_prompts
 from training.parts import held_out_tokens
 from training.plan import PASSES, Plan, make_plan
+from training.prompts import cutoff_of
+from training.shards import Document, write_shard
+from training.teacher_data import USUAL_CUTOFF, cutoff_of_shards
 
 
 @pytest.mark.parametrize(("teacher", "training"), [(700, 2900), (120, 1200), (5000, 900), (60, 4000)])
@@ -27,11 +37,12 @@ def test_teacher_data_and_training_take_the_time_given(hours, teacher, training)
     assert PASSES[0] * 0.7 <= made.positions / made.tokens <= PASSES[1]
 
 
-def test_too_little_time_is_refused_with_what_would_do():
+@pytest.mark.parametrize("rates", [(100, 1000), (60, 70), (5, 3), (40, 4000)])
+def test_too_little_time_is_refused_with_what_would_do(rates):
     with pytest.raises(ValueError, match=r"HOURS=0.01 is too short .* at least (\d+\.\d\d)") as told:
-        make_plan("model", 0.01, 100, 1000, 10)
+        make_plan("model", 0.01, *rates, 10)
     least = float(str(told.value).rpartition(" ")[2])
-    assert make_plan("model", least, 100, 1000, 10).tokens >= 2000
+    assert 2000 <= make_plan("model", least, *rates, 10).tokens < 4000
 
 
 def test_a_plan_is_stored_and_a_damaged_one_named(tmp_path):
@@ -70,10 +81,36 @@ def test_gains_are_told_by_streams():
 
 
 def test_gains_are_measured_on_prompts_that_are_not_trained_on():
-    prompts = [Prompt(str(n), "all", (str(n),)) for n in range(300)]
-    held_out = held_out_prompts(prompts)
+    prompts = [Prompt(str(n), "all", (str(n % 200),)) for n in range(300)]
+    held_out = unseen_prompts(prompts, cutoff_of(prompts), [])
     assert 0 < len(held_out) < 30
-    assert held_out_prompts([Prompt("1", "all", ("only one",))]) == ["only one"]
+    assert len(set(held_out)) == len(held_out)
+    others = [Prompt(str(n), "all", (f"{n} ",)) for n in range(190, 210)]
+    assert unseen_prompts(prompts, cutoff_of(prompts), others) == held_out + [f"{n} " for n in range(200, 210)]
+    assert unseen_prompts(prompts[:1], 0, []) == []
+
+
+def test_gains_are_judged_by_the_division_of_the_teacher_data(tmp_path):
+    with pytest.raises(ValueError, match="no shard"):
+        cutoff_of_shards(tmp_path)
+    doc = Document(deque(), 0.0, tokens=[5, 6, 7], hidden=[torch.zeros(4, dtype=torch.bfloat16)] * 3)
+    write_shard(tmp_path / "shard-00003.safetensors", [doc], {})
+    assert cutoff_of_shards(tmp_path) == USUAL_CUTOFF
+    write_shard(tmp_path / "shard-00000.safetensors", [doc], {"held_out_below": "77"})
+    assert cutoff_of_shards(tmp_path) == 77
+
+
+def test_gains_are_measured_on_prompts_that_every_bundle_has_room_for(tmp_path, monkeypatch):
+    """A model without a chat template continues the prompt as it is."""
+    room = {"small": 100, "large": 200}
+    monkeypatch.setattr(
+        BundleConfig, "read", lambda path: SimpleNamespace(limits=SimpleNamespace(max_len=room[path.name]))
+    )
+    monkeypatch.setattr(TextCodec, "load", lambda _: SimpleNamespace(encode=list))
+    bundles = [tmp_path / name for name in room]
+    assert fitting_texts(tmp_path, bundles, ["a" * 37, "b" * 36, "c"]) == ["b" * 36, "c"]
+    with pytest.raises(ValueError, match="none of 1 prompts to judge by has at most 36 tokens"):
+        fitting_texts(tmp_path, bundles, ["a" * 37])
 
 
 def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, monkeypatch):
@@ -92,13 +129,53 @@ def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, m
     assert [row["tokens_per_step"] for row in speed["auto-regressive"]] == [1, 1]
 
 
+def test_no_text_comes_twice_in_a_measurement(tmp_path, monkeypatch):
+    """N-grams would copy its answer; where there are fewer texts than streams, those streams are left out."""
+    sent = []
+    engine = ToyEngine(slots=4, max_tree=14)
+    limits = Limits(slots=4, max_len=256, max_tree=14, prefill_chunk=64)
+    plans = {"ngrams": MethodPlan("ngram_trie", ngram=True, budget=BudgetTable.constant(8))}
+    runtime = Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans)
+    engine.close = lambda: None
+    sequence = runtime.sequence
+    runtime.sequence = lambda key, request: sent.append((request.method, request.text)) or sequence(key, request)
+    monkeypatch.setattr(Runtime, "load", lambda _: runtime)
+    (tmp_path / "log.jsonl").write_text('{"positions": 9}\n')
+    speed = measure_gains(tmp_path, tmp_path, tmp_path, ["a", "b", "c"], lambda _: None)["speed"]
+    assert [row["streams"] for row in speed["drafter"]] == [1, 2]
+    assert [text for method, text in sent if method == AUTO_REGRESSIVE] == ["a", "b", "c"] * 2
+
+
 def test_a_run_that_was_killed_goes_on_with_its_plan(tmp_path, monkeypatch):
     """Nothing is measured again, unless the target or the hours are others."""
     monkeypatch.setattr(plan, "model_digest", lambda model: model.name)
     monkeypatch.setattr(plan, "measure_teacher_rate", lambda *_: pytest.fail("measured again"))
     stored = make_plan("model", 1, 700, 2900, 20)
     stored.write(tmp_path / "plan.json")
-    arguments = (Path("engine"), [], 1.0, lambda _: None)
+    arguments = (Path("engine"), Path("data"), [], 1.0, lambda _: None)
     assert plan.plan_training(tmp_path / "plan.json", Path("model"), *arguments) == stored
     with pytest.raises(pytest.fail.Exception):
         plan.plan_training(tmp_path / "plan.json", Path("another"), *arguments)
+
+
+@pytest.mark.parametrize("changed", ["prompts", "chat_template"])
+def test_a_plan_of_other_data_is_refused(tmp_path, monkeypatch, changed):
+    """Its folders hold what the new run would otherwise take for its own; a plan that does not tell is taken."""
+    monkeypatch.setattr(plan, "model_digest", lambda model: model.name)
+    monkeypatch.setattr(plan, "measure_teacher_rate", lambda *_: (700.0, 20.0))
+    monkeypatch.setattr(plan, "measure_training_rate", lambda *_: 2900.0)
+    monkeypatch.setattr(plan.Target, "from_folder", lambda _: tiny_target())
+    monkeypatch.setattr(TextCodec, "load", lambda _: SimpleNamespace(encode=list))
+    prompts = [Prompt("1", "all", ("why?",))]
+    path, model, teacher = tmp_path / "plan.json", tmp_path / "model", tmp_path / "data"
+    model.mkdir()
+    arguments = (path, model, Path("engine"), teacher)
+    stored = plan.plan_training(*arguments, prompts, 1, lambda _: None)
+    assert plan.plan_training(*arguments, prompts, 1, lambda _: None) == stored
+    if changed == "prompts":
+        prompts = [Prompt("1", "all", ("why not?",))]
+    else:
+        (model / "chat_template.jinja").write_text("{{ messages }}")
+    for hours in (1, 2):
+        with pytest.raises(ValueError, match=f"remove or rename {tmp_path}, {teacher} and {teacher}-held-out"):
+            plan.plan_training(*arguments, prompts, hours, lambda _: None)
