@@ -118,12 +118,14 @@ train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/draft
 # Teacher data and training are sized for HOURS by a plan, with which a killed run goes on.
 drafter: TOKENS = 1000
 drafter: $(TEACHER)-engine/manifest.json ## a drafter for SOURCE from DATA in HOURS: distill, train, judge, build, tune, say what was gained
-	$(PY) build/drafter.py plan $(OWN_DRAFTER)/plan.json --model $(MODEL) --engine $(TEACHER)-engine --hours $(HOURS) \
+	$(PY) build/drafter.py plan $(OWN_DRAFTER)/plan.json --model $(MODEL) --teacher $(TEACHER) --engine $(TEACHER)-engine \
+	  --hours $(HOURS) \
 	  $(if $(DATA),--prompts $(DATA) $(READ))
-	sizes=$$($(PY) build/drafter.py sizes $(OWN_DRAFTER)/plan.json) && $(MAKE) distill $$sizes && $(MAKE) train $$sizes
+	sizes=$$($(PY) build/drafter.py sizes $(OWN_DRAFTER)/plan.json) && test -n "$$sizes" && \
+	  $(MAKE) distill $$sizes && $(MAKE) train $$sizes
 	$(MAKE) $(NGRAMS)/budget.json
 	$(MAKE) tune DRAFTER=$(OWN_DRAFTER)
-	$(PY) build/drafter.py gains $(OWN_DRAFTER) --model $(MODEL) --ngrams $(NGRAMS) --bundle $(BUNDLE) \
+	$(PY) build/drafter.py gains $(OWN_DRAFTER) --model $(MODEL) --teacher $(TEACHER) --ngrams $(NGRAMS) --bundle $(BUNDLE) \
 	  $(if $(DATA),--prompts $(DATA) $(READ))
 
 DRAFTING := $(sort $(BUNDLE) $(NGRAMS))
