@@ -213,7 +213,7 @@ def test_every_script_takes_its_arguments(profilers, tmp_path, monkeypatch):
         for command in row.commands(setting):
             if "build/build_engines.py" in command.arguments:
                 given = parsed_by_typer(build_engines.main, list(command.arguments[2:]))
-                assert (given["backend"], command.environment) == ("tensorrt_rtx", {"REDRAFT_ANY_GPU": "1"})
+                assert (given["backend"].name, command.environment) == ("tensorrt_rtx", {"REDRAFT_ANY_GPU": "1"})
                 continue
             _, _, command_line = " ".join(command.arguments).partition("-m benchmarks.gpu.")
             name, *arguments = command_line.split() or [""]

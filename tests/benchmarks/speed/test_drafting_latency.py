@@ -133,7 +133,7 @@ def test_drafts_of_every_method_are_timed(tmp_path, monkeypatch):
     engine = SimpleNamespace(drafters={"lyanna": Timed("lyanna", True), "plain": Timed("plain", False)})
     engine.close = lambda: None
     methods = {name: SimpleNamespace(drafter=name) for name in seen}
-    config = SimpleNamespace(target=SimpleNamespace(hidden_size=24), methods=methods, precision="bf16")
+    config = SimpleNamespace(target=SimpleNamespace(feature_size=24), methods=methods, precision="bf16")
     monkeypatch.setattr(drafting_latency.Bundle, "load", lambda path: SimpleNamespace(config=config))
     monkeypatch.setattr(drafting_latency, "load_engine", lambda bundle: engine)
     monkeypatch.setattr(drafting_latency, "CACHE_BYTES", 800)
