@@ -12,7 +12,7 @@ from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, Target
 from redraft.chat import template_digest
 
 TARGET = TargetInfo(
-    num_layers=3, hidden_size=96, num_heads=3, num_kv_heads=3, head_size=32, vocab_size=111,
+    num_layers=3, hidden_size=96, feature_size=96, num_heads=3, num_kv_heads=3, head_size=32, vocab_size=111,
     eos_token_ids=(2,), max_position=64,
 )  # fmt: skip
 METHOD = MethodConfig(

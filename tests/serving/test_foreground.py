@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from redraft import cli
-from redraft.serving import launcher
+from redraft.serving import commands, launcher
 from redraft.serving.foreground import stay
 from redraft.serving.processes import OWNER_VARIABLE
 from redraft.serving.rundir import RunDir, Settings, State
@@ -101,7 +101,7 @@ cli.app()
 def test_the_exit_status_says_whether_it_was_asked_to_end(run_dir, monkeypatch, why, status):
     settings = Settings(bundle=Path("b"), address="0.0.0.0")
     monkeypatch.setattr(launcher, "serve", lambda given, *_: State(settings=given))
-    monkeypatch.setattr(cli, "stay", lambda *_: why)
+    monkeypatch.setattr(commands, "stay", lambda *_: why)
     options = ["--foreground", "--bundle", str(settings.bundle), "--address", "0.0.0.0", "--run-dir", str(run_dir.path)]
     before = signal.getsignal(signal.SIGTERM)
     try:
