@@ -6,6 +6,8 @@ import pytest
 
 from tests.mutants import MUTANTS, Mutant, is_killed, law_of, planted
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_mutant_is_killed(mutant: Mutant):

@@ -19,6 +19,9 @@ from tests.conftest import ROOT
 from tests.engines.tiny import random_model, write_model
 from tests.toy_engine import toy_tokenizer
 
+pytestmark = pytest.mark.slow
+
+
 NAME = "nobodys-model"
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.engines.real_methods import SETTINGS, assert_nothing_changes, llm_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def llm(smollm2, tmp_path_factory):

@@ -27,6 +27,8 @@ from redraft.serving.processes import ServingError, owned_processes, shared_memo
 from redraft.serving.rundir import RunDir, Settings
 from tests.serving.client_side import FAKE_WORKER, GrpcStream, Service, free_ports, start, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def settings(bundle: Path, **changes) -> Settings:
     http, grpc, metrics = free_ports(3)

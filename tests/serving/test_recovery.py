@@ -18,6 +18,8 @@ from redraft.serving.processes import is_alive
 from redraft.serving.tritonserver import models_live
 from tests.serving.client_side import FAKE_WORKER, Service, grpc_inputs, start, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def service(run_folder, fake_bundle):

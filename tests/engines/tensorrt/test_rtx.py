@@ -51,6 +51,9 @@ from tests.engines.tiny import (
     write_model,
 )
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parents[3]
 SMOLLM2 = TargetInfo(
     num_layers=30,
