@@ -182,7 +182,7 @@ def main(
         if alias and form != Form.plugin:
             raise BundleError("--alias: only plugins declare aliases: expected --backend tensorrt and --form plugin")
         if (calibration is not None) != (precision == Precision.fp8):
-            wrong = f"--calibration {calibration}: expected with --precision fp8 alone, got {precision}"
+            wrong = f"--calibration {calibration}: expected only with --precision fp8, got {precision}"
             raise BundleError(wrong if calibration else "--precision fp8 needs --calibration, from build/calibrate.py")
         if methods and (given or no_drafter or method_name):
             others = ["--no-drafter"] * no_drafter + ["--method-name"] * bool(method_name)
@@ -256,7 +256,7 @@ def load_target(model: Path, backend: Backend, drafts: bool) -> Target:
 
 
 def weight_bytes(model: Path) -> int:
-    """Of a target's weights, at 16 bits a number. Raises ValueError for a damaged file."""
+    """Size of a target's weights, at 16 bits a number. Raises ValueError for a damaged file."""
     return 2 * count_numbers(model)
 
 
@@ -281,7 +281,7 @@ def reason(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Of what it says, or else its name."""
+    """The first line of its message, or else its name."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

@@ -77,7 +77,7 @@ def calibrate(
     target: Target, fingerprint: str, texts: Iterable[list[int]], on_text: Callable[[], None] = lambda: None
 ) -> Calibration:
     """Run the target over texts (token ids) and record what its linear layers take. Raises ValueError for none, or
-    where a layer takes infinite values, NaN or zeros alone."""
+    where a layer takes infinite values, NaN or only zeros."""
     largest = {name: torch.zeros(()) for name in linear_layers(target)}
 
     def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -297,7 +297,7 @@ def drafting_loop(
         raise ValueError(f"--token-info {token_info}: {config.backend} takes {', '.join(taken)}")
     if isinstance(drafter, HiddenStateDrafter):
         drafter.info_form = token_info or InfoForm(taken[0])
-    if native:  # drafted nodes stand beside the cache, padding behind max_len
+    if native:  # drafted nodes stand beside the cache, padding after max_len
         draft_rows = max(config.limits.max_tree, length)
     drafter.prepare(config.limits.max_len + draft_rows, length)
     needs: dict[str, object] = {}

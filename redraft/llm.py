@@ -127,7 +127,7 @@ class LLM:
         """
         answers: list[Answer | None] = [None] * len(requests)
         parts: dict[int, tuple[int, float, list[Output]]] = {}
-        """By key: place, start, and outputs so far."""
+        """Place, start and outputs so far, by key."""
         sent = 0
         with self._lock:
             try:

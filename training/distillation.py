@@ -60,7 +60,7 @@ def sample_head(labels: Tensor, size: int, others: int, multiple: int = 1) -> tu
 
 
 def fill_up(x: Tensor) -> Tensor:
-    """x [N, ...] with zeros behind it, up to a multiple of SHAPE rows."""
+    """x [N, ...] with zeros after it, up to a multiple of SHAPE rows."""
     return F.pad(x, (0, 0, 0, -len(x) % SHAPE))
 
 

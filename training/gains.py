@@ -132,7 +132,7 @@ def shipped_curves() -> list[Curve]:
 
 
 def gain_of_twice(curves: Sequence[Curve], positions: int) -> tuple[float, float]:
-    """By how many tokens per step a chain got better while a drafter's training positions doubled from so many: the
+    """Tokens per step that a chain gained while a drafter's training positions doubled from so many: the
     least and the most over the curves. Beyond a curve's ends, its first or last doubling counts."""
     gains = []
     for curve in curves:

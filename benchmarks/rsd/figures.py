@@ -90,7 +90,7 @@ class Figures:
         return Estimate(fast.value / slow.value, fast.samples / slow.samples)
 
     def lead(self, cell: int) -> dict[str, Any] | None:
-        """By how much RSD-S is ahead of the best other algorithm of the paper in a cell, with its interval."""
+        """RSD-S's lead over the best other algorithm of the paper in a cell, with its interval."""
         best = self.best(cell)
         others = [self.efficiency[best[name]] for name in PUBLISHED if name != RSD_S and name in best]
         if RSD_S not in best or not others:

@@ -108,7 +108,7 @@ WAYS: dict[str, Callable[[Head], list[str]]] = {
 
 def milliseconds(head: Head, way: Callable[[Head], list[str]], repeats: int) -> dict[str, float]:
     """Median milliseconds of each part of a draft, and of all. Caches hold something else before each draft, as they do
-    behind a forward of the target."""
+    after a forward of the target."""
     with kernels.Recording() as recording:
         parts = way(head)
     other = np.zeros(CACHE_BYTES // 8)
@@ -180,7 +180,7 @@ def untrained(
 
 
 def place_to_draft(reads_context: bool, features: int, context: int, pairs: int) -> DraftBatch:
-    """One sequence of `context` ingested pairs and as many new ones; the last one alone where no context is kept."""
+    """One sequence of `context` ingested pairs and as many new ones; only the last pair where no context is kept."""
     if not reads_context:
         return DraftBatch.of_roots(np.ones((1, features), np.float32), np.ones(1, np.int32))
     return DraftBatch(
@@ -228,7 +228,7 @@ def drafters(
 
 
 def verification(llm: LLM, requests: Sequence[GenerateRequest], concurrency: int) -> dict[str, float]:
-    """Of the steps in which so many requests decode and no prompt is read: how many there were, their milliseconds and
+    """Figures of the steps in which so many requests decode and no prompt is read: their number, their milliseconds and
     those of the verification on the host, its share, nodes visited for each request, and microseconds for each node."""
     scheduler = llm.runtime.scheduler
     step, verify = scheduler.step, scheduler._verify

@@ -47,7 +47,7 @@ console = Console()
 class Shape:
     """One way to build trees: `width` beams of `length`, or the `budget` best nodes up to depth `length`.
 
-    Width 0 and budget 0 stand for the n-gram branch alone.
+    Width 0 and budget 0 stand for only the n-gram branch.
     """
 
     width: int = 0
@@ -163,7 +163,7 @@ def _growing(features: np.ndarray, text: list[int], first: int, drafter: DraftEn
 
 
 def _drafter(llm: LLM) -> DraftEngine:
-    """Of the bundle's first method."""
+    """The drafter of the bundle's first method."""
     return next(iter(llm.runtime.engine.drafters.values()))
 
 
@@ -226,7 +226,7 @@ def follow(tree: TokenTree, tokens: list[int], outcome: Outcome) -> None:
 
 
 def step_times(llm: LLM, rows: list[int], rounds: int = 12) -> dict[int, float]:
-    """Median seconds of a target forward of each number of rows behind 256 cached tokens, taken in turns.
+    """Median seconds of a target forward of each number of rows after 256 cached tokens, taken in turns.
 
     A number of rows that differs from the forward's before costs extra: the second of two counts.
     """

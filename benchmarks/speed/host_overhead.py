@@ -5,7 +5,7 @@
 
 Scheduling, drafting, tree construction and verification are the product's own; only the networks are not there. So no
 model is needed, and what is measured is the part of a step that no faster engine makes shorter. Every stream is greedy
-and streams its text; all have their prompts behind them when measuring begins. A figure is the median over the steps
+and streams its text; all prompts are prefilled when measuring begins. A figure is the median over the steps
 of the processor time outside the engine: other programs that run meanwhile take none of it.
 
 The null target continues a text by a rule that the null drafter knows seven times in ten, over so few different tokens

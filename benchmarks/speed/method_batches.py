@@ -6,9 +6,9 @@
 Each method answers the same prompts, so many at a time, beside auto-regressive decoding in the same engine or, with
 --auto-regressive, in that of a bundle of its own, which has no features to output. Methods take turns, and each
 cell is its best round. Before every round the method answers as many other prompts of the file (--warm-up at most), so
-that engines warm up, and one that drafts from what was served all of them: it has served those alone. A bundle with one
-method per beam width gives table 5; with --best-of, the table ends with how far that method is behind the best of each
-batch size.
+that engines warm up, and one that drafts from what was served all of them: it has served only those. A bundle with one
+method per beam width gives table 5; with --best-of, the table ends with how far that method falls short of the best of
+each batch size.
 """
 
 from __future__ import annotations

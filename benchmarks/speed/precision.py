@@ -43,7 +43,7 @@ class Difference:
 
     name: str
     megabytes: float
-    """Of the network's weights."""
+    """Size of the network's weights."""
     positions: int = 0
     kl: float = 0.0
     largest_kl: float = 0.0
@@ -59,7 +59,7 @@ class Difference:
 
 
 def module_log_probs(target: Target, ids: list[int]) -> Tensor:
-    """Log-probabilities float32 [N, V] behind every token of a text."""
+    """Log-probabilities float32 [N, V] after every token of a text."""
     with torch.inference_mode():
         hidden = target(torch.tensor([ids]), causal_attend(target.config, len(ids))).hidden
         return target.lm_head(hidden)[0].float().log_softmax(-1)
@@ -82,7 +82,7 @@ class Network:
         self._caches = {name: np.zeros(shape, self._dtype) for name, shape in shapes.items()}
 
     def log_probs(self, ids: list[int]) -> Tensor:
-        """Log-probabilities float32 [N, V] behind every token of a text."""
+        """Log-probabilities float32 [N, V] after every token of a text."""
         count = len(ids)
         rows = {
             "input_ids": np.array([ids], np.int32),

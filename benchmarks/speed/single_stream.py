@@ -6,7 +6,7 @@
 Bundles race by their first method, or one bundle's methods, some or all; without a bundle of its own, auto-regressive
 decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so that a busy
 machine slows all alike; seconds are medians over the repeats. Before each race another prompt of the file is answered,
-and by a method that drafts from what was served --warm-up of them: it has served those alone. With --llama-cpp a
+and by a method that drafts from what was served --warm-up of them: it has served only those. With --llama-cpp a
 llama.cpp process takes its turn too (see docs/guides/load-testing.md). Writes JSON and, beside it, the same tables as
 Markdown; intervals are 95%, over prompts.
 """

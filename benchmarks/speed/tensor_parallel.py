@@ -10,7 +10,7 @@
 it starts: step times of the first over a number of rows, then one stream (as the paper does: batch size 1) by every
 method of it and by the other, whose workers take turns. With several ranks a step falls into compute of rank 0; sums,
 in which it also waits for slower ranks (beside them, what the same sums take when nothing else is done: pure
-communication); and what comes before and behind the networks: rank 0 sends the batch, and gathers the logits.
+communication); and what comes before and after the networks: rank 0 sends the batch, and gathers the logits.
 """
 
 from __future__ import annotations

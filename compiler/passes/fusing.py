@@ -14,7 +14,7 @@ CONSTANT_TYPES = {"uint8": "u8", "int8": "i8", "int32": "i32", "float32": "f32",
 
 
 class Constants:
-    """Arrays one behind the other, each once: those of all programs of a network, or of several networks."""
+    """Arrays one after the other, each once: those of all programs of a network, or of several networks."""
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray] = []

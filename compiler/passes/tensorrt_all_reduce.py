@@ -11,7 +11,7 @@ from redraft.plugins.cuda.declaration import NAMESPACE
 
 COLLECTIVE = "DistCollective"
 DOMAIN = "tensorrt"
-"""TensorRT's ONNX parser knows its operators by their names alone."""
+"""TensorRT's ONNX parser knows its operators only by their names."""
 
 Attributes = dict[str, ir.TensorProtocol | int | str]
 

@@ -1,4 +1,4 @@
-"""Rewrites a plugin-form network for TensorRT: the plugins of kernel.cu in place of each `TreeAttention`."""
+"""Rewrites a plugin-form network for TensorRT: the plugins of kernel.cu instead of each `TreeAttention`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tensorrt_form(network: ir.Model, alias: bool = False) -> ir.Model:
 
     The network is `export_target_plugin`'s of a bf16 module, with bf16 caches and aliased outputs. The partial results
     are tensors between the plugins; `starts` is the node's own or, without it, cache_lengths. The updated caches are
-    outputs of `TreeAttentionWrite`, which with `alias` declares them in place of its inputs: see
+    outputs of `TreeAttentionWrite`, which with `alias` declares them as its updated inputs: see
     `quick_plugin.register`. Raises ValueError for other head sizes and dtypes than the kernels'.
     """
     rewritten = network.clone()

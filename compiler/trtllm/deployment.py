@@ -44,7 +44,7 @@ def build_command(dtype: str, tp_size: int, draft_tokens: int, limits: Limits) -
 
 
 def triton_parameters(limits: Limits) -> dict[str, dict[str, str]]:
-    """For each model of the repository, the parameters of its config.pbtxt that fill_template.py fills in."""
+    """The parameters of each model's config.pbtxt that fill_template.py fills in."""
     batch, tokenizer = {"triton_max_batch_size": str(limits.max_batch_size)}, {"tokenizer_dir": "$TOKENIZER_DIR"}
     queue = {"max_queue_delay_microseconds": "0", "max_queue_size": "0"}
     logits = {"logits_datatype": "TYPE_FP32"}

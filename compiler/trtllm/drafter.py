@@ -81,8 +81,8 @@ def drafter_entries(drafter: RecurrentDrafter, weights: dict[str, Tensor]) -> di
 
 
 def factors(drafter: RecurrentDrafter) -> dict[str, Tensor]:
-    """What a drafter's weights are multiplied from or chosen by, which its head's weight alone does not tell; in the
-    types of our format. Empty for a head of its own over all tokens."""
+    """What a drafter's weights are multiplied from or chosen by, which its head's weight does not tell by itself; in
+    the types of our format. Empty for a head of its own over all tokens."""
     found = {}
     if drafter.config.head == "target":
         found["output.weight"] = drafter.state_dict()["output.weight"].to(torch.bfloat16)
@@ -138,7 +138,7 @@ def own_weights(weights: dict[str, Tensor], config: dict[str, Any], kept: dict[s
 
 
 def swap_halves(weight: Tensor, columns: int) -> Tensor:
-    """An input layer's weight [E, 2 * columns] for [h, s] in place of [s, h], or the other way round."""
+    """An input layer's weight [E, 2 * columns] for [h, s] instead of [s, h], or the other way round."""
     return torch.cat([weight[:, columns:], weight[:, :columns]], dim=1)
 
 

@@ -66,7 +66,7 @@ class Acceptance:
         )
 
     def _rank(self, running: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each step of `running` sequences: its nodes' scores, best first and -inf after the last; how many of the
+        """Each step of `running` sequences: its nodes' scores, best first and -inf after the last; how many of the
         first k nodes were accepted, k = 0, 1, ...; and how many sequences it has."""
         if running not in self._ranked:
             groups = [self.steps[first : first + running] for first in range(0, len(self.steps), running)]

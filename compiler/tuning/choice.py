@@ -22,7 +22,7 @@ class StepTimes:
     """Measured times of whole steps of some number of running sequences."""
 
     samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    """By budget: rows and seconds of each step."""
+    """Rows and seconds of each step, by budget."""
     network: bool = True
     """Whether a network drafts, whose time a step takes however few rows it has."""
 

@@ -161,7 +161,7 @@ class Tuner:
         return max(b for b in times.samples if times.median(b)[1] <= MOST_SLOWER * times.plain)
 
     def _cells(self, shape: Shape) -> dict[str, dict[int, Cell]]:
-        """By mode and number of running sequences, the cut of the trees."""
+        """The cut of the trees, by mode and number of running sequences."""
         margin = MARGIN if self._network else MARGIN_OF_NGRAMS
         budgets = self._budgets if self._random else [budget for budget in self._budgets if budget <= self._largest]
         chances = (0.0,) if self._random else CHANCES

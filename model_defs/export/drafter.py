@@ -1,5 +1,5 @@
 """Drafting loops as ONNX networks: in plugin form with a `redraft::BeamStep` or `DrawStep` node for each level; in
-native form, of standard operators alone."""
+native form, only of standard operators."""
 
 from __future__ import annotations
 

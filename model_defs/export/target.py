@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The size of the KV cache: `slots` sequences of up to `max_len` tokens, and behind them `max_tree` rows of a tree
+    """The size of the KV cache: `slots` sequences of up to `max_len` tokens, and after them `max_tree` rows of a tree
     (its root included)."""
 
     slots: int

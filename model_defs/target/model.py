@@ -61,7 +61,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, layer: int, attend: Attend, rows: Tensor | None = None, join: Join = torch.add
     ) -> Tensor:
-        """`rows` int32 [n]: the rows of x [N, H] that go on behind attention; the others are context alone."""
+        """One layer. `rows` int32 [n]: the rows of x [N, H] that go on after attention; others are only context."""
         attended = attend(layer, self.qkv(self.attention_norm(x)))
         if rows is not None:
             x, attended = F.embedding(rows, x), F.embedding(rows, attended)

@@ -1,7 +1,7 @@
 """A target split for tensor parallelism, Megatron-style: what each rank holds, and a target of its own for each.
 
 Sharded are each layer's four matrices and the LM head: query, key and value projections by KV group (a KV head and the
-query heads that read it), gate and up by the MLP's columns, the two matrices behind them by their input features, the
+query heads that read it), gate and up by the MLP's columns, the two matrices after them by their input features, the
 LM head by the vocabulary. The embedding table (of which a step reads a few rows) and the norms are on every rank. What
 the two output matrices of a layer give are the ranks' parts of sums.
 """
@@ -119,7 +119,7 @@ def shard_weights(target: Target, shard: Shard) -> Iterator[tuple[str, Tensor]]:
 
 def rank_join(rank: int, all_reduce: Callable[[Tensor], Tensor]) -> Join:
     """A rank's `join` for `Target.forward`: rank 0 adds its part to the residual stream before the ranks' sum, which so
-    is the new stream; the others give their part alone."""
+    is the new stream; the others give only their part."""
 
     def join(stream: Tensor, part: Tensor) -> Tensor:
         return all_reduce(stream + part if rank == 0 else part)

@@ -68,7 +68,7 @@ class LimitsInfo(Section):
 
 
 class ContextInfo(Section):
-    """A drafter's context cache: as many slots as the target's, with `draft_rows` rows behind max_len for the nodes
+    """A drafter's context cache: as many slots as the target's, with `draft_rows` rows after max_len for the nodes
     that a draft expands."""
 
     layers: int = Field(ge=1)
@@ -91,9 +91,9 @@ class MethodConfig(Section):
     ngram: bool
     verification: str
     levels: tuple[int, ...] = ()
-    """Of a random construction: its draws at each level."""
+    """A random construction's draws at each level."""
     support: int = 0
-    """Of a random construction: how many of the likeliest tokens it draws from at each node."""
+    """Most likely tokens that a random construction draws from at each node."""
     chat_template: str | None = None
     """sha256 of the chat template that the drafter's training data was written with; None where it is not known."""
     context: ContextInfo | None = None
@@ -120,7 +120,7 @@ class BundleConfig(Section):
     tensor_parallel: int = Field(1, ge=1)
     """Ranks that execute the target together: see `target_folder`."""
     shards: tuple[ShardInfo, ...] = ()
-    """By rank, where there are several."""
+    """One per rank, where there are several."""
     form: Form | None = None
     """The target's form in engines of TensorRT."""
     alias: bool = False

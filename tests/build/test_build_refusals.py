@@ -92,7 +92,7 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
         ([*RTX, "--precision", "fp8", "--calibration", "nowhere.json"], "nowhere.json does not exist"),
         (
             [*RTX, "--precision", "int8", "--calibration", "c"],
-            "--calibration c: expected with --precision fp8 alone",
+            "--calibration c: expected only with --precision fp8",
         ),
         (["--no-drafter", "--max-len", "500"], "--max-len 500: the target's context has 128 positions"),
         (["--drafter", "DRAFTER", "--tree-budget", "40"], "--tree-budget 40: expected less than --max-tree 32"),
