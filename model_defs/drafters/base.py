@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from model_defs.drafters.token_info import TokenInfo
 from model_defs.drafters.windows import Windows
 from model_defs.files import read_json, read_tensors, save_tensors
-from model_defs.loops.context_cache import Context, DraftContext
-from model_defs.loops.operators import Operators, TorchOperators
 from model_defs.target.model import Target
 
 
@@ -78,9 +76,6 @@ class Drafter(nn.Module):
     """Layers of its context cache"""
     feature_size: int
     """Width F of the target's features that it drafts from"""
-    operators: Operators = TorchOperators()
-    context_type: Callable[..., Context] = DraftContext
-    """Constructor of its context cache, from operators, tables and inputs"""
 
     config: Any
     hot_ids: Tensor

@@ -14,6 +14,7 @@ from model_defs.drafters.base import Drafter, ridge
 from model_defs.drafters.window_attention import WindowAttention
 from model_defs.drafters.windows import Windows
 from model_defs.loops.context_cache import CacheTables, Context
+from model_defs.loops.operators import Operators
 from model_defs.precision import working_precision
 from model_defs.target.model import Attend, DecoderLayer, RMSNorm, Target
 
@@ -62,10 +63,10 @@ class ContextDrafter(Drafter):
     def prepare(self, cache_rows: int, levels: int) -> None:
         self.tables = CacheTables(self.layer_config, cache_rows, self.embedding.device)
 
-    def begin(self, features: Tensor, inputs: Sequence[Tensor]) -> tuple[Context, Tensor]:
+    def begin(self, operators: Operators, features: Tensor, inputs: Sequence[Tensor]) -> tuple[Context, Tensor]:
         """Ingest pairs: features [P, F], and the inputs of a DraftContext. Returns the context and the predicted hidden
         states [B, H] that follow each sequence's last pair."""
-        context = self.context_type(self.operators, self.tables, inputs)
+        context = operators.context(self.tables, inputs)
         return context, self.ingest(features, inputs[0], context.attend_pairs, context.last_rows)
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from model_defs.drafters.base import Drafter, Recipe
 from model_defs.drafters.window_attention import WindowAttention
 from model_defs.drafters.windows import Windows
 from model_defs.loops.context_cache import CacheTables, TreePaths
+from model_defs.loops.operators import Operators
 from model_defs.target.model import Attend, DecoderLayer, RMSNorm, Target
 
 
@@ -86,10 +87,10 @@ class DraftLM(Drafter):
         """See `Grower.grow`."""
         return self(tokens, attend)
 
-    def paths(self, features: Tensor, *inputs: Tensor) -> TreePaths:
+    def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> TreePaths:
         """The roots, from the inputs of a DraftContext, whose pairs begin with the text's first token; features [P, F]
         are not read."""
-        context = self.context_type(self.operators, self.tables, inputs)
+        context = operators.context(self.tables, inputs)
         return TreePaths(self, context, self(inputs[0], context.attend_pairs, context.last_rows))
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from model_defs.drafters.base import Recipe
 from model_defs.drafters.context_drafter import ContextDrafter
 from model_defs.loops.context_cache import TreePaths
+from model_defs.loops.operators import Operators
 from model_defs.target.model import Attend
 
 
@@ -36,6 +37,6 @@ class EagleDrafter(ContextDrafter):
         """See `Grower.grow`."""
         return self.step(self.chained(hidden, tokens), attend)
 
-    def paths(self, features: Tensor, *inputs: Tensor) -> TreePaths:
+    def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> TreePaths:
         """The roots: features [P, F], and the inputs of a DraftContext."""
-        return TreePaths(self, *self.begin(features, inputs))
+        return TreePaths(self, *self.begin(operators, features, inputs))

@@ -12,8 +12,8 @@ from model_defs.drafters.base import Decay, Recipe, ridge
 from model_defs.drafters.context_drafter import ContextDrafter
 from model_defs.drafters.token_info import InfoForm, TokenInfo
 from model_defs.drafters.windows import Windows
-from model_defs.loops.beam_search import Children
 from model_defs.loops.operators import Operators
+from model_defs.loops.paths import Children
 from model_defs.target.model import Attend, Target
 
 
@@ -42,6 +42,7 @@ class ChainPaths:
     not depend on them."""
 
     drafter: HiddenStateDrafter
+    operators: Operators
     raw_logits: Tensor
     levels: int
     sequences: Tensor
@@ -52,7 +53,7 @@ class ChainPaths:
         drafter, levels = self.drafter, self.levels
         nodes = (self.raw_logits, self.sequences, self.tokens, drafter.columns)
         info = () if drafter.token_info is None else drafter.info.inputs(self.tokens)
-        return drafter.operators.token_info_topk(*nodes, *info, k=count, level=self.level, levels=levels)
+        return self.operators.token_info_topk(*nodes, *info, k=count, level=self.level, levels=levels)
 
     def extend(self, children: Children) -> ChainPaths:
         return replace(self, sequences=children.sequences, tokens=children.tokens, level=self.level + 1)
@@ -65,17 +66,9 @@ class Resampler:
     def __init__(self, drafter: HiddenStateDrafter, levels: int):
         self.drafter, self.levels = drafter, levels
 
-    @property
-    def operators(self) -> Operators:
-        return self.drafter.operators
-
-    @operators.setter
-    def operators(self, operators: Operators) -> None:
-        self.drafter.operators = operators
-
-    def paths(self, raw_logits: Tensor, sequences: Tensor, tokens: Tensor) -> ChainPaths:
+    def paths(self, operators: Operators, raw_logits: Tensor, sequences: Tensor, tokens: Tensor) -> ChainPaths:
         """The roots: raw logits [B * levels, K], sequences int32 [B] (0, 1, ...) and tokens int32 [B]."""
-        return ChainPaths(self.drafter, raw_logits, self.levels, sequences, tokens)
+        return ChainPaths(self.drafter, operators, raw_logits, self.levels, sequences, tokens)
 
 
 class HiddenStateDrafter(ContextDrafter):
@@ -122,14 +115,14 @@ class HiddenStateDrafter(ContextDrafter):
         if self.token_info is not None:
             self.info = self.token_info.stored(self.info_form)
 
-    def paths(self, features: Tensor, *inputs: Tensor) -> ChainPaths:
+    def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> ChainPaths:
         """The roots: features [P, F], and the inputs of a DraftContext."""
-        context, first = self.begin(features, inputs)
+        context, first = self.begin(operators, features, inputs)
         states = [first]
         for level in range(1, self.levels):
             states.append(self.step(self.chained(states[-1]), context.place_chain(level)))
         stacked = torch.cat(states, dim=1).view(-1, self.config.hidden_size)
-        return ChainPaths(self, self.raw_logits(stacked), self.levels, context.sequences, context.roots)
+        return ChainPaths(self, operators, self.raw_logits(stacked), self.levels, context.sequences, context.roots)
 
     def raw_logits(self, states: Tensor) -> Tensor:
         """[..., K] over the head's rows, for all steps in one pass (section 4.2), without token info."""

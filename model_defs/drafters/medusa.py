@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from model_defs.drafters.base import Drafter, Recipe, ridge
 from model_defs.drafters.recurrent import ResidualBlock
 from model_defs.drafters.windows import Windows
-from model_defs.loops.beam_search import Children
+from model_defs.loops.operators import Operators
+from model_defs.loops.paths import Children
 from model_defs.target.model import Target
 
 
@@ -78,7 +79,7 @@ class MedusaDrafter(Drafter):
         if steps > len(self.heads):
             raise ValueError(f"{steps} drafting steps need as many heads, this drafter has {len(self.heads)}")
 
-    def paths(self, features: Tensor, tokens: Tensor) -> MedusaPaths:
+    def paths(self, operators: Operators, features: Tensor, tokens: Tensor) -> MedusaPaths:
         """The roots: features [B, F] of the tokens before them; their own tokens int32 [B] are not read."""
         return MedusaPaths(self, features)
 

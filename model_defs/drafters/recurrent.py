@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from model_defs.drafters.base import Drafter, Recipe, read_weights, ridge
 from model_defs.drafters.windows import Windows
 from model_defs.files import read_json, weight_files
-from model_defs.loops.beam_search import Children
+from model_defs.loops.operators import Operators
+from model_defs.loops.paths import Children
 from model_defs.target.model import Target
 
 
@@ -126,7 +127,7 @@ class RecurrentDrafter(Drafter):
         """[..., K] over the head's rows; `hot_ids` maps them to the target's ids."""
         return F.linear(self.hidden(state, self.context(features)), self.head_weight.to(state.dtype))
 
-    def paths(self, features: Tensor, tokens: Tensor) -> RecurrentPaths:
+    def paths(self, operators: Operators, features: Tensor, tokens: Tensor) -> RecurrentPaths:
         """The roots: features [B, F] of the tokens before them, and tokens int32 [B]."""
         return RecurrentPaths(self, self.first_state(tokens), self.context(features))
 

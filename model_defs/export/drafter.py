@@ -1,5 +1,5 @@
 """Drafting loops as ONNX networks: in plugin form with a `redraft::BeamStep` or `DrawStep` node for each level; in
-native form, only of standard operators."""
+native form, of standard operators only."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from model_defs.drafters.hidden_state import Resampler
 from model_defs.export.networks import cache_names, export_network
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.context_cache import CacheTables
+from model_defs.loops.operators import Operators, TorchOperators
 from model_defs.loops.padded_context_cache import NativeContext
 from model_defs.loops.random_draws import RandomDraws
 
@@ -22,8 +23,38 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-class NodeOperators:
-    """The operators of a drafter as plugin nodes."""
+class NodeOperators(Operators):
+    """The operators of a drafter as plugin nodes: a level of its beam search, or of its random draws, is one."""
+
+    def beam_step(self, values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
+        batch = draft[0].shape[0] if draft else values.shape[0]
+        level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
+        candidates, nodes, ints = (*level, values.shape[1]), (batch * width,), torch.int32
+        dtypes = (ints, values.dtype, ints, ints, ints, ints)
+        shapes = (candidates, candidates, level, (batch, width), nodes, nodes)
+        return self._node("BeamStep", (values, ids, *draft), {"width": width}, dtypes, shapes)
+
+    def draw_step(
+        self,
+        values: Tensor,
+        ids: Tensor,
+        noise: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        rule: str,
+        count: int,
+        *draft: Tensor,
+    ) -> Sequence[Tensor]:
+        batch, (expanded, drawn) = noise.shape[0], (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
+        nodes = drawn + 1 - expanded
+        size = nodes * count if rule == "gumbel_top_k" else count
+        state = 2 if rule == "stochastic_beam" else 0
+        level, floats, ints = (batch, expanded + nodes, values.shape[1]), values.dtype, torch.int32
+        inputs = (values, ids, noise, temperature, top_k, top_p, *draft)
+        dtypes = (ints, floats, ints, *[floats] * state, *[ints] * 3)
+        shapes = (level, level, (batch, drawn + size), *[(batch, size)] * state, *[(batch * size,)] * 3)
+        return self._node("DrawStep", inputs, {"rule": rule, "count": count}, dtypes, shapes)
 
     def tree_attention(self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
         attributes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
@@ -44,11 +75,20 @@ class NodeOperators:
         return self._node("DraftRows", (contexts, *grown), attributes, [torch.int32] * 4, shapes)
 
     def token_info_topk(
-        self, logits: Tensor, sequences: Tensor, *table: Tensor, k: int, level: int, levels: int
-    ) -> Sequence[Tensor]:
-        attributes, shape = {"k": k, "level": level, "levels": levels}, (sequences.shape[0], k)
-        dtypes = [logits.dtype, torch.int32]
-        return self._node("TokenInfoTopK", (logits, sequences, *table), attributes, dtypes, [shape] * 2)
+        self,
+        logits: Tensor,
+        sequences: Tensor,
+        tokens: Tensor,
+        ids: Tensor,
+        *info: Tensor,
+        k: int,
+        level: int,
+        levels: int,
+    ) -> tuple[Tensor, Tensor]:
+        attributes, shapes = {"k": k, "level": level, "levels": levels}, [(sequences.shape[0], k)] * 2
+        inputs, dtypes = (logits, sequences, tokens, ids, *info), [logits.dtype, torch.int32]
+        values, found = self._node("TokenInfoTopK", inputs, attributes, dtypes, shapes)
+        return values, found
 
     @staticmethod
     def _node(op: str, inputs: Sequence[Tensor], attributes: dict, dtypes: Sequence, shapes: Sequence) -> Any:
@@ -58,9 +98,9 @@ class NodeOperators:
 
 
 OUTPUTS = ["candidates", "log_probs", "parents"]
-"""What a beam search gives."""
+"""Outputs of a beam search."""
 CHAINS = ["raw_logits", "sequences", "tokens"]
-"""What re-sampling takes."""
+"""Inputs of a resampler."""
 
 Drafting = BeamSearch | RandomDraws
 """A drafting loop, with its drafter."""
@@ -110,19 +150,14 @@ class DrafterInputs:
 
 
 class _PluginDrafter(nn.Module):
-    """The drafting loop; a level of its beam search, or of its random draws, is one plugin node."""
+    """The drafting loop, of plugin nodes."""
 
     def __init__(self, drafting: Drafting):
         super().__init__()
         self.drafting = drafting
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        drafter = self.drafting.drafter
-        drafter.operators, eager = NodeOperators(), drafter.operators
-        try:
-            return self.drafting(inputs, _draw_node if isinstance(self.drafting, RandomDraws) else _beam_node)
-        finally:
-            drafter.operators = eager
+        return self.drafting(inputs, NodeOperators())
 
 
 class _PluginResampling(_PluginDrafter):
@@ -134,46 +169,6 @@ class _PluginResampling(_PluginDrafter):
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return super().forward(inputs)[:3]
-
-
-def _beam_node(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
-    batch = draft[0].shape[0] if draft else values.shape[0]
-    level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
-    candidates, nodes, ints = (*level, values.shape[1]), (batch * width,), torch.int32
-    return torch.onnx.ops.symbolic_multi_out(
-        "redraft::BeamStep",
-        (values, ids, *draft),
-        attrs={"width": width},
-        dtypes=(ints, values.dtype, ints, ints, ints, ints),
-        shapes=(candidates, candidates, level, (batch, width), nodes, nodes),
-        version=1,
-    )
-
-
-def _draw_node(
-    values: Tensor,
-    ids: Tensor,
-    noise: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    rule: str,
-    count: int,
-    *draft: Tensor,
-) -> Sequence[Tensor]:
-    batch, (expanded, drawn) = noise.shape[0], (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
-    nodes = drawn + 1 - expanded
-    size = nodes * count if rule == "gumbel_top_k" else count
-    state = 2 if rule == "stochastic_beam" else 0
-    level, floats, ints = (batch, expanded + nodes, values.shape[1]), values.dtype, torch.int32
-    return torch.onnx.ops.symbolic_multi_out(
-        "redraft::DrawStep",
-        (values, ids, noise, temperature, top_k, top_p, *draft),
-        attrs={"rule": rule, "count": count},
-        dtypes=(ints, floats, ints, *[floats] * state, *[ints] * 3),
-        shapes=(level, level, (batch, drawn + size), *[(batch, size)] * state, *[(batch * size,)] * 3),
-        version=1,
-    )
 
 
 def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ir.Model:
@@ -203,6 +198,16 @@ def export_drafter_native(drafting: Drafting, cache_rows: int = 0, raw_logits: b
     return export_network(network, (inputs.examples,), (inputs.axes,), inputs.names, [*outputs, *updated])
 
 
+class NativeOperators(TorchOperators):
+    """Standard operators; a context is one of padded rows."""
+
+    made: NativeContext
+
+    def context(self, tables: CacheTables, inputs: Sequence[Tensor]) -> NativeContext:
+        self.made = NativeContext(tables, inputs)
+        return self.made
+
+
 class _NativeDrafter(nn.Module):
     """The drafting loop; a context is one of padded rows."""
 
@@ -211,23 +216,13 @@ class _NativeDrafter(nn.Module):
         self.drafting, self.raw_logits = drafting, raw_logits
 
     def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        drafter = self.drafting.drafter
-        if not drafter.reads_context:
+        if not self.drafting.drafter.reads_context:
             return list(self.drafting(inputs)[:3])
-        contexts: list[NativeContext] = []
-
-        def context(*arguments: Any) -> NativeContext:
-            contexts.append(NativeContext(*arguments))
-            return contexts[0]
-
-        drafter.context_type, usual = context, drafter.context_type
-        try:
-            features, tokens, *others = inputs
-            outputs = self.drafting([features.flatten(0, 1), tokens.flatten(), *others])
-        finally:
-            drafter.context_type = usual
+        operators = NativeOperators()
+        features, tokens, *others = inputs
+        outputs = self.drafting([features.flatten(0, 1), tokens.flatten(), *others], operators)
         levels = [outputs[3].unflatten(0, (-1, self.drafting.length))] if self.raw_logits else []
-        caches = contexts[0].caches.values()
+        caches = operators.made.caches.values()
         return [*outputs[:3], *levels, *(k for k, _ in caches), *(v for _, v in caches)]
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.loops.beam_search import Children
-from model_defs.loops.operators import Operators
+from model_defs.loops.paths import Children
 from model_defs.target.attention import rope_table
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Attend
+
+if TYPE_CHECKING:
+    from model_defs.loops.operators import Operators
 
 MASK_BITS = 32
 

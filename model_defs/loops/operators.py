@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from model_defs.loops.context_cache import CacheTables, Context, DraftContext
+from redraft.plugins.operators.beam_step.reference import beam_step
 from redraft.plugins.operators.draft_rows.reference import draft_rows, pair_rows
+from redraft.plugins.operators.draw_step.reference import draw_step
 from redraft.plugins.operators.token_info_topk.reference import token_info_topk
 from redraft.plugins.operators.tree_attention.torch_op import tree_attention
 
 
 class Operators(Protocol):
-    """See the README.md of each operator's folder."""
+    """The operators of a network: see the README.md of each one's folder."""
+
+    def beam_step(self, values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]: ...
+
+    def draw_step(
+        self,
+        values: Tensor,
+        ids: Tensor,
+        noise: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        rule: str,
+        count: int,
+        *draft: Tensor,
+    ) -> Sequence[Tensor]: ...
 
     def tree_attention(
         self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int
     ) -> Tensor: ...
 
-    def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> tuple[Tensor, ...]: ...
+    def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> Sequence[Tensor]: ...
 
     def draft_rows(
         self, contexts: Tensor, *grown: Tensor, level: int, first: int, width: int, words: int
-    ) -> tuple[Tensor, ...]: ...
+    ) -> Sequence[Tensor]: ...
 
     def token_info_topk(
         self,
@@ -30,20 +49,29 @@ class Operators(Protocol):
         sequences: Tensor,
         tokens: Tensor,
         ids: Tensor,
-        *table: Tensor,
+        *info: Tensor,
         k: int,
         level: int,
         levels: int,
     ) -> tuple[Tensor, Tensor]: ...
 
+    def context(self, tables: CacheTables, inputs: Sequence[Tensor]) -> Context:
+        """The context cache of a drafter, from the inputs that follow the features: see `DraftContext`."""
+        return DraftContext(self, tables, inputs)
 
-class TorchOperators:
-    """The operators of eager execution and exported programs."""
+
+class TorchOperators(Operators):
+    """For eager execution and exported programs."""
 
     @staticmethod
     def tree_attention(qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
         return tree_attention(qkv, *rows[:10], num_heads, num_kv_heads, head_size, *rows[10:])
 
+    beam_step = staticmethod(beam_step)
+    draw_step = staticmethod(draw_step)
     pair_rows = staticmethod(pair_rows)
     draft_rows = staticmethod(draft_rows)
     token_info_topk = staticmethod(token_info_topk)
+
+
+TORCH = TorchOperators()

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model_defs.loops.beam_search import Children
 from model_defs.loops.context_cache import CacheTables
-from model_defs.loops.operators import Operators
+from model_defs.loops.paths import Children
 from model_defs.target.attention import split_qkv
 from model_defs.target.model import Attend
 
@@ -33,9 +32,9 @@ def scatter_rows(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor
 
 
 class NativeContext:
-    """See `DraftContext`; only for export. Levels must be placed in order, from 1."""
+    """The `DraftContext` of networks in native form. Levels must be placed in order, from 1."""
 
-    def __init__(self, operators: Operators, tables: CacheTables, inputs: Sequence[Tensor]):
+    def __init__(self, tables: CacheTables, inputs: Sequence[Tensor]):
         """inputs: tokens int32 [B * N], pair_counts and write_indices int64 [B], then the k and the v cache of every
         layer, [B, kv_heads, rows, head_size]. Pairs past a sequence's count are padding."""
         tokens, counts, self._starts, *caches = inputs
