@@ -208,7 +208,7 @@ def tiny_bundle(
         trained.save(drafter)
     methods = {METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {}
     config = bundle_config(target, methods, limits, precision, backend, tensor_parallel)
-    config = config.model_copy(update={"form": form, "alias": alias})
+    config = config.model_copy(update={"form": form and Form(form), "alias": alias})
     build(config, target, model, {METHOD: settings} if drafts else {}, folder / "bundle")
     return Bundle.load(folder / "bundle")
 
