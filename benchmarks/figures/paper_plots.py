@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.figures import plots
 from benchmarks.figures.paper_tables import WIDTHS, Load, contenders
-from benchmarks.load.race import AR
+from benchmarks.load.comparison import AR
 from benchmarks.replay import beam_packing, beam_shapes
 from benchmarks.rsd import figure1
 from benchmarks.rsd import report as rsd_report

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from benchmarks.figures.tables import Table
-from benchmarks.load.race import AR
+from benchmarks.load.comparison import AR
 from benchmarks.rsd import report as rsd_report
 from redraft.request import AUTO_REGRESSIVE
 

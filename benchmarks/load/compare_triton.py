@@ -29,7 +29,7 @@ console = Console()
 TRITON, WORKER = "Triton", "bare worker"
 
 
-async def race(
+async def compare(
     backends: dict[str, Backend], generations: list[Generation], tokenizer: ChatTokenizer, repeats: int
 ) -> dict[str, list[list[Timeline]]]:
     """Per backend and repeat the timelines of all generations. Raises GenerationError when one fails."""
@@ -63,14 +63,14 @@ def report(runs: dict[str, list[list[Timeline]]]) -> dict[str, Any]:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Connect to both, race, report."""
+    """Connect to both, compare, report."""
     tokenizer = ChatTokenizer(args.tokenizer)
     prompts = spread(load_prompts(args.dataset), args.num_prompts)
     sampling = {"temperature": args.temperature, "seed": 0}
     generations = [Generation(tokenizer.chat(prompt.turns[0]), args.max_tokens, sampling) for prompt in prompts]
     backends: dict[str, Backend] = {TRITON: TritonBackend(args.url), WORKER: WorkerBackend(str(args.worker))}
     try:
-        return report(await race(backends, generations, tokenizer, args.repeats))
+        return report(await compare(backends, generations, tokenizer, args.repeats))
     finally:
         for backend in backends.values():
             await backend.close()

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.figures import plots
 from benchmarks.figures.results import load_runs
 from benchmarks.figures.tables import COMPARED, Table, number, run_table, speedup_table
-from benchmarks.load import race
+from benchmarks.load import comparison
 from benchmarks.speed import grid, single_stream
 from benchmarks.verify import lossless as verify_lossless
 
@@ -86,7 +86,7 @@ def single_section(content: dict[str, Any], plot_folder: Path) -> Section:
         for temperature, rows in levels.items()
         if rows
         for name in rows[0]["contenders"]
-        if name != race.AR
+        if name != comparison.AR
     }
     plots.lines(streams, ratios, ("Speed-up by streams at once", "streams", "times auto-regressive"))
     streams.axhline(1, color="#9ca3af", linestyle=":", linewidth=1)

@@ -1,4 +1,4 @@
-"""Entrants of a race whose bundle is executed by a worker of its own, with all of its ranks."""
+"""Decoders for a comparison whose bundle a worker of its own executes, with all of its ranks."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ def worker_of(bundle: Path, threads: int | None = None) -> Iterator[WorkerClient
 
 @dataclass(frozen=True)
 class Served:
-    """A worker and the method that its requests name: a `benchmarks.load.race.Racer`. The method must not draft
+    """A worker and the method that its requests name: a `benchmarks.load.comparison.Decoder`. The method must not draft
     from what was served before, which a worker keeps."""
 
     client: WorkerClient
     method: str
 
     def forget(self) -> None:
-        """See `Racer.forget`: there is nothing."""
+        """See `Decoder.forget`: there is nothing."""
 
     def warm_up(self, requests: list[GenerateRequest]) -> None:
-        """See `Racer.warm_up`."""
+        """See `Decoder.warm_up`."""
         self.run(requests[:1])
 
     def run(self, requests: Sequence[GenerateRequest]) -> tuple[list[Answer], Clock]:
-        """See `Racer.run`; one after the other."""
+        """See `Decoder.run`; one after the other."""
         before, started = self._clock(), time.perf_counter()
         answers = [self._answer(request) for request in requests]
         wall_s = time.perf_counter() - started

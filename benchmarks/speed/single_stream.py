@@ -3,10 +3,10 @@
     python -m benchmarks.speed.single_stream --auto-regressive AR_BUNDLE --speculative BUNDLE [BUNDLE ...]
     python -m benchmarks.speed.single_stream --speculative BUNDLE --methods [METHOD ...]
 
-Bundles race by their first method, or one bundle's methods, some or all; without a bundle of its own, auto-regressive
-decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so that a busy
-machine slows all alike; seconds are medians over the repeats. Before each race another prompt of the file is answered,
-and by a method that drafts from what was served --warm-up of them: it has served only those. With --llama-cpp a
+Compares bundles by their first method, or methods of one bundle, some or all. Without a bundle of its own,
+auto-regressive decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so
+that a busy machine slows all alike; seconds are medians over the repeats. Before each comparison a method that drafts
+from what was served answers --warm-up other prompts of the file, and any other method one of them. With --llama-cpp a
 llama.cpp process takes its turn too (see docs/guides/load-testing.md). Writes JSON and, beside it, the same tables as
 Markdown; intervals are 95%, over prompts.
 """
@@ -23,8 +23,8 @@ from rich.progress import Progress
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table, number
+from benchmarks.load.comparison import AR, LLAMA, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
 from benchmarks.load.llama_cpp import LlamaCpp
-from benchmarks.load.race import AR, LLAMA, WARM_UP, Entrant, race, race_concurrent, report_single
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.replay.acceptance import conditional_acceptance
 from benchmarks.speed.inprocess import load_llm, require_fit
@@ -35,7 +35,7 @@ from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, re
 console = Console()
 
 
-def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: ChatTokenizer,
+def measure(decoders: dict[str, LLMDecoder], args: argparse.Namespace, tokenizer: ChatTokenizer,
             llama: LlamaCpp | None = None) -> dict[str, Any]:  # fmt: skip
     """Everything the command line asks for; what was measured before Ctrl-C. Raises InvalidRequest where a prompt and
     its answer do not fit a bundle."""
@@ -44,7 +44,7 @@ def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: C
     texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
     others = spread([prompt for prompt in everything if prompt not in prompts], args.warm_up)
     warm_up_texts = [tokenizer.chat(prompt.turns[0]) for prompt in others] or [tokenizer.chat(WARM_UP)]
-    for llm in {id(entrant.llm): entrant.llm for entrant in entrants.values()}.values():
+    for llm in {id(decoder.llm): decoder.llm for decoder in decoders.values()}.values():
         require_fit(llm, [*texts, *warm_up_texts], args.max_tokens)
     report: dict[str, Any] = {
         "max_tokens": args.max_tokens,
@@ -57,7 +57,7 @@ def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: C
 
     def by_llama(generation: GenerateRequest) -> Answer:
         assert llama is not None
-        return llama.answer(entrants[AR].llm.runtime.sequence(0, generation), generation.max_tokens)
+        return llama.answer(decoders[AR].llm.runtime.sequence(0, generation), generation.max_tokens)
 
     def requests(texts: list[str], temperature: float, count: int) -> list[GenerateRequest]:
         pick = [(texts * (count // len(texts) + 1))[i] for i in range(count)]
@@ -70,26 +70,26 @@ def measure(entrants: dict[str, Entrant], args: argparse.Namespace, tokenizer: C
         try:
             for temperature in args.temperature:
                 warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
-                rounds = (len(entrants) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
+                rounds = (len(decoders) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
                 task = progress.add_task(f"one stream, temperature {temperature:g}", total=rounds)
                 turn = lambda task=task: progress.advance(task)  # noqa: E731
                 asked = requests(texts, temperature, len(texts))
                 other = by_llama if llama and temperature == 0 else None
-                players = race(entrants, asked, warm_up, args.repeats, turn, other)
+                players = compare(decoders, asked, warm_up, args.repeats, turn, other)
                 report["single"][f"{temperature:g}"] = report_single(players, prompts)
                 levels = report["concurrent"].setdefault(f"{temperature:g}", [])
-                task = progress.add_task("several streams", total=len(entrants) * len(args.streams) * args.repeats)
+                task = progress.add_task("several streams", total=len(decoders) * len(args.streams) * args.repeats)
                 turn = lambda task=task: progress.advance(task)  # noqa: E731
                 for level in args.streams:
                     many = requests(texts, temperature, max(2 * level, 8))
-                    levels.append(race_concurrent(entrants, many, warm_up, level, args.repeats, turn))
+                    levels.append(compare_concurrent(decoders, many, warm_up, level, args.repeats, turn))
         except KeyboardInterrupt:
             console.print("[yellow]interrupted: what was measured is written")
     return report
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """The report as tables: the race and its kinds of prompts per temperature, then several streams at once."""
+    """The report as tables: one stream and its kinds of prompts per temperature, then several streams at once."""
     found = []
     columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "unpacked", "drafting", "host", "identical"]
     for temperature, single in report["single"].items():
@@ -146,7 +146,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
 
 
 def speculative_entries(single: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The contenders of a race that draft, by name."""
+    """The contenders that draft, by name."""
     return {name: entry for name, entry in single["contenders"].items() if name not in (AR, LLAMA)}
 
 
@@ -166,8 +166,8 @@ def show(report: dict[str, Any]) -> None:
         table.show(console)
 
 
-def load_entrants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, Entrant]:
-    """Who races, by name, auto-regressive decoding first; what cannot race ends the command with the reason."""
+def load_decoders(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, LLMDecoder]:
+    """What is compared, by name, auto-regressive decoding first; what cannot be ends the command with the reason."""
     bundles = {bundle.name: bundle for bundle in args.speculative}
     if len(bundles) < len(args.speculative) or {AR, LLAMA} & set(bundles):
         parser.error(f"--speculative: the folders' names must differ, and be other than {AR!r} and {LLAMA!r}")
@@ -177,15 +177,15 @@ def load_entrants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     first = next(iter(llms.values()))
     known = list(first.runtime.plans)
     if args.methods is not None and not known:
-        parser.error(f"--methods: {next(iter(bundles.values()))} has no drafter: nothing to race")
+        parser.error(f"--methods: {next(iter(bundles.values()))} has no drafter: nothing to compare")
     if unknown := set(args.methods or ()) - set(known):
         parser.error(f"--methods: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     base = load_llm(parser, args.auto_regressive, args.threads) if args.auto_regressive else first
     if args.methods is None:
-        racing = {name: Entrant(llm) for name, llm in llms.items()}
+        drafting = {name: LLMDecoder(llm) for name, llm in llms.items()}
     else:
-        racing = {name: Entrant(first, name) for name in args.methods or known}
-    return {AR: Entrant(base, AUTO_REGRESSIVE)} | racing
+        drafting = {name: LLMDecoder(first, name) for name in args.methods or known}
+    return {AR: LLMDecoder(base, AUTO_REGRESSIVE)} | drafting
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -194,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--auto-regressive", type=Path, help="bundle without drafter")
     add("--speculative", type=Path, nargs="+", required=True, help="bundles that draft, named by their folders")
-    add("--methods", nargs="*", metavar="METHOD", help="race these methods of the one bundle, or all")
+    add("--methods", nargs="*", metavar="METHOD", help="compare these methods of the one bundle, or all")
     add("--dataset", type=Path, default=Path(__file__).parents[1] / "prompts.jsonl")
     add("--num-prompts", type=int, help="so many, spread evenly over the file")
     add("--max-tokens", type=int, default=128)
@@ -210,10 +210,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.llama_cpp and not args.llama_model:
         parser.error("--llama-cpp needs --llama-model")
-    entrants = load_entrants(parser, args)
+    decoders = load_decoders(parser, args)
     llama = LlamaCpp(args.llama_cpp, args.llama_model, args.threads) if args.llama_cpp else None
     try:
-        report = measure(entrants, args, ChatTokenizer(args.speculative[0]), llama)
+        report = measure(decoders, args, ChatTokenizer(args.speculative[0]), llama)
     except InvalidRequest as error:
         parser.error(f"{args.dataset}: {error}")
     finally:

@@ -33,7 +33,7 @@ from rich.console import Console
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table, number
-from benchmarks.load.race import AR, WARM_UP, race, report_single
+from benchmarks.load.comparison import AR, WARM_UP, compare, report_single
 from benchmarks.load.served import Served, worker_of
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm
@@ -148,11 +148,11 @@ def decode(args: argparse.Namespace, methods: Iterable[str]) -> dict[str, Any]:
     texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
     found = {}
     with worker_of(args.auto_regressive, args.threads) as base, worker_of(args.bundle, args.threads) as drafting:
-        entrants = {AR: Served(base, AUTO_REGRESSIVE)} | {name: Served(drafting, name) for name in methods}
+        decoders = {AR: Served(base, AUTO_REGRESSIVE)} | {name: Served(drafting, name) for name in methods}
         for temperature in args.temperature:
             asked = [request(text, args.max_tokens, temperature=temperature, seed=i) for i, text in enumerate(texts)]
             warm_up = [request(tokenizer.chat(WARM_UP), args.max_tokens, temperature=temperature)]
-            players = race(entrants, asked, warm_up, args.repeats, lambda: None)
+            players = compare(decoders, asked, warm_up, args.repeats, lambda: None)
             found[f"{temperature:g}"] = report_single(players, prompts)
     return found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.figures.paper_tables import contenders
 from benchmarks.figures.site import reader, write_readme_plot
-from benchmarks.load.race import AR
+from benchmarks.load.comparison import AR
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

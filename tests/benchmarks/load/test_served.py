@@ -1,4 +1,4 @@
-"""A worker as an entrant of a race: the same answers and clock as in this process; a worker that ends is said."""
+"""A worker as a decoder in a comparison: the same answers and clock as in this process; a worker that ends is said."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Single-stream and concurrent races on the toy engine, and their figures."""
+"""Single-stream and concurrent comparisons on the toy engine, and their figures."""
 
 import argparse
 import asyncio
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.load import compare_triton, race
+from benchmarks.load import compare_triton, comparison
 from benchmarks.load.client import Generation
 from benchmarks.load.llama_cpp import LlamaCpp
 from benchmarks.load.metrics import Timeline
@@ -59,9 +59,9 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     )  # fmt: skip
     plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
     both = llm({TOY: plan, "ngram": NGRAM_ALONE})
-    methods = {race.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
-    entrants = {name: race.Entrant(both, method) for name, method in methods.items()}
-    report = single_stream.measure(entrants, args, ChatTokenizer(tokenizer_folder), llama)
+    methods = {comparison.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
+    decoders = {name: comparison.LLMDecoder(both, method) for name, method in methods.items()}
+    report = single_stream.measure(decoders, args, ChatTokenizer(tokenizer_folder), llama)
     single_stream.show(report)
     cold = report["single"]["0"]
     spec, ar = cold["contenders"]["speculative"], cold["contenders"]["auto-regressive"]
@@ -90,7 +90,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     assert f"{accepted}/{offered})" in printed
 
 
-def test_what_cannot_race_is_refused(tokenizer_folder, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_compared_is_refused(tokenizer_folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "prompts.jsonl").write_text('{"turns": ["hello"]}')
     given = ["--speculative", str(tokenizer_folder), "--dataset", str(tmp_path / "prompts.jsonl")]
     plans = {TOY: MethodPlan("best_first", budget=BudgetTable.constant(8))}
@@ -101,14 +101,14 @@ def test_what_cannot_race_is_refused(tokenizer_folder, tmp_path, monkeypatch, ca
         assert reason in capsys.readouterr().err
 
 
-def test_a_race_starts_from_what_the_warm_up_served():
+def test_a_comparison_starts_from_what_the_warm_up_served():
     """Not from the same prompts' answers, of a repeat or of another temperature."""
     trie = llm({"trie": MethodPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})
-    entrants = {race.AR: race.Entrant(trie, AUTO_REGRESSIVE), "trie": race.Entrant(trie)}
+    decoders = {comparison.AR: comparison.LLMDecoder(trie, AUTO_REGRESSIVE), "trie": comparison.LLMDecoder(trie)}
     asked, others = ([request(f"{kind} {i}", 30, temperature=0.0) for i in range(4)] for kind in ("to be", "not"))
 
     def steps(warm_up: list, repeats: int) -> int:
-        contenders = race.race(entrants, asked, warm_up, repeats, lambda: None)
+        contenders = comparison.compare(decoders, asked, warm_up, repeats, lambda: None)
         return sum(answer.stats.steps for answer in contenders["trie"].answers)
 
     assert steps(others, 1) == steps(others, 3) == steps(others, 1)
@@ -133,6 +133,6 @@ def test_triton_overhead_is_the_extra_time():
 def test_triton_and_worker_take_turns(fake_backend, tokenizer_folder):
     backends = {compare_triton.TRITON: fake_backend(), compare_triton.WORKER: fake_backend()}
     generations = [Generation("a", 4), Generation("b", 4)]
-    runs = asyncio.run(compare_triton.race(backends, generations, ChatTokenizer(tokenizer_folder), 3))
+    runs = asyncio.run(compare_triton.compare(backends, generations, ChatTokenizer(tokenizer_folder), 3))
     assert [len(backend.seen) for backend in backends.values()] == [7, 7]
     assert compare_triton.report(runs)["same_texts"]

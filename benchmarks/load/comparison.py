@@ -25,8 +25,8 @@ WARM_UP = "Hello"
 """A prompt for files of which all are measured."""
 
 
-class Racer(Protocol):
-    """Who takes part in a race."""
+class Decoder(Protocol):
+    """A way to decode that is compared with others."""
 
     def forget(self) -> None:
         """Forget what was served."""
@@ -39,24 +39,24 @@ class Racer(Protocol):
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """An LLM and the method that its requests name: a `Racer`."""
+class LLMDecoder:
+    """An LLM and the method that its requests name: a `Decoder`."""
 
     llm: LLM
     method: str | None = None
 
     def forget(self) -> None:
-        """See `Racer.forget`; the LLM's other methods do too."""
+        """See `Decoder.forget`; the LLM's other methods do too."""
         self.llm.runtime.with_plans(self.llm.runtime.plans)
 
     def warm_up(self, requests: list[GenerateRequest]) -> None:
-        """See `Racer.warm_up`."""
+        """See `Decoder.warm_up`."""
         plans = self.llm.runtime.plans
         plan = plans.get(self.method or next(iter(plans), ""))
         self.run(requests if plan and plan.retrieves else requests[:1])
 
     def run(self, requests: list[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:
-        """See `Racer.run`; `concurrency` of them in flight."""
+        """See `Decoder.run`; `concurrency` of them in flight."""
         own = [request.model_copy(update={"method": self.method}) for request in requests]
         return timed(self.llm, own, concurrency)
 
@@ -89,23 +89,28 @@ class Contender:
         return sum(max(len(answer.token_ids) - 1, 0) for answer in self.answers) / decode_s if decode_s else None
 
 
-def prepare(racers: Iterable[Racer], warm_up: list[GenerateRequest]) -> None:
+def prepare(decoders: Iterable[Decoder], warm_up: list[GenerateRequest]) -> None:
     """Forget all that was served, then warm up."""
-    for racer in racers:
-        racer.forget()
-    for racer in racers:
-        racer.warm_up(warm_up)
+    for decoder in decoders:
+        decoder.forget()
+    for decoder in decoders:
+        decoder.warm_up(warm_up)
 
 
-def race(entrants: Mapping[str, Racer], requests: list[GenerateRequest], warm_up: list[GenerateRequest], repeats: int,
-         tick: Callable[[], None], llama: Callable[[GenerateRequest], Answer] | None = None,
-         ) -> dict[str, Contender]:  # fmt: skip
-    """Let every entrant answer every request, taking turns in alternating order; llama.cpp joins where given."""
-    contenders = {name: Contender(name, clock=Clock()) for name in entrants}
+def compare(
+    decoders: Mapping[str, Decoder],
+    requests: list[GenerateRequest],
+    warm_up: list[GenerateRequest],
+    repeats: int,
+    tick: Callable[[], None],
+    llama: Callable[[GenerateRequest], Answer] | None = None,
+) -> dict[str, Contender]:
+    """Let every decoder answer every request, taking turns in alternating order; llama.cpp joins where given."""
+    contenders = {name: Contender(name, clock=Clock()) for name in decoders}
     if llama:
         contenders[LLAMA] = Contender(LLAMA)
     for repeat in range(repeats):
-        prepare(entrants.values(), warm_up)
+        prepare(decoders.values(), warm_up)
         for contender in contenders.values():
             contender.seconds.append([])
             contender.answers = []
@@ -116,7 +121,7 @@ def race(entrants: Mapping[str, Racer], requests: list[GenerateRequest], warm_up
                     assert llama is not None
                     answer = llama(generation)
                 else:
-                    (answer,), took = entrants[contender.name].run([generation])
+                    (answer,), took = decoders[contender.name].run([generation])
                     assert contender.clock is not None
                     contender.clock = contender.clock.plus(took)
                 contender.seconds[-1].append(answer.seconds)
@@ -126,7 +131,7 @@ def race(entrants: Mapping[str, Racer], requests: list[GenerateRequest], warm_up
 
 
 def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> dict[str, Any]:
-    """Figures of a race: speeds, speed-ups, acceptance (all also per kind of prompt), where the time went."""
+    """Figures of a comparison: speeds, speed-ups, acceptance (all also per kind of prompt), where the time went."""
     base = contenders[AR]
     places: dict[str, list[int]] = {}
     for place, kind in enumerate(kinds_of(prompts)):
@@ -170,15 +175,21 @@ def _part_speed(contender: Contender, places: list[int]) -> float:
     return sum(len(contender.answers[i].token_ids) for i in places) / sum(seconds[i] for i in places)
 
 
-def race_concurrent(entrants: dict[str, Entrant], requests: list[GenerateRequest], warm_up: list[GenerateRequest],
-                    level: int, repeats: int, tick: Callable[[], None]) -> dict[str, Any]:  # fmt: skip
-    """Throughput with `level` streams at once, each entrant in turn: median of the repeats."""
-    speeds: dict[str, list[float]] = {name: [] for name in entrants}
+def compare_concurrent(
+    decoders: dict[str, LLMDecoder],
+    requests: list[GenerateRequest],
+    warm_up: list[GenerateRequest],
+    level: int,
+    repeats: int,
+    tick: Callable[[], None],
+) -> dict[str, Any]:
+    """Throughput with `level` streams at once, each decoder in turn: median of the repeats."""
+    speeds: dict[str, list[float]] = {name: [] for name in decoders}
     answers: dict[str, list[Answer]] = {}
     for repeat in range(repeats):
-        for name in list(entrants) if repeat % 2 == 0 else reversed(list(entrants)):
-            prepare([entrants[name]], warm_up)
-            answers[name], took = entrants[name].run(requests, level)
+        for name in list(decoders) if repeat % 2 == 0 else reversed(list(decoders)):
+            prepare([decoders[name]], warm_up)
+            answers[name], took = decoders[name].run(requests, level)
             speeds[name].append(sum(len(answer.token_ids) for answer in answers[name]) / took.wall_s)
             tick()
     return {
