@@ -1,4 +1,7 @@
-"""The joint-law test kills every mutant of the constructions and verifiers."""
+"""The joint-law test kills every mutant of the constructions and verifiers.
+
+Slow, as each is a run of its own. It would catch a joint-law test that has become too weak to find a bias.
+"""
 
 from __future__ import annotations
 

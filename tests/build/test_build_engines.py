@@ -1,4 +1,7 @@
-"""The build script on a tiny target: what it writes."""
+"""The build script on a tiny target: what it writes.
+
+The slow cases would catch a network that is exported once per method, or weights that are stored once per method.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
 from tests.build.commands import invoke
 from tests.engines.tiny import VOCAB, tiny_drafter, tiny_drafter_of, tiny_target, write_model
+from tests.tiers import slow
 
 run = partial(invoke, build_engines.main)
 
@@ -66,7 +70,7 @@ def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):
     ("backend", "writer", "form", "suffixes"),
     [
         ("openvino", openvino, "plugin", [".onnx"]),
-        ("tensorrt_rtx", tensorrt, "native", [".onnx", ".engine", ".engine.json"]),
+        slow("tensorrt_rtx", tensorrt, "native", [".onnx", ".engine", ".engine.json"]),
     ],
 )
 def test_methods_of_one_network_export_it_once(model, tmp_path, monkeypatch, backend, writer, form, suffixes):
@@ -99,6 +103,7 @@ def test_methods_of_one_network_export_it_once(model, tmp_path, monkeypatch, bac
         assert set(load_engine(Bundle.load(tmp_path / "b")).drafters) == set(methods)
 
 
+@pytest.mark.slow
 def test_a_bundle_of_several_methods(model, tmp_path, capsys):
     """One target, the drafters' weights once, and each method's answers those of a bundle of its own."""
     target = tiny_target()

@@ -47,7 +47,9 @@ def test_a_source_archive_holds_the_operators(tmp_path):
     assert {"redraft/plugins/kernels.py", "redraft/plugins/cpu/pool.cpp", "build/compile_wheel.py"} <= names
 
 
+@pytest.mark.slow
 def test_only_redraft_is_in_the_wheel(wheel):
+    """It would catch a wheel that lacks a file, or installs a package called plugins."""
     names = ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"redraft", f"redraft-{PROJECT['version']}.dist-info"}
     assert re.search(r"manylinux_2_\d+_x86_64\.whl$", wheel.name)
@@ -55,7 +57,9 @@ def test_only_redraft_is_in_the_wheel(wheel):
         assert f"redraft/{file}" in names
 
 
+@pytest.mark.slow
 def test_it_runs_without_a_clone_a_compiler_or_other_extras(wheel, smollm2_bundle, tmp_path):
+    """It would catch an import of another extra, or of a file of the clone, at run time."""
     site = tmp_path / "site"
     ZipFile(wheel).extractall(site)
     (site / "openvino").symlink_to(Path(openvino.__file__).parent)  # beside it, as in site-packages
@@ -73,7 +77,9 @@ def test_it_runs_without_a_clone_a_compiler_or_other_extras(wheel, smollm2_bundl
     assert done.stdout.count("8 tokens in ") == 2
 
 
+@pytest.mark.slow
 def test_serving_from_it_says_what_is_missing(wheel, tmp_path):
+    """It would catch a traceback in place of the package to install."""
     ZipFile(wheel).extractall(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     arguments = ["serve", "--bundle", ".", "--run-dir", "run"]

@@ -1,5 +1,8 @@
 """The make targets that a user with an own model walks, on a tiny random model: fetched, served without a drafter,
-load-tested, stopped, and given a drafter."""
+load-tested, stopped, and given a drafter.
+
+Slow, as it builds, tunes and serves. It would catch a target that no longer hands the next one what it needs.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ def test_names_say_what_the_methods_are(methods):
             assert name == f"{method.drafter}_{method.construction}"
 
 
+@pytest.mark.slow
 def test_the_builder_takes_all_of_them(methods, smollm2):
+    """It would catch a method that `make verify` refuses after minutes."""
     target, settings = Target.from_folder(smollm2), read_methods(FILE)
     config = bundle_config(target, methods, LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128))
     check(config, target)

@@ -1,4 +1,7 @@
-"""Drafters with a context cache in the engines, against their modules run from scratch."""
+"""Drafters with a context cache in the engines, against their modules run from scratch.
+
+The slow cases would catch a kind of drafter, a backend or a form of token info whose drafts are not its module's.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,10 @@ from redraft.batch import DraftBatch, DraftCandidates
 from redraft.bundle.backends import BACKENDS, OPENVINO
 from redraft.engines import load_engine
 from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
+from tests.tiers import slow, slow_but
 
 HIDDEN = 96
+QUICK = ("hidden_state", "eagle", "draft_lm")
 
 
 def info_of(drafter: Drafter, form: InfoForm, token: int) -> Tensor:
@@ -136,8 +141,8 @@ def check_draft(drafter: Drafter, drafted: DraftCandidates, b: int, s: Drafting)
     check(drafter, drafted, b, lambda path: following(drafter, s.hidden, s.tokens, path))
 
 
-@pytest.mark.parametrize("backend", ["openvino", "torch"])
-@pytest.mark.parametrize("variant", CONTEXT_DRAFTERS)
+@pytest.mark.parametrize("backend", ["openvino", slow("torch")])
+@pytest.mark.parametrize("variant", slow_but(QUICK, CONTEXT_DRAFTERS))
 @torch.no_grad()
 def test_drafts_are_those_of_the_module_run_from_scratch(target: Target, tmp_path, variant, backend):
     """Prompts at once, then a few pairs at a time, in changing company; some sequences skip drafts."""
@@ -168,7 +173,7 @@ def test_drafts_are_those_of_the_module_run_from_scratch(target: Target, tmp_pat
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backend", ["openvino", "torch"])
+@pytest.mark.parametrize("backend", ["openvino", slow("torch")])
 def test_a_drafter_without_context(target: Target, tmp_path, backend):
     drafter = tiny_drafter_of(target, "medusa")
     engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter))
@@ -188,8 +193,8 @@ def test_a_draft_deeper_than_there_are_heads_is_refused(target, tmp_path):
         tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "medusa"), beam_length=6)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("variant", CONTEXT_DRAFTERS)
+@pytest.mark.parametrize("precision", [slow("fp32"), "bf16"])
+@pytest.mark.parametrize("variant", slow_but(QUICK, CONTEXT_DRAFTERS))
 def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precision):
     """Whatever was ingested with it, and however its pairs were divided into calls."""
     engine = load_engine(tiny_bundle(tmp_path, target, precision=precision, trained=tiny_drafter_of(target, variant)))
@@ -207,6 +212,7 @@ def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precis
             np.testing.assert_array_equal(array[0], whole[b])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("backend", "form"),
@@ -224,7 +230,7 @@ def test_other_forms_of_token_info(target: Target, tmp_path, form, backend):
         check(drafter, drafted, b, lambda path, s=s: following(drafter, s.hidden, s.tokens, path, form))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", slow("bf16")])
 def test_forms_of_token_info_are_equal_up_to_rounding(target, tmp_path, precision):
     """At the first level: deeper ones may follow other tokens of nearly the same probability."""
     drafter, drafts = tiny_drafter_of(target, "hidden_state"), {}
@@ -240,8 +246,8 @@ def test_forms_of_token_info_are_equal_up_to_rounding(target, tmp_path, precisio
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backend", ["openvino", "torch"])
-@pytest.mark.parametrize("form", [InfoForm.int8, InfoForm.low_rank])
+@pytest.mark.parametrize("backend", ["openvino", slow("torch")])
+@pytest.mark.parametrize("form", [InfoForm.int8, slow(InfoForm.low_rank)])
 def test_drafting_again_from_a_chain(target, tmp_path, form, backend):
     """From chains of several lengths, below other roots, and in other company."""
     drafter = tiny_drafter_of(target, "hidden_state")

@@ -1,4 +1,7 @@
-"""The scheduler on real engines whose drafters keep a context: the text is the auto-regressive one."""
+"""The scheduler on real engines whose drafters keep a context: the text is the auto-regressive one.
+
+The slow cases would catch a setting of a drafter, or the torch backend, that changes a text.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.engines.scheduling import CODEC, TABLE, generate, requests
 from tests.engines.tiny import CONTEXT_DRAFTERS, LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
+from tests.tiers import slow, slow_but
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +26,7 @@ def expected(target, tmp_path_factory) -> dict[int, list[int]]:
     return generate(engine, None)[0]
 
 
-@pytest.mark.parametrize("variant", CONTEXT_DRAFTERS)
+@pytest.mark.parametrize("variant", slow_but(["hidden_state", "eagle", "draft_lm"], CONTEXT_DRAFTERS))
 def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant):
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, variant)))
     plans = {
@@ -38,7 +42,7 @@ def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant)
         assert len(tokens) >= 5
 
 
-@pytest.mark.parametrize("backend", ["openvino", "torch"])
+@pytest.mark.parametrize("backend", ["openvino", slow("torch")])
 def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, backend):
     engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=tiny_drafter_of(target, "hidden_state")))
     drafted, draft = Counter[int | None](), engine.drafters[METHOD].draft

@@ -1,4 +1,7 @@
-"""Every shipped drafter with every construction, on the real target: speculation changes nothing."""
+"""Every shipped drafter with every construction, on the real target: speculation changes nothing.
+
+Slow, as all of them are built. It would catch a pair of drafter and construction that changes a text in fp32.
+"""
 
 import pytest
 

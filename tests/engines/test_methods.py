@@ -1,4 +1,7 @@
-"""Every method that is compared, on the real target: speculation changes nothing."""
+"""Every method that is compared, on the real target: speculation changes nothing.
+
+Slow, as all of them are built. It would catch a method that changes a text in bf16, or drafts what is never right.
+"""
 
 import pytest
 

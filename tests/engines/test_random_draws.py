@@ -1,4 +1,7 @@
-"""Both backends draw what the reference loop draws from the module's own logits."""
+"""Both backends draw what the reference loop draws from the module's own logits.
+
+The slow cases would catch a construction, or a kind of drafter, whose draws differ on one backend.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch,
 from tests.engines.test_context_drafters import Drafting, following
 from tests.engines.test_openvino import tiny_drafter_as_stored
 from tests.engines.tiny import METHOD, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
+from tests.tiers import slow, slow_but
 from tests.toy_drafter import reference_draws
+
+QUICK = ("stochastic_beam", "independent")
 
 
 def drawing_engine(folder, construction: str, **options) -> Engine:
@@ -27,7 +33,7 @@ def drawing_engine(folder, construction: str, **options) -> Engine:
     return load_engine(tiny_bundle(folder, tiny_target(), **options, **plan))
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=slow_but(QUICK, LEVELS))
 def drawing(request, tmp_path_factory) -> tuple[str, Engine]:
     return request.param, drawing_engine(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -51,7 +57,7 @@ def test_draws_are_those_of_the_module(drawing, size):
     assert_same_draws(draw(engine, batch, sampling), expected)
 
 
-@pytest.mark.parametrize("construction", LEVELS)
+@pytest.mark.parametrize("construction", slow_but(["stochastic_beam"], LEVELS))
 def test_the_torch_backend_draws_the_same(construction, tmp_path):
     engine = drawing_engine(tmp_path, construction, backend="torch")
     batch, sampling = draft_batch(7), sampling_of(construction, 7)
@@ -78,7 +84,7 @@ def test_a_draw_of_rounded_weights_has_them_too(tmp_path):
     assert_same_alone("stochastic_beam", drawing_engine(tmp_path, "stochastic_beam", precision="bf16"))
 
 
-@pytest.mark.parametrize("variant", ["hidden_state", "eagle", "draft_lm", "medusa"])
+@pytest.mark.parametrize("variant", slow_but(["eagle"], ["hidden_state", "eagle", "draft_lm", "medusa"]))
 def test_every_draft_model_draws(variant, tmp_path):
     """Levels of several widths, and nodes that are not there, below contexts of several lengths."""
     drafter, construction = tiny_drafter_of(tiny_target(), variant), "gumbel_top_k"
@@ -110,7 +116,7 @@ def test_every_draft_model_draws(variant, tmp_path):
     assert_same_draws(draw(engine, batch, sampling), expected)
 
 
-@pytest.mark.parametrize("construction", ["gumbel_top_k", "stochastic_beam", "independent"])
+@pytest.mark.parametrize("construction", [slow("gumbel_top_k"), "stochastic_beam", slow("independent")])
 def test_the_native_form_draws_the_same(construction, tmp_path):
     drafter = tiny_drafter(tiny_target())
     loop = RandomDraws(drafter, RANDOM_CONSTRUCTIONS[construction].rule, LEVELS[construction], SUPPORT)

@@ -2,7 +2,7 @@
 
 Requests of many seeds generate a few tokens each; tokens 2 and 3 come from trees. Their laws are the module's, summed
 over everything before. Statistics are in standard deviations; biases that are planted must be found with the same
-number of requests, or fewer.
+number of requests, or fewer. The slow constructions would catch an engine whose draws have another law than they name.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.engines.draws import LEVELS
 from tests.engines.tiny import LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_target
 from tests.joint_law import CODEC, THRESHOLD
 from tests.mutants import MUTANTS, planted
+from tests.tiers import slow_but
 
 SUPPORT, PROMPT, TEMPERATURE = 50, [5, 40, 7], 4.0
 REQUESTS = 4000
@@ -58,7 +59,7 @@ def pairs(target: Target) -> np.ndarray:
     return law.numpy()
 
 
-@pytest.fixture(scope="module", params=VERIFICATIONS)
+@pytest.fixture(scope="module", params=slow_but(["stochastic_beam"], VERIFICATIONS))
 def drawing(request, tmp_path_factory) -> tuple[str, Engine]:
     name, drafter = request.param, tiny_drafter(tiny_target())
     drafter.output.weight /= 8  # as undecided as the target is

@@ -1,4 +1,8 @@
-"""The reference backend: the module's numbers from an exported program, and the same as the embedded engine's."""
+"""The reference backend: the module's numbers from an exported program, and the same as the embedded engine's.
+
+The slow cases would catch a kind of drafter or construction whose padded rows change its drafts, or whose program is
+in another precision than its bundle.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +45,7 @@ from tests.engines.tiny import (
     tiny_lm,
     tiny_target,
 )
+from tests.tiers import slow, slow_but
 
 KINDS = ["recurrent", "medusa", *CONTEXT_DRAFTERS]
 
@@ -55,7 +60,7 @@ def engine(bundle):
     return load_engine(bundle)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=slow_but(["recurrent"], KINDS))
 def bundle_of_kind(request, target, tmp_path_factory):
     """With a drafter of every kind."""
     trained = tiny_drafter_of(target, request.param)
@@ -104,6 +109,7 @@ def test_bf16(tmp_path, target):
     np.testing.assert_allclose(np.exp(drafted.log_probs[:, 0, 0]).sum(-1), 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_programs_of_drafters_are_in_the_bundles_precision(tmp_path):
     """Half the bytes; what the kernels and the tables of token info need in float32 stays so."""
     sizes = {}
@@ -184,7 +190,7 @@ def draft_for(engine, sequences: list[Drafting]) -> DraftCandidates:
     return engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, roots))
 
 
-@pytest.mark.parametrize("construction", LEVELS)
+@pytest.mark.parametrize("construction", slow_but(["stochastic_beam"], LEVELS))
 def test_padding_changes_no_draws(construction, target, tmp_path, monkeypatch):
     plan = {"levels": LEVELS[construction], "support": SUPPORT, "construction": construction, "ngram": False}
     bundle, drawn = tiny_bundle(tmp_path, target, "torch", **plan), []
@@ -204,7 +210,7 @@ def graphs(monkeypatch):
     return graphs
 
 
-@pytest.mark.parametrize("bundle_of_kind", ["recurrent", "hidden_state", "eagle"], indirect=True)
+@pytest.mark.parametrize("bundle_of_kind", ["recurrent", slow("hidden_state"), slow("eagle")], indirect=True)
 def test_all_graphs_are_captured_at_load_from_the_largest_down(bundle_of_kind, graphs):
     """No step and no draft captures another one, and the caches are as they were."""
     engine = load_engine(bundle_of_kind)
@@ -284,7 +290,7 @@ def overwritten(monkeypatch):
     monkeypatch.setattr(Results, "fetch", lambda self, outputs: [output.numpy().copy() for output in outputs])
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "eagle", "draft_lm"])
+@pytest.mark.parametrize("kind", ["recurrent", slow("eagle"), slow("draft_lm")])
 def test_the_scheduler_speculates_to_the_same_text(kind, target, tmp_path, overwritten):
     """Whether tokens are chosen on the device or on the host, from logits; what crosses the bus is as said."""
     bundle = tiny_bundle(tmp_path, target, "torch", trained=tiny_drafter_of(target, kind))
@@ -310,7 +316,7 @@ def test_the_scheduler_speculates_to_the_same_text(kind, target, tmp_path, overw
     assert {0} < {logits for logits, _ in fetched}
 
 
-@pytest.mark.parametrize("construction", ["stochastic_beam", "independent"])
+@pytest.mark.parametrize("construction", ["stochastic_beam", slow("independent")])
 def test_rejection_takes_the_same_tokens_from_logits_of_its_rows(construction, target, tmp_path, overwritten):
     """The device gives logits where sampled requests need them, and tokens to greedy ones."""
     levels = {"construction": construction, "levels": LEVELS[construction], "support": SUPPORT}
@@ -377,6 +383,7 @@ def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
     assert len(loads) == 1, "what cannot fit is refused before anything is loaded"
 
 
+@pytest.mark.slow
 def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, tmp_path):
     """In the target's, in both of a drafter's, and where tokens are chosen."""
     options = {"trained": tiny_drafter_of(target, "hidden_state"), "resample_above": 0}

@@ -1,4 +1,7 @@
-"""Starting and stopping: what is refused, what is left behind (nothing), whatever has been killed."""
+"""Starting and stopping: what is refused, what is left behind (nothing), whatever has been killed.
+
+Slow, as each test starts services. It would catch a process, a socket or shared memory that a killed service leaves.
+"""
 
 from __future__ import annotations
 

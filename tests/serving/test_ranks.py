@@ -1,4 +1,8 @@
-"""A worker of two ranks behind Triton: whatever happens to one of them, both end, and a new worker answers."""
+"""A worker of two ranks behind Triton: whatever happens to one of them, both end, and a new worker answers.
+
+Slow, as the service starts anew after each fault. It would catch a rank that waits for ever for one that died, one that
+leaves shared memory behind, and a supervisor that restarts only one of them.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,8 @@ from tests.engines.tiny import random_model, tiny_bundle, tiny_target
 from tests.serving import two_machines
 from tests.serving.client_side import Service, start, wait_until
 from tests.toy_engine import toy_tokenizer
+
+pytestmark = pytest.mark.slow
 
 START_S = 300
 BODY = {"text_input": "What is", "max_tokens": 16, "end_id": -1}

@@ -1,4 +1,7 @@
-"""A Triton server that requests end, or that hangs: it is back soon, also the next time."""
+"""A Triton server that requests end, or that hangs: it is back soon, also the next time.
+
+Slow, as each fault restarts Triton. It would catch a server that is never restarted, or is restarted for ever.
+"""
 
 from __future__ import annotations
 

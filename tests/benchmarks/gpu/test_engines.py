@@ -11,9 +11,11 @@ from tests.engines import stand_in_tensorrt
 from tests.engines.tiny import LIMITS, METHOD, tiny_bundle, tiny_target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["openvino", "torch", "tensorrt_rtx"])
 def test_times_and_reasons(backend, tmp_path, monkeypatch):
-    """The library of TensorRT for RTX is a stand-in, which computes on the CPU."""
+    """The library of TensorRT for RTX is a stand-in, which computes on the CPU. It would catch a backend that the GPU
+    machine's first report does not time."""
     monkeypatch.setattr("benchmarks.speed.step_times.CONTEXT", 32)
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cpu"))
     if backend == "tensorrt_rtx":

@@ -234,8 +234,10 @@ def test_every_script_takes_its_arguments(profilers, tmp_path, monkeypatch):
     assert len(sanitized) == (0 if profilers else 1)
 
 
+@pytest.mark.slow
 def test_the_rows_on_a_bare_machine_without_a_gpu(tmp_path):
-    """At the sizes of a CPU: survey, tests, step times and scheduler; the others are tested with their scripts."""
+    """At the sizes of a CPU: survey, tests, step times and scheduler; the others are tested with their scripts. It
+    would catch a row that needs what is not packed."""
     folders = ["--output", str(tmp_path / "out"), "--work", str(tmp_path / "work"), "--model", str(tmp_path)]
     command = [sys.executable, "-m", "benchmarks.gpu.first_hour", "--device", "cpu", "--tiny", *folders]
     environment = {**os.environ, **bare_environment(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -144,8 +144,10 @@ def raise_parsed() -> None:
     raise Parsed
 
 
+@pytest.mark.slow
 def test_the_whole_sequence_on_the_cpu(target, model, tmp_path, bare):
-    """One method of a tiny target: bundles are built, answers compared, steps and batches timed."""
+    """One method of a tiny target: bundles are built, answers compared, steps and batches timed. It would catch a
+    script that needs a package that is not packed."""
     tiny_drafter(target).save(tmp_path / "drafter")
     (tmp_path / "methods.toml").write_text(f'[tiny]\ndrafter = "{tmp_path}/drafter"\nngram = false\n')
     prompts = [{"turns": [f"t{i} t{i + 3} t{2 * i}"]} for i in range(5, 8)]

@@ -33,7 +33,7 @@ def test_a_command_is_interrupted_when_its_time_is_over(tmp_path):
     )
     begun, before = time.monotonic(), signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert train.run_until([sys.executable, str(script), str(tmp_path / "kept")], 6) is None
+        assert train.run_until([sys.executable, str(script), str(tmp_path / "kept")], 2) is None
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - begun < 50
@@ -177,9 +177,10 @@ def test_prompts_of_held_out_conversations_are_in_no_others(model, tmp_path, mon
     assert data.evaluation == sorted((tmp_path / "held").glob(train.SHARDS))[:1]
 
 
+@pytest.mark.slow
 def test_the_whole_sequence_on_the_cpu(target, model, tmp_path, monkeypatch, bare):
     """A tiny target teaches a drafter, whose training is interrupted and goes on where it was; then it is judged beside
-    another."""
+    another. It would catch a piece that starts again, or a script that needs a package that is not packed."""
     out, prompts = tmp_path / "out", tmp_path / "prompts.jsonl"
     log = out / "recurrent" / "log.jsonl"
     prompts.write_text("".join(json.dumps({"source": "a", "prompt": f"t{i} t{i + 9}"}) + "\n" for i in range(5, 25)))

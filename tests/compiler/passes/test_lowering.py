@@ -1,4 +1,7 @@
-"""What a network becomes for the CPU engine, and the form in which it needs none of our operators."""
+"""What a network becomes for the CPU engine, and the form in which it needs none of our operators.
+
+The slow cases would catch a drafter or a construction with an operation that stays outside of its one program.
+"""
 
 from collections import Counter
 
@@ -15,6 +18,7 @@ from model_defs.loops.random_draws import RandomDraws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from tests.engines.draws import LEVELS as LEVELS_OF
 from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_drafter, tiny_drafter_of, tiny_target
+from tests.tiers import slow_but
 
 LEVELS = 3
 CACHE = CacheShape(4, 40, 8)
@@ -31,7 +35,7 @@ def test_a_drafter_is_one_program(initial_state):
     assert [node.op_type for node in fuse(lowered_drafter(initial_state)).graph] == ["Program"]
 
 
-@pytest.mark.parametrize("construction", LEVELS_OF)
+@pytest.mark.parametrize("construction", slow_but(["stochastic_beam"], LEVELS_OF))
 def test_a_drafter_that_draws_is_one_program(construction):
     rule = RANDOM_CONSTRUCTIONS[construction].rule
     drawing = RandomDraws(tiny_drafter(tiny_target()), rule, LEVELS_OF[construction], 7)
@@ -41,7 +45,7 @@ def test_a_drafter_that_draws_is_one_program(construction):
     assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
 
 
-@pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "medusa"])
+@pytest.mark.parametrize("variant", slow_but(["eagle"], [*CONTEXT_DRAFTERS, "medusa"]))
 def test_every_drafter_is_one_program(variant):
     drafter = tiny_drafter_of(tiny_target(), variant)
     drafter.prepare(90, LEVELS)

@@ -92,7 +92,9 @@ def test_measurements_that_tensorrt_refuses_are_replaced(monkeypatch, network, c
     assert network.with_suffix(".engine").exists(), "without measurements too"
 
 
+@pytest.mark.slow
 def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, tmp_path):
+    """It would catch a profile that lacks a shape which the engine executes."""
     stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
     drafter = tiny_drafter_of(tiny_target(), "eagle")
     bundle = tiny_bundle(tmp_path, tiny_target(), "tensorrt_rtx", trained=drafter, limits=LIMITS)

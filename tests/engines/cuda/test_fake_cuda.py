@@ -1,4 +1,8 @@
-"""The exported programs on fake CUDA tensors: shapes, dtypes and devices as on a GPU, without its numbers."""
+"""The exported programs on fake CUDA tensors: shapes, dtypes and devices as on a GPU, without its numbers.
+
+Slow, as each drafter is exported and traced. It would catch a tensor that a kernel gets in another dtype, or from the
+other device, than it was declared with: on the CPU nothing shows it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,8 @@ from redraft.plugins.cuda.launch import TORCH_DTYPES
 from redraft.plugins.operators.tree_attention import torch_op
 from tests.engines.draws import LEVELS, SUPPORT
 from tests.engines.tiny import VOCAB, bundle_of_methods, chain, make_batch, tiny_drafter_of, tiny_lm
+
+pytestmark = pytest.mark.slow
 
 CUDA = torch.device("cuda", 0)
 HIDDEN = tiny_lm().config.hidden_size

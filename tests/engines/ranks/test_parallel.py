@@ -1,4 +1,7 @@
-"""Two ranks under MPI give what one gives, and none of them waits for ever."""
+"""Two ranks under MPI give what one gives, and none of them waits for ever.
+
+The slow cases would catch a kind of drafter, a verifier or the torch backend whose tokens differ on two ranks.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,13 @@ def run(bundle: Bundle, plans: dict[str, Any], output: Path) -> dict[str, Any]:
     return json.loads(output.read_text())
 
 
+def test_two_ranks_give_the_tokens_of_one(grouped, two_ranks, tmp_path):
+    report = run(two_ranks, PLANS, tmp_path / "report.json")
+    assert report["answers"] == answers(load_engine(tiny_bundle(tmp_path, grouped)), PLANS)
+    assert report["answers"]["best first"]["tokens"] == report["answers"]["auto-regressive"]["tokens"]
+
+
+@pytest.mark.slow
 def test_two_ranks_give_the_tokens_of_one_with_the_torch_backend(grouped, tmp_path):
     """Where there are GPUs too: with gloo in NCCL's place, by which logits come to rank 0, and graphs that all ranks
     capture together."""
@@ -116,6 +126,7 @@ assert gathered
     assert json.loads((tmp_path / "gpus.json").read_text())["answers"] == expected
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_tokens_of_one_by_every_method(grouped, tmp_path):
     """Tokens and drafts of every kind of drafter, verifier and n-gram; caches of drafters are rank 0's alone."""
     methods = {name: (tiny_drafter_of(grouped, name.split("-")[0]), plan) for name, plan in METHODS.items()}

@@ -1,4 +1,8 @@
-"""Drafters of TensorRT over a stand-in library whose engines compute: drafts, draws and drafting again from chains."""
+"""Drafters of TensorRT over a stand-in library whose engines compute: drafts, draws and drafting again from chains.
+
+The slow cases would catch a kind of drafter whose native-form network, profiles or context cache give other drafts than
+its module.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,10 @@ from tests.engines.tiny import (
     tiny_drafter_of,
     tiny_target,
 )
+from tests.tiers import slow, slow_but
 
 
-@pytest.mark.parametrize("variant", [*CONTEXT_DRAFTERS, "medusa"])
+@pytest.mark.parametrize("variant", slow_but(["eagle"], [*CONTEXT_DRAFTERS, "medusa"]))
 @torch.no_grad()
 def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
     """Prompts longer than a chunk, then a few pairs at a time, in changing company."""
@@ -57,8 +62,8 @@ def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("variant", "plan"),
     [
-        ("recurrent", {}),
-        ("eagle", {"construction": "stochastic_beam", "levels": LEVELS["stochastic_beam"], "support": SUPPORT}),
+        slow("recurrent", {}),
+        slow("eagle", {"construction": "stochastic_beam", "levels": LEVELS["stochastic_beam"], "support": SUPPORT}),
     ],
 )
 def test_drafts_and_draws_are_the_torch_backends(variant, plan, monkeypatch, tmp_path):
@@ -90,6 +95,7 @@ def resampling(tmp_path_factory) -> list:
     return [ours, load_engine(tiny_bundle(folder / "torch", tiny_target(), "torch", **options))]
 
 
+@pytest.mark.slow
 def test_drafting_again_gives_the_torch_backends_candidates(resampling):
     """From chains of several lengths, below other roots, in companies that fill a bucket or do not."""
     ours, torchs = (engine.drafters[METHOD] for engine in resampling)
@@ -116,6 +122,7 @@ def test_drafting_again_gives_the_torch_backends_candidates(resampling):
         ours.resample([chains[0]], roots[:1])
 
 
+@pytest.mark.slow
 def test_drafting_again_from_chains_changes_no_text(resampling):
     """And accepts what the torch backend does."""
     plan = MethodPlan("best_first", budget=BudgetTable.constant(5), resample_above=0, skip_above=1)

@@ -1,4 +1,7 @@
-"""Both TensorRT backends over a stand-in library whose engines compute: generations, ranks, and what is refused."""
+"""Both TensorRT backends over a stand-in library whose engines compute: generations, ranks, and what is refused.
+
+The slow cases would catch a backend, a form or a precision that generates other tokens, also on two ranks.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,14 @@ from tests.engines.tiny import (
     tiny_target,
 )
 from tests.mpi import run_ranks
+from tests.tiers import slow, slow_but
 
 OTHER_GPUS = ("7.5", "8.0", "9.0", "10.0")
 """That TensorRT for RTX does not support."""
 RANKS_SCRIPT = Path(__file__).parents[1] / "tensorrt_ranks.py"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", slow_but(["tensorrt_rtx"], BACKENDS))
 def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_path):
     target, *_ = BACKENDS[backend]
     options = {"trained": tiny_drafter_of(target(), "eagle"), "limits": tiny.LIMITS}
@@ -64,8 +68,8 @@ def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_pat
     ("backend", "make_target", "limits", "precision", "tolerance"),
     [
         ("tensorrt", tiny_lm, LIMITS, "bf16", 0.1),
-        ("tensorrt_rtx", grouped_target, tiny.LIMITS, "fp32", 1e-5),
-        ("tensorrt_rtx", grouped_target, tiny.LIMITS, "int8", 0.1),
+        slow("tensorrt_rtx", grouped_target, tiny.LIMITS, "fp32", 1e-5),
+        slow("tensorrt_rtx", grouped_target, tiny.LIMITS, "int8", 0.1),
     ],
 )
 def test_two_ranks_give_what_one_gives(backend, make_target, limits, precision, tolerance, monkeypatch, tmp_path):
@@ -324,6 +328,7 @@ def test_too_little_memory_inside_the_library_says_so_too(call, monkeypatch, tmp
         load_engine(bundle)
 
 
+@pytest.mark.slow
 def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
     """The target's steps, and those of both engines of a drafter."""
     options = {"trained": tiny_drafter_of(tiny_target(), "hidden_state"), "resample_above": 0}

@@ -1,4 +1,7 @@
-"""The TensorRT backends' path of a GPU, with a stand-in for one: where the host waits, and what CUDA graphs replay."""
+"""The TensorRT backends' path of a GPU, with a stand-in for one: where the host waits, and what CUDA graphs replay.
+
+The slow cases would catch one more wait for the GPU in a step, which costs time and changes no output.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from tests.engines import stand_in_tensorrt
 from tests.engines.scheduling import CODEC, METHOD, SAMPLINGS
 from tests.engines.tensorrt_bundles import BACKENDS, LIMITS, bundle_of
 from tests.engines.tiny import Rows, chain, expected, make_batch, tiny_drafter_of
+from tests.tiers import slow_but
 
 
 class StandIn:
@@ -152,7 +156,7 @@ def gpu(monkeypatch) -> StandIn:
     return stand_in
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", slow_but(["tensorrt_rtx"], BACKENDS))
 def test_a_step_waits_for_candidates_and_for_chosen_tokens(backend, gpu, monkeypatch, tmp_path):
     """Once for each, and for nothing else: with all samplings, prompts of one chunk and of several."""
     drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")

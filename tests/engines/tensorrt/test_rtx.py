@@ -1,4 +1,8 @@
-"""Native-form networks: ONNX Runtime runs the file, and TensorRT for RTX builds engines from that very file."""
+"""Native-form networks: ONNX Runtime runs the file, and TensorRT for RTX builds engines from that very file.
+
+Slow, as it builds engines of the default target and of every shipped drafter. It would catch a network that the library
+refuses, or whose numbers are not the module's.
+"""
 
 from __future__ import annotations
 

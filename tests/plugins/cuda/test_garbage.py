@@ -1,5 +1,8 @@
 """The CUDA kernels' own source under ASAN and UBSAN, on integers that no batch has: TensorRT may run a kernel on inputs
-of its own while it builds, and a wrong index must stay inside the tensors."""
+of its own while it builds, and a wrong index must stay inside the tensors.
+
+Slow, as sanitizers compile and run. It would catch a kernel that reads or writes outside of its tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ import torch
 from redraft.plugins.cuda.declaration import Kernel
 from redraft.plugins.cuda.launch import TORCH_DTYPES
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
+
+pytestmark = pytest.mark.slow
 
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FLAGS = ["-std=c++20", "-O1", "-g1", "-rdynamic", "-Wno-unknown-pragmas", "-x", "c++"]
