@@ -23,7 +23,7 @@ from model_defs.target.model import Target
 from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
 from tests.build.commands import invoke
-from tests.engines import stand_in_tensorrt
+from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import chain, expected, make_batch, tiny_lm, tiny_target, write_model
 
 TEXT = [5, 9, 2, 77, 31, 8, 44]

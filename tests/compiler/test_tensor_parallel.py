@@ -16,7 +16,7 @@ from model_defs.target.model import Target
 from redraft.bundle.config import BundleConfig, ShardInfo
 from redraft.bundle.manifest import Bundle
 from tests.build.commands import invoke
-from tests.engines import stand_in_tensorrt
+from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import tiny_lm, write_model
 
 run = partial(invoke, build_engines.main)

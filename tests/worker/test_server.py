@@ -19,9 +19,9 @@ from redraft.bundle.budget import BudgetTable
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
 from redraft.worker.client import WorkerClient, WorkerError, wait_for_worker
 from redraft.worker.server import Worker, main
-from tests.toy_worker import LIMITS, toy_runtime
+from tests.worker.toy_worker import LIMITS, toy_runtime
 
-TOY_WORKER = Path(__file__).parents[1] / "toy_worker.py"
+TOY_WORKER = Path(__file__).with_name("toy_worker.py")
 NEVER_ENDING = {"end_id": -1, "max_tokens": 200}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import engines
-from tests.engines import stand_in_tensorrt
+from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import LIMITS, METHOD, tiny_bundle, tiny_target
 
 

@@ -8,7 +8,7 @@ from benchmarks.load.served import Served, worker_of
 from redraft.request import AUTO_REGRESSIVE, request
 from redraft.worker.client import WorkerClient
 from redraft.worker.server import Worker
-from tests.toy_worker import toy_runtime
+from tests.worker.toy_worker import toy_runtime
 
 
 @pytest.fixture

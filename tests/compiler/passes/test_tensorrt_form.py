@@ -22,7 +22,7 @@ from model_defs.target.shards import plan_shards, shard_target
 from redraft.plugins.cuda.declaration import NAMESPACE
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import COMBINE, KERNELS, SPLIT, WRITE
 from tests.compiler.passes.test_quantization import fake_quantized
-from tests.engines.stand_in_tensorrt import plugin
+from tests.engines.tensorrt.stand_in_tensorrt import plugin
 from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_model, random_tree, tiny_lm, tiny_target
 
 CACHE = CacheShape(4, 40, 8)

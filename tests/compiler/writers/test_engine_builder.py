@@ -25,7 +25,7 @@ from redraft.engines.tensorrt.library import FULL_LIBRARY
 from redraft.errors import BundleError
 from redraft.plugins import library
 from redraft.plugins.cuda import compile
-from tests.engines import stand_in_tensorrt
+from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import DRAFTING, METHOD, target_info, tiny_bundle, tiny_drafter_of, tiny_lm, tiny_target
 
 LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)

@@ -13,7 +13,7 @@ from redraft.engines.cuda import graphs as graphs_module
 from redraft.engines.cuda import transfer
 from redraft.engines.cuda.graphs import CudaGraphCache, CudaGraphs
 from redraft.engines.cuda.transfer import Results
-from tests.engines.graphs import FakeGraphs
+from tests.engines.cuda.graphs import FakeGraphs
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,8 @@ from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.engines.ranks.parallel import pack, unpack
 from redraft.errors import BundleError
-from tests.engines.parallel_ranks import answers
+from tests.engines.ranks.mpi import run_ranks
+from tests.engines.ranks.parallel_ranks import answers
 from tests.engines.tiny import (
     bundle_of_methods,
     chain,
@@ -32,9 +33,8 @@ from tests.engines.tiny import (
     tiny_bundle,
     tiny_drafter_of,
 )
-from tests.mpi import run_ranks
 
-SCRIPT = Path(__file__).parents[1] / "parallel_ranks.py"
+SCRIPT = Path(__file__).with_name("parallel_ranks.py")
 PLANS: dict[str, Any] = {
     "auto-regressive": None,
     "best first": {"construction": "best_first"},
@@ -106,8 +106,8 @@ import torch
 from torch import distributed
 from redraft.plugins.operators.all_reduce import nccl
 from redraft.engines import torch as backend
-from tests.engines import parallel_ranks as ranks
-from tests.engines.graphs import FakeGraphs
+from tests.engines.ranks import parallel_ranks as ranks
+from tests.engines.cuda.graphs import FakeGraphs
 from tests.plugins import gloo
 gloo.stand_in(2)
 torch.cuda.is_available = lambda: True
@@ -191,7 +191,7 @@ import redraft.engines as engines
 from pathlib import Path
 from redraft.bundle.manifest import Bundle
 from redraft.errors import BundleError
-from tests.engines.parallel_ranks import answers
+from tests.engines.ranks.parallel_ranks import answers
 {fault}
 load = engines._load
 def failing(bundle, threads, rank, gather):

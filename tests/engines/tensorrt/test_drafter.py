@@ -18,10 +18,10 @@ from redraft.bundle.budget import BudgetTable
 from redraft.engines import load_engine
 from redraft.method import MethodPlan
 from tests.engines import tiny
+from tests.engines.drafters.drafting import Drafting, check, draft, following
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
 from tests.engines.scheduling import generate
-from tests.engines.tensorrt_bundles import LIMITS, bundle_of
-from tests.engines.test_context_drafters import Drafting, check, draft, following
+from tests.engines.tensorrt.bundles import LIMITS, bundle_of
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
     METHOD,

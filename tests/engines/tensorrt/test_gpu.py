@@ -24,9 +24,9 @@ from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
-from tests.engines import stand_in_tensorrt
 from tests.engines.scheduling import CODEC, METHOD, SAMPLINGS
-from tests.engines.tensorrt_bundles import BACKENDS, LIMITS, bundle_of
+from tests.engines.tensorrt import stand_in_tensorrt
+from tests.engines.tensorrt.bundles import BACKENDS, LIMITS, bundle_of
 from tests.engines.tiny import Rows, chain, expected, make_batch, tiny_drafter_of
 from tests.tiers import slow_but
 

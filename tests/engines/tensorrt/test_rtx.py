@@ -38,8 +38,8 @@ from redraft.batch import DraftCandidates
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.bundle.manifest import Bundle
 from tests.build.commands import invoke
-from tests.engines.bf16 import in_float32
-from tests.engines.test_context_drafters import check, following
+from tests.engines.drafters.drafting import check, following
+from tests.engines.tensorrt.bf16 import in_float32
 from tests.engines.tiny import (
     DRAFTING,
     METHOD,

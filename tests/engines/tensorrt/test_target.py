@@ -10,7 +10,7 @@ import pytest
 from redraft.engines import load_engine
 from redraft.engines.features import on_host
 from redraft.engines.tensorrt.session import Session
-from tests.engines.tensorrt_bundles import BACKENDS, bundle_of
+from tests.engines.tensorrt.bundles import BACKENDS, bundle_of
 from tests.engines.tiny import (
     VOCAB,
     chain,

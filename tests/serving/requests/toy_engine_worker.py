@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from redraft.worker.server import serve
-from tests.toy_worker import toy_runtime
+from tests.worker.toy_worker import toy_runtime
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -5,7 +5,7 @@ Slow, as all of them are built. It would catch a method that changes a text in b
 
 import pytest
 
-from tests.engines.real_methods import SETTINGS, assert_nothing_changes, llm_of
+from tests.engines.real.methods import SETTINGS, assert_nothing_changes, llm_of
 
 pytestmark = pytest.mark.slow
 

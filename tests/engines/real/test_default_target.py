@@ -11,7 +11,7 @@ from redraft.bundle.config import LimitsInfo
 from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
 from redraft.llm import LLM
-from tests.engines.real_methods import SETTINGS, assert_nothing_changes
+from tests.engines.real.methods import SETTINGS, assert_nothing_changes
 from tests.engines.tiny import bundle_config, chain, expected, make_batch, random_tree
 
 

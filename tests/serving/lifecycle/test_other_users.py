@@ -48,7 +48,7 @@ def test_another_user_controls_nothing(run_folder, fake_bundle):
     marker = f"/tmp/redraft-intruder-{os.getpid()}"
     ports, state = service.settings, service.state
     arguments = [str(ports.http_port), str(ports.grpc_port), str(service.run_dir.path), str(state.triton_pid), marker]
-    command = [sys.executable, "-m", "tests.serving.intruder", *arguments]
+    command = [sys.executable, "-m", "tests.serving.lifecycle.intruder", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert not os.path.exists(marker), "code ran as the service"
     assert done.stdout.splitlines() == ["everybody 200 200 200 200 True"], done.stderr

@@ -1,4 +1,4 @@
-"""A worker process on the toy engine: `python tests/toy_worker.py SOCKET [seconds per step]`."""
+"""A worker process on the toy engine: `python tests/worker/toy_worker.py SOCKET [seconds per step]`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from redraft.bundle.budget import BudgetTable
 from redraft.method import MethodPlan

@@ -18,8 +18,8 @@ from redraft.batch import DraftBatch, DraftDraws, DraftSampling
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.engines import load_engine
 from redraft.engines.api import DrawingEngine, Engine
+from tests.engines.drafters.drafting import Drafting, following
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, expected_draws, sampling_of
-from tests.engines.test_context_drafters import Drafting, following
 from tests.engines.test_openvino import tiny_drafter_as_stored
 from tests.engines.tiny import METHOD, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
 from tests.tiers import slow, slow_but

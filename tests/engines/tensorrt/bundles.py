@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redraft.bundle.config import LimitsInfo
 from redraft.bundle.manifest import Bundle
-from tests.engines import stand_in_tensorrt
+from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import tiny_bundle, tiny_lm, tiny_target
 
 LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)

@@ -16,7 +16,7 @@ from redraft.prompts import load_prompts, spread
 from redraft.request import request
 from tests.engines.tiny import bundle_config
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROMPTS = load_prompts(ROOT / "benchmarks" / "prompts.jsonl")
 SETTINGS = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.95}}
 

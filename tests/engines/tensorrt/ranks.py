@@ -1,4 +1,4 @@
-"""What every rank of a test of TensorRT's ranks runs: `mpiexec -n N python tests/engines/tensorrt_ranks.py BUNDLE PLANS
+"""What every rank of a test of TensorRT's ranks runs: `mpiexec -n N python tests/engines/tensorrt/ranks.py BUNDLE PLANS
 OUTPUT`. The library is the stand-in, MPI and gloo are in NCCL's place.
 
 Rank 0 writes what came of `steps`, which tokens it chooses in the first one, and what came of generating by each plan
@@ -22,8 +22,8 @@ from redraft.engines import load_engine
 from redraft.engines.features import on_host
 from redraft.plugins.operators.all_reduce import nccl
 from redraft.request import SamplingConfig
-from tests.engines import stand_in_tensorrt
-from tests.engines.parallel_ranks import answers
+from tests.engines.ranks.parallel_ranks import answers
+from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import VOCAB, Rows, chain, make_batch, random_tree
 from tests.plugins import gloo
 

@@ -1,8 +1,8 @@
 """Two machines on one: a worker's ranks in two network namespaces, joined by a virtual cable. Needs root and `ip`.
 
-`PYTHONPATH=. python tests/serving/two_machines.py BUNDLE [PROMPT]` with a bundle for two ranks: starts them as
-`redraft serve --hostfile` does, asks for an answer, kills the remote rank, and says what was seen; then again with the
-other rank; then a whole service, whose remote rank is killed and whose cable is cut during a request. In the place of
+`PYTHONPATH=. python tests/serving/lifecycle/two_machines.py BUNDLE [PROMPT]` with a bundle for two ranks: starts them
+as `redraft serve --hostfile` does, asks for an answer, kills the remote rank, and says what was seen; then again with
+the other rank; then a whole service, whose remote rank is killed and whose cable is cut during a request. In place of
 ssh there is a script that enters the namespace; transports other than TCP are off, so that nothing goes by
 shared memory.
 """

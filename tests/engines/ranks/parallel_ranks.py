@@ -1,4 +1,4 @@
-"""What every rank of a test runs: `mpiexec -n N python tests/engines/parallel_ranks.py BUNDLE PLANS OUTPUT`.
+"""What every rank of a test runs: `mpiexec -n N python tests/engines/ranks/parallel_ranks.py BUNDLE PLANS OUTPUT`.
 
 Rank 0 generates by each plan (JSON: name to fields of a MethodPlan, or null) and writes what came of it. A plan's
 field `method` says whose drafter drafts, of a bundle with several.

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 MPIEXEC = Path(sys.prefix) / "bin" / "mpiexec"
 
 

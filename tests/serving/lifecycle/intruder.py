@@ -1,7 +1,7 @@
 """What another user of the machine can try against a running service.
 
-`python -m tests.serving.intruder HTTP_PORT GRPC_PORT RUN_DIR TRITON_PID MARKER`, started by root, becomes `nobody` and
-prints what it could do, one line each. MARKER is a file that the model which it brings would write.
+`python -m tests.serving.lifecycle.intruder HTTP_PORT GRPC_PORT RUN_DIR TRITON_PID MARKER`, started by root, becomes
+`nobody` and prints what it could do, one line each. MARKER is a file that the model which it brings would write.
 """
 
 from __future__ import annotations

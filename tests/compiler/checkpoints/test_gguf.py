@@ -1,0 +1,56 @@
+"""Fetching from a GGUF file."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from compiler.checkpoints.source import FetchError
+from model_defs.target.config import TargetConfig
+from tests.compiler.checkpoints.tiny_llama import (
+    assert_complete,
+    assert_same_model,
+    fetch,
+    write_gguf,
+)
+
+
+def test_gguf_with_llama3_rope(gguf_file, reference, tmp_path):
+    folder = fetch(gguf_file, tmp_path)
+    assert_complete(folder, "tiny, dequantized")
+    assert TargetConfig.load(folder).rope == TargetConfig.from_hf(reference.config.to_dict()).rope
+    assert_same_model(folder, reference)
+
+
+def test_truncated_gguf_and_other_architectures(gguf_file, reference, tmp_path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(gguf_file.read_bytes()[:20_000])
+    with pytest.raises(FetchError, match="not a GGUF file, or truncated"):
+        fetch(broken, tmp_path)
+    write_gguf(tmp_path / "phi.gguf", reference, architecture="phi3")
+    with pytest.raises(FetchError, match="GGUF architecture 'phi3'"):
+        fetch(tmp_path / "phi.gguf", tmp_path)
+
+
+def test_gguf_tensors_without_a_place_or_a_known_quantization(reference, tmp_path, monkeypatch):
+    add = gguf.GGUFWriter.write_header_to_file
+    for name, tensor, message in (
+        ("blk.0.attn_q.bias", np.zeros(32, np.float32), r"holds 1 tensors .* such as blk\.0\.attn_q\.bias"),
+        ("output_norm.bias", np.zeros(32, np.float64), "cannot dequantize F64; take the model as Q8_0"),
+    ):
+        with monkeypatch.context() as patch:
+            odd = lambda self, name=name, tensor=tensor: (self.add_tensor(name, tensor), add(self))  # noqa: E731
+            patch.setattr(gguf.GGUFWriter, "write_header_to_file", odd)
+            write_gguf(tmp_path / "odd.gguf", reference)
+        with pytest.raises(FetchError, match=message):
+            fetch(tmp_path / "odd.gguf", tmp_path)
+
+
+def test_a_part_of_a_gguf_file_is_refused(reference, tmp_path, monkeypatch):
+    add = gguf.GGUFWriter.add_block_count
+    part = lambda self, count: (self.add_uint16("split.count", 3), add(self, count))  # noqa: E731
+    monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", part)
+    write_gguf(tmp_path / "part.gguf", reference)
+    with pytest.raises(FetchError, match="one of 3 parts: join them with"):
+        fetch(tmp_path / "part.gguf", tmp_path)

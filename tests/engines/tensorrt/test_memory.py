@@ -1,0 +1,85 @@
+"""Memory of both TensorRT backends: what would fit where there is too little, and what shares it.
+
+The slow case would catch a step that runs out of memory and does not say what would fit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from model_defs.drafters.token_info import InfoForm
+from redraft.engines import load_engine
+from redraft.engines.tensorrt.library import Messages
+from redraft.errors import BundleError
+from tests.engines.draws import draft_batch
+from tests.engines.tensorrt import stand_in_tensorrt
+from tests.engines.tensorrt.bundles import BACKENDS, bundle_of
+from tests.engines.tiny import (
+    METHOD,
+    chain,
+    make_batch,
+    tiny_drafter_of,
+    tiny_target,
+)
+
+
+def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("redraft.engines.tensorrt.engine._allocate", full)
+    with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
+        load_engine(bundle)
+
+
+@pytest.mark.parametrize("call", ["Runtime.deserialize_cuda_engine", "Engine.create_execution_context"])
+def test_too_little_memory_inside_the_library_says_so_too(call, monkeypatch, tmp_path):
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
+    monkeypatch.setattr(Messages, "text", "Requested size was 5 bytes: OutOfMemory")
+    monkeypatch.setattr(f"tests.engines.tensorrt.stand_in_tensorrt.{call}", lambda *_: None)
+    with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
+        load_engine(bundle)
+
+
+@pytest.mark.slow
+def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
+    """The target's steps, and those of both engines of a drafter."""
+    options = {"trained": tiny_drafter_of(tiny_target(), "hidden_state"), "resample_above": 0}
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, token_info=InfoForm.bf16, **options))
+    drafter, batch = engine.drafters[METHOD], draft_batch(3)
+    calls = {
+        "target": lambda: engine.execute(make_batch([chain(0, [], [1] * 8)], words=1)),
+        "drafter": lambda: drafter.draft(batch),
+        "resampler": lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)),
+    }
+    monkeypatch.setattr(Messages, "text", "Requested size was 5 bytes: OutOfMemory")
+    monkeypatch.setattr(stand_in_tensorrt.Context, "execute_async_v3", lambda *_: False)
+    for call in calls.values():
+        with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
+            call()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_of_all_extents_are_in_the_largest_ones(backend, monkeypatch, tmp_path):
+    """So that the logits that are counted, where memory does not suffice, are those of one step."""
+    drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=drafter))
+    for session in (engine._target.session, engine.drafters[METHOD]._session):
+        largest = session._steps[max(session._steps)].outputs
+        for step in session._steps.values():
+            for name, output in step.outputs.items():
+                assert output.data_ptr() == largest[name].data_ptr()
+                assert output.numel() <= largest[name].numel()
+
+
+def test_prompts_of_every_length_are_sent_from_the_same_memory(monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False))
+    sizes = []
+    for count in (16, *range(9, 17)):
+        engine.execute(make_batch([chain(0, [], [5] * count, causal=True)], words=1))
+        sizes.append(sum(len(memory) for memory in engine._target._host._pinned._memory.values()))
+    assert len(set(sizes)) == 1

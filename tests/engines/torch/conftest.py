@@ -1,0 +1,36 @@
+"""Bundles of the torch backend, and graphs on a GPU that there is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.cuda.graphs import FakeGraphs
+from tests.engines.tiny import (
+    CONTEXT_DRAFTERS,
+    tiny_bundle,
+    tiny_drafter_of,
+    tiny_target,
+)
+from tests.tiers import slow_but
+
+KINDS = ["recurrent", "medusa", *CONTEXT_DRAFTERS]
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory):
+    return tiny_bundle(tmp_path_factory.mktemp("torch"), tiny_target(), backend="torch")
+
+
+@pytest.fixture(scope="module", params=slow_but(["recurrent"], KINDS))
+def bundle_of_kind(request, target, tmp_path_factory):
+    """With a drafter of every kind."""
+    trained = tiny_drafter_of(target, request.param)
+    return tiny_bundle(tmp_path_factory.mktemp("kind"), target, "torch", trained=trained)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """As on a GPU: what bundles are loaded with from now on."""
+    graphs = FakeGraphs()
+    monkeypatch.setattr("redraft.engines.torch.available_graphs", lambda _: graphs)
+    return graphs

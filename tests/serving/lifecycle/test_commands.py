@@ -1,0 +1,119 @@
+"""`redraft serve`, `status`, `generate` and `stop`: one line and an exit code for each failure.
+
+Slow, as some of it starts services. It would catch a traceback in place of a line that names the flag.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from redraft import cli
+from redraft.console import progress
+from redraft.serving import launcher
+from redraft.serving.processes import ServingError
+from redraft.serving.rundir import RunDir, Settings
+from tests.serving.client_side import free_ports
+from tests.serving.lifecycle.starting import ensure_running, redraft
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_command_line(tmp_path, fake_bundle):
+    port = free_ports(1)[0]
+    status = redraft("status", "--run-dir", str(tmp_path))
+    assert (status.wait(20), status.communicate()[0]) == (1, "not running\n")
+    failed = redraft("serve", "--bundle", str(tmp_path / "none"), "--run-dir", str(tmp_path), "--http-port", str(port))
+    assert failed.wait(20) == 1
+    assert "is not a bundle" in failed.communicate()[0]
+    stop = redraft("stop", "--run-dir", str(tmp_path))
+    assert (stop.wait(20), stop.communicate()[0]) == (0, "nothing was running\n")
+
+
+def test_a_start_that_takes_long_is_seen_in_a_log(tmp_path, fake_bundle, monkeypatch):
+    def slow(wanted: Settings, folder: Path, on_progress) -> None:
+        on_progress("loading a large bundle")
+        time.sleep(1.0)
+        raise ServingError("enough")
+
+    monkeypatch.setattr(progress, "LINE_S", 0.1)
+    monkeypatch.setattr(launcher, "serve", slow)
+    done = CliRunner().invoke(cli.app, ["serve", "--bundle", str(fake_bundle), "--run-dir", str(tmp_path)])
+    assert done.output.count("loading a large bundle") > 3
+
+
+@pytest.mark.parametrize("damage", ["missing", "{"])
+def test_a_running_service_without_its_state(tmp_path, damage):
+    """One line, with the remedy."""
+    run_dir = RunDir(tmp_path)
+    if damage != "missing":
+        run_dir.state_file.write_text(damage)
+    with run_dir.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (["status"], ["generate", "hi"]):
+            done = CliRunner().invoke(cli.app, [*command, "--run-dir", str(tmp_path)])
+            assert done.exit_code == 1
+            assert "state.json is missing or damaged: if it stays so, `redraft stop`" in done.output
+            assert isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "serve", "generate"])
+@pytest.mark.parametrize("place", ["file", "file/below", "circle"])
+def test_a_run_directory_that_is_a_file(tmp_path, fake_bundle, command, place):
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
+    arguments = {"serve": ["--bundle", str(fake_bundle)], "generate": ["hi"]}.get(command, [])
+    done = CliRunner().invoke(cli.app, [command, *arguments, "--run-dir", str(tmp_path / place)])
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    assert re.fullmatch(r"redraft.*cannot use the run directory .*--run-dir.*\n", done.output)
+
+
+@pytest.mark.parametrize("command", [["status"], ["stop"], ["generate", "hi"]])
+def test_another_users_service(service, monkeypatch, command):
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    done = CliRunner().invoke(cli.app, [*command, "--run-dir", str(service.run_dir.path)])
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    assert re.fullmatch(r"redraft.*belongs to another user, and only that user sees and stops its.*\n", done.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "hi", "--max-tokens", "4294967297"], "--max-tokens"),
+        (["generate", "hi", "--seed", str(2**64)], "--seed"),
+        (["serve", "--bundle", "b", "--start-timeout-s", "inf"], "--start-timeout-s"),
+        (["serve", "--bundle", "b", "--silence-s", "nan"], "--silence-s"),
+        (["serve", "--bundle", "b", "--triton-silence-s", "0"], "--triton-silence-s"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_its_option(arguments, message):
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_generate_prints_the_answer_and_a_line_of_statistics(service):
+    ensure_running(service)
+    arguments = ["generate", "--no-chat", "hi", "--max-tokens", "3", "--run-dir", str(service.run_dir.path)]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert (done.exit_code, done.stdout) == (0, " w0é w1é w2é\n")
+    assert re.fullmatch(r"3 tokens in .* tokens/step, .* drafted tokens accepted\n", done.stderr)
+
+
+def test_what_generate_cannot_send(service):
+    ensure_running(service)
+    for arguments, message in (
+        (["hi"], "no chat_template.jinja .*--no-chat"),
+        (["--no-chat", "\udcff"], "not valid UTF-8"),
+        (["--no-chat", "hi", "--temperature", "nan"], "generate: temperature: .*got nan"),
+    ):
+        done = CliRunner().invoke(cli.app, ["generate", *arguments, "--run-dir", str(service.run_dir.path)])
+        assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+        assert re.search(message, done.output)

@@ -1,0 +1,205 @@
+"""Starting: what is refused, with the remedy, before anything runs.
+
+Slow, as some of it starts services. It would catch a run directory that others can read, and a start that fails and
+leaves processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from redraft.serving import launcher, supervisor, tritonserver
+from redraft.serving.processes import ServingError
+from redraft.serving.rundir import RunDir
+from tests.serving.client_side import wait_until
+from tests.serving.lifecycle.starting import assert_nothing_is_left, serve, settings
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path, fake_bundle):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ServingError, match=rf"port {port} .*gRPC.* is in use.*--grpc-port"):
+            serve(tmp_path, settings(fake_bundle, grpc_port=port))
+    assert_nothing_is_left(tmp_path)
+
+
+def test_ports_must_differ(tmp_path, fake_bundle):
+    wanted = settings(fake_bundle)
+    wanted.metrics_port = wanted.http_port
+    with pytest.raises(ServingError, match=rf"HTTP {wanted.http_port}, .*expected three different ones"):
+        serve(tmp_path, wanted)
+
+
+def test_a_full_disk_is_named(tmp_path, fake_bundle):
+    (tmp_path / "settings.json").symlink_to("/dev/full")
+    with pytest.raises(ServingError, match=r"cannot write .*settings.json: No space left"):
+        serve(tmp_path, settings(fake_bundle))
+    (tmp_path / "settings.json").unlink()
+    (tmp_path / "state.tmp").symlink_to("/dev/full")
+    with pytest.raises(ServingError, match=r"cannot write .*state.json: No space left"):
+        serve(tmp_path, settings(fake_bundle))
+    assert_nothing_is_left(tmp_path)
+
+
+def test_a_run_directory_is_closed_to_other_users(tmp_path):
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create()
+    assert run_dir.path.stat().st_mode & 0o777 == 0o700
+    run_dir.settings_file.touch()
+    run_dir.path.chmod(0o755)
+    run_dir.create()
+    assert run_dir.path.stat().st_mode & 0o777 == 0o700
+    run_dir.path.chmod(0o777)
+    with pytest.raises(ServingError, match=r"other users can write to .*/run, and it holds files: empty it, or choose"):
+        run_dir.create()
+    run_dir.settings_file.rename(run_dir.path / "novel")
+    run_dir.path.chmod(0o755)
+    with pytest.raises(ServingError, match=r"run is open to other users and holds other files: `chmod 700` it, or"):
+        run_dir.create()
+    assert run_dir.path.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize(("mode", "fits"), [(0o757, False), (0o1777, True), (0o755, True)])
+def test_a_run_directory_that_others_can_move_away_is_refused(tmp_path, mode, fits):
+    """Renamed, with one of theirs in its place, whose models Triton would run."""
+    parent = tmp_path / "up"  # short, as the socket's path must be
+    parent.mkdir()
+    parent.chmod(mode)
+    with contextlib.nullcontext() if fits else pytest.raises(ServingError, match=rf"{parent} is theirs, or they can"):
+        RunDir(parent / "x" / "run").create()
+    assert (parent / "x").exists() == fits
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_run_directory_below_another_users_is_refused(tmp_path):
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create()
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(ServingError, match=rf"{tmp_path} is theirs, .*; choose another with --run-dir"):
+        run_dir.create()
+
+
+def test_a_model_that_cannot_be_removed_is_not_run(tmp_path):
+    """Here by its owner, who may be another; root may remove all but a link."""
+    run_dir = RunDir(tmp_path)
+    (tmp_path / "planted").mkdir()
+    run_dir.models.symlink_to(tmp_path / "planted")
+    with pytest.raises(ServingError, match=r"cannot remove .*/models: .*--run-dir"):
+        tritonserver.prepare(tritonserver.TritonInstallation(), run_dir, decoupled=True)
+
+
+def test_a_status_does_not_keep_a_supervisor_from_its_run_directory(tmp_path):
+    run_dir = RunDir(tmp_path)
+    with run_dir.lock_file.open("w") as other, run_dir.lock_file.open("w") as own:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert not launcher.is_running(run_dir), "another status is not a supervisor"
+        release = threading.Timer(0.2, fcntl.flock, (other, fcntl.LOCK_UN))
+        release.start()
+        supervisor._hold(own)
+        assert launcher.is_running(run_dir)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_run_directory_of_another_user_is_refused(tmp_path, fake_bundle):
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(ServingError, match=r"belongs to another user, .*: choose another with --run-dir"):
+        serve(tmp_path, settings(fake_bundle))
+
+
+def test_no_bundle(tmp_path):
+    with pytest.raises(ServingError, match=r"is not a bundle"):
+        serve(tmp_path, settings(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [("broken", "bundle is broken.*build it again"), ("fragile", "the engine cannot execute")]
+)
+def test_a_worker_that_does_not_start_shows_the_end_of_its_log(tmp_path, fault, message):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "config.json").write_text(json.dumps({fault: True}))
+    with pytest.raises(ServingError, match=rf"(?s)worker ended with status 1.*{message}"):
+        serve(tmp_path / "run", settings(bundle))
+    assert_nothing_is_left(tmp_path / "run")
+
+
+def test_a_worker_that_takes_too_long_to_start_is_ended(tmp_path):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "config.json").write_text(json.dumps({"endless": True}))
+    said = r"(?s)worker was not ready within 2 s; --start-timeout-s gives it more time; .*compiling kernels"
+    with pytest.raises(ServingError, match=said):
+        serve(tmp_path / "run", settings(bundle, start_timeout_s=2.0))
+    assert_nothing_is_left(tmp_path / "run")
+
+
+def test_a_run_directory_too_deep_for_a_socket(tmp_path, fake_bundle):
+    with pytest.raises(ServingError, match=r"too long for a Unix socket.*--run-dir"):
+        serve(tmp_path / ("x" * 100), settings(fake_bundle))
+
+
+def test_a_second_service_in_the_same_place_is_refused(service, fake_bundle):
+    with pytest.raises(ServingError, match=r"a service is running from .*redraft stop"):
+        serve(service.run_dir.path, settings(fake_bundle))
+    assert service.ready()
+
+
+def test_of_two_serves_at_once_one_is_refused_and_the_other_is_unharmed(tmp_path, fake_bundle):
+    program = """
+import sys
+from pathlib import Path
+from redraft.serving import launcher
+from redraft.serving.processes import ServingError
+from redraft.serving.rundir import Settings
+
+try:
+    launcher.serve(Settings.model_validate_json(sys.argv[1]), Path(sys.argv[2]), lambda activity: None)
+except ServingError as error:
+    sys.exit(str(error))
+"""
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, settings(fake_bundle).model_dump_json(), str(tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in both]
+        assert sorted(process.returncode for process in both) == [0, 1], errors
+        assert re.fullmatch(r"(another `redraft serve` is starting|a service is running from) .*\n", "".join(errors))
+        state = RunDir(tmp_path).read_state()
+        assert state is not None
+        assert (state.phase, state.worker_restarts, state.triton_restarts) == ("ready", 0, 0)
+    finally:
+        launcher.stop(tmp_path)
+    assert_nothing_is_left(tmp_path)
+
+
+def test_ctrl_c_while_starting_leaves_nothing(tmp_path, fake_bundle, monkeypatch):
+    """The signal comes while the launcher waits, when tritonserver runs."""
+
+    def interrupted(run_dir: RunDir, *_) -> None:
+        wait_until(lambda: (state := run_dir.read_state()) is not None and state.triton_pid > 0)
+        signal.default_int_handler(signal.SIGINT, None)
+
+    monkeypatch.setattr(launcher, "_follow", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launcher.serve(settings(fake_bundle), tmp_path, lambda activity: None)
+    assert_nothing_is_left(tmp_path)
