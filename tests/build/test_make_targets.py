@@ -6,46 +6,30 @@ Slow, as it builds, tunes and serves. It would catch a target that no longer han
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import socket
 import subprocess
 
 import pytest
 
-from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
 from redraft.bundle.budget import BudgetFile
 from redraft.bundle.config import BundleConfig
 from tests.conftest import ROOT
-from tests.engines.tiny import random_model, write_model
+from tests.engines.tiny import random_model, tiny_target, write_model
+from tests.serving.client_side import free_ports
 from tests.toy_engine import toy_tokenizer
 
 pytestmark = pytest.mark.slow
-
 
 NAME = "nobodys-model"
 
 
 def odd_target() -> Target:
     """A Llama of odd sizes, whose context holds the teacher's answers."""
-    config = TargetConfig(
-        vocab_size=111,
-        hidden_size=60,
-        intermediate_size=88,
-        num_layers=1,
-        num_heads=3,
-        num_kv_heads=1,
-        head_size=32,
-        rms_norm_eps=1e-5,
-        rope=RopeConfig(),
-        max_position=768,
-        tie_embeddings=True,
-        qkv_bias=False,
-        eos_token_ids=(0,),
-    )
-    return random_model(config)
+    shape = {"hidden_size": 60, "intermediate_size": 88, "num_layers": 1, "max_position": 768}
+    return random_model(dataclasses.replace(tiny_target().config, **shape, tie_embeddings=True, qkv_bias=False))
 
 
 @pytest.fixture
@@ -86,16 +70,6 @@ def make(tmp_path):
 
     yield run
     run("stop")
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def test_a_users_model_is_served_tested_and_given_a_drafter(make, tmp_path):

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig
+from redraft.bundle.config import BundleConfig, LimitsInfo
 from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES, sample, sample_tokens
 from redraft.engines.cuda.transfer import Results
 from redraft.engines.memory import drawing_bytes, returned_bytes, step_bytes
-from tests.engines.tiny import chain, make_batch, target_info, tiny_target
+from tests.engines.tiny import DRAFTING, bundle_config, chain, make_batch, tiny_target
 
 
 class LiveBytes(TorchDispatchMode):
@@ -59,21 +59,13 @@ def test_logits_for_the_host_take_no_more_memory_than_is_counted():
 def test_raw_logits_of_chains_are_counted():
     limits = LimitsInfo(slots=4, max_len=16, max_tree=3, prefill_chunk=16)
     plain, chained = config_of(limits, 1000), config_of(limits, 1000)
-    method = MethodConfig(
-        drafter="hidden_state",
-        construction="beam",
-        beam_width=1,
-        beam_length=2,
-        candidates=1,
-        tree_budget=2,
-        ngram=False,
-        verification="sampled_walk",
-        chain_levels=2,
-    )
+    shape = {"beam_width": 1, "beam_length": 2, "candidates": 1, "tree_budget": 2, "chain_levels": 2}
+    method = DRAFTING.model_copy(update={"drafter": "hidden_state", **shape})
     chained.methods["chained"] = method
     assert step_bytes(chained) - step_bytes(plain) == 3 * 4 * 4 * 2 * 1000
 
 
 def config_of(limits: LimitsInfo, vocabulary: int) -> BundleConfig:
-    target = target_info(tiny_target()).model_copy(update={"vocab_size": vocabulary})
-    return BundleConfig(name="t", backend="tensorrt", precision="bf16", target=target, limits=limits, methods={})
+    config = bundle_config(tiny_target(), {}, limits, "bf16", "tensorrt")
+    target = config.target.model_copy(update={"vocab_size": vocabulary})
+    return config.model_copy(update={"target": target})
