@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -39,10 +40,10 @@ def test_the_largest_magnitude_over_all_texts(calibration):
         assert value == max(entry[name] for entry in alone)
 
 
-def test_no_hooks_are_left(calibration):
+def test_no_hooks_are_left():
     target = tiny_target()
     calibrate(target, "", TEXTS)
-    assert not any(layer._forward_pre_hooks for layer in linear_layers(target).values())
+    pickle.dumps(target)  # which the hooks, functions inside of a function, cannot be
 
 
 def test_what_cannot_be_calibrated_is_refused():

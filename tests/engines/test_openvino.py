@@ -154,8 +154,6 @@ def tiny_drafter_as_stored(target):
 
 
 def test_the_cache_is_updated_in_place(engine, target):
-    for name, cache in engine.caches.items():
-        assert engine._target.output(name).ctypes.data == cache.ctypes.data
     before = {name: cache.copy() for name, cache in engine.caches.items()}
     engine.execute(make_batch([chain(4, [1] * 20, [7, 8])]))
     for name, cache in engine.caches.items():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 import queue
 import sys
-import threading
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -14,23 +17,38 @@ import pytest
 
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
 from redraft.serving.fields import ENSEMBLE
+from redraft.worker.client import Message
 from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
+from tests.serving.client_side import wait_until
 
 
-class Sender:
-    def __init__(self):
-        self.asked = 0
+class Sender(list):
+    """A sender that keeps the errors that it sends and how often it was asked; `fault` is raised instead of sending,
+    `unknown` instead of an answer."""
+
+    fault: Exception | None = None
+    unknown: Exception | None = None
+    asked = 0
+
+    def send(self, response, flags):
+        if self.fault:
+            raise self.fault
+        self.append(response.error)
 
     def is_cancelled(self) -> bool:
         self.asked += 1
+        if self.unknown:
+            raise self.unknown
         return False
 
 
 class Request:
-    """Triton's request, with what cannot be read in `broken`."""
+    """Triton's request; an exception in the place of a part is raised where the part is read."""
 
-    def __init__(self, parameters: object = "", inputs: object = (), request_id: object = ""):
-        self.sender, self._parameters, self._inputs, self._id = Answers(), parameters, inputs, request_id
+    def __init__(self, parameters: object = "", inputs: object = None, request_id: object = ""):
+        tensors = {"text_input": np.array([[b"hi"]], np.object_), "max_tokens": np.array([[4]], np.int32)}
+        usual = [SimpleNamespace(name=lambda n=n: n, as_numpy=lambda t=tensor: t) for n, tensor in tensors.items()]
+        self.sender, self._parameters, self._inputs, self._id = Sender(), parameters, inputs or usual, request_id
 
     def get_response_sender(self):
         return self.sender
@@ -50,18 +68,34 @@ class Request:
         return value
 
 
-class Answers(list):
-    """A sender that keeps the errors that it sends; `fault` is raised instead."""
+class Client:
+    """A worker's client that keeps what it is told. `answer` is a worker's message."""
 
-    fault: Exception | None = None
+    prompt_limits = PROTOCOL_LIMITS
 
-    def send(self, response, flags):
-        if self.fault:
-            raise self.fault
-        self.append(response.error)
+    def __init__(self, socket: str):
+        self.told: list[tuple[str, str]] = []
+        self.receivers: dict[str, Callable[[Message], None]] = {}
+        self.ids = map("r{}".format, itertools.count())
 
-    def is_cancelled(self) -> bool:
-        raise RuntimeError("Triton does not know")
+    def wait_connected(self, timeout: float) -> bool:
+        return True
+
+    def new_id(self) -> str:
+        return next(self.ids)
+
+    def submit(self, request: GenerateRequest, on_message: Callable[[Message], None]) -> None:
+        self.told.append(("submit", request.id))
+        self.receivers[request.id] = on_message
+
+    def cancel(self, request_id: str) -> None:
+        self.told.append(("cancel", request_id))
+
+    def answer(self, message: Message) -> None:
+        self.receivers[message.id](message)
+
+    def close(self) -> None:
+        pass
 
 
 class Family:
@@ -95,6 +129,7 @@ def module(monkeypatch):
         InferenceResponse=lambda error: SimpleNamespace(error=error),
         Logger=SimpleNamespace(log_error=logged.append),
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+        using_decoupled_model_transaction_policy=lambda config: True,
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
     loaded = importlib.import_module("redraft.serving.model")
@@ -104,20 +139,23 @@ def module(monkeypatch):
 
 
 @pytest.fixture
-def model(module):
-    """A model whose worker remembers what it was told."""
-    made = module.GenerationModel()
-    told: list[tuple] = []
-    made._client = SimpleNamespace(
-        new_id=lambda: "r0",
-        prompt_limits=PROTOCOL_LIMITS,
-        submit=lambda request, on_message: told.append(("submit", request.text)),
-        cancel=lambda request_id: told.append(("cancel", request_id)),
-        told=told,
-    )
-    made.contract, made._decoupled, made._exclude_input = ENSEMBLE, True, True
-    made._in_flight, made._messages, made._poll_from = {}, queue.SimpleQueue(), 0
+def client(module, monkeypatch) -> Client:
+    """The client of the model's worker."""
+    made = Client("")
+    monkeypatch.setattr(module, "WorkerClient", lambda socket: made)
     return made
+
+
+@pytest.fixture
+def model(module, client, monkeypatch, tmp_path):
+    """A model that Triton has initialized."""
+    monkeypatch.setenv("REDRAFT_WORKER_SOCKET", str(tmp_path / "worker.sock"))
+    made = module.GenerationModel()
+    made.contract = ENSEMBLE
+    config = {"parameters": {"exclude_input_in_output": {"string_value": "true"}}}
+    made.initialize({"model_name": "ensemble", "model_config": json.dumps(config)})
+    yield made
+    made.finalize()
 
 
 @pytest.mark.parametrize("field", ["parameters", "request_id"])
@@ -128,88 +166,76 @@ def test_parameters_that_are_not_utf_8_are_refused_in_one_line(model, field):
 
 
 @pytest.mark.parametrize("fault", [{"parameters": LookupError("a bug")}, {"inputs": LookupError("a bug")}])
-def test_an_error_of_ours_ends_one_request_of_several(module, model, fault):
-    tensors = {"text_input": np.array([[b"hi"]], np.object_), "max_tokens": np.array([[4]], np.int32)}
-    inputs = [SimpleNamespace(name=lambda n=name: n, as_numpy=lambda t=tensor: t) for name, tensor in tensors.items()]
-    bad, good = Request(**fault), Request(inputs=inputs)
+def test_an_error_of_ours_ends_one_request_of_several(module, model, client, fault):
+    bad, good = Request(**fault), Request()
     model.execute([bad, good])
     assert bad.sender == ["internal: internal error: the Triton server's log has the cause"]
-    assert (good.sender, model._client.told[-1]) == ([], ("submit", "hi"))
+    assert (good.sender, client.told[-1]) == ([], ("submit", "r1"))
     assert "LookupError: a bug" in module.logged[-1]
 
 
-def test_a_response_that_fails_ends_one_request(module, model):
-    request = GenerateRequest(id="r", text="x", max_tokens=1)
-    answers = {name: Answers() for name in ("r", "other")}
-    model._in_flight = {name: module.Exchange(request, sender) for name, sender in answers.items()}
-    model._deliver(Chunk(id="r", text="x", done=True))
-    assert answers["r"] == ["internal: internal error: the Triton server's log has the cause"], "tensors() is missing"
+def test_a_response_that_fails_ends_one_request(module, model, client):
+    """The base model's, as `tensors()` is missing; and one whose client is gone."""
+    requests = [Request(), Request()]
+    requests[1].sender.fault = OSError("the client is gone")
+    model.execute(requests)
+    client.answer(Chunk(id="r0", text="x", done=True))
+    wait_until(lambda: requests[0].sender)
+    assert requests[0].sender == ["internal: internal error: the Triton server's log has the cause"]
     assert "NotImplementedError" in module.logged[-1]
-    model._deliver(Chunk(id="r", text="late"))
-    answers["other"].fault = OSError("the client is gone")
-    model._deliver(Chunk(id="other", text="x", done=True))
-    assert model._in_flight == {}
-    assert model._client.told == [("cancel", "r"), ("cancel", "other")]
-
-
-def test_an_answer_to_a_request_that_was_given_up_meanwhile(module, model):
-    """By another thread: after the answer's request was looked up, before it is taken out."""
-    answers = Answers()
-    exchange = module.Exchange(GenerateRequest(id="r", text="x", max_tokens=1), answers)
-    model._in_flight = SimpleNamespace(get=lambda request_id: exchange, pop={}.pop, __delitem__={}.pop)
-    model._deliver(ErrorMessage(id="r", code="overloaded", message="full"))
-    assert answers == ["unavailable: full"]
+    client.answer(Chunk(id="r0", text="late"))
+    client.answer(Chunk(id="r1", text="x", done=True))
+    wait_until(lambda: len(client.told) == 4)
+    assert client.told[2:] == [("cancel", "r0"), ("cancel", "r1")]
+    assert len(requests[0].sender) == 1
 
 
 def test_a_request_that_triton_cannot_be_asked_about_is_given_up(module, model):
-    answers = Answers()
-    model._in_flight = {"r": module.Exchange(GenerateRequest(id="r", text="x", max_tokens=1), answers)}
-    model._pass_on_cancellations()
-    model._pass_on_cancellations()
-    assert len(answers) == len(module.logged) == 1
+    request = Request()
+    request.sender.unknown = RuntimeError("Triton does not know")
+    model.execute([request])
+    wait_until(lambda: request.sender)
+    time.sleep(3 * module.CANCELLATION_POLL_S)
+    assert (len(request.sender), len(module.logged), request.sender.asked) == (1, 1, 1)
 
 
-def test_many_requests_in_flight_are_asked_about_in_turn(module):
+def test_many_requests_in_flight_are_asked_about_in_turn(module, model):
     """A question takes Triton 30 us: asking about thousands at once would hold up every response."""
-    model = module.GenerationModel()
-    senders = [Sender() for _ in range(100)]
-    request = GenerateRequest(id="r", text="x", max_tokens=1)
-    model._in_flight = {str(place): module.Exchange(request, sender) for place, sender in enumerate(senders)}
-    model._poll_from = 0
-    model._pass_on_cancellations()
-    assert sum(sender.asked for sender in senders) == module.CANCELLATIONS_PER_POLL < 100
-    for _ in range(99 // module.CANCELLATIONS_PER_POLL):
-        model._pass_on_cancellations()
-    assert {sender.asked for sender in senders} == {1}
+    requests, begun = [Request() for _ in range(100)], time.monotonic()
+    model.execute(requests)
+    wait_until(lambda: all(request.sender.asked for request in requests))
+    polls = 100 / module.CANCELLATIONS_PER_POLL
+    assert time.monotonic() - begun > (polls - 2) * module.CANCELLATION_POLL_S
+    assert max(request.sender.asked for request in requests) <= 2
 
 
 class CountedQueue(queue.SimpleQueue):
     waits = 0
 
     def get(self, *args, **options):
-        self.waits += 1
+        CountedQueue.waits += 1
         return super().get(*args, **options)
 
 
-def test_the_response_thread_sleeps_while_nothing_is_in_flight(module):
+@pytest.fixture
+def counted(module, monkeypatch):
+    CountedQueue.waits = 0
+    monkeypatch.setattr(module, "queue", SimpleNamespace(SimpleQueue=CountedQueue, Empty=queue.Empty))
+
+
+def test_the_response_thread_sleeps_while_nothing_is_in_flight(counted, module, model, client):
     """It asks about cancellations every 20 ms, but only as long as there is a request to ask about."""
-    model = module.GenerationModel()
-    model._messages, model._in_flight, model._poll_from = CountedQueue(), {}, 0
-    model._closing = threading.Event()
-    thread = threading.Thread(target=model._respond)
-    thread.start()
-    assert not model._closing.wait(5 * module.CANCELLATION_POLL_S)
-    assert model._messages.waits == 1
-    sender = Sender()
-    model._in_flight["r"] = module.Exchange(GenerateRequest(id="r", text="x", max_tokens=1), sender)
-    model._wake()
-    assert not model._closing.wait(10 * module.CANCELLATION_POLL_S)
-    assert sender.asked > 2
-    model._in_flight.clear()
-    model._closing.set()
-    model._wake()
-    thread.join(1)
-    assert not thread.is_alive()
+    time.sleep(5 * module.CANCELLATION_POLL_S)
+    assert CountedQueue.waits == 1
+    request = Request()
+    model.execute([request])
+    wait_until(lambda: request.sender.asked > 2)
+    client.answer(ErrorMessage(id="r0", code="overloaded", message="full"))
+    wait_until(lambda: request.sender)
+    assert request.sender == ["unavailable: full"]
+    before = CountedQueue.waits
+    time.sleep(5 * module.CANCELLATION_POLL_S)
+    assert CountedQueue.waits <= before + 1
 
 
 def test_only_metrics_that_changed_are_sent(module):

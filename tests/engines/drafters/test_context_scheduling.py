@@ -99,7 +99,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
     """The engine is given each position's hidden state and the token that follows, in order, and nothing is kept."""
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, variant)))
     sequences = requests()
-    ingested: dict[int, list[int]] = {}
+    ingested, given = dict[int, list[int]](), list[tuple[Sequence, list[int], int]]()
     draft = engine.drafters[METHOD].draft
 
     def recorded(batch):
@@ -112,7 +112,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
             kept += batch.tokens[begin:end].tolist()
             owner = next(s for s in sequences if s.slot == slot and not s.finish_reason)
             assert owner.pairs.features == owner.pairs.tokens == []
-            assert kept == [*owner.prompt.tolist(), *owner._output.token_ids][first:]
+            given.append((owner, kept.copy(), owner.request.max_tokens - owner.remaining))
         return draft(batch)
 
     engine.drafters[METHOD].draft = recorded
@@ -120,6 +120,9 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
     scheduler = Scheduler(engine, limits, {METHOD: MethodPlan("best_first", budget=BudgetTable.constant(7))})
     for sequence in sequences:
         scheduler.submit(sequence)
+    texts = {}
     while not scheduler.idle:
-        scheduler.step()
+        texts |= {output.key: output.token_ids for output in scheduler.step()}
     assert len(ingested) == 2
+    for owner, kept, generated in given:
+        assert kept == [*owner.prompt.tolist(), *texts[owner.key][:generated]][first:]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
 from redraft.bundle.config import LimitsInfo
 from redraft.bundle.manifest import Bundle
+from redraft.engines.tensorrt.session import Session, Step
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import tiny_bundle, tiny_lm, tiny_target
 
@@ -15,6 +21,20 @@ BACKENDS = {
 }
 """By backend and, where it has two, the target's form: the target, whose head size our kernels must take; the
 precision; tolerated errors, as a share of the largest number."""
+
+
+@contextmanager
+def recorded_steps() -> Iterator[list[tuple[Session, Step]]]:
+    """The sessions and their steps that are asked for meanwhile."""
+    recorded, own = list[tuple[Session, Step]](), Session.step
+
+    def step(session: Session, number: int) -> Step:
+        recorded.append((session, own(session, number)))
+        return recorded[-1][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "step", step)
+        yield recorded
 
 
 def bundle_of(backend: str, monkeypatch, folder, **options) -> Bundle:

@@ -208,7 +208,7 @@ class Engine:
         head, _, network = blob.partition(b"\n")
         self.head, self.model = json.loads(head), onnx.load_from_string(network)
         self.values = {value.name: value for value in (*self.model.graph.input, *self.model.graph.output)}
-        self.executing, self.compiles = None, list[str]()
+        self.executing = None
         self.layers: list[Any] = [{"Name": node.name, "LayerType": "PluginV3"} for node in self.model.graph.node]
         operators = [GatherElements, collective(self), *(plugin(kernel) for kernel in KERNELS)]
         self.evaluator = ReferenceEvaluator(self.model, new_ops=operators)
@@ -241,7 +241,6 @@ class Engine:
 
     def create_execution_context(self, chosen):
         if "require user allocation" in self.head["builder_flags"]:
-            self.compiles.append(chosen.dynamic_shapes_kernel_specialization_strategy)
             chosen = chosen.strategy
         assert chosen == "user managed"
         return Context(self)

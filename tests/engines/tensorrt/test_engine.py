@@ -20,7 +20,7 @@ from tests.engines import tiny
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers
 from tests.engines.scheduling import generate
-from tests.engines.tensorrt.bundles import BACKENDS, LIMITS, bundle_of
+from tests.engines.tensorrt.bundles import BACKENDS, LIMITS, bundle_of, recorded_steps
 from tests.engines.tensorrt.ranks import steps
 from tests.engines.tiny import (
     expected,
@@ -77,15 +77,17 @@ def test_two_ranks_give_what_one_gives(backend, make_target, limits, precision, 
 
 def test_caches_are_the_same_with_and_without_aliases(monkeypatch, tmp_path):
     """The compiler is told of aliases only where the bundle asks for it. Both names have one address in any case."""
-    found, step = [], steps()[0]
+    found = []
     for alias in (False, True):
         bundle = bundle_of("tensorrt", monkeypatch, tmp_path / str(alias), drafts=False, alias=alias)
         head = json.loads((bundle.path / "target.engine").read_bytes().partition(b"\n")[0])
         assert head["preview"] == ["aliased plugin I/O"] * alias
-        engine = load_engine(bundle)
-        for prepared in engine._target.session._steps.values():
-            assert prepared.inputs["k_cache.0"].data_ptr() == prepared.outputs["k_cache.0.updated"].data_ptr()
-        found.append([engine.execute(make_batch(step, words=1))[0], engine.caches])
+        with recorded_steps() as prepared:
+            engine = load_engine(bundle)
+        assert prepared
+        for _, step in prepared:
+            assert step.inputs["k_cache.0"].data_ptr() == step.outputs["k_cache.0.updated"].data_ptr()
+        found.append([engine.execute(make_batch(steps()[0], words=1))[0], engine.caches])
     (logits, caches), (same_logits, same_caches) = found
     np.testing.assert_array_equal(logits, same_logits)
     assert torch.equal(caches, same_caches)

@@ -26,7 +26,7 @@ from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.engines.scheduling import CODEC, METHOD, SAMPLINGS
 from tests.engines.tensorrt import stand_in_tensorrt
-from tests.engines.tensorrt.bundles import BACKENDS, LIMITS, bundle_of
+from tests.engines.tensorrt.bundles import BACKENDS, LIMITS, bundle_of, recorded_steps
 from tests.engines.tiny import Rows, chain, expected, make_batch, tiny_drafter_of
 from tests.tiers import slow_but
 
@@ -188,8 +188,16 @@ def test_all_steps_are_captured_when_a_bundle_is_loaded(backend, capturable, gpu
     make_target, _, tolerance = BACKENDS[backend]
     bundle = bundle_of(backend, monkeypatch, tmp_path, drafts=False)
     monkeypatch.setattr(stand_in_tensorrt.Context, "is_stream_capturable", lambda *_: capturable)
-    engine = load_engine(bundle)
-    compiles, steps = engine._target.session._engine.compiles, len(engine._target._buckets.steps)
+    compiles, create = list[str](), stand_in_tensorrt.Engine.create_execution_context
+
+    def recorded(own: stand_in_tensorrt.Engine, chosen):
+        compiles.extend([] if isinstance(chosen, str) else [chosen.dynamic_shapes_kernel_specialization_strategy])
+        return create(own, chosen)
+
+    monkeypatch.setattr(stand_in_tensorrt.Engine, "create_execution_context", recorded)
+    with recorded_steps() as prepared:
+        engine = load_engine(bundle)
+    steps = len({id(step) for _, step in prepared})
     assert compiles == (["eager"] * steps + ["lazy"] if backend == "tensorrt_rtx" else []), "steps, then prefill"
     assert gpu.events.count("capture") == capturable * steps
     assert not engine.caches.any()
@@ -220,8 +228,9 @@ def test_a_load_says_how_far_it_is(gpu, monkeypatch, tmp_path, capfd):
     """Compiling and capturing can take minutes, which would look like a worker that hangs."""
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False)
     monkeypatch.setattr(session, "PROGRESS_S", 0)
-    engine = load_engine(bundle)
-    steps = len(engine._target._buckets.steps)
+    with recorded_steps() as prepared:
+        load_engine(bundle)
+    steps = len({id(step) for _, step in prepared})
     said = [line for line in capfd.readouterr().err.splitlines() if line.endswith("steps are ready")]
     assert said == [f"target.engine: {n} of {steps} steps are ready" for n in range(1, steps + 1)]
 

@@ -15,7 +15,7 @@ from redraft.engines.tensorrt.library import Messages
 from redraft.errors import BundleError
 from tests.engines.draws import draft_batch
 from tests.engines.tensorrt import stand_in_tensorrt
-from tests.engines.tensorrt.bundles import BACKENDS, bundle_of
+from tests.engines.tensorrt.bundles import BACKENDS, bundle_of, recorded_steps
 from tests.engines.tiny import (
     METHOD,
     chain,
@@ -67,13 +67,18 @@ def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
 def test_outputs_of_all_extents_are_in_the_largest_ones(backend, monkeypatch, tmp_path):
     """So that the logits that are counted, where memory does not suffice, are those of one step."""
     drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")
-    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, trained=drafter))
-    for session in (engine._target.session, engine.drafters[METHOD]._session):
-        largest = session._steps[max(session._steps)].outputs
-        for step in session._steps.values():
-            for name, output in step.outputs.items():
-                assert output.data_ptr() == largest[name].data_ptr()
-                assert output.numel() <= largest[name].numel()
+    bundle = bundle_of(backend, monkeypatch, tmp_path, trained=drafter)
+    with recorded_steps() as steps:
+        load_engine(bundle)
+    sessions = {id(session) for session, _ in steps}
+    assert len(sessions) == 2, "the target's and the drafter's"
+    for own in sessions:
+        first, *others = [step.outputs for session, step in steps if id(session) == own]
+        assert others
+        for outputs in others:
+            for name, output in outputs.items():
+                assert output.data_ptr() == first[name].data_ptr()
+                assert output.numel() <= first[name].numel()
 
 
 def test_prompts_of_every_length_are_sent_from_the_same_memory(monkeypatch, tmp_path):

@@ -9,8 +9,7 @@ import pytest
 
 from redraft.engines import load_engine
 from redraft.engines.features import on_host
-from redraft.engines.tensorrt.session import Session
-from tests.engines.tensorrt.bundles import BACKENDS, bundle_of
+from tests.engines.tensorrt.bundles import BACKENDS, bundle_of, recorded_steps
 from tests.engines.tiny import (
     VOCAB,
     chain,
@@ -59,12 +58,10 @@ def test_steps_are_those_of_the_module(backend, make_target, precision, toleranc
 
 def test_a_step_is_padded_to_the_bucket_that_wastes_least(monkeypatch, tmp_path):
     engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False))
-    chosen, step = [], Session.step
-    monkeypatch.setattr(Session, "step", lambda self, number: chosen.append(number) or step(self, number))
-    buckets = engine._target._buckets
-    for rows in ([1], [2], [8], [1, 1, 1], [8, 8]):
-        engine.execute(make_batch([chain(slot, [], [5] * n, causal=True) for slot, n in enumerate(rows)], words=1))
-    assert [(buckets.steps[n].sequences, buckets.steps[n].rows) for n in chosen] == [
+    with recorded_steps() as chosen:
+        for rows in ([1], [2], [8], [1, 1, 1], [8, 8]):
+            engine.execute(make_batch([chain(slot, [], [5] * n, causal=True) for slot, n in enumerate(rows)], words=1))
+    assert [(len(step.inputs["slots"]), len(step.inputs["input_ids"])) for _, step in chosen] == [
         *[(1, 1), (1, 2), (1, 8)],
         *[(4, 4), (2, 16)],
     ]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from redraft.engines import load_engine
-from redraft.engines.api import ResamplingEngine
 from redraft.engines.cuda.buckets import decode_buckets, draft_buckets
 from redraft.engines.memory import output_bytes
 from redraft.errors import BundleError
@@ -33,7 +32,7 @@ def test_all_graphs_are_captured_at_load_from_the_largest_down(bundle_of_kind, g
     engine = load_engine(bundle_of_kind)
     steps, drafter = decode_buckets(LIMITS), engine.drafters[METHOD]
     drafts = draft_buckets(LIMITS, drafter.reads_context)
-    again = len(drafter.resamples) if isinstance(drafter, ResamplingEngine) and drafter._chains else 0
+    again = len(drafter.resamples) if bundle_of_kind.config.methods[METHOD].chain_levels else 0
     captured = len(steps) + len(drafts) + again
     assert graphs.captured == captured == len(engine.steps) + len(drafter.drafts) + again
     assert [shapes[0] for shapes in graphs.results[: len(steps)]] == [(bucket.rows, VOCAB) for bucket in steps]
