@@ -1,4 +1,4 @@
-"""Fixtures that several rooms' tests share: the real model, fetched once, and bundles built from it."""
+"""What tests of several folders share: the real model, fetched once, and bundles built from it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,17 @@ from tests.exports import share
 
 ROOT = Path(__file__).parents[1]
 ARTIFACTS = ROOT / "artifacts"
+slow = partial(pytest.param, marks=pytest.mark.slow)
+"""A case of a parametrized test that only `make test-slow` runs."""
 
 # The tests' own makes are no children of the `make test` that runs them: they inherit no options and print no folders.
 for inherited in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL"):
     os.environ.pop(inherited, None)
+
+
+def slow_but(quick: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
+    """Cases of a parametrized test, of which all but the `quick` ones are slow."""
+    return [case if case in quick else slow(case) for case in cases]
 
 
 def run_script(*arguments: str | Path) -> None:

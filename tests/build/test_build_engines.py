@@ -23,8 +23,8 @@ from redraft.bundle.backends import OPENVINO, TENSORRT, TORCH
 from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
 from tests.build.commands import invoke
+from tests.conftest import slow
 from tests.engines.tiny import VOCAB, tiny_drafter, tiny_drafter_of, tiny_target, write_model
-from tests.tiers import slow
 
 run = partial(invoke, build_engines.main)
 

@@ -1,4 +1,7 @@
-"""Replay over known answers gives the acceptance of live runs."""
+"""Replay over known answers gives the acceptance of live runs.
+
+The slow cases would catch a kind of drafter whose context is replayed at other places than in live decoding.
+"""
 
 import argparse
 
@@ -14,6 +17,7 @@ from redraft.method import MethodPlan
 from redraft.request import request
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
+from tests.conftest import slow
 from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_drafter_of, tiny_target
 from tests.toy_engine import ToyEngine, only, toy_codec
 
@@ -54,7 +58,7 @@ def test_replay_equals_a_live_run(llm, shape, plan, temperature):
     assert outcome.accepted == pytest.approx(sum(answer.stats.accepted for answer in live), abs=len(PROMPTS))
 
 
-@pytest.mark.parametrize("kind", ["hidden_state", "eagle", "draft_lm"])
+@pytest.mark.parametrize("kind", [slow("hidden_state"), "eagle", slow("draft_lm")])
 def test_a_drafter_that_reads_the_context_is_replayed(tmp_path, kind):
     """Live decoding's drafts are those of the same places, in their order."""
     target = tiny_target()

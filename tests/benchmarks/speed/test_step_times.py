@@ -27,7 +27,9 @@ def test_drafting_is_timed_for_as_many_sequences_as_there_are_slots(plan, tmp_pa
     assert all(entry["median_ms"] > 0 for entry in times)
 
 
+@pytest.mark.slow
 def test_every_drafter_of_a_bundle_is_timed(tmp_path, monkeypatch, capsys):
+    """It would catch a drafter, or one that draws, that the command leaves out."""
     monkeypatch.setattr(step_times, "CONTEXT", 32)
     target = tiny_target()
     methods = {kind: (tiny_drafter_of(target, kind), {}) for kind in ("recurrent", "eagle")}

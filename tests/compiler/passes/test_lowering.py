@@ -16,9 +16,9 @@ from model_defs.export.target import CacheShape, export_target_native, export_ta
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.random_draws import RandomDraws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from tests.conftest import slow_but
 from tests.engines.draws import LEVELS as LEVELS_OF
 from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_drafter, tiny_drafter_of, tiny_target
-from tests.tiers import slow_but
 
 LEVELS = 3
 CACHE = CacheShape(4, 40, 8)

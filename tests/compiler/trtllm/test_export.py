@@ -362,8 +362,10 @@ def test_the_shipped_drafter_is_refused(smollm2, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_drafter_of_the_shipped_shape_from_a_zero_state_round_trips_with_smollm2(smollm2, tmp_path):
-    """Its weights are the shipped ones; it would draft badly, as they were trained for the other first state."""
+    """Its weights are the shipped ones; it would draft badly, as they were trained for the other first state. It would
+    catch a tensor of the real sizes that the checkpoint stores in another order."""
     output, drafter = tmp_path / "checkpoint", tmp_path / "drafter"
     shutil.copytree(SHIPPED, drafter)
     raw = json.loads((SHIPPED / "config.json").read_text())

@@ -15,6 +15,7 @@ from model_defs.drafters.token_info import InfoForm
 from model_defs.target.model import Target
 from redraft.bundle.backends import BACKENDS, OPENVINO
 from redraft.engines import load_engine
+from tests.conftest import slow, slow_but
 from tests.engines.drafters.drafting import (
     Drafting,
     arrays_of,
@@ -25,7 +26,6 @@ from tests.engines.drafters.drafting import (
     following_chain,
 )
 from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, tiny_bundle, tiny_drafter_of
-from tests.tiers import slow, slow_but
 
 QUICK = ("hidden_state", "eagle", "draft_lm")
 

@@ -15,9 +15,9 @@ from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
+from tests.conftest import slow, slow_but
 from tests.engines.scheduling import CODEC, TABLE, generate, requests
 from tests.engines.tiny import CONTEXT_DRAFTERS, LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
-from tests.tiers import slow, slow_but
 
 
 @pytest.fixture(scope="module")

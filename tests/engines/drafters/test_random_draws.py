@@ -18,11 +18,11 @@ from redraft.batch import DraftBatch, DraftDraws, DraftSampling
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.engines import load_engine
 from redraft.engines.api import DrawingEngine, Engine
+from tests.conftest import slow, slow_but
 from tests.engines.drafters.drafting import Drafting, following
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, expected_draws, sampling_of
 from tests.engines.test_openvino import tiny_drafter_as_stored
 from tests.engines.tiny import METHOD, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
-from tests.tiers import slow, slow_but
 from tests.toy_drafter import reference_draws
 
 QUICK = ("stochastic_beam", "independent")

@@ -17,6 +17,7 @@ from redraft.batch import DraftCandidates
 from redraft.bundle.budget import BudgetTable
 from redraft.engines import load_engine
 from redraft.method import MethodPlan
+from tests.conftest import slow, slow_but
 from tests.engines import tiny
 from tests.engines.drafters.drafting import Drafting, check, draft, following
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
@@ -31,7 +32,6 @@ from tests.engines.tiny import (
     tiny_drafter_of,
     tiny_target,
 )
-from tests.tiers import slow, slow_but
 
 
 @pytest.mark.parametrize("variant", slow_but(["eagle"], [*CONTEXT_DRAFTERS, "medusa"]))

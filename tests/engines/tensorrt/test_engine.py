@@ -16,6 +16,7 @@ from redraft.bundle.budget import BudgetTable
 from redraft.engines import load_engine
 from redraft.engines.tensorrt.session import Session
 from redraft.method import MethodPlan
+from tests.conftest import slow, slow_but
 from tests.engines import tiny
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers
@@ -29,7 +30,6 @@ from tests.engines.tiny import (
     tiny_drafter_of,
     tiny_lm,
 )
-from tests.tiers import slow, slow_but
 
 RANKS_SCRIPT = Path(__file__).with_name("ranks.py")
 

@@ -24,11 +24,11 @@ from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
+from tests.conftest import slow_but
 from tests.engines.scheduling import CODEC, METHOD, SAMPLINGS
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tensorrt.bundles import BACKENDS, LIMITS, bundle_of, recorded_steps
 from tests.engines.tiny import Rows, chain, expected, make_batch, tiny_drafter_of
-from tests.tiers import slow_but
 
 
 class StandIn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import slow_but
 from tests.engines.cuda.graphs import FakeGraphs
 from tests.engines.tiny import (
     CONTEXT_DRAFTERS,
@@ -11,7 +12,6 @@ from tests.engines.tiny import (
     tiny_drafter_of,
     tiny_target,
 )
-from tests.tiers import slow_but
 
 KINDS = ["recurrent", "medusa", *CONTEXT_DRAFTERS]
 

@@ -13,6 +13,7 @@ from redraft.engines.cuda.buckets import decode_buckets, draft_buckets
 from redraft.engines.memory import output_bytes
 from redraft.errors import BundleError
 from redraft.method import MethodPlan
+from tests.conftest import slow
 from tests.engines.cuda.graphs import FakeGraphs
 from tests.engines.scheduling import TABLE, generate
 from tests.engines.tiny import (
@@ -23,7 +24,6 @@ from tests.engines.tiny import (
     make_batch,
     random_tree,
 )
-from tests.tiers import slow
 
 
 @pytest.mark.parametrize("bundle_of_kind", ["recurrent", slow("hidden_state"), slow("eagle")], indirect=True)

@@ -13,6 +13,7 @@ from redraft.batch import DraftBatch, DraftCandidates
 from redraft.engines import load_engine
 from redraft.engines.cuda.buckets import Bucket
 from redraft.engines.features import on_host
+from tests.conftest import slow_but
 from tests.engines.drafters.drafting import Drafting, arrays_of, draft
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, sampling_of
 from tests.engines.tiny import (
@@ -23,7 +24,6 @@ from tests.engines.tiny import (
     tiny_drafter_of,
     tiny_lm,
 )
-from tests.tiers import slow_but
 
 
 @pytest.mark.gpu

@@ -14,13 +14,13 @@ from redraft.engines import load_engine
 from redraft.engines.cuda.graphs import CudaGraphCache
 from redraft.engines.cuda.transfer import Results
 from redraft.method import MethodPlan
+from tests.conftest import slow
 from tests.engines.draws import LEVELS, SUPPORT
 from tests.engines.scheduling import TABLE, generate
 from tests.engines.tiny import (
     tiny_bundle,
     tiny_drafter_of,
 )
-from tests.tiers import slow
 
 PLANS = {
     "best first": {"construction": "best_first", "budget": TABLE},
