@@ -2,8 +2,6 @@
 
 import asyncio
 
-import pytest
-
 from benchmarks.load.client import Generation
 from benchmarks.load.metrics import Timeline
 from benchmarks.load.runner import open_loop
