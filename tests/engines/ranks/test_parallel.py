@@ -1,6 +1,7 @@
 """Two ranks under MPI give what one gives, and none of them waits for ever.
 
-The slow cases would catch a kind of drafter, a verifier or the torch backend whose tokens differ on two ranks.
+The slow cases would catch a kind of drafter, a verifier or the torch backend whose tokens differ on two ranks, and a
+rank with another GPU that the others wait for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.engines.ranks.parallel import pack, unpack
 from redraft.errors import BundleError
+from tests.conftest import slow
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers
 from tests.engines.tiny import (
@@ -220,7 +222,7 @@ def fault(engine):
 
 
 @pytest.mark.parametrize(
-    ("capability", "reason"), [(None, "no CUDA device"), ("7.5", "a GPU has compute capability 7.5: sums")]
+    ("capability", "reason"), [(None, "no CUDA device"), slow("7.5", "a GPU has compute capability 7.5: sums")]
 )
 def test_a_rank_without_a_gpu_that_sums_ends_all(two_ranks, capability, reason):
     """The other one has such a GPU, and is told before it connects to anything."""

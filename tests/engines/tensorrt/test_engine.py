@@ -16,7 +16,7 @@ from redraft.bundle.budget import BudgetTable
 from redraft.engines import load_engine
 from redraft.engines.tensorrt.session import Session
 from redraft.method import MethodPlan
-from tests.conftest import slow, slow_but
+from tests.conftest import slow_but
 from tests.engines import tiny
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers
@@ -46,12 +46,13 @@ def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_pat
         assert tokens == generate(engine, None)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "make_target", "limits", "precision", "tolerance"),
     [
         ("tensorrt", tiny_lm, LIMITS, "bf16", 0.1),
-        slow("tensorrt_rtx", grouped_target, tiny.LIMITS, "fp32", 1e-5),
-        slow("tensorrt_rtx", grouped_target, tiny.LIMITS, "int8", 0.1),
+        ("tensorrt_rtx", grouped_target, tiny.LIMITS, "fp32", 1e-5),
+        ("tensorrt_rtx", grouped_target, tiny.LIMITS, "int8", 0.1),
     ],
 )
 def test_two_ranks_give_what_one_gives(backend, make_target, limits, precision, tolerance, monkeypatch, tmp_path):

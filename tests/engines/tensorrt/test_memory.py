@@ -1,6 +1,7 @@
 """Memory of both TensorRT backends: what would fit where there is too little, and what shares it.
 
-The slow case would catch a step that runs out of memory and does not say what would fit.
+The slow cases would catch a step that runs out of memory and does not say what would fit, and outputs of a backend that
+take memory for each step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from model_defs.drafters.token_info import InfoForm
 from redraft.engines import load_engine
 from redraft.engines.tensorrt.library import Messages
 from redraft.errors import BundleError
+from tests.conftest import slow_but
 from tests.engines.draws import draft_batch
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tensorrt.bundles import BACKENDS, bundle_of, recorded_steps
@@ -63,7 +65,7 @@ def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
             call()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", slow_but(["tensorrt_rtx"], BACKENDS))
 def test_outputs_of_all_extents_are_in_the_largest_ones(backend, monkeypatch, tmp_path):
     """So that the logits that are counted, where memory does not suffice, are those of one step."""
     drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")
