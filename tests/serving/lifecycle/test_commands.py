@@ -1,6 +1,6 @@
 """`redraft serve`, `status`, `generate` and `stop`: one line and an exit code for each failure.
 
-Slow, as some of it starts services. It would catch a traceback in place of a line that names the flag.
+The slow cases start a service. They would catch a traceback in place of a line that names the flag.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from redraft.serving.rundir import RunDir, Settings
 from tests.serving.client_side import free_ports
 from tests.serving.lifecycle.starting import ensure_running, redraft
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_the_command_line(tmp_path, fake_bundle):
     port = free_ports(1)[0]
     status = redraft("status", "--run-dir", str(tmp_path))
@@ -36,6 +35,7 @@ def test_the_command_line(tmp_path, fake_bundle):
     assert (stop.wait(20), stop.communicate()[0]) == (0, "nothing was running\n")
 
 
+@pytest.mark.slow
 def test_a_start_that_takes_long_is_seen_in_a_log(tmp_path, fake_bundle, monkeypatch):
     def slow(wanted: Settings, folder: Path, on_progress) -> None:
         on_progress("loading a large bundle")
@@ -75,6 +75,7 @@ def test_a_run_directory_that_is_a_file(tmp_path, fake_bundle, command, place):
     assert re.fullmatch(r"redraft.*cannot use the run directory .*--run-dir.*\n", done.output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["status"], ["stop"], ["generate", "hi"]])
 def test_another_users_service(service, monkeypatch, command):
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -99,6 +100,7 @@ def test_a_value_out_of_range_is_refused_by_its_option(arguments, message):
     assert message in done.output
 
 
+@pytest.mark.slow
 def test_generate_prints_the_answer_and_a_line_of_statistics(service):
     ensure_running(service)
     arguments = ["generate", "--no-chat", "hi", "--max-tokens", "3", "--run-dir", str(service.run_dir.path)]
@@ -107,6 +109,7 @@ def test_generate_prints_the_answer_and_a_line_of_statistics(service):
     assert re.fullmatch(r"3 tokens in .* tokens/step, .* drafted tokens accepted\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_what_generate_cannot_send(service):
     ensure_running(service)
     for arguments, message in (

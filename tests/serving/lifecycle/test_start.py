@@ -1,7 +1,7 @@
 """Starting: what is refused, with the remedy, before anything runs.
 
-Slow, as some of it starts services. It would catch a run directory that others can read, and a start that fails and
-leaves processes.
+The slow cases start services. They would catch a start that fails and leaves processes, and a second service in the
+place of the first.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir
 from tests.serving.client_side import wait_until
 from tests.serving.lifecycle.starting import assert_nothing_is_left, serve, settings
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_port_in_use_is_named_before_anything_starts(tmp_path, fake_bundle):
@@ -126,6 +124,7 @@ def test_no_bundle(tmp_path):
         serve(tmp_path, settings(tmp_path / "nothing"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"), [("broken", "bundle is broken.*build it again"), ("fragile", "the engine cannot execute")]
 )
@@ -138,6 +137,7 @@ def test_a_worker_that_does_not_start_shows_the_end_of_its_log(tmp_path, fault, 
     assert_nothing_is_left(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_worker_that_takes_too_long_to_start_is_ended(tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
@@ -153,12 +153,14 @@ def test_a_run_directory_too_deep_for_a_socket(tmp_path, fake_bundle):
         serve(tmp_path / ("x" * 100), settings(fake_bundle))
 
 
+@pytest.mark.slow
 def test_a_second_service_in_the_same_place_is_refused(service, fake_bundle):
     with pytest.raises(ServingError, match=r"a service is running from .*redraft stop"):
         serve(service.run_dir.path, settings(fake_bundle))
     assert service.ready()
 
 
+@pytest.mark.slow
 def test_of_two_serves_at_once_one_is_refused_and_the_other_is_unharmed(tmp_path, fake_bundle):
     program = """
 import sys
@@ -192,6 +194,7 @@ except ServingError as error:
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_starting_leaves_nothing(tmp_path, fake_bundle, monkeypatch):
     """The signal comes while the launcher waits, when tritonserver runs."""
 
