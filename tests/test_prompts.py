@@ -175,9 +175,7 @@ def test_one_column_of_text_with_commas_is_read_whole(tmp_path):
 @pytest.mark.parametrize("reference", [["x", "y"], [1], [["x", 2]], [None]])
 def test_wrong_references_are_named(tmp_path, reference):
     file = write(tmp_path, json.dumps({"turns": ["a"], "reference": reference}))
-    with pytest.raises(
-        ValueError, match="line 1: expected 'reference' to have a text or a list of texts for each of 1"
-    ):
+    with pytest.raises(ValueError, match="line 1: expected 'reference'"):
         load_prompts(file)
 
 

@@ -33,5 +33,5 @@ def test_a_bundles_backend_is_a_record_here_and_a_name_in_its_file(tmp_path):
 
 def test_an_unknown_backend_is_refused_with_the_known_ones(tmp_path):
     (tmp_path / "config.json").write_text(CONFIG.model_dump_json().replace('"openvino"', '"onnx"'))
-    with pytest.raises(BundleError, match=r"unknown backend 'onnx'; known are openvino, torch, tensorrt, tensorrt_rtx"):
+    with pytest.raises(BundleError, match=r"backend 'onnx'.*openvino, torch"):
         BundleConfig.read(tmp_path)

@@ -119,7 +119,7 @@ def test_full_tensorrt_takes_8_bits_with_bf16_around(monkeypatch, tmp_path, prec
     if precision == "fp8":
         done = invoke(build_engines.main, *options)
         assert done.exit_code == 1
-        assert "capability 8.6: fp8 engines need 8.9 or later; take a newer GPU, or build with" in done.output
+        assert "8.6: fp8 engines need 8.9" in done.output
         stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="8.9")
     done = invoke(build_engines.main, *options)
     assert done.exit_code == 0, done.output

@@ -89,7 +89,7 @@ def test_missing_and_unknown_fields():
 def test_what_is_too_large_is_refused_before_it_is_converted():
     limits = PromptLimits(tokens=9, text_bytes=45)
     assert ENSEMBLE.parse("r", ensemble(text_input=text("é" * 22)), limits=limits).text == "é" * 22
-    with pytest.raises(InvalidRequest, match=r"^text_input: 46 bytes cannot fit .* 10 tokens: expected at most 45 byt"):
+    with pytest.raises(InvalidRequest, match=r"^text_input: 46 bytes .*at most 45 "):
         ENSEMBLE.parse("r", ensemble(text_input=text("é" * 23)), limits=limits)
     tensors = {"input_ids": ints(*[-1] * 10), "request_output_len": ints(3)}
     with pytest.raises(InvalidRequest, match=r"^the prompt has 10 tokens: expected at most 9$"):

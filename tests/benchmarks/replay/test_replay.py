@@ -246,7 +246,5 @@ def test_answers_come_back_as_they_were_written(target, answers, tmp_path):
     assert [answer.start for answer in back] == [5, 11, 1]
     torch.testing.assert_close(back[1].hidden, answers[1].hidden.to(torch.bfloat16).float())
     assert [len(answer.text) for answer in read(tmp_path, count=2, max_tokens=10)] == [10, 9]
-    with pytest.raises(
-        ValueError, match=r"no shard-00000.safetensors; write it with python -m benchmarks.replay.answers"
-    ):
+    with pytest.raises(ValueError, match=r"shard-00000.safetensors.*benchmarks.replay.answers"):
         read(tmp_path / "elsewhere")

@@ -222,7 +222,7 @@ def test_heads_that_the_plugins_do_not_take_are_refused_before_anything_is_looke
 
 def test_a_gpu_that_the_kernels_are_not_for_is_refused(monkeypatch, cache):
     stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="7.5")
-    with pytest.raises(BundleError, match=r"the GPU has compute capability 7\.5: .* need 8\.0 or later; take a newer"):
+    with pytest.raises(BundleError, match=r"7\.5: .* 8\.0"):
         builder()
     stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="10.0")
     assert builder().versions["compute_capability"] == "10.0"
@@ -237,7 +237,7 @@ def test_a_build_says_that_this_machines_gpu_will_not_run_its_engines(monkeypatc
         builder("tensorrt_rtx")
         said = [line for line in capfd.readouterr().err.splitlines() if "another machine" in line]
         assert len(said) == lines
-    assert "the GPU has compute capability 9.0: TensorRT for RTX supports 8.6, 8.9, 12.0, 12.1; build with" in said[0]
+    assert "9.0: TensorRT for RTX supports 8.6, " in said[0]
 
 
 def test_too_little_memory_says_what_would_fit(monkeypatch, network, cache):

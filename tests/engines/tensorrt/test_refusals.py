@@ -41,12 +41,10 @@ def test_nccl_that_tensorrt_does_not_take(monkeypatch, tmp_path):
     monkeypatch.setattr(nccl, "communicator", object)
     monkeypatch.setattr(stand_in_tensorrt.Context, "set_communicator", lambda *_: False, raising=False)
     engine = TensorRTEngine(bundle, rank=1)
-    with pytest.raises(BundleError, match=r"cannot take NCCL's communicator: .*; .* in LD_LIBRARY_PATH, or build .* 1"):
+    with pytest.raises(BundleError, match=r"NCCL.*LD_LIBRARY_PATH"):
         engine.self_test()
     (bundle.path / "rank1" / "target.engine").write_bytes(b"plan")
-    with pytest.raises(
-        BundleError, match=r"cannot load .*; rebuild the bundle here; its ranks sum over NCCL, .*-parallel 1"
-    ):
+    with pytest.raises(BundleError, match=r"rebuild.*NCCL.*-parallel 1"):
         TensorRTEngine(bundle, rank=1)
 
 
@@ -55,9 +53,7 @@ def test_a_precision_that_the_gpu_has_no_tensor_cores_for(monkeypatch, tmp_path)
     monkeypatch.setenv("REDRAFT_ANY_GPU", "1")
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, target=tiny_lm(), precision="bf16", drafts=False)
     stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx", capability="7.5")
-    with pytest.raises(
-        BundleError, match=r"compute capability 7.5: bf16 engines need 8.0 or later; .* --precision int8"
-    ):
+    with pytest.raises(BundleError, match=r"7.5: bf16 .* 8.0 .*--precision int8"):
         load_engine(bundle)
 
 
@@ -117,7 +113,7 @@ def test_an_engine_that_changes_other_rows_is_refused(backend, monkeypatch, tmp_
         return done
 
     monkeypatch.setattr(stand_in_tensorrt.Context, "execute_async_v3", spoil)
-    with pytest.raises(BundleError, match=r"the engine changes rows of v_cache\.0 that a step does not write; rebuild"):
+    with pytest.raises(BundleError, match=r"changes rows of v_cache\.0"):
         load_engine(bundle)
 
 
@@ -150,7 +146,7 @@ def test_a_drafters_engine_that_does_not_update_in_place_is_refused(monkeypatch,
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, trained=drafter)
     named = tensorrt_drafter.named_caches
     monkeypatch.setattr(tensorrt_drafter, "named_caches", lambda caches: named(caches.clone()))
-    with pytest.raises(BundleError, match=r"the engine of tiny does not update k_cache\.0 in place; rebuild it with: "):
+    with pytest.raises(BundleError, match=r"tiny does not update k_cache\.0 in place"):
         load_engine(bundle)
 
 
@@ -183,7 +179,7 @@ def test_another_model_of_the_gpu_is_a_warning(monkeypatch, tmp_path, capfd):
     assert "built on" not in capfd.readouterr().err
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a small one")
     load_engine(bundle)
-    assert "was built on the GPU, this is a small one: for its best speed on this machine" in capfd.readouterr().err
+    assert "was built on the GPU, this is a small one" in capfd.readouterr().err
 
 
 def test_what_the_library_warns_of_is_said(monkeypatch, capfd):
@@ -214,7 +210,7 @@ def test_an_engine_for_other_extents_is_refused(monkeypatch, tmp_path):
 def test_an_engine_that_cannot_be_read_is_refused(monkeypatch, tmp_path):
     bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
     (bundle.path / "target.engine").write_bytes(b"plan")
-    with pytest.raises(BundleError, match=r"TensorRT cannot load .*target.engine: magic tag does not match; rebuild"):
+    with pytest.raises(BundleError, match=r"target.engine: magic tag does not match"):
         load_engine(bundle)
 
 
@@ -249,9 +245,7 @@ def test_a_library_that_cannot_start_says_why(name, monkeypatch, tmp_path):
         "Builder": lambda: EngineBuilder(bundle.config).build_target(bundle.path / "target.onnx"),
         "Runtime": lambda: load_engine(bundle),
     }
-    with pytest.raises(
-        BundleError, match=r"^tensorrt_rtx cannot start: CUDA initialization failure .* 35; see that nvid"
-    ):
+    with pytest.raises(BundleError, match=r"^tensorrt_rtx .*CUDA initialization failure .* 35"):
         calls[name]()
 
 

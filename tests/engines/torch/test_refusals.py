@@ -30,9 +30,7 @@ from tests.engines.tiny import (
 def test_a_bundle_of_another_torch_names_the_command(bundle, monkeypatch):
     monkeypatch.setattr("redraft.engines.torch.load_program", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr("torch.__version__", "2.11.1+cu130")
-    with pytest.raises(
-        BundleError, match=r"was exported by torch 2\.\d+.*, this is 2\.11\.1.* rebuild it with: python "
-    ):
+    with pytest.raises(BundleError, match=r"torch 2\.\d+.*2\.11\.1.* python "):
         load_engine(bundle)
     versions = bundle.manifest.versions | {"torch": "2.11.0"}
     manifest = bundle.manifest.model_copy(update={"versions": versions})
@@ -44,12 +42,10 @@ def test_what_a_gpu_cannot_run_is_refused(bundle, monkeypatch):
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "Tesla T4")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
-    with pytest.raises(BundleError, match=r"Tesla T4 has compute capability 7\.5: the CUDA kernels need 8\.0 or later"):
+    with pytest.raises(BundleError, match=r"Tesla T4 .*7\.5: .* 8\.0"):
         load_engine(bundle)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (10, 0))
-    with pytest.raises(
-        BundleError, match=r"heads of size 32, and the CUDA kernels take \(64, 128\); an empty CUDA_VIS"
-    ):
+    with pytest.raises(BundleError, match=r"size 32.*\(64, 128\).*CUDA_VISIBLE_DEVICES"):
         load_engine(bundle)
     monkeypatch.setenv("NVCC", "/nowhere/nvcc")
     nvcc.cache_clear()

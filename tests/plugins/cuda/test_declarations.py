@@ -54,9 +54,7 @@ def test_an_nvcc_newer_than_the_driver_names_the_remedy(monkeypatch):
     launch._check(0, "loading kernel.cu")
     with pytest.raises(RuntimeError, match=r"^loading kernel.cu: no \(1\)$"):
         launch._check(1, "loading kernel.cu")
-    with pytest.raises(
-        RuntimeError, match=r"toolchain. \(222\): .*nvcc is newer than the driver; update the driver, or"
-    ):
+    with pytest.raises(RuntimeError, match=r"\(222\): .*update the driver"):
         launch._check(222, "loading kernel.cu")
 
 
@@ -76,9 +74,7 @@ def test_an_nvcc_that_fails_names_the_remedy(monkeypatch, tmp_path):
     broken.chmod(0o755)
     monkeypatch.setenv("NVCC", str(broken))
     compile.nvcc.cache_clear()
-    with pytest.raises(
-        BuildError, match=r"nvcc --version failed with 3 \(no libraries\): .*pip install -r requirements"
-    ):
+    with pytest.raises(BuildError, match=r"nvcc --version .*no libraries.*pip install"):
         compile.ptx(WRITE.source)
     compile.nvcc.cache_clear()
 
