@@ -6,7 +6,8 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,14 @@ for inherited in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL"):
 def slow_but(quick: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
     """Cases of a parametrized test, of which all but the `quick` ones are slow."""
     return [case if case in quick else slow(case) for case in cases]
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    """Wait for a condition; fails the test after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s"
+        time.sleep(0.02)
 
 
 def run_script(*arguments: str | Path) -> None:

@@ -7,8 +7,6 @@ import json
 import queue
 import socket
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -99,14 +97,6 @@ def free_ports(count: int) -> list[int]:
             probe.bind(("127.0.0.1", port))
             found.add(port)
     return list(found)
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
-    """Wait for a condition; fails the test after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s"
-        time.sleep(0.02)
 
 
 def grpc_inputs(**fields: Any) -> list[grpcclient.InferInput]:

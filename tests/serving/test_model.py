@@ -19,7 +19,7 @@ from redraft.request import PROTOCOL_LIMITS, GenerateRequest
 from redraft.serving.fields import ENSEMBLE
 from redraft.worker.client import Message
 from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
-from tests.serving.client_side import wait_until
+from tests.conftest import wait_until
 
 
 class Sender(list):

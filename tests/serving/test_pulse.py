@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from redraft.serving.pulse import Pulse
-from tests.serving.client_side import wait_until
+from tests.conftest import wait_until
 
 
 class Asked:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from redraft.bundle.budget import BudgetTable
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
 from redraft.worker.client import WorkerClient, WorkerError, wait_for_worker
 from redraft.worker.server import Worker, main
+from tests.conftest import wait_until
 from tests.worker.toy_worker import LIMITS, toy_runtime
 
 TOY_WORKER = Path(__file__).with_name("toy_worker.py")
@@ -47,13 +47,6 @@ def client(worker):
 
 def request(client, text="hello", **fields):
     return GenerateRequest(**{"id": client.new_id(), "text": text, "max_tokens": 20, **fields})
-
-
-def wait_until(condition, timeout=60.0):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.01)
 
 
 def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, tmp_path, monkeypatch, capsys):

@@ -17,6 +17,7 @@ from benchmarks.gpu import first_hour
 from benchmarks.gpu.first_hour import ROOT, Command, Row, Setting
 from tests.benchmarks.gpu.conftest import bare_environment
 from tests.benchmarks.gpu.test_torch_backend import Parsed, parsed_by_typer, raise_parsed
+from tests.conftest import wait_until
 
 HANGING = """
 import os, signal, subprocess, sys, time
@@ -79,14 +80,7 @@ def test_rows_go_on_after_a_failure_and_end_at_their_limit(hour):
     assert third["exit_status"] is None
     begun, pid = third["output"].split()
     assert begun == "begun"
-    wait_for(lambda: not running(int(pid)))
-
-
-def wait_for(reached) -> None:
-    deadline = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not running(int(pid)))
 
 
 def running(pid: int) -> bool:
@@ -132,10 +126,10 @@ said = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 run(Command((sys.executable, "-c", said)), Path({str(log)!r}), 600)
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    wait_for(lambda: log.exists() and log.read_text().strip())
+    wait_until(lambda: log.exists() and log.read_text().strip())
     process.kill()
     process.wait()
-    wait_for(lambda: not running(int(log.read_text())))
+    wait_until(lambda: not running(int(log.read_text())))
 
 
 def test_rows_that_do_not_fit_come_later(hour, monkeypatch, capsys):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from redraft.serving import launcher
 from redraft.serving.processes import owned_processes
-from tests.serving.client_side import FAKE_WORKER, start, wait_until
+from tests.conftest import wait_until
+from tests.serving.client_side import FAKE_WORKER, start
 
 WHEEL = next(Path(sys.prefix).glob("triton/lib/python3.*/site-packages/pytriton/tritonserver"))
 FOREGROUND = """

@@ -16,7 +16,8 @@ import pytest
 
 from redraft.serving import launcher
 from redraft.serving.processes import shared_memory_prefix
-from tests.serving.client_side import FAKE_WORKER, start, wait_until
+from tests.conftest import wait_until
+from tests.serving.client_side import FAKE_WORKER, start
 
 
 @contextlib.contextmanager

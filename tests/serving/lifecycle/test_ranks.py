@@ -23,8 +23,9 @@ import pytest
 from redraft.serving import launcher, ranks
 from redraft.serving.processes import ServingError, is_alive, owned_processes
 from redraft.serving.rundir import Settings, State
+from tests.conftest import wait_until
 from tests.engines.tiny import random_model, tiny_bundle, tiny_target
-from tests.serving.client_side import Service, start, wait_until
+from tests.serving.client_side import Service, start
 from tests.serving.lifecycle import two_machines
 from tests.toy_engine import toy_tokenizer
 

@@ -19,7 +19,8 @@ import tritonclient.grpc as grpcclient
 
 from redraft.serving.processes import is_alive
 from redraft.serving.tritonserver import models_live
-from tests.serving.client_side import FAKE_WORKER, Service, grpc_inputs, start, wait_until
+from tests.conftest import wait_until
+from tests.serving.client_side import FAKE_WORKER, Service, grpc_inputs, start
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ import pytest
 from redraft.serving import launcher, supervisor, tritonserver
 from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir
-from tests.serving.client_side import wait_until
+from tests.conftest import wait_until
 from tests.serving.lifecycle.starting import assert_nothing_is_left, serve, settings
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from redraft.serving import launcher
 from redraft.serving.processes import owned_processes, shared_memory_prefix
-from tests.serving.client_side import GrpcStream, wait_until
+from tests.conftest import wait_until
+from tests.serving.client_side import GrpcStream
 from tests.serving.lifecycle.starting import assert_nothing_is_left, ensure_running, redraft, serve
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,8 @@ from redraft import cli
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.serving import launcher
 from redraft.worker.client import WorkerClient
-from tests.serving.client_side import GrpcStream, Service, start, wait_until
+from tests.conftest import wait_until
+from tests.serving.client_side import GrpcStream, Service, start
 
 TOY_WORKER = [sys.executable, "-m", "tests.serving.requests.toy_engine_worker"]
 SEEDED = {"temperature": 0.8, "top_p": 0.9, "random_seed": 2**63 + 5, "repetition_penalty": 1.1}

@@ -15,7 +15,8 @@ from tritonclient.utils import InferenceServerException
 
 from redraft.serving import tritonserver
 from redraft.serving.processes import owned_processes, shared_memory_prefix
-from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, GrpcStream, grpc_inputs, start, wait_until
+from tests.conftest import wait_until
+from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, GrpcStream, grpc_inputs, start
 
 ANSWER = " w0é w1é w2é w3é"
 

@@ -10,7 +10,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, Service, grpc_inputs, start, wait_until
+from tests.conftest import wait_until
+from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, Service, grpc_inputs, start
 
 ANSWER = " w0é w1é w2é w3é"
 
