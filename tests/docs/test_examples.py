@@ -1,4 +1,5 @@
 """Python examples of README.md and docs/, run as a reader would: a page's blocks in order, in one program.
+The slow cases would catch a page whose example no longer runs.
 
 A block whose first line names a file (`# model_defs/bigram.py`) is a part of the source, tested with its page.
 """
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import ROOT, slow_but
+
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# \S+\.py\n")
 
@@ -33,7 +35,7 @@ def test_readme_shows_the_front_door():
     assert "from redraft import LLM" in PROGRAMS["README.md"]
 
 
-@pytest.mark.parametrize("page", PROGRAMS)
+@pytest.mark.parametrize("page", slow_but(["README.md"], PROGRAMS))
 def test_examples_run(page, smollm2_bundle, tmp_path):
     """The folder has what a clone has after `make engines`."""
     (tmp_path / "artifacts" / "engines").mkdir(parents=True)
