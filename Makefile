@@ -57,7 +57,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
 # Targets that depend on `always` run each time and decide by content.
-.PHONY: always help setup model drafter distill distill-check train engines tune serve stop loadtest mpi quickstart test test-slow test-all verify lint kernels docs wheel clean
+.PHONY: always help setup model drafter distill train engines tune serve stop loadtest mpi quickstart test test-slow test-all verify lint kernels docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -105,11 +105,11 @@ $(MODEL)/source.json: $(if $(CHAT_TEMPLATE)$(filter-out default,$(SOURCE)),alway
 
 distill: $(TEACHER)-engine/manifest.json ## write teacher data into TEACHER from the prompts of DATA (without: the target's own)
 	$(DISTILL) --bundle $(TEACHER)-engine
-distill-check: | $(MODEL)/source.json
-	$(DISTILL) --bundle $(TEACHER)-engine --check
-$(TEACHER)-engine/manifest.json: always | distill-check
-	$(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --no-drafter --features --slots 64 --max-len 704 \
-	  --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
+# The check says how long the engine's sequences are to be.
+$(TEACHER)-engine/manifest.json: always | $(MODEL)/source.json
+	length=$$($(DISTILL) --bundle $(TEACHER)-engine --check) && \
+	  $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --no-drafter --features --slots 64 \
+	  --max-len $$length --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) $(HELD_OUT) --output $(OWN_DRAFTER) \

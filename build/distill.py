@@ -39,11 +39,7 @@ from redraft.console.interrupt import interruptible
 from redraft.console.progress import duration, progress
 from redraft.console.resources import require_memory
 from redraft.prompts import Prompt, load_prompts
-from training.conversations import (
-    MAX_USER_TOKENS,
-    Generator,
-    Template,
-)
+from training.conversations import Generator, Lengths, Template
 from training.forward import EngineForward, TorchForward
 from training.parts import (
     HELD_OUT_SHARE,
@@ -120,7 +116,10 @@ def main(
         int, typer.Option(min=1, help=f"Documents per shard; one is closed after {SHARD_S:.0f} s too.")
     ] = 128,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the input, say what the run will take, and end.")
+        bool,
+        typer.Option(
+            "--check", help="Check the input, say what the run will take, print the --max-len of its engine, and end."
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed; a run that finds k shards begins with seed + k.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
@@ -135,7 +134,6 @@ def main(
     meta = {"model": model.name, "source": source.value, "shares": shares or "", "self_written": str(self_written)}
     writes_prompts = self_written if source is Source.generate else 0.0
     given: list[Prompt] = []
-    user, longest = MAX_USER_TOKENS + max_new_tokens, MAX_USER_TOKENS + 2 * max_new_tokens
     try:
         if held_out == output:
             raise ValueError(f"--held-out {held_out}: expected another folder than --output")
@@ -149,8 +147,10 @@ def main(
         config = TargetConfig.load(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         template = Template.of(tokenizer)
+        lengths = Lengths.within(config.max_position, template, max_new_tokens)
+        user = lengths.user
         if source is Source.prefill:
-            user = longest - len(template) - LEAST_RESPONSE - 1
+            user = lengths.whole - len(template) - LEAST_RESPONSE - 1
         if prompts:
             given, left_out = answerable(prompts, given, tokenizer, user, source is Source.prefill)
             for line in left_out:
@@ -161,8 +161,7 @@ def main(
         parts = open_parts(prompts, given, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
         token_bytes = config.hidden_size * 2 + 4
         numbers = count_numbers(model)
-        length = len(template) + user + max_new_tokens
-        memory = 2 * numbers + (cache_bytes(config, slots, length) if source is Source.generate else 0)
+        memory = 2 * numbers + (cache_bytes(config, slots, lengths.whole) if source is Source.generate else 0)
         engine_bytes = 2 * numbers if bundle and not (bundle / "manifest.json").exists() else 0
         require_space(parts, token_bytes, engine_bytes)
         require_memory(memory, "distillation")
@@ -172,6 +171,7 @@ def main(
     if tokens < FEWEST_TO_TRAIN_ON:
         say(f"fewer than about {FEWEST_TO_TRAIN_ON:,} tokens cannot be trained on")
     if check:
+        print(lengths.whole)
         return
     for part in parts:
         part.shards.begin()
@@ -194,16 +194,16 @@ def main(
             if engine and engine.length <= len(template) + user:
                 raise ValueError(
                     f"{bundle} takes {engine.length} tokens, and a prompt of up to {user} with an answer needs more "
-                    f"than {len(template) + user}: build it with a larger --max-len, or ask for fewer --max-new-tokens"
+                    f"than {len(template) + user}: build it with --max-len {lengths.whole}"
                 )
             target = None if engine else Target.from_folder(model, working_dtype(device)).to(device)
         except (OSError, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
         if target and reads:
-            stream = read_responses(target, parts, tokenizer, template, slots, longest, seed)
+            stream = read_responses(target, parts, tokenizer, template, slots, lengths.whole, seed)
             write(shown, stream, parts, shard_documents)
             return
-        forward = TorchForward(target, slots, length) if target else engine
+        forward = TorchForward(target, slots, lengths.whole) if target else engine
         assert forward is not None
         generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], parts[0].seed(seed))
         rate, left = generator.rate(), sum(max(part.wanted - part.held, 0) for part in parts)
@@ -211,7 +211,7 @@ def main(
         for part in parts if self_written else ():
             generator.written.update(part.shards.prompts(len(template.prefix), max(len(template.assistant), 1)))
         own = {part.held_out: own_documents(part, tokenizer, template, self_written, seed) for part in parts}
-        generate(shown, generator, parts, own, template, max_new_tokens, shard_documents)
+        generate(shown, generator, parts, own, template, lengths.answer, shard_documents)
 
 
 if __name__ == "__main__":

@@ -54,20 +54,20 @@ def main(
         with heartbeat(lambda: f"tune: still loading {bundle}", console):
             runtime = Runtime.load(bundle, threads)
     except (ValueError, OSError, RuntimeError) as error:
-        console.print(f"tune: {error}")
+        write(console, f"tune: {error}")
         raise typer.Exit(2) from None
     if not runtime.plans:
-        console.print(f"{bundle.name} has no drafter: nothing to tune")
+        write(console, f"{bundle.name} has no drafter: nothing to tune")
         raise typer.Exit()
     if unknown := set(method or ()) - set(runtime.plans):
-        console.print(f"tune: --method: expected some of {', '.join(runtime.plans)}, got {', '.join(sorted(unknown))}")
+        write(console, f"tune: --method: expected some of {', '.join(runtime.plans)}, got {', '.join(sorted(unknown))}")
         raise typer.Exit(2)
     tuned = BudgetFile.load(bundle).methods
     names = method or [name for name in runtime.plans if name not in tuned] or list(runtime.plans)
     try:
         tune_bundle(bundle, runtime, names, known, num_prompts, tokens, minutes, console)
     except InvalidRequest as error:
-        console.print(f"tune: {prompts}: {error}")
+        write(console, f"tune: {prompts}: {error}")
         raise typer.Exit(2) from None
     finally:
         runtime.engine.close()

@@ -18,6 +18,8 @@ from training.forward import Forward
 from training.shards import Document
 
 MAX_USER_TOKENS = 96
+SLOT_ROWS = 64
+"""Rows of an engine's cache slot are a multiple of this, so that TensorRT's alignment holds for heads of any size."""
 OPENING_TOKENS = 16
 """How much of a text a model without a chat template writes as a prompt."""
 MOST_REPEATS = 64
@@ -121,8 +123,7 @@ class Generator:
             token = drawn[slot]
             doc.drawn += 1
             finished = token in self.ends
-            most = MAX_USER_TOKENS if assistant else OPENING_TOKENS
-            if doc.writes_prompt and not (finished or doc.drawn >= most or doc.loops()):
+            if doc.writes_prompt and not (finished or doc.drawn >= self._longest_prompt(assistant) or doc.loops()):
                 doc.tokens.append(token)
                 continue
             if doc.writes_prompt:
@@ -142,6 +143,11 @@ class Generator:
                 ended.append(doc)
                 self.running[slot] = None
         return ended
+
+    def _longest_prompt(self, assistant: list[int]) -> int:
+        """Most tokens of a prompt that the target writes itself: in a short cache half of the room."""
+        room = self.forward.length - len(self.prefix) - len(assistant)
+        return min(MAX_USER_TOKENS if assistant else OPENING_TOKENS, room // 2)
 
     def _accept(self, doc: Document, whole: bool) -> bool:
         """Whether to answer the prompt that the target wrote: a `whole` one that is new, or anything after MOST_REPEATS
@@ -198,6 +204,34 @@ class Template:
 
     def __len__(self) -> int:
         return len(self.prefix) + len(self.assistant)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Most tokens of a conversation: of the user's turn, of the answer, and in all with the chat template's."""
+
+    user: int
+    answer: int
+    whole: int
+
+    @classmethod
+    def within(cls, context: int, template: Template, answer: int) -> Lengths:
+        """Lengths that fit a target's context, with answers of up to `answer` tokens; in a short context answers get
+        half of the room.
+
+        Raises ValueError where the template leaves no room.
+        """
+        longest = context // SLOT_ROWS * SLOT_ROWS - 1
+        room = longest - len(template)
+        if room < 2:
+            raise ValueError(
+                f"the chat template has {len(template)} tokens, which leaves no room for prompts and answers in the "
+                f"target's context of {context}"
+            )
+        answer = min(answer, room // 2)
+        user = min(MAX_USER_TOKENS + answer, room - answer)
+        rows = len(template) + user + answer + 1
+        return cls(user, answer, min(rows + -rows % SLOT_ROWS - 1, longest))
 
 
 def documents(

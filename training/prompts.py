@@ -41,10 +41,7 @@ def answerable(
         short = [prompt for prompt in prompts if length(prompt.turns[0]) <= longest]
         kept = [prompt for prompt in short if not reads or length(prompt.response) >= LEAST_RESPONSE]
     if not short:
-        raise ValueError(
-            f"all {len(prompts)} prompts of {path} have more than {longest} tokens: shorten them, or give "
-            "build/distill.py a larger --max-new-tokens"
-        )
+        raise ValueError(f"all {len(prompts)} prompts of {path} have more than {longest} tokens: shorten them")
     if not kept:
         raise ValueError(f"no response of {path} has {LEAST_RESPONSE} tokens: give longer ones, or --source generate")
     left_out = {

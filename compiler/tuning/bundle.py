@@ -17,8 +17,11 @@ from redraft.bundle.budget import FILE_NAME, BudgetFile, BudgetTable
 from redraft.chat import user_prompt
 from redraft.console.progress import Progress, duration, progress, size, write
 from redraft.prompts import Prompt, spread
+from redraft.request import InvalidRequest
 from redraft.runtime import Runtime
 
+MOST_PROMPTS = 1000
+"""Prompts of a file that are looked at."""
 SERVED = 32
 """Other prompts that a method which drafts from traffic has answered before it is measured."""
 
@@ -36,11 +39,12 @@ def tune_bundle(
 ) -> None:
     """Measure methods of a loaded bundle on some of the prompts, `minutes` each, and write their budget tables.
 
-    Raises InvalidRequest for a prompt that does not fit the bundle.
+    Raises InvalidRequest where no prompt fits the bundle.
     """
-    chosen = spread(prompts, num_prompts)
-    others = spread([prompt for prompt in prompts if prompt not in chosen], SERVED)
-    texts, other_texts = ([user_prompt(bundle, prompt.turns[0]) for prompt in some] for some in (chosen, others))
+    known = [user_prompt(bundle, prompt.turns[0]) for prompt in spread(prompts, MOST_PROMPTS)]
+    fitting = _fitting(runtime, known, tokens, console)
+    texts = spread(fitting, num_prompts)
+    others = spread([text for text in fitting if text not in texts], SERVED)
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
@@ -49,11 +53,24 @@ def tune_bundle(
             bench = Bench(runtime, name, texts, tokens)
             if runtime.plans[name].retrieves:
                 shown.update(0, f"{name}: serving prompts to draft from")
-                bench.serve(other_texts)
+                bench.serve(others)
             shown.begin(0)
             table = Tuner(bench, 60 * minutes, grid, partial(_say, shown)).tune()
             save(bundle, name, table)
             show(name, table, console)
+
+
+def _fitting(runtime: Runtime, texts: Sequence[str], tokens: int, console: Console) -> list[str]:
+    """The texts that `tokens` more fit after. Says how many are left out."""
+    context = runtime.limits.max_len
+    fitting = [text for text in texts if len(runtime.codec.encode(text)) + tokens <= context]
+    if not fitting:
+        raise InvalidRequest(
+            f"no prompt leaves room for {tokens} tokens in the bundle's context of {context}: give shorter ones"
+        )
+    if left_out := len(texts) - len(fitting):
+        write(console, f"tune: {left_out} of {len(texts)} prompts do not fit the bundle's context and are left out")
+    return fitting
 
 
 def _say(shown: Progress, tuner: Tuner, what: str) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -239,6 +240,28 @@ def test_a_check_says_what_a_run_takes_and_writes_nothing(target, tmp_path, caps
         said,
     )
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [(8192, (352, 256, 639)), (512, (245, 245, 511)), (333, (149, 149, 319)), (64, (21, 21, 63))],
+)
+def test_conversations_fit_the_targets_context(context, expected):
+    """Slots of the engine, with the row of a tree, have whole multiples of 64 rows."""
+    template = conversations.Template([1] * 9, [2] * 12)
+    assert astuple(conversations.Lengths.within(context, template, 256)) == expected
+    with pytest.raises(ValueError, match=r"21 tokens, which leaves no room .* context of 63"):
+        conversations.Lengths.within(63, template, 256)
+
+
+@torch.no_grad()
+def test_a_prompt_of_the_targets_own_leaves_room_for_an_answer(target):
+    """The cache holds fewer tokens than a prompt may have elsewhere."""
+    own = conversations.documents(None, LETTERS, conversations.Template([7, 8], [9]), 1.0, False, random.Random(0))
+    generator = conversations.Generator(TorchForward(target, 2, 31), {END}, [7], seed=0)
+    for doc in itertools.islice(itertools.chain.from_iterable(generator.run(lambda: next(own), 20, [9])), 5):
+        assert doc.answer_start <= 2 + 14 + 1
+        assert doc.answer_start < len(doc.tokens) <= 31
 
 
 @torch.no_grad()  # which ends with the test, unlike the command's own
@@ -766,7 +789,7 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
         ({"prompts": "nameless.jsonl"}, "nameless.jsonl, line 2: no turns, prompt, .* among 'source': name the field"),
         ({"prompts": "prose.jsonl"}, "prose.jsonl, line 1: not JSON .*; expected"),
         ({"prompts": "empty.jsonl"}, "empty.jsonl holds no prompts"),
-        ({"prompts": "long.jsonl"}, "all 3 prompts of .*long.jsonl have more than 352 tokens: shorten"),
+        ({"prompts": "long.jsonl"}, "all 3 prompts of .*long.jsonl have more than 127 tokens: shorten"),
         ({"prompts": "half.jsonl"}, "half.jsonl, line 2: .*surrogates not allowed"),
         ({"held_out": "data"}, "expected another folder than --output"),
         ({"source": distill.Source.prefill}, "needs a `response`, the prompt .* has none"),

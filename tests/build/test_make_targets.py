@@ -27,8 +27,8 @@ NAME = "nobodys-model"
 
 
 def odd_target() -> Target:
-    """A Llama of odd sizes, whose context holds the teacher's answers."""
-    shape = {"hidden_size": 60, "intermediate_size": 88, "num_layers": 1, "max_position": 768}
+    """A Llama of odd sizes with a short context."""
+    shape = {"hidden_size": 60, "intermediate_size": 88, "num_layers": 1, "max_position": 333}
     return random_model(dataclasses.replace(tiny_target().config, **shape, tie_embeddings=True, qkv_bias=False))
 
 

@@ -230,12 +230,11 @@ def test_bench_tunes_a_copy_of_the_methods_and_says_what_it_leaves_out():
 def test_prompts_are_checked_before_the_teachers_engine_is_built(tmp_path):
     """And conversations to judge by are distilled apart."""
     teacher = f"TEACHER={tmp_path}/teacher"
-    checked, built, taught = (
-        line
-        for line in dry_run("distill", teacher, "DATA=mine.jsonl").replace("\\\n", "").splitlines()
-        if "--model" in line
-    )
+    commands = dry_run("distill", teacher, "DATA=mine.jsonl").replace("\\\n", "").splitlines()
+    built, taught = (line for line in commands if "--model" in line)
+    checked, _, built = built.partition(") && ")
     assert "build/ensure_bundle.py" in built
+    assert "--max-len $length " in built
     parts = f"--prompts mine.jsonl --output {tmp_path}/teacher --held-out {tmp_path}/teacher-held-out "
     for line in (checked, taught):
         assert parts in " ".join(line.split())

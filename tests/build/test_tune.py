@@ -64,11 +64,16 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
     assert list(BudgetFile.load(bundle).methods) == [METHOD], "tables that cannot be used are forgotten"
 
 
-def test_a_prompt_that_does_not_fit_is_said(tmp_path, capsys):
-    bundle, prompts = tiny(tmp_path, ["a long story"], LIMITS.model_copy(update={"max_len": 32}))
+def test_prompts_that_do_not_fit_are_left_out(tmp_path, monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(Tuner, "tune", lambda tuner: given.extend(tuner.bench.prompts) or NOTHING)
+    bundle, prompts = tiny(tmp_path, ["x" * 29, "x" * 28, "one"], LIMITS.model_copy(update={"max_len": 32}))
+    tune.main(bundle, prompts, None, 1, 3, 4, 1)
+    assert given == ["x" * 28, "one"]
+    assert "1 of 3 prompts do not fit" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
-        tune.main(bundle, prompts, None, 1, 1, 64, 1)
-    assert "32" in capsys.readouterr().err
+        tune.main(bundle, prompts, None, 1, 3, 32, 1)
+    assert "no prompt leaves room for 32 tokens in the bundle's context of 32" in capsys.readouterr().err
 
 
 def test_two_ranks_are_tuned_as_make_starts_them(tmp_path):
