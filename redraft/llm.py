@@ -56,9 +56,13 @@ class LLM:
     def __init__(self, bundle: str | Path | Runtime, threads: int | None = None):
         """Load a bundle's folder, or take a runtime that is loaded. `threads`: default all cores.
 
-        Raises BundleError where the folder is no bundle or does not fit this machine.
+        Raises BundleError where the folder is no bundle or does not fit this machine, and ValueError for a runtime that
+        another LLM has taken.
         """
         self.runtime = bundle if isinstance(bundle, Runtime) else Runtime.load(bundle, threads)
+        if self.runtime.taken:
+            raise ValueError("another LLM has this Runtime: share that LLM, or load the bundle again")
+        self.runtime.taken = True
         self._keys = itertools.count()
         self._inboxes: dict[int, deque[Output]] = {}
         """Outputs not taken yet, by the key of each request in flight."""

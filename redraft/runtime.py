@@ -55,6 +55,8 @@ class Runtime:
         self.prompt_limits = PromptLimits(most, min(most * codec.longest_token, MAX_MESSAGE_BYTES))
         self.plans = dict(plans or {})
         """The bundle's own, by method."""
+        self.taken = False
+        """Whether an `LLM` steps the scheduler, whose outputs nobody else gets."""
         self.scheduler = Scheduler(engine, limits, self.plans, bigrams)
 
     @classmethod

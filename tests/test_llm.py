@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import threading
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from redraft.method import MethodPlan
 from redraft.request import InvalidRequest
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
-from tests.toy_engine import TOY, ToyEngine, only, toy_codec
+from tests.engines.tiny import tiny_bundle, tiny_target
+from tests.toy_engine import TOY, ToyEngine, only, toy_codec, toy_tokenizer
 
 PROMPTS = ["hello", "to be or not", "abab", "Once upon a time", "x"]
 PLAN = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
@@ -166,6 +168,34 @@ def test_a_closed_llm_says_so(llm):
     for use in (lambda: llm.generate("hello", max_tokens=4), lambda: llm.stream("hello", 4), lambda: next(stream)):
         with pytest.raises(RuntimeError, match="closed"):
             use()
+
+
+def test_a_runtime_has_one_llm(llm):
+    """Two would take each other's outputs."""
+    with pytest.raises(ValueError, match="another LLM has this Runtime"):
+        LLM(llm.runtime)
+
+
+def test_llms_of_one_process_do_not_mix(tmp_path):
+    """Two of one bundle and one of another, by turns and in threads."""
+    tokenizer = toy_tokenizer().to_str()
+    openvino, torch = (
+        tiny_bundle(tmp_path / backend, tiny_target(), backend, tokenizer=tokenizer).path
+        for backend in ("openvino", "torch")
+    )
+    options = {"max_tokens": 24, "temperature": 1.0, "seed": 5}
+    with LLM(openvino) as one, LLM(openvino) as same, LLM(torch) as other:
+        llms = (one, same, other)
+        expected = [llm.generate(PROMPTS, **options) for llm in llms]
+        tokens = [[answer.token_ids for answer in answers] for answers in expected]
+        streams = [llm.stream(PROMPTS[0], **options) for llm in llms]
+        rows = zip_longest(*streams)
+        turns = [[token for part in parts if part for token in part.token_ids] for parts in zip(*rows, strict=True)]
+        assert turns == [answers[0] for answers in tokens]
+        with ThreadPoolExecutor() as threads:
+            answered = threads.map(lambda llm: [answer.token_ids for answer in llm.generate(PROMPTS, **options)], llms)
+        assert list(answered) == tokens
+        assert tokens[0] == tokens[1]
 
 
 def test_no_bundle_is_said_with_the_remedy(tmp_path):
