@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from compiler.calibration import Calibration
-from compiler.console import out, step
 from compiler.methods import (
     NGRAM,
     SOURCES,
@@ -44,7 +43,8 @@ from redraft.bundle.backends import BACKENDS, OPENVINO, TORCH, Backend, Form, Pr
 from redraft.bundle.config import BundleConfig, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle.manifest import BuiltFrom
 from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
-from redraft.console.progress import duration, size
+from redraft.console.output import err
+from redraft.console.progress import duration, size, step
 from redraft.console.resources import host_bytes, most_bytes
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.memory import (
@@ -217,16 +217,16 @@ def main(
         check(config, target)
         build(config, target, model, chosen, output, features, bigrams, calibration, inputs)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
-        out.print(f"[red]build_engines:[/red] {escape(reason(error))}")
+        err.print(f"[red]build_engines:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         needs = what_builds(weight_bytes(model), backend)
-        out.print(f"[red]build_engines:[/red] out of memory ({escape(first_line(error))}): {needs}")
+        err.print(f"[red]build_engines:[/red] out of memory ({escape(first_line(error))}): {needs}")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        out.print("build_engines: interrupted, nothing was written")
+        err.print("build_engines: interrupted, nothing was written")
         raise typer.Exit(130) from None
 
 
@@ -238,9 +238,9 @@ def require_memory(model: Path, backend: Backend) -> None:
     if needed > most:
         raise MemoryError(f"foreseen, with {most / 1e9:.2f} GB in all")
     time = f"about {duration(backend.build_seconds * weights)} of a core, " if backend.build_seconds else ""
-    out.print(f"build_engines: {time}{size(needed)} of memory and {size(1.1 * weights)} of disk at least")
+    err.print(f"build_engines: {time}{size(needed)} of memory and {size(1.1 * weights)} of disk at least")
     if needed > host_bytes():
-        out.print(f"build_engines: if it is killed, memory ran out: {what_builds(weights, backend)}")
+        err.print(f"build_engines: if it is killed, memory ran out: {what_builds(weights, backend)}")
 
 
 def load_target(model: Path, backend: Backend, drafts: bool) -> Target:
@@ -372,7 +372,7 @@ def build(
         if info := getattr(loop.drafter, "info", None):
             size = info_bytes(info, config)
             token_info += size * (2 if methods[name].chain_levels and not config.backend.shares_weights else 1)
-            out.print(f"  token info of {name}: {size / 1e6:.1f} MB, {loop.drafter.info_form}")
+            err.print(f"  token info of {name}: {size / 1e6:.1f} MB, {loop.drafter.info_form}")
     check_caches(config)
     for name, method in methods.items():
         if method.context:
@@ -397,7 +397,7 @@ def build(
             command = shlex.join(["python", "build/build_engines.py", *sys.argv[1:]])
             finish_bundle(folder, config, versions, fingerprint, command, inputs)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    out.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
+    err.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
 
 
 def info_bytes(info: TokenInfoTable | TokenInfoFactors, config: BundleConfig) -> int:

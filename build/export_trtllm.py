@@ -13,7 +13,6 @@ import torch
 import typer
 from torch import Tensor
 
-from compiler.console import out, step
 from compiler.methods import load_checked
 from compiler.trtllm.checkpoint import (
     ARCHITECTURES,
@@ -33,6 +32,8 @@ from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
 from redraft.bundle.writer import TOKENIZER_FILES, copy_tokenizer, new_bundle
 from redraft.console.interrupt import interruptible
+from redraft.console.output import err
+from redraft.console.progress import step
 from redraft.errors import BundleError
 
 DRAFTER, FACTORS = "drafter", "factors.safetensors"
@@ -151,8 +152,8 @@ def export_checkpoint(model: Path, drafter: Path, output: Path, settings: Settin
         write_rest(folder, model, drafter, factors(module))
     if rounded := [name for name, weight in weights.items() if not torch.equal(cast[name].to(weight.dtype), weight)]:
         names = ", ".join(rounded[:3]) + (", ..." if len(rounded) > 3 else "")
-        out.print(f"  rounded to {settings.dtype}: {len(rounded)} of {len(weights)} weights ({names})")
-    out.print(f"[green]{output}[/green]: {needed / 1e6:.0f} MB, TP {tp_size}; next: {BUILD_SCRIPT}, {TRITON_SCRIPT}")
+        err.print(f"  rounded to {settings.dtype}: {len(rounded)} of {len(weights)} weights ({names})")
+    err.print(f"[green]{output}[/green]: {needed / 1e6:.0f} MB, TP {tp_size}; next: {BUILD_SCRIPT}, {TRITON_SCRIPT}")
 
 
 def write_rest(folder: Path, model: Path, drafter: Path, kept: dict[str, Tensor]) -> None:
@@ -226,7 +227,7 @@ def import_checkpoint(checkpoint: Path, model: Path, output: Path) -> None:
         fingerprint = target_fingerprint(loaded)
         write_drafter(folder / DRAFTER, checkpoint / DRAFTER, raw, weights, fingerprint)
         load_checked(folder / DRAFTER, loaded, fingerprint)
-    out.print(f"[green]{output}[/green]: {TARGET}/ and {DRAFTER}/, {needed / 1e6:.0f} MB")
+    err.print(f"[green]{output}[/green]: {TARGET}/ and {DRAFTER}/, {needed / 1e6:.0f} MB")
 
 
 def check_importable(raw: dict[str, Any], checkpoint: Path) -> None:
@@ -286,7 +287,7 @@ def copy_files(source: Path, destination: Path, names: tuple[str, ...]) -> None:
 
 def fail(error: Exception) -> NoReturn:
     reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-    out.print(f"export_trtllm: {reason}", markup=False)
+    err.print(f"export_trtllm: {reason}", markup=False)
     raise typer.Exit(1)
 
 

@@ -113,7 +113,7 @@ def _open(request: Request, unpacked: Path, say: Say) -> Checkpoint:
     if path.is_dir():
         return FolderCheckpoint(path, path.resolve().name)
     if path.is_file():
-        with step(f"fetch_model: reading {path.name}"):
+        with step(f"read {path.name}"):
             return GgufCheckpoint(path, f"{path.stem}, dequantized")
     return FolderCheckpoint(hub.download(request.source, request.revision, request.cache, say), request.source)
 
@@ -128,7 +128,7 @@ def store(checkpoint: Checkpoint, out: Path, chat_template: Path | None, say: Sa
     require_disk(out, total)
     require_memory(memory, "fetching this model")
     say(f"takes {size(total)} of disk and about {size(memory)} of memory")
-    with step("fetch_model: reading the tokenizer"):
+    with step("write the tokenizer"):
         write_tokenizer(out, checkpoint.tokenizer(), chat_template)
     with progress("fetch_model: weights", total, "bytes") as shown:
         write_weights(out, shapes, checkpoint.blocks, lambda count: shown.update(shown.done + count))

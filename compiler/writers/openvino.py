@@ -8,7 +8,6 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from compiler.console import step
 from compiler.passes.fusing import Constants, detach_constants, fuse
 from compiler.passes.lowering import lower
 from compiler.writers.shared import Loops, cache_shape, distinct, resampling_loop, target_parts
@@ -16,6 +15,7 @@ from model_defs.export.drafter import export_drafter_plugin, export_resampler_pl
 from model_defs.export.target import export_target_plugin
 from model_defs.target.model import Target
 from redraft.bundle.config import BundleConfig
+from redraft.console.progress import step
 from redraft.plugins.library import operators_digest
 
 DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}

@@ -7,7 +7,6 @@ from pathlib import Path
 import onnx_ir as ir
 
 from compiler.calibration import Calibration
-from compiler.console import step
 from compiler.passes import tensorrt_all_reduce, tensorrt_attention
 from compiler.passes.quantization import FP8, QUANTIZED, quantize_network
 from compiler.writers.engine_builder import EngineBuilder
@@ -16,6 +15,7 @@ from model_defs.export.drafter import export_drafter_native, export_resampler_na
 from model_defs.export.target import export_target_native, export_target_plugin
 from model_defs.target.model import Target
 from redraft.bundle.config import BundleConfig
+from redraft.console.progress import step
 from redraft.engines.tensorrt.engine import dtype_of
 
 

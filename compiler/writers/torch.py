@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from compiler.console import step
 from compiler.writers.shared import Loops, cache_shape, distinct, resampling_loop, target_parts
 from model_defs.export.programs import (
     export_drafter_torch,
@@ -16,6 +15,7 @@ from model_defs.export.programs import (
 )
 from model_defs.target.model import Target
 from redraft.bundle.config import BundleConfig
+from redraft.console.progress import step
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -87,11 +87,12 @@ def heartbeat(line: Callable[[], str], console: Console) -> Iterator[None]:
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """Write on standard error that a step begins, and every LINE_S seconds that it goes on."""
+    """Show on standard error that a step is under way, in a log every LINE_S seconds, and how long it took."""
     console, begun = Console(stderr=True), time.monotonic()
-    write(console, name)
-    with heartbeat(lambda: f"{name}: {duration(time.monotonic() - begun)} so far", console):
+    lines = heartbeat(lambda: f"  {name}: {duration(time.monotonic() - begun)} so far", console)
+    with console.status(name) if console.is_terminal else lines:
         yield
+    write(console, f"  {name}: {time.monotonic() - begun:.1f} s")
 
 
 def write(console: Console, line: str) -> None:

@@ -159,7 +159,7 @@ RUN_TIME = {
     "build/ensure_bundle.py",
     *(f"redraft/{name}.py" for name in ("__init__", "batch", "errors", "method", "request", "runtime", "scheduler")),
     *(f"redraft/{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
-    *(f"redraft/console/{name}.py" for name in ("__init__", "progress", "resources")),
+    *(f"redraft/console/{name}.py" for name in ("__init__", "output", "progress", "resources")),
     *(f"redraft/decoding/{name}.py" for name in ("__init__", "draws", "growth", "ngram", "packing", "rejection")),
     *(f"redraft/decoding/{name}.py" for name in ("sampling", "token_tree")),
     *(f"redraft/engines/{name}.py" for name in ("__init__", "api", "cache_check", "features", "host_buffers")),
@@ -167,7 +167,7 @@ RUN_TIME = {
     *(f"redraft/engines/cuda/{name}.py" for name in ("__init__", "device", "sampling", "transfer")),
     *(f"redraft/engines/tensorrt/{name}.py" for name in ("__init__", "drafter", "session", "target")),
     "redraft/worker/protocol.py",
-    *(f"compiler/{name}.py" for name in ("__init__", "console")),
+    "compiler/__init__.py",
 }
 """Modules that are imported with those that build, and decide nothing of what a bundle holds."""
 
