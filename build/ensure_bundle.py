@@ -34,7 +34,7 @@ IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", *TOKENIZ
 NOT_IN_FOLDERS = "checkpoint.safetensors"
 SOURCES = (
     "build/build_engines.py",
-    *(f"compiler/{name}.py" for name in ("calibration", "draft_model", "methods")),
+    *(f"compiler/{name}.py" for name in ("bundle", "calibration", "draft_model", "methods")),
     "compiler/passes/*.py",
     "compiler/writers/*.py",
     "model_defs/**/*.py",

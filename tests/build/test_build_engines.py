@@ -16,6 +16,7 @@ import typer
 
 import build_engines
 import inspect_bundle
+from compiler.bundle import load_target
 from compiler.writers import openvino, tensorrt
 from model_defs.target.fingerprint import target_fingerprint
 from redraft.batch import DraftBatch
@@ -168,7 +169,7 @@ def test_the_target_of_a_gpu_backend_is_loaded_as_it_is_stored(tmp_path):
     """What drafters share with it is in float32, as they are; the fingerprint is the same."""
     write_model(tiny_target().to(torch.bfloat16), tmp_path)
     whole, drafted, plain = (
-        build_engines.load_target(tmp_path, *how) for how in ((OPENVINO, True), (TORCH, True), (TENSORRT, False))
+        load_target(tmp_path, *how) for how in ((OPENVINO, True), (TORCH, True), (TENSORRT, False))
     )
     wide = {name for name, weight in drafted.named_parameters() if weight.dtype == torch.float32}
     assert wide == {"embedding.weight", "lm_head.weight"}

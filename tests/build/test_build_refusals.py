@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import build_engines
+from compiler.bundle import weight_bytes
 from compiler.calibration import calibrate
 from compiler.methods import READS, MethodSettings, check_method, read_methods
 from model_defs.drafters.registry import DRAFTERS
@@ -268,7 +269,7 @@ def test_too_little_memory_says_what_would_fit(model, tmp_path, monkeypatch, pla
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(f"build_engines.{place}", fail)
+    monkeypatch.setattr(f"compiler.bundle.{place}", fail)
     monkeypatch.setattr("redraft.engines.memory.host_bytes", lambda: 160_000_000)
     done = run("--model", model, "--output", tmp_path / "b", "--no-drafter", "--max-len", 64, "--backend", "torch")
     assert done.exit_code == 1
@@ -303,8 +304,8 @@ def test_a_target_too_large_for_the_machine_is_refused_before_it_is_loaded(
     model, tmp_path, monkeypatch, machine, limits
 ):
     """Where Linux would end the build without a word."""
-    monkeypatch.setattr("build_engines.Target.from_folder", lambda *_: pytest.fail("loaded"))
-    monkeypatch.setattr("build_engines.weight_bytes", lambda _: 1_000_000_000)
+    monkeypatch.setattr("model_defs.target.model.Target.from_folder", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("compiler.bundle.count_numbers", lambda _: 500_000_000)
     machine(**limits)
     done = run("--model", model, "--output", tmp_path / "b", "--no-drafter", "--max-len", 64)
     assert done.exit_code == 1
@@ -314,7 +315,7 @@ def test_a_target_too_large_for_the_machine_is_refused_before_it_is_loaded(
 
 @pytest.mark.parametrize(("available", "warned"), [(NEEDED, False), (NEEDED - 1, True)])
 def test_memory_that_other_programs_hold_is_a_warning(model, tmp_path, monkeypatch, machine, available, warned):
-    monkeypatch.setattr("build_engines.weight_bytes", lambda _: 1_000_000_000)
+    monkeypatch.setattr("compiler.bundle.count_numbers", lambda _: 500_000_000)
     machine(NEEDED - 5, available, swap=5)
     done = run("--model", model, "--output", tmp_path / "b", "--no-drafter", "--max-len", 64)
     assert done.exit_code == 0, done.output
@@ -342,16 +343,14 @@ def test_a_containers_limit_counts(machine, groups, limits, most):
 
 def test_weights_count_by_their_number_not_their_width(model):
     """A checkpoint in float32, as this one, takes no more memory than one in bfloat16."""
-    assert build_engines.weight_bytes(model) == 2 * sum(
-        w.numel() for w in read_tensors(model / "model.safetensors").values()
-    )
+    assert weight_bytes(model) == 2 * sum(w.numel() for w in read_tensors(model / "model.safetensors").values())
 
 
 def test_another_error_is_no_lack_of_memory(model, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("shape mismatch")
 
-    monkeypatch.setattr("build_engines.Target.from_folder", fail)
+    monkeypatch.setattr("model_defs.target.model.Target.from_folder", fail)
     done = run("--model", model, "--output", tmp_path / "b", "--no-drafter")
     assert isinstance(done.exception, RuntimeError)
     assert "out of memory" not in done.output

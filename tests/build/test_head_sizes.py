@@ -19,7 +19,7 @@ run = partial(invoke, build_engines.main)
 @pytest.mark.parametrize("size", [16, 48, 80])
 def test_others_are_refused_before_the_weights_are_read(tmp_path, monkeypatch, size):
     write_model(random_model(dataclasses.replace(tiny_target().config, head_size=size)), tmp_path / "model")
-    monkeypatch.setattr("build_engines.Target.from_folder", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr("model_defs.target.model.Target.from_folder", lambda *_: pytest.fail("read"))
     done = run("--model", tmp_path / "model", "--output", tmp_path / "b", "--no-drafter", "--max-len", 64)
     assert done.exit_code == 1
     assert f"the target has heads of size {size}, openvino takes multiples of 32 (32, 64, 96" in done.output

@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from build_engines import check
+from compiler.bundle import check
 from compiler.methods import drafting_loop, load_draft_source, read_methods
 from model_defs.drafters.registry import DRAFTERS
 from model_defs.target.fingerprint import target_fingerprint

@@ -10,6 +10,7 @@ import pytest
 
 import build_engines
 import inspect_bundle
+from compiler.bundle import target_info
 from compiler.calibration import calibrate
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
@@ -106,6 +107,6 @@ def test_refused(model, tmp_path, flags, reason):
 def test_ranks_without_shards():
     with pytest.raises(ValueError, match="0 shards for 2 ranks: expected 2"):
         BundleConfig(
-            name="b", backend="openvino", precision="fp32", target=build_engines.target_info(tiny_lm()),
+            name="b", backend="openvino", precision="fp32", target=target_info(tiny_lm()),
             limits={"slots": 1, "max_len": 9, "max_tree": 1, "prefill_chunk": 1}, methods={}, tensor_parallel=2,
         )  # fmt: skip

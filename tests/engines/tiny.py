@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from build_engines import build, shard_infos, target_info
+from compiler.bundle import build, shard_infos, target_info
 from compiler.methods import MethodSettings
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.draft_lm import DraftLM

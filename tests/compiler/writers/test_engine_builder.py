@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from build_engines import check_caches, info_bytes
+from compiler.bundle import check_caches, info_bytes
 from compiler.passes.tensorrt_attention import tensorrt_form
 from compiler.writers import engine_builder as tensorrt_engines
 from compiler.writers.engine_builder import EngineBuilder

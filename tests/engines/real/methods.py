@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from build_engines import build, check
+from compiler.bundle import build, check
 from compiler.methods import read_methods
 from model_defs.target.model import Target
 from redraft.bundle.config import LimitsInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from build_engines import build
+from compiler.bundle import build
 from model_defs.target.model import Target
 from redraft.bundle.config import LimitsInfo
 from redraft.bundle.manifest import Bundle

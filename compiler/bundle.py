@@ -1,0 +1,192 @@
+"""An engine bundle from a target and drafters: what is checked first, how they are loaded, and what is written."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from pkgutil import resolve_name
+
+import numpy as np
+import torch
+
+from compiler.calibration import Calibration
+from compiler.methods import MethodSettings, check_method, drafting_loop, load_draft_source
+from compiler.writers.shared import CALIBRATION, Loops, shape_of
+from model_defs.drafters.base import Drafter
+from model_defs.drafters.token_info import TokenInfoFactors, TokenInfoTable
+from model_defs.export.drafter import Drafting
+from model_defs.files import count_numbers
+from model_defs.target.fingerprint import target_fingerprint
+from model_defs.target.model import Target
+from model_defs.target.shards import plan_shards
+from redraft.bundle.backends import TORCH, Backend
+from redraft.bundle.config import BundleConfig, ShardInfo, TargetInfo
+from redraft.bundle.manifest import BuiltFrom
+from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
+from redraft.console.output import err
+from redraft.console.progress import duration, size, step
+from redraft.console.resources import host_bytes, most_bytes
+from redraft.engines.memory import WIDTH, needed_to_build, unaligned_caches, what_builds
+from redraft.errors import BundleError
+from redraft.runtime import BIGRAMS_FILE_NAME
+
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
+
+
+def require_memory(model: Path, backend: Backend, say: Callable[[str], None]) -> None:
+    """Say what a build takes. Raises MemoryError where this machine has less memory, since Linux ends such a process
+    without a word; where other programs hold too much of it, says so. Raises ValueError for a damaged file."""
+    weights = weight_bytes(model)
+    needed, most = needed_to_build(weights, backend), most_bytes()
+    if needed > most:
+        raise MemoryError(f"foreseen, with {most / 1e9:.2f} GB in all")
+    time = f"about {duration(backend.build_seconds * weights)} of a core, " if backend.build_seconds else ""
+    say(f"{time}{size(needed)} of memory and {size(1.1 * weights)} of disk at least")
+    if needed > host_bytes():
+        say(f"if it is killed, memory ran out: {what_builds(weights, backend)}")
+
+
+def load_target(model: Path, backend: Backend, drafts: bool) -> Target:
+    """A model folder's target: in float32 where the backend needs it, else as it is stored, in half the memory.
+    Embedding and head are in float32 too where there is a drafter, since drafters share them and are in float32."""
+    if backend.loads_fp32:
+        return Target.from_folder(model)
+    target = Target.from_folder(model, None)
+    if drafts:
+        target.embedding.float()
+        target.lm_head.float()
+    return target
+
+
+def weight_bytes(model: Path) -> int:
+    """Size of a target's weights, at 16 bits a number. Raises ValueError for a damaged file."""
+    return 2 * count_numbers(model)
+
+
+def target_info(target: Target) -> TargetInfo:
+    """What the run time needs to know of a target."""
+    fields = {name: getattr(target.config, name) for name in TargetInfo.model_fields}
+    return TargetInfo(**fields)
+
+
+def shard_infos(target: Target, ranks: int) -> tuple[ShardInfo, ...]:
+    """What the run time needs to know of each of several ranks. Raises ValueError for more than KV groups."""
+    if ranks == 1:
+        return ()
+    plan = plan_shards(target.config, ranks)
+    return tuple(ShardInfo(num_kv_heads=len(s.kv_heads), vocab_size=len(s.vocabulary)) for s in plan)
+
+
+def check(config: BundleConfig, target: Target) -> None:
+    """Refuse limits and methods that cannot work. Raises BundleError or ValueError."""
+    if config.limits.max_len > target.config.max_position:
+        raise BundleError(
+            f"--max-len {config.limits.max_len}: the target's context has {target.config.max_position} positions"
+        )
+    for name, method in config.methods.items():
+        try:
+            check_method(name, method, config)
+        except (BundleError, ValueError) as error:
+            raise BundleError(f"{name}: {error}" if len(config.methods) > 1 else str(error)) from None
+
+
+def check_head_size(whose: str, size: int, backend: Backend) -> None:
+    """Refuse heads that the backend's operators do not take. Raises BundleError."""
+    if size % (step := backend.head_step):
+        raise BundleError(
+            f"{whose} has heads of size {size}, {backend} takes multiples of {step} ({step}, {2 * step}, "
+            f"{3 * step}, ...); --backend {TORCH} takes any even size on the CPU"
+        )
+
+
+def check_caches(config: BundleConfig) -> None:
+    """Refuse caches whose slots would break the backend's alignment. Raises BundleError."""
+    limits = config.limits
+    if sizes := unaligned_caches(config, limits.max_len):
+        lengths = range(limits.max_len - 1, 1, -1)
+        fitting = next((length for length in lengths if not unaligned_caches(config, length)), None)
+        remedy = f"--max-len {fitting} is the nearest smaller that works" if fitting else "choose another --max-tree"
+        raise BundleError(
+            f"--max-len {limits.max_len}: a slot's cache would take {sizes[0]} bytes, and {config.backend} needs a "
+            f"multiple of {config.backend.cache_alignment}; {remedy}"
+        )
+
+
+def build(
+    config: BundleConfig,
+    target: Target,
+    model: Path,
+    chosen: dict[str, MethodSettings],
+    output: Path,
+    features: bool = False,
+    bigrams: Path | None = None,
+    calibration: Path | None = None,
+    inputs: BuiltFrom | None = None,
+    command: str = "",
+) -> None:
+    """Write the bundle of methods with these settings. The target gives features where there is a drafter, and
+    with `features`. The manifest says what it was built from and by which command. Raises BundleError,
+    FileNotFoundError or ValueError."""
+    fingerprint = target_fingerprint(target)
+    if calibration:
+        Calibration.load(calibration).check(target, fingerprint, calibration)
+    loops: Loops = {}
+    shared: dict[tuple[object, ...], Drafting] = {}
+    drafters: dict[tuple[Path, Path | None], Drafter] = {}
+    methods = dict(config.methods)
+    with step("load the drafters"):
+        for name, settings in chosen.items():
+            if settings.drafter:
+                source = settings.drafter, settings.hot_vocabulary
+                if source not in drafters:
+                    drafters[source] = load_draft_source(*source, target, model, fingerprint)
+                methods[name], loop = drafting_loop(drafters[source], methods[name], config, settings.token_info)
+                network = *source, settings.token_info, methods[name].chain_levels, *shape_of(loop)
+                loops[name] = shared.setdefault(network, loop)
+    own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, _ in drafters) if path.is_file()]
+    successors = bigrams or next(iter(own), None)
+    if successors and (shape := np.load(successors, mmap_mode="r").shape) != (target.config.vocab_size,):
+        raise BundleError(f"{successors} has shape {shape}, expected a successor of each of {target.config.vocab_size}")
+    config, token_info = config.model_copy(update={"methods": methods}), 0
+    for name, loop in loops.items():
+        if info := getattr(loop.drafter, "info", None):
+            size = info_bytes(info, config)
+            token_info += size * (2 if methods[name].chain_levels and not config.backend.shares_weights else 1)
+            err.print(f"  token info of {name}: {size / 1e6:.1f} MB, {loop.drafter.info_form}")
+    check_caches(config)
+    for name, method in methods.items():
+        if method.context:
+            check_head_size(name, method.context.head_size, config.backend)
+    drafter_weights = sum(weight.numel() for drafter in drafters.values() for weight in drafter.parameters())
+    target_weights = sum(weight.numel() for weight in target.parameters())
+    if config.tensor_parallel > 1:
+        target_weights += config.tensor_parallel * target.embedding.weight.numel()
+    each = BYTES_PER_WEIGHT[config.precision]
+    of_drafters = max(each, 2) if config.backend.native_drafters else each
+    stored = target_weights * each + drafter_weights * of_drafters + token_info
+    with new_bundle(output, int(stored * config.backend.disk_copies) + 20_000_000) as folder:
+        if calibration:
+            shutil.copy2(calibration, folder / CALIBRATION)
+        write = resolve_name(config.backend.writer)
+        versions = write(config, target, loops, folder, features or bool(loops))
+        with step("write the manifest"):
+            copy_tokenizer(model, folder)
+            if successors:
+                shutil.copy2(successors, folder / BIGRAMS_FILE_NAME)
+            versions |= {"torch": torch.__version__, "python": platform.python_version()}
+            finish_bundle(folder, config, versions, fingerprint, command, inputs)
+    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    err.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
+
+
+def info_bytes(info: TokenInfoTable | TokenInfoFactors, config: BundleConfig) -> int:
+    """Bytes of token info in a drafter's network, where factors are weights like others."""
+    if config.backend.native_drafters:
+        width = WIDTH.get(config.precision, 2)
+        return sum(x.numel() * (width if x.is_floating_point() else x.element_size()) for x in info.buffers())
+    if isinstance(info, TokenInfoTable):
+        return info.nbytes
+    width = WIDTH[config.precision] if config.backend == TORCH else 4 if config.precision == "fp32" else 1
+    return sum(factor.numel() * width for factor in info.buffers())
