@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-import export_trtllm
+from compiler.trtllm import convert
 from model_defs.drafters.medusa import MedusaDrafter
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
@@ -264,14 +264,14 @@ def test_limits_that_cannot_work_are_refused(tmp_path, model, apple, flags, reas
 @pytest.mark.parametrize(("error", "status"), [(OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)])
 def test_stopped_export_leaves_the_old_checkpoint_alone(tmp_path, model, apple, checkpoint, monkeypatch, error, status):
     before = {file: file.read_bytes() for file in checkpoint.rglob("*") if file.is_file()}
-    write = export_trtllm.save_tensors
+    write = convert.save_tensors
 
     def fails_at_the_second_rank(weights, path, **settings):
         if path.name == "rank1.safetensors":
             raise error
         write(weights, path, **settings)
 
-    monkeypatch.setattr(export_trtllm, "save_tensors", fails_at_the_second_rank)
+    monkeypatch.setattr(convert, "save_tensors", fails_at_the_second_rank)
     arguments = ("export", "--model", model, "--drafter", apple, "--tp", 3, "--dtype", "float32")
     for output in (checkpoint, tmp_path / "new"):
         assert run(*arguments, "--output", output).exit_code == status
