@@ -268,11 +268,8 @@ def restore_checkpoint(
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         begun = json.loads(metadata["recipe"])
-        if begun != recipe:
-            was, asked = (
-                ", ".join(f"{name} {given[name]}" for name in recipe if begun[name] != recipe[name])
-                for given in (begun, recipe)
-            )
+        if others := [name for name in begun if begun[name] != recipe.get(name)]:
+            was, asked = (", ".join(f"{name} {given.get(name)}" for name in others) for given in (begun, recipe))
             raise ValueError(f"{path} is of a run with {was}, the command asks for {asked}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     drafter.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})

@@ -128,8 +128,9 @@ def plan_training(
 ) -> Plan:
     """The plan that `path` holds, or a new one for another target or other hours, which is stored there.
 
-    Raises ValueError where the hours are too few, or where the folders of the plan and of the `teacher` data are of
-    other prompts or another chat template, OSError or ValueError for files.
+    Raises ValueError where the hours are too few, where a drafter has been trained by another plan, or where the
+    folders of the plan and of the `teacher` data are of other prompts or another chat template, OSError or ValueError
+    for files.
     """
     digest, there = model_digest(model), Plan.read(path)
     given = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or ""}
@@ -142,6 +143,11 @@ def plan_training(
     if there and (there.model, there.hours) == (digest, hours):
         say(f"going on with {path}")
         return there
+    if there and (path.parent / "checkpoint.safetensors").exists():
+        raise ValueError(
+            f"{path.parent} holds a drafter of another plan, for HOURS={there.hours:g}: remove or rename it, and the "
+            f"same command trains one for HOURS={hours:g}; teacher data are kept"
+        )
     say("measuring how fast teacher data are written and drafters trained")
     teacher_rate, loading_s = measure_teacher_rate(model, engine)
     target = Target.from_folder(model).to("cuda" if torch.cuda.is_available() else "cpu")

@@ -141,6 +141,8 @@ def train(
     optimizer = make_optimizer(drafter, run.peak_rate)
     checkpoint = output / "checkpoint.safetensors"
     recipe = {
+        "data": str(teacher),
+        "positions": str(run.positions),
         "labels": trainer.labels,
         "hidden weight": str(trainer.hidden_weight),
         "unroll": str(trainer.unroll),

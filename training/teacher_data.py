@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -79,7 +81,7 @@ class TeacherData:
         self.evaluation = (reserved or files[0])[:held_out]
         kept = {*reserved, *self.evaluation}
         self._training = [file for found in files for file in found if file not in kept]
-        self._folder, self._kept = folders[0], len(kept)
+        self._folder, self._kept, self._metadata = folders[0], len(kept), metadata
         self._check_division(reserved, metadata)
 
     def _check_division(self, reserved: list[Path], metadata: Mapping[Path, Mapping[str, str]]) -> None:
@@ -98,6 +100,12 @@ class TeacherData:
         if not self._training:
             raise ValueError(f"{self._folder} holds only the {self._kept} held-out shards")
         return self._training
+
+    def __str__(self) -> str:
+        """How many shards are trained on, with a digest of what tells them from others: names, sizes and origins."""
+        shards = [[file.name, file.stat().st_size, self._metadata[file]] for file in self.training]
+        digest = sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
+        return f"{len(shards)} shards ({digest[:8]})"
 
     def answers(self) -> Iterator[Tensor]:
         """The tokens int64 [n] of every answer to train on."""

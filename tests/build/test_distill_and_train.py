@@ -691,7 +691,7 @@ def test_a_run_that_was_stopped_goes_on_identically(taught: Path, tmp_path: Path
 
 def test_a_run_that_is_done_says_so(taught: Path, tmp_path: Path, capsys):
     train(taught, tmp_path, "medusa", 200)
-    (log,) = train(taught, tmp_path, "medusa", 100)
+    (log,) = train(taught, tmp_path, "medusa", 200)
     assert re.search(r"was trained on 2\d\d positions already: nothing to do", capsys.readouterr().err)
     assert log["positions"] >= 200
 
@@ -759,7 +759,11 @@ def test_a_run_goes_on_from_another_drafter(taught: Path, tmp_path: Path):
 def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
     train(taught, tmp_path, "hidden_state", 100)
     with pytest.raises(typer.BadParameter, match=r"run with labels soft, batch 4, the command asks for labels hard, b"):
-        train(taught, tmp_path, "hidden_state", 200, labels="hard", batch=8)
+        train(taught, tmp_path, "hidden_state", 100, labels="hard", batch=8)
+    with pytest.raises(typer.BadParameter, match=r"run with positions 100, the command asks for positions 200; for"):
+        train(taught, tmp_path, "hidden_state", 200)
+    with pytest.raises(typer.BadParameter, match=r"run with data 2 shards \(\w+\), the command asks for data 1 shards"):
+        train(taught, tmp_path, "hidden_state", 100, held_out=2)
     with pytest.raises(typer.BadParameter, match=r"info_rank=8.*asks for.*info_rank=4"):
         train(taught, tmp_path, "hidden_state", 200, settings=["info_vocabulary=40", "info_rank=4"])
     with pytest.raises(typer.BadParameter, match="'info_rank' is not of the form name=value"):

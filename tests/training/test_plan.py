@@ -156,6 +156,10 @@ def test_a_run_that_was_killed_goes_on_with_its_plan(tmp_path, monkeypatch):
     assert plan.plan_training(tmp_path / "plan.json", Path("model"), *arguments) == stored
     with pytest.raises(pytest.fail.Exception):
         plan.plan_training(tmp_path / "plan.json", Path("another"), *arguments)
+    (tmp_path / "checkpoint.safetensors").touch()
+    assert plan.plan_training(tmp_path / "plan.json", Path("model"), *arguments) == stored
+    with pytest.raises(ValueError, match="drafter of another plan, for HOURS=1: remove or rename it"):
+        plan.plan_training(tmp_path / "plan.json", Path("model"), Path("engine"), Path("data"), [], 2.0, lambda _: None)
 
 
 @pytest.mark.parametrize("changed", ["prompts", "chat_template"])
