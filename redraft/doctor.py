@@ -14,11 +14,12 @@ import numpy as np
 import psutil
 
 from redraft.bundle.backends import OPENVINO
-from redraft.bundle.budget import BudgetFile, BudgetTable, how_to_tune, machine_name
+from redraft.bundle.budget import BudgetFile, BudgetTable, machine_name
 from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import cpu_features
 from redraft.chat import render_chat, template_digest
 from redraft.console.resources import cpu_quota
+from redraft.errors import IN_CLONE, how_to_tune
 from redraft.llm import LLM, Answer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE
@@ -116,7 +117,7 @@ def tuning(path: Path, config: BundleConfig) -> Iterator[Finding]:
             yield Finding(
                 "tuning",
                 f"{name} pays at no load that was measured: it never drafts",
-                "train a drafter on your prompts: make drafter DATA=prompts",
+                f"train a drafter on your prompts: make drafter DATA=prompts{IN_CLONE}",
             )
 
 
@@ -160,7 +161,7 @@ def templates(path: Path, config: BundleConfig) -> Iterator[Finding]:
             yield Finding(
                 "chat template",
                 f"{name} was trained on answers under another template than the bundle's",
-                "make model CHAT_TEMPLATE=the one it was trained with, or distill and train again",
+                f"make model CHAT_TEMPLATE=the one it was trained with, or distill and train again{IN_CLONE}",
             )
         elif method.chat_template:
             yield Finding("chat template", f"{name} was trained with the bundle's")
@@ -223,7 +224,7 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
             yield Finding(
                 "acceptance",
                 f"{text}, {usual:.2f} on those it was tuned with",
-                "train a drafter on your own: make drafter DATA=these prompts",
+                f"train a drafter on your own: make drafter DATA=these prompts{IN_CLONE}",
             )
         else:
             yield Finding("acceptance", f"{text}, {usual:.2f} on those it was tuned with")

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.manifest import MANIFEST, file_sha256
-from redraft.errors import BundleError
+from redraft.errors import BundleError, how_to_tune
 
 FILE_NAME = "budget.json"
 
@@ -116,11 +116,6 @@ def machine_name() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
-
-
-def how_to_tune(bundle: Path) -> str:
-    """The command that measures a bundle's budgets."""
-    return f"run `python build/tune.py --bundle {bundle} --prompts benchmarks/prompts.jsonl`"
 
 
 def untuned_warning(methods: Iterable[str], bundle: Path) -> str:

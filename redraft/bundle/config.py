@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from redraft.bundle.backends import Backend, Form, Precision, backend_of
-from redraft.errors import BundleError
+from redraft.errors import BundleError, how_to_rebuild
 
 FORMAT_VERSION = 3
 CONFIG = "config.json"
@@ -134,7 +134,7 @@ class BundleConfig(Section):
         return self
 
     @classmethod
-    def read(cls, bundle: Path, rebuild: str = "rebuild it with build/build_engines.py") -> BundleConfig:
+    def read(cls, bundle: Path, rebuild: str = how_to_rebuild()) -> BundleConfig:
         """A bundle's `config.json`. Raises BundleError, which says how to `rebuild` it."""
         try:
             return cls.model_validate(read_json_object(bundle / CONFIG))
@@ -161,9 +161,9 @@ def read_json_object(path: Path) -> dict:
     try:
         raw = json.loads(path.read_bytes())
     except (ValueError, OSError) as error:
-        raise BundleError(f"{path} cannot be read ({error}); rebuild the bundle with build/build_engines.py") from None
+        raise BundleError(f"{path} cannot be read ({error}); {how_to_rebuild()}") from None
     if not isinstance(raw, dict):
-        raise BundleError(f"{path} is no JSON object; rebuild the bundle with build/build_engines.py")
+        raise BundleError(f"{path} is no JSON object; {how_to_rebuild()}")
     return raw
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from redraft.bundle.config import FORMAT_VERSION, BundleConfig, Section, first_problem, read_json_object
-from redraft.errors import BundleError
+from redraft.errors import IN_CLONE, BundleError, how_to_rebuild
 
 MANIFEST = "manifest.json"
 
@@ -55,9 +55,9 @@ class Manifest(Section):
         path = bundle / MANIFEST
         if not path.is_file():
             hint = "is not an engine bundle (it has no manifest.json)" if bundle.exists() else "does not exist"
-            raise BundleError(f"{bundle} {hint}; `make engines` in a clone of redraft builds one")
+            raise BundleError(f"{bundle} {hint}; `make engines`{IN_CLONE} builds one")
         raw = read_json_object(path)
-        rebuild = f"rebuild it with: {raw.get('command') or 'build/build_engines.py'}"
+        rebuild = how_to_rebuild(raw.get("command") or "")
         if raw.get("format_version") != FORMAT_VERSION:
             raise BundleError(
                 f"{bundle} has bundle format {raw.get('format_version')}, this version reads format "
@@ -67,6 +67,11 @@ class Manifest(Section):
             return cls.model_validate(raw)
         except ValidationError as error:
             raise BundleError(f"{path} is corrupted: {first_problem(error)}; {rebuild}") from None
+
+    @property
+    def rebuild(self) -> str:
+        """How to build the bundle again, for messages."""
+        return how_to_rebuild(self.command)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Bundle:
         Files that the manifest does not name (a budget table written later) are allowed. Raises BundleError.
         """
         manifest = Manifest.read(path)
-        rebuild = f"rebuild it with: {manifest.command or 'build/build_engines.py'}"
+        rebuild = manifest.rebuild
         missing = sorted(set(manifest.cpu_features) - cpu_features())
         if missing:
             raise BundleError(

@@ -38,7 +38,7 @@ class OpenVINOEngine:
         if (built_for := bundle.manifest.versions.get("operators")) != (present := operators_digest()):
             raise BundleError(
                 f"{bundle.path} was built for other CPU operators ({built_for}) than these ({present}); "
-                f"rebuild it with: {bundle.manifest.command}"
+                f"{bundle.manifest.rebuild}"
             )
         if threads is not None:
             kernels.set_threads(threads)

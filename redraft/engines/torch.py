@@ -247,7 +247,7 @@ def require_version(bundle: Bundle) -> None:
     if _release(built) != _release(here):
         raise BundleError(
             f"{bundle.path} was exported by torch {built}, this is {here}, which need not read it; on this machine "
-            f"rebuild it with: {bundle.manifest.command}"
+            f"{bundle.manifest.rebuild}"
         )
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from redraft.errors import IN_CLONE
 from redraft.serving.processes import (
     OWNER_VARIABLE,
     ServingError,
@@ -142,7 +143,9 @@ def _unusable(run_dir: RunDir, error: OSError) -> ServingError:
 
 def _check(settings: Settings, run_dir: RunDir) -> None:
     if not (settings.bundle / "config.json").is_file():
-        raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json (`make engines` builds one)")
+        raise ServingError(
+            f"{settings.bundle} is not a bundle: it has no config.json; `make engines`{IN_CLONE} builds one"
+        )
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
     TritonInstallation()
     try:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import runpy
+import shutil
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
 import redraft.bundle.manifest as bundle_module
+from redraft import errors
 from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.writer import finish_bundle, new_bundle
@@ -82,10 +85,16 @@ def test_a_damaged_bundle_says_what_to_rebuild(path, damage, message):
     assert "rebuild it with: python build/build_engines.py --output b" in str(caught.value)
 
 
+def test_remedies_of_a_wheel_say_where_their_commands_are(tmp_path):
+    assert errors.IN_CLONE == ""
+    installed = shutil.copy(errors.__file__, tmp_path)
+    assert runpy.run_path(installed)["how_to_rebuild"]("make it") == "rebuild it in a clone of redraft with: make it"
+
+
 @pytest.mark.parametrize("text", ["", "not json", "[]"])
 def test_an_unreadable_manifest(path, text):
     (path / "manifest.json").write_text(text)
-    with pytest.raises(BundleError, match=r"manifest\.json .*rebuild the bundle with build/build_engines.py"):
+    with pytest.raises(BundleError, match=r"manifest\.json .*rebuild it with: python build/build_engines.py"):
         Bundle.load(path)
 
 

@@ -84,8 +84,7 @@ class TensorRTEngine:
     def _refuse(self, engine: str, fault: str | None) -> None:
         """Raise BundleError where an engine has a fault."""
         if fault:
-            rebuild = f"rebuild it with: {self._bundle.manifest.command}"
-            raise BundleError(f"{self._bundle.path}: {engine} {fault}; {rebuild}")
+            raise BundleError(f"{self._bundle.path}: {engine} {fault}; {self._bundle.manifest.rebuild}")
 
     @torch.inference_mode()
     def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:

@@ -142,7 +142,7 @@ def require_fit(bundle: Bundle, library: TensorRTLibrary, version: str, device: 
     """Raise BundleError for engines of another version than this, or for another compute capability than the GPU's.
     Warns on stderr where they were built on another model of GPU, since their kernels may be slow here."""
     versions = bundle.manifest.versions
-    rebuild = f"on this machine rebuild it with: {bundle.manifest.command}"
+    rebuild = f"on this machine {bundle.manifest.rebuild}"
     if (built := versions.get(library.backend.name)) != version:
         raise BundleError(f"{bundle.path} was built by {library.title} {built}, this is {version}; {rebuild}")
     if (wanted := versions.get(CAPABILITY)) not in (None, found := gpu.capability(device)):
