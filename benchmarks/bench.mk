@@ -100,8 +100,7 @@ bench-redrafter: $(DISTILLED) $(CHECKED)/manifest.json $(BEAMS)/manifest.json an
 
 RSD := $(PY) -m benchmarks.rsd.experiments --model $(MODEL) --drafter $(DRAFTER) --engines $(ENGINES) --precision $(PRECISION) \
   --num-prompts 48
-bench-rsd: $(COMPARED)/manifest.json ## RSD, figure 1; what rejection costs; both experiments and their token rates on SPEC_BENCH
-	$(PY) -m benchmarks.rsd.figure1 --output $(REPORTS)/rsd_figure1.png
+bench-rsd: $(COMPARED)/manifest.json ## what rejection costs; RSD, both experiments and their token rates on SPEC_BENCH
 	$(PY) -m benchmarks.speed.drafting_latency rejection --bundle $(COMPARED) --dataset $(PROMPTS) --num-prompts 64 \
 	  --output $(REPORTS)/rejection.json
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd,experiments 1 and 2)
@@ -113,7 +112,6 @@ bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## drafters on 
 	$(PY) -m benchmarks.training.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER) $(HELD_OUT) \
 	  --output $(REPORTS)/held_out.json
 	$(PY) -m benchmarks.training.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.json
-	$(PY) -m benchmarks.training.learning_curve $(wildcard drafters/$(DEFAULT)*/training.jsonl) --output $(REPORTS)/learning_curve.png
 	$(PY) -m benchmarks.training.learning_curve $(patsubst %/,%,$(dir $(EQUAL))) --output $(REPORTS)/equal_budget.png
 	$(PY) -m benchmarks.training.learning_curve $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation_curves.png
 

@@ -21,7 +21,7 @@ from redraft.errors import BundleError
 from redraft.plugins.cuda.compile import nvcc
 from redraft.plugins.library import BuildError
 
-PACKAGES = ("msgpack", "psutil", "pydantic")
+PACKAGES = ("psutil", "pydantic")
 """What bundles and the scheduler import besides torch, transformers and what these bring."""
 
 

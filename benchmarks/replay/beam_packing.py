@@ -83,7 +83,7 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Search beams of every width, print the table, write plot and JSON."""
+    """Search beams of every width, print the table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="folder of the target, written by build/fetch_model.py")
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--max-tokens", type=int, default=64, help="of each answer")
     add("--widths", type=int, nargs="+", default=list(range(5, 75, 5)))
     add("--length", type=int, default=5, help="beam length")
-    add("--output", type=Path, default=Path("docs/results/beam_packing.json"), help="the plot lands beside it, as PNG")
+    add("--output", type=Path, default=Path("docs/results/beam_packing.json"))
     args = parser.parse_args(argv)
     try:
         answers = read(args.answers, args.num_prompts, args.max_tokens)
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
     table(results).show(console)
     setting = {"drafter": args.drafter.name, "answers": len(answers), "max_tokens": args.max_tokens}
     write_json(args.output, {**setting, "beam_length": args.length, "widths": results})
-    console.print(f"written to {args.output} and {plot(results, args.output.with_suffix('.png'))}")
+    console.print(f"written to {args.output}")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def plot(drafters: dict[str, list[dict[str, Any]]], path: Path) -> Path:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Replay every shape, print the tables, write plot and JSON."""
+    """Replay every shape, print the tables, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="folder of the target, written by build/fetch_model.py")
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--max-tokens", type=int, default=64, help="of each answer")
     add("--widths", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     add("--lengths", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    add("--output", type=Path, default=Path("docs/results/beam_shapes.json"), help="the plot lands beside it, as PNG")
+    add("--output", type=Path, default=Path("docs/results/beam_shapes.json"))
     args = parser.parse_args(argv)
     target = Target.from_folder(args.model)
     results: dict[str, list[dict[str, Any]]] = {}
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     if len(results) > 1:
         comparison(results).show(console)
     write_json(args.output, {"answers": len(answers), "max_tokens": args.max_tokens, "drafters": results})
-    console.print(f"written to {args.output} and {plot(results, args.output.with_suffix('.png'))}")
+    console.print(f"written to {args.output}")
 
 
 if __name__ == "__main__":

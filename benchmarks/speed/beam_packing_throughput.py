@@ -100,17 +100,12 @@ def plot(cells: Mapping[tuple[str, int], Mapping[str, Any]], path: Path) -> Path
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run every method at every batch size, compare, print the table, write JSON and plot."""
+    """Run every method at every batch size, compare, print the table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--bundle", type=Path, required=True, help="bundle with the methods of benchmarks/methods/beam_packing.toml")
     add_workload(parser)
-    add(
-        "--output",
-        type=Path,
-        default=Path("docs/results/beam_packing_throughput.json"),
-        help="the table (.md) and the plot (.png) land beside it",
-    )
+    add("--output", type=Path, default=Path("docs/results/beam_packing_throughput.json"))
     args = parser.parse_args(argv)
     llm = load_llm(parser, args.bundle)
     by_width = sorted(llm.runtime.plans, key=lambda method: (width_of(method).zfill(9), method))
@@ -130,12 +125,10 @@ def main(argv: list[str] | None = None) -> None:
         if row["tokens_per_s"] > cells.setdefault((method, batch), row)["tokens_per_s"]:
             cells[method, batch] = row
     llm.close()
-    shown = table(cells)
-    shown.show(console)
+    table(cells).show(console)
     setting = {"prompts": len(prompts), "rounds": args.rounds, **options}
     write_json(args.output, {**setting, "same_tokens_and_steps": True, "cells": list(cells.values())})
-    args.output.with_suffix(".md").write_text(f"# {shown.title}\n{shown.markdown()}\n", encoding="utf-8")
-    console.print(f"written to {args.output} and {plot(cells, args.output.with_suffix('.png'))}")
+    console.print(f"written to {args.output}")
 
 
 if __name__ == "__main__":

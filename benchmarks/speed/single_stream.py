@@ -221,8 +221,6 @@ def main(argv: list[str] | None = None) -> int:
             llama.close()
     report["auto_regressive"] = (args.auto_regressive or args.speculative[0]).name
     write_json(args.output, report)
-    found = [f"## {table.title}\n{table.markdown()}\n" for table in tables(report)]
-    args.output.with_suffix(".md").write_text("\n".join(found), encoding="utf-8")
     show(report)
     console.print(f"written to {args.output}")
     return 0

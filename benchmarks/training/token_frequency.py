@@ -15,7 +15,6 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from benchmarks.figures.plots import COLORS, new_figure, save
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 
@@ -29,29 +28,11 @@ def coverage(chosen_on: np.ndarray, judged_on: np.ndarray) -> np.ndarray:
     return ranked.cumsum() / ranked.sum()
 
 
-def plot(counts: np.ndarray, covered: np.ndarray, path: Path) -> Path:
-    """Panels: relative frequency by rank, and the share of text that the most frequent tokens make up."""
-    figure, (frequency, share) = new_figure(2)
-    used = np.sort(counts[counts > 0])[::-1]
-    frequency.loglog(np.arange(1, len(used) + 1), used / used.sum(), color=COLORS[1])
-    frequency.set_title("Token frequency", loc="left")
-    frequency.set_xlabel("rank")
-    frequency.set_ylabel("share of all tokens")
-    share.semilogx(np.arange(1, len(covered) + 1), covered, color=COLORS[1])
-    share.set_title("Covered by the K most frequent", loc="left")
-    share.set_xlabel("K")
-    share.set_ylabel("share of the other half")
-    share.set_ylim(0, 1.02)
-    return save(figure, path)
-
-
 def main(
     counts: Annotated[Path, typer.Argument(exists=True, help="token_counts.npy of build/count_tokens.py.")],
-    output: Annotated[Path, typer.Option(help="JSON file to write; the plot lands beside it, as PNG.")] = Path(
-        "artifacts/reports/token_frequency.json"
-    ),
+    output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("artifacts/reports/token_frequency.json"),
 ) -> None:
-    """Print the table, write JSON and plot."""
+    """Print the table and write JSON."""
     halves = np.load(counts)
     if halves.ndim != 2 or len(halves) != 2:
         raise typer.BadParameter(f"{counts} holds an array of shape {halves.shape}, expected [2, V]")
@@ -64,7 +45,7 @@ def main(
     table.show(console)
     shares = {str(count): float(covered[count - 1]) for count in rows}
     write_json(output, {"tokens": tokens, "vocabulary": len(whole), "used": used, "covered": shares})
-    console.print(f"written to {output} and {plot(whole, covered, output.with_suffix('.png'))}")
+    console.print(f"written to {output}")
 
 
 if __name__ == "__main__":

@@ -198,7 +198,6 @@ def test_packing_table(target, answers, tmp_path, monkeypatch, capsys):
     assert rows[1]["packed"] == pytest.approx(np.mean(kept))
     assert rows[1]["fewer"] == pytest.approx(1 - np.mean(kept) / 21)
     assert rows[1]["p1"] <= rows[1]["packed"] <= rows[1]["p99"]
-    assert (tmp_path / "r.png").stat().st_size > 1000
     assert "ReDrafter, figure 6" in capsys.readouterr().out
 
 

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from matplotlib.image import imread
 
 from benchmarks.speed import beam_packing_throughput, method_batches
 from compiler.methods import read_methods
@@ -47,8 +46,6 @@ def run(tmp_path, monkeypatch):
         output = tmp_path / "r.json"
         arguments = ["--num-prompts", "4", "--max-tokens", "20", "--batches", "1", "3", "--rounds", "1"]
         beam_packing_throughput.main(["--bundle", "b", *arguments, "--output", str(output)])
-        assert imread(output.with_suffix(".png")).shape[1] > 500
-        assert "| packed_5 / unpacked_5 |" in output.with_suffix(".md").read_text()
         return json.loads(output.read_text())
 
     return run_with
