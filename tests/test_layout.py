@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
+from redraft.bundle.backends import BACKENDS
 from tests.conftest import ROOT
 
 BELOW = {
@@ -29,7 +32,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Names that a module imports when it runs: modules, or attributes of modules."""
+    """Names that a module imports when it runs, by strings too: modules, or attributes of modules."""
     tree = ast.parse(file.read_text())
     guarded = [
         node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
@@ -42,6 +45,15 @@ def imports(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Call):
+            match ast.unparse(node):
+                case "resolve_name(bundle.config.backend.engine)":
+                    yield from (backend.engine.replace(":", ".") for backend in BACKENDS.values())
+                case "resolve_name(config.backend.writer)":
+                    yield from (backend.writer.replace(":", ".") for backend in BACKENDS.values())
+                case "import_module(f'{__name__}.{module.name}')":
+                    package = file.parent.relative_to(ROOT).as_posix().replace("/", ".")
+                    yield from (f"{package}.{module.stem}" for module in file.parent.glob("*.py") if module != file)
 
 
 def graph() -> dict[str, set[str]]:
@@ -63,6 +75,22 @@ def test_packages_import_only_what_is_below_them():
         allowed = {"redraft.plugins"} if name.startswith("redraft.plugins") else BELOW[name.partition(".")[0]]
         above = {one for one in targets if not one.startswith(tuple(allowed))}
         assert not above, name
+
+
+def test_modules_that_strings_name_are_seen():
+    found = graph()
+    assert {"redraft.engines.openvino", "redraft.engines.tensorrt.engine"} < found["redraft.engines"]
+    assert {"compiler.writers.openvino", "compiler.writers.tensorrt"} < found["compiler.bundle"]
+    assert "redraft.decoding.construction" in found["redraft.decoding"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_names_functions_that_exist(backend):
+    """Those of TensorRT too, which other tests only reach with a GPU."""
+    for named in (BACKENDS[backend].engine, BACKENDS[backend].writer):
+        module, _, name = named.partition(":")
+        defined = {getattr(node, "name", "") for node in ast.parse(modules()[module].read_text()).body}
+        assert name in defined, named
 
 
 def test_folders_are_small():
