@@ -54,7 +54,8 @@ class LLM:
     """
 
     def __init__(self, bundle: str | Path | Runtime, threads: int | None = None):
-        """Load a bundle's folder, or take a runtime that is loaded. `threads`: default all cores.
+        """Load a bundle's folder, or take a runtime that is loaded. `threads`: default all cores. The CPU operators of
+        a process share one pool of threads, which has the last number given.
 
         Raises BundleError where the folder is no bundle or does not fit this machine, and ValueError for a runtime that
         another LLM has taken.
