@@ -53,21 +53,11 @@ class Request:
 
     @property
     def default_name(self) -> str:
-        """The source's own name. Raises FetchError for a source of no known kind."""
-        path = Path(self.source)
+        """The source's own name."""
         if self.source == "default":
             return shipped.NAME
-        if path.is_dir():
-            return path.resolve().name
-        if path.suffix == ".gguf":
-            if not path.is_file():
-                raise FetchError(f"{path}: no such file")
-            return path.stem
-        if path.is_file():
-            raise FetchError(f"{path} is a file, but not a .gguf; expected a model folder, a .gguf file or a hub id")
-        if HUB_ID.fullmatch(self.source):
-            return self.source.split("/")[1]
-        raise FetchError(f"{self.source!r} is neither an existing folder, nor a .gguf file, nor a hub id (owner/name)")
+        name = Path(self.source).resolve().name
+        return name.removesuffix(".gguf")
 
     @property
     def origin(self) -> dict[str, str | None]:
@@ -106,15 +96,22 @@ def fetch(request: Request, say: Say) -> Path:
 
 
 def _open(request: Request, unpacked: Path, say: Say) -> Checkpoint:
-    """The source's checkpoint, of which headers and configuration are read."""
+    """The source's checkpoint, of which headers and configuration are read. Raises FetchError for a source of no known
+    kind."""
     path = Path(request.source)
     if request.source == "default":
         return GgufCheckpoint(shipped.unpack(request.cache, unpacked, say), shipped.TITLE)
     if path.is_dir():
         return FolderCheckpoint(path, path.resolve().name)
-    if path.is_file():
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise FetchError(f"{path}: no such file")
         with step(f"read {path.name}"):
             return GgufCheckpoint(path, f"{path.stem}, dequantized")
+    if path.is_file():
+        raise FetchError(f"{path} is a file, but not a .gguf; expected a model folder, a .gguf file or a hub id")
+    if not HUB_ID.fullmatch(request.source):
+        raise FetchError(f"{request.source} is neither an existing folder, nor a .gguf file, nor a hub id (owner/name)")
     return FolderCheckpoint(hub.download(request.source, request.revision, request.cache, say), request.source)
 
 

@@ -140,9 +140,10 @@ def test_broken_folders_are_named_and_leave_nothing(checkpoint, tmp_path, change
         (__file__, r"is a file, but not a \.gguf"),
     ],
 )
-def test_missing_sources(source, message, tmp_path):
+@pytest.mark.parametrize("name", [None, "mine"])
+def test_missing_sources(source, message, name, tmp_path):
     with pytest.raises(FetchError, match=message):
-        fetch(source, tmp_path)
+        fetch(source, tmp_path, name=name)
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
