@@ -51,11 +51,14 @@ def tune_bundle(
     with progress("tune", 0, "measurements", console=console) as shown:
         for name in names:
             bench = Bench(runtime, name, texts, tokens)
+            ends = time.monotonic() + 60 * minutes
             if runtime.plans[name].retrieves:
                 shown.update(0, f"{name}: serving prompts to draft from")
                 bench.serve(others)
             shown.begin(0)
-            table = Tuner(bench, 60 * minutes, grid, partial(_say, shown)).tune()
+            tuner = Tuner(bench, ends - time.monotonic(), grid, partial(_say, shown))
+            table = tuner.tune()
+            shown.update(tuner.done)
             save(bundle, name, table)
             show(name, table, console)
 
@@ -74,9 +77,8 @@ def _fitting(runtime: Runtime, texts: Sequence[str], tokens: int, console: Conso
 
 
 def _say(shown: Progress, tuner: Tuner, what: str) -> None:
-    shown.total = tuner.of
-    left = duration(tuner.ends - time.monotonic())
-    shown.update(tuner.done, f"{tuner.bench.method}: {what}; at most {left} left")
+    shown.total, shown.deadline = tuner.of, tuner.ends
+    shown.update(tuner.done, f"{tuner.bench.method}: {what}")
 
 
 def forget_unusable(bundle: Path, console: Console) -> None:
@@ -107,4 +109,8 @@ def show(method: str, table: BudgetTable, console: Console) -> None:
     console.print(shown)
     made = table.measured["measurements"]
     if made["done"] < made["of"]:
-        write(console, f"tune: {method}: {made['done']} of {made['of']} measurements: more --minutes make all")
+        write(
+            console,
+            f"tune: {method}: time for {made['done']} of {made['of']} measurements; --minutes (make: TUNE_MINUTES=) "
+            "gives more",
+        )

@@ -16,10 +16,12 @@ LINE_S = 15.0
 
 
 class Progress:
-    """Work done of a total. Rate and time left follow from what was done since it began."""
+    """Work done of a total, in steps or bytes. Rate and time left follow from what was done since it began, unless the
+    work has a `deadline` (of `time.monotonic`). Without a total only the note is shown."""
 
     def __init__(self, name: str, total: int, unit: str, note: str = ""):
         self.name, self.total, self.unit, self.note = name, total, unit, note
+        self.deadline: float | None = None
         self.changed: Callable[[], None] = lambda: None
         self.begin(0)
 
@@ -34,17 +36,25 @@ class Progress:
 
     def line(self) -> str:
         """Done, total, rate and time left."""
-        rate = (self.done - self._begun_with) / max(time.monotonic() - self._started, 1e-9)
-        parts = [f"{min(self.done, self.total):,.0f} of {self.total:,.0f} {self.unit}"]
-        if rate > 0:
-            parts += [f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"]
+        if not self.total:
+            return f"{self.name}: {self.note or 'begins'}"
+        now = time.monotonic()
+        rate = (self.done - self._begun_with) / max(now - self._started, 1e-9)
+        parts = [f"{self._amount(min(self.done, self.total))} of {self._amount(self.total, self.unit)}"]
+        if self.deadline is not None:
+            parts += [f"at most {duration(self.deadline - now)} left"]
+        elif rate > 0:
+            parts += [f"{self._amount(rate) if rate >= 10 else f'{rate:.2g}'}/s"]
             parts += [f"about {duration((self.total - self.done) / rate)} left"]
         return f"{self.name}: {', '.join(parts)}" + (f" ({self.note})" if self.note else "")
 
     def summary(self) -> str:
         """What was done, and in what time."""
         elapsed = duration(time.monotonic() - self._started)
-        return f"{self.name}: {self.done - self._begun_with:,.0f} {self.unit} in {elapsed}"
+        return f"{self.name}: {self._amount(self.done - self._begun_with, self.unit)} in {elapsed}"
+
+    def _amount(self, count: float, unit: str = "") -> str:
+        return size(count) if self.unit == "bytes" else f"{count:,.0f} {unit}".rstrip()
 
 
 @contextmanager

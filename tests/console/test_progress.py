@@ -47,6 +47,21 @@ def test_a_line_says_done_total_rate_and_time_left(monkeypatch):
     assert last.startswith("distill: 10,000 tokens in ")
 
 
+def test_bytes_are_shown_as_sizes():
+    shown = progress.Progress("fetch", 1_260_000_000, "bytes")
+    shown.update(36_000_000)
+    assert re.fullmatch(r"fetch: 36 MB of 1\.3 GB, .*B/s, about .* left", shown.line())
+    assert shown.summary().startswith("fetch: 36 MB in ")
+
+
+def test_a_deadline_replaces_the_estimate():
+    shown = progress.Progress("tune", 0, "measurements", "serving prompts")
+    assert shown.line() == "tune: serving prompts"
+    shown.total, shown.deadline = 40, time.monotonic() + 120
+    shown.update(1, "step times")
+    assert shown.line() == "tune: 1 of 40 measurements, at most 2 min left (step times)"
+
+
 def test_more_than_the_total_leaves_no_time(monkeypatch):
     def work(shown: progress.Progress) -> None:
         shown.update(20_300, "")
