@@ -17,7 +17,11 @@ from redraft.text import TextStream
 
 DRAFTED = "green"
 """Style of drafted tokens."""
-HELP = "/stats  statistics of each answer\n/reset  begin a new conversation\n/quit   end (or Ctrl-D)"
+HELP = """\
+/stats  statistics of each answer
+/reset  begin a new conversation
+/quit   end (or Ctrl-D)
+Ctrl-C  stop an answer"""
 
 
 class Conversation:
@@ -43,7 +47,7 @@ class Conversation:
             elif line == "/stats":
                 self._print("\n".join(map(str, self._stats)) or "no finished answer yet")
             elif line.startswith("/"):
-                self._print(HELP)
+                self._print(f"{line.split()[0]}: no such command\n{HELP}")
             elif line:
                 self._answer(line)
 

@@ -91,6 +91,12 @@ def test_what_the_bundle_cannot_answer_is_said_and_forgotten(llm):
     assert answered == expected
 
 
+def test_an_unknown_command_is_named_and_not_answered(llm):
+    first, *_ = conversation(llm, ["/stast now"])[1].splitlines()
+    assert first.startswith("/stast: ")
+    assert llm.runtime.scheduler.totals.requests == 0
+
+
 def test_the_text_of_tokens_joins_to_the_text_of_all():
     """These tokens are bytes: most characters of other scripts take several."""
     codec = toy_codec(257)
