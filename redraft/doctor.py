@@ -16,11 +16,11 @@ import psutil
 from redraft.bundle.backends import OPENVINO
 from redraft.bundle.budget import BudgetFile, BudgetTable, machine_name
 from redraft.bundle.config import BundleConfig, target_folder
-from redraft.bundle.manifest import cpu_features
+from redraft.bundle.manifest import Manifest, cpu_features
 from redraft.chat import render_chat, template_digest
 from redraft.console.resources import cpu_quota
 from redraft.errors import IN_CLONE, how_to_tune
-from redraft.llm import LLM, Answer
+from redraft.llm import LLM
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE
 
@@ -30,6 +30,8 @@ OVER_FLOOR = 1.7
 """A step that takes this many times what reading the weights takes is not bound by memory."""
 LOW_ACCEPTANCE = 0.85
 """Tokens per step on the user's prompts, over those that the bundle was tuned with, that is worth a word."""
+LEAST_FROM_NGRAMS = 1.1
+"""Tokens per step on the user's prompts, from n-grams, below which the answers repeat too little."""
 BANDWIDTH_BYTES, BANDWIDTH_ROUNDS = 1 << 29, 5
 PROMPTS, TOKENS = 8, 48
 """Prompts that acceptance is measured on, and tokens of each answer."""
@@ -56,6 +58,7 @@ def examine(path: Path, prompts: Path | None = None, threads: int | None = None)
     Loads the bundle and decodes with it for about a minute. Raises BundleError where it cannot be loaded, ValueError
     for a prompt file that cannot be read.
     """
+    Manifest.read(path)
     config = BundleConfig.read(path)
     texts = [prompt.turns[0] for prompt in spread(load_prompts(prompts), PROMPTS)] if prompts else []
     yield other_load()
@@ -214,11 +217,17 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
     if not prompts:
         return
     for name in (method for method in llm.methods if method != AUTO_REGRESSIVE):
-        found = tokens_per_step(llm.generate(chat or list(prompts), max_tokens=TOKENS, temperature=0, method=name))
+        found = tokens_per_step(llm, name, chat or prompts)
         table, plan = tuned.get(name), llm.runtime.plans[name]
-        usual = tuned_length(table, len(prompts)) if table and not plan.retrieves else None
+        usual = tuned_length(table) if table and not plan.retrieves else None
         text = f"{name}: {found:.2f} tokens/step on these prompts"
-        if usual is None:
+        if plan.retrieves and found < LEAST_FROM_NGRAMS:
+            yield Finding(
+                "acceptance",
+                f"{text}: their answers repeat too little for n-grams",
+                f"train a drafter on your own: make drafter DATA=these prompts{IN_CLONE}",
+            )
+        elif usual is None:
             yield Finding("acceptance", text)
         elif found < LOW_ACCEPTANCE * usual:
             yield Finding(
@@ -230,7 +239,7 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
             yield Finding("acceptance", f"{text}, {usual:.2f} on those it was tuned with")
         if not chat or plan.retrieves:  # which drafts from the answers above
             continue
-        raw = tokens_per_step(llm.generate(list(prompts), max_tokens=TOKENS, temperature=0, method=name))
+        raw = tokens_per_step(llm, name, prompts)
         if raw < LOW_ACCEPTANCE * found:
             yield Finding(
                 "chat template",
@@ -252,14 +261,15 @@ def _rendered(path: Path, prompts: Sequence[str]) -> list[str]:
         return []
 
 
-def tokens_per_step(answers: Sequence[Answer]) -> float:
-    """Tokens that a step gave, over all answers; 1 where there was no step."""
+def tokens_per_step(llm: LLM, method: str, prompts: Sequence[str]) -> float:
+    """Tokens that a step of one stream gave, over all answers; 1 where there was no step. The prompts are answered one
+    after the other: with more running, the budget table may draft less or nothing."""
+    answers = [llm.generate(prompt, max_tokens=TOKENS, temperature=0, method=method) for prompt in prompts]
     steps = sum(answer.stats.steps for answer in answers)
     return (steps + sum(answer.stats.accepted for answer in answers)) / steps if steps else 1.0
 
 
-def tuned_length(table: BudgetTable, running: int) -> float | None:
-    """Tokens per step that tuning measured for at least `running` greedy requests, or for the most that it tried."""
+def tuned_length(table: BudgetTable) -> float | None:
+    """Tokens per step that tuning measured for the fewest greedy requests that it tried."""
     lengths = {int(count): by_mode["greedy"] for count, by_mode in table.measured.get("tokens_per_step", {}).items()}
-    counts = [count for count in sorted(lengths) if count >= running] or sorted(lengths)[-1:]
-    return lengths[counts[0]] if counts else None
+    return lengths[min(lengths)] if lengths else None

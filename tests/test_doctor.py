@@ -10,6 +10,7 @@ from redraft import doctor
 from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.chat import template_digest
+from redraft.errors import BundleError
 
 TARGET = TargetInfo(
     num_layers=3, hidden_size=96, feature_size=96, num_heads=3, num_kv_heads=3, head_size=32, vocab_size=111,
@@ -109,18 +110,18 @@ class Answers:
 
     methods = ("a", "auto_regressive")
 
-    def __init__(self, chat: float, raw: float):
+    def __init__(self, chat: float, raw: float, retrieves: bool = False):
         self._lengths = {True: chat, False: raw}
         self.runtime = SimpleNamespace(
             codec=SimpleNamespace(encode=str.split),
             limits=SimpleNamespace(max_len=512),
-            plans={"a": SimpleNamespace(retrieves=False)},
+            plans={"a": SimpleNamespace(retrieves=retrieves)},
         )
 
-    def generate(self, prompts: list[str], max_tokens: int, temperature: float, method: str) -> list[SimpleNamespace]:
+    def generate(self, prompt: str, max_tokens: int, temperature: float, method: str) -> SimpleNamespace:
         assert method == "a"
-        length = self._lengths[prompts[0].endswith("!")]
-        return [SimpleNamespace(stats=SimpleNamespace(steps=100, accepted=100 * (length - 1)))] * len(prompts)
+        length = self._lengths[prompt.endswith("!")]
+        return SimpleNamespace(stats=SimpleNamespace(steps=100, accepted=100 * (length - 1)))
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,17 @@ class Answers:
 def test_acceptance_is_held_against_tuning_and_the_template(bundle, chat, raw, subjects):
     found = doctor.acceptance(Answers(chat, raw), bundle, ["one", "two"], {"a": table(7)})
     assert [one.subject for one in found if one.remedy] == subjects
+
+
+@pytest.mark.parametrize(("length", "wrong"), [(1.05, True), (1.3, False)])
+def test_prompts_whose_answers_repeat_little_need_more_than_ngrams(bundle, length, wrong):
+    (found,) = doctor.acceptance(Answers(length, 1.0, retrieves=True), bundle, ["one", "two"], {"a": table(7)})
+    assert bool(found.remedy) == wrong
+
+
+def test_a_missing_bundle_is_said_to_be_missing(tmp_path):
+    with pytest.raises(BundleError, match="nosuch does not exist"):
+        list(doctor.examine(tmp_path / "nosuch"))
 
 
 def test_other_load_is_measured(monkeypatch):
