@@ -36,7 +36,6 @@ from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from redraft.chat import template_digest
 from redraft.console.interrupt import interruptible
-from redraft.console.options import finite
 from redraft.console.progress import duration, progress
 from redraft.console.resources import require_memory
 from redraft.prompts import Prompt, load_prompts
@@ -110,9 +109,7 @@ def main(
     ] = None,
     self_written: Annotated[
         float,
-        typer.Option(
-            min=0, max=1, callback=finite, help="Share of conversations whose prompt the target writes itself."
-        ),
+        typer.Option(min=0, max=1, help="Share of conversations whose prompt the target writes itself."),
     ] = 0.5,
     slots: Annotated[int, typer.Option(min=1, help="Sequences side by side (with a bundle: its slots).")] = 64,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,

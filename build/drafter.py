@@ -21,7 +21,6 @@ from rich.console import Console
 from typer.exceptions import TyperException
 
 from redraft.console.interrupt import interruptible
-from redraft.console.options import finite
 from redraft.console.progress import write
 from redraft.errors import BundleError
 from redraft.prompts import Prompt, load_prompts
@@ -55,9 +54,7 @@ def plan(
     teacher: TeacherOption,
     prompts: PromptsOption = None,
     column: ColumnOption = None,
-    hours: Annotated[
-        float, typer.Option(max=10_000, callback=finite, help="Time for teacher data and training together.")
-    ] = 1.0,
+    hours: Annotated[float, typer.Option(min=0, max=10_000, help="Time for teacher data and training together.")] = 1.0,
 ) -> None:
     """Size teacher data and training by rates measured now, unless that was done for as many hours."""
     found = plan_training(path, model, engine, teacher, read(prompts, column), hours, say)

@@ -26,7 +26,6 @@ from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
 from redraft.chat import template_digest
 from redraft.console.interrupt import interruptible
-from redraft.console.options import finite
 from redraft.console.progress import progress, size
 from redraft.console.resources import free_disk, require_memory
 from training.distillation import (
@@ -71,7 +70,7 @@ def main(
     labels: Annotated[Labels, typer.Option(help="Teacher distributions, or the text itself.")] = Labels.soft,
     hidden_weight: Annotated[
         float | None,
-        typer.Option(callback=finite, help="Weight of the hidden states' squared error; default: the drafter's."),
+        typer.Option(min=0, max=1e6, help="Weight of the hidden states' squared error; default: the drafter's."),
     ] = None,
     hot_vocabulary: Annotated[
         int | None,
@@ -88,7 +87,7 @@ def main(
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Windows per step; default: the drafter's.")] = None,
     peak_rate: Annotated[
-        float | None, typer.Option(callback=finite, help="Peak learning rate (Adam); default: the drafter's.")
+        float | None, typer.Option(min=0, max=1, help="Peak learning rate (Adam); default: the drafter's.")
     ] = None,
     decay: Annotated[Decay | None, typer.Option(help="Of the learning rate; default: the drafter's.")] = None,
     held_out: Annotated[

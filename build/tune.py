@@ -25,7 +25,6 @@ from rich.console import Console
 from compiler.tuning.bundle import forget_unusable, tune_bundle
 from redraft.bundle.budget import BudgetFile
 from redraft.console.interrupt import interruptible
-from redraft.console.options import finite
 from redraft.console.progress import heartbeat, write
 from redraft.prompts import load_prompts
 from redraft.request import InvalidRequest
@@ -40,9 +39,7 @@ def main(
         list[str] | None,
         typer.Option(help="A method to tune; may be given several times. Default: those without a table, else all."),
     ] = None,
-    minutes: Annotated[
-        float, typer.Option(min=0, max=100_000, callback=finite, help="Time for each method, about.")
-    ] = 4.0,
+    minutes: Annotated[float, typer.Option(min=0, max=100_000, help="Time for each method, about.")] = 4.0,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure acceptance on.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,

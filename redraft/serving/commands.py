@@ -14,7 +14,6 @@ from jinja2 import TemplateError
 
 from redraft.bundle.budget import untuned_warning
 from redraft.chat import render_chat
-from redraft.console.options import finite
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
 from redraft.request import INT32_MAX, InvalidRequest, Options, request
@@ -61,21 +60,15 @@ def serve(
     ] = None,
     start_timeout_s: Annotated[
         float,
-        typer.Option(
-            min=1, max=86_400, callback=finite, help="A worker that is not ready after so many seconds has failed."
-        ),
+        typer.Option(min=1, max=86_400, help="A worker that is not ready after so many seconds has failed."),
     ] = 180.0,
     silence_s: Annotated[
         float,
-        typer.Option(
-            min=1, max=86_400, callback=finite, help="A worker that does not answer for so many seconds is restarted."
-        ),
+        typer.Option(min=1, max=86_400, help="A worker that does not answer for so many seconds is restarted."),
     ] = 30.0,
     triton_silence_s: Annotated[
         float,
-        typer.Option(
-            min=1, max=86_400, callback=finite, help="So is a Triton server that does not answer for so many seconds."
-        ),
+        typer.Option(min=1, max=86_400, help="So is a Triton server that does not answer for so many seconds."),
     ] = 10.0,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
     foreground: Annotated[

@@ -1,4 +1,4 @@
-"""Options of the commands that are numbers without bounds that typer would check."""
+"""Options of the commands that are numbers."""
 
 from __future__ import annotations
 
