@@ -24,14 +24,7 @@ from compiler.checkpoints import source, writer
 from compiler.checkpoints.fetch import describe
 from compiler.checkpoints.source import FetchError
 from model_defs.files import INDEX, StoredTensors, weight_files
-from tests.compiler.checkpoints.tiny_llama import (
-    TOKENS,
-    assert_complete,
-    assert_same_model,
-    fetch,
-    index,
-    pickle,
-)
+from tests.compiler.checkpoints.tiny_llama import TOKENS, assert_complete, assert_same_model, fetch, index, pickle
 from tests.conftest import ROOT
 
 Usage = namedtuple("Usage", "total used free")

@@ -8,12 +8,7 @@ import pytest
 
 from compiler.checkpoints.source import FetchError
 from model_defs.target.config import TargetConfig
-from tests.compiler.checkpoints.tiny_llama import (
-    assert_complete,
-    assert_same_model,
-    fetch,
-    write_gguf,
-)
+from tests.compiler.checkpoints.tiny_llama import assert_complete, assert_same_model, fetch, write_gguf
 
 
 def test_gguf_with_llama3_rope(gguf_file, reference, tmp_path):

@@ -16,15 +16,7 @@ from model_defs.target.model import Target
 from redraft.bundle.backends import BACKENDS, OPENVINO
 from redraft.engines import load_engine
 from tests.conftest import slow, slow_but
-from tests.engines.drafters.drafting import (
-    Drafting,
-    arrays_of,
-    check,
-    check_draft,
-    draft,
-    following,
-    following_chain,
-)
+from tests.engines.drafters.drafting import Drafting, arrays_of, check, check_draft, draft, following, following_chain
 from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, tiny_bundle, tiny_drafter_of
 
 QUICK = ("hidden_state", "eagle", "draft_lm")

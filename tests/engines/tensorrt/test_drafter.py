@@ -23,15 +23,7 @@ from tests.engines.drafters.drafting import Drafting, check, draft, following
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
 from tests.engines.scheduling import generate
 from tests.engines.tensorrt.bundles import LIMITS, bundle_of
-from tests.engines.tiny import (
-    CONTEXT_DRAFTERS,
-    METHOD,
-    VOCAB,
-    tiny_bundle,
-    tiny_drafter,
-    tiny_drafter_of,
-    tiny_target,
-)
+from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
 
 
 @pytest.mark.parametrize("variant", slow_but(["eagle"], [*CONTEXT_DRAFTERS, "medusa"]))

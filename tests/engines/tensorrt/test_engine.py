@@ -23,13 +23,7 @@ from tests.engines.ranks.parallel_ranks import answers
 from tests.engines.scheduling import generate
 from tests.engines.tensorrt.bundles import BACKENDS, LIMITS, bundle_of, recorded_steps
 from tests.engines.tensorrt.ranks import steps
-from tests.engines.tiny import (
-    expected,
-    grouped_target,
-    make_batch,
-    tiny_drafter_of,
-    tiny_lm,
-)
+from tests.engines.tiny import expected, grouped_target, make_batch, tiny_drafter_of, tiny_lm
 
 RANKS_SCRIPT = Path(__file__).with_name("ranks.py")
 

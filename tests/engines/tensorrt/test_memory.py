@@ -18,13 +18,7 @@ from tests.conftest import slow_but
 from tests.engines.draws import draft_batch
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tensorrt.bundles import BACKENDS, bundle_of, recorded_steps
-from tests.engines.tiny import (
-    METHOD,
-    chain,
-    make_batch,
-    tiny_drafter_of,
-    tiny_target,
-)
+from tests.engines.tiny import METHOD, chain, make_batch, tiny_drafter_of, tiny_target
 
 
 def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):

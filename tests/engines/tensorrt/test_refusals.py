@@ -21,15 +21,7 @@ from redraft.errors import BundleError
 from redraft.plugins.operators.all_reduce import nccl
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tensorrt.bundles import BACKENDS, bundle_of
-from tests.engines.tiny import (
-    METHOD,
-    chain,
-    grouped_target,
-    make_batch,
-    tiny_drafter_of,
-    tiny_lm,
-    tiny_target,
-)
+from tests.engines.tiny import METHOD, chain, grouped_target, make_batch, tiny_drafter_of, tiny_lm, tiny_target
 
 OTHER_GPUS = ("7.5", "8.0", "9.0", "10.0")
 """That TensorRT for RTX does not support."""

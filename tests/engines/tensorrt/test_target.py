@@ -10,14 +10,7 @@ import pytest
 from redraft.engines import load_engine
 from redraft.engines.features import on_host
 from tests.engines.tensorrt.bundles import BACKENDS, bundle_of, recorded_steps
-from tests.engines.tiny import (
-    VOCAB,
-    chain,
-    expected,
-    make_batch,
-    random_tree,
-    tiny_lm,
-)
+from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_tree, tiny_lm
 
 
 @pytest.mark.parametrize(

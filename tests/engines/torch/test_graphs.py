@@ -16,14 +16,7 @@ from redraft.method import MethodPlan
 from tests.conftest import slow
 from tests.engines.cuda.graphs import FakeGraphs
 from tests.engines.scheduling import TABLE, generate
-from tests.engines.tiny import (
-    LIMITS,
-    METHOD,
-    VOCAB,
-    chain,
-    make_batch,
-    random_tree,
-)
+from tests.engines.tiny import LIMITS, METHOD, VOCAB, chain, make_batch, random_tree
 
 
 @pytest.mark.parametrize("bundle_of_kind", ["recurrent", slow("hidden_state"), slow("eagle")], indirect=True)

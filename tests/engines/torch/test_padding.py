@@ -16,14 +16,7 @@ from redraft.engines.features import on_host
 from tests.conftest import slow_but
 from tests.engines.drafters.drafting import Drafting, arrays_of, draft
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, sampling_of
-from tests.engines.tiny import (
-    METHOD,
-    make_batch,
-    random_tree,
-    tiny_bundle,
-    tiny_drafter_of,
-    tiny_lm,
-)
+from tests.engines.tiny import METHOD, make_batch, random_tree, tiny_bundle, tiny_drafter_of, tiny_lm
 
 
 @pytest.mark.gpu

@@ -17,14 +17,7 @@ from redraft.engines.memory import cache_bytes, output_bytes
 from redraft.errors import BundleError
 from redraft.plugins.cuda.compile import nvcc
 from tests.engines.draws import draft_batch
-from tests.engines.tiny import (
-    LIMITS,
-    METHOD,
-    chain,
-    make_batch,
-    tiny_bundle,
-    tiny_drafter_of,
-)
+from tests.engines.tiny import LIMITS, METHOD, chain, make_batch, tiny_bundle, tiny_drafter_of
 
 
 def test_a_bundle_of_another_torch_names_the_command(bundle, monkeypatch):

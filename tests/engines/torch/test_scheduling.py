@@ -17,10 +17,7 @@ from redraft.method import MethodPlan
 from tests.conftest import slow
 from tests.engines.draws import LEVELS, SUPPORT
 from tests.engines.scheduling import TABLE, generate
-from tests.engines.tiny import (
-    tiny_bundle,
-    tiny_drafter_of,
-)
+from tests.engines.tiny import tiny_bundle, tiny_drafter_of
 
 PLANS = {
     "best first": {"construction": "best_first", "budget": TABLE},

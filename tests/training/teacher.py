@@ -1,0 +1,103 @@
+"""A tiny random teacher: its tokenizer, its answers as teacher data, and drafters that are trained on them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import deque
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from safetensors.torch import load_file
+
+import distill
+import train_drafter
+from model_defs.target.model import Target
+from training import conversations
+from training import prompts as teacher_prompts
+from training.forward import TorchForward
+from training.shards import Document
+from training.teacher_data import USUAL_CUTOFF
+
+VOCAB, END = 111, 2
+
+
+LETTERS = SimpleNamespace(
+    chat_template="<>",
+    apply_chat_template=lambda messages, **_: f"<{messages[0]['content']}>",
+    encode=lambda text, **_: [ord(character) for character in text],
+)
+"""A tokenizer: every character is one."""
+
+
+def generate(
+    target: Target, count: int, prompts: list[list[int]], slots: int = 3, prefix: tuple[int, ...] = (7, 8, 9)
+) -> list[Document]:
+    docs = (Document(deque(prompt), 0.0, answer_start=len(prefix) + len(prompt)) for prompt in itertools.cycle(prompts))
+    generator = conversations.Generator(TorchForward(target, slots, 64), {END}, list(prefix), seed=0)
+    stream = generator.run(partial(next, docs), 20, [END, 5])
+    return list(itertools.islice(itertools.chain.from_iterable(stream), count))
+
+
+def write_lines(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def texts_of(file: Path) -> list[list[int]]:
+    """The documents of a shard."""
+    shard = load_file(file)
+    return [shard["tokens"][begin:end].tolist() for begin, end in itertools.pairwise(shard["offsets"].tolist())]
+
+
+def begun_with(folder: Path) -> set[str]:
+    """What the users of all conversations of a folder say."""
+    texts: set[str] = set()
+    for file in folder.glob("shard-*.safetensors"):
+        texts |= set(prompts_of(load_file(file)))
+    return texts
+
+
+def prompts_of(shard: dict[str, torch.Tensor]) -> list[str]:
+    """What the user says in each conversation of a shard."""
+    places = zip(shard["offsets"][:-1].tolist(), shard["answer_starts"].tolist(), strict=True)
+    return ["".join(map(chr, shard["tokens"][begin + 1 : answer - 1].tolist())) for begin, answer in places]
+
+
+def write_teacher(folder: Path, prompts: Path | None, tokens: int = 600, **more) -> tuple[Path, Path]:
+    """The folders to train on and held out that distilling with this file filled."""
+    where = {"model": folder, "prompts": prompts, "output": folder / "data", "held_out": folder / "held"}
+    distill.main(**where | {"tokens": tokens, "slots": 8, "max_new_tokens": 12, "self_written": 0, "threads": 1} | more)
+    return folder / "data", folder / "held"
+
+
+UNRESERVED = [text for text in map(str, range(300)) if teacher_prompts.rank(text) >= USUAL_CUTOFF]
+
+
+RESERVED = [text for text in map(str, range(300)) if teacher_prompts.rank(text) < USUAL_CUTOFF]
+
+
+SHAPES: dict[str, dict] = {
+    "recurrent": {"settings": ["exit_dim=32", "num_blocks=1"], "window": 8},
+    "hidden_state": {"settings": ["info_vocabulary=40", "info_rank=8"], "window": 24},
+    "eagle": {"window": 24},
+    "medusa": {"settings": ["heads=3"], "window": 8},
+    "draft_lm": {"window": 24},
+}
+
+
+def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> list[dict]:
+    where = {"model": taught, "data": [taught / "data"], "output": output, "drafter": drafter}
+    run = {
+        "hot_vocabulary": 64,
+        "unroll": 3,
+        "batch": 4,
+        "positions": positions,
+        "held_out": 1,
+        "every": 25,
+        "threads": 1,
+    }
+    train_drafter.main(**where | run | SHAPES[drafter] | more)
+    return [json.loads(line) for line in (output / "log.jsonl").open()]

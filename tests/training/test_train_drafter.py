@@ -1,0 +1,186 @@
+"""`build/train_drafter.py`: drafters that learn, runs that go on, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+import train_drafter
+from model_defs.drafters.eagle import EagleDrafter
+from model_defs.drafters.hidden_state import HiddenStateDrafter
+from model_defs.target.model import Target
+from tests.training.teacher import SHAPES, VOCAB, generate, train
+from training import run as training_run
+from training.plan import usual_rows
+from training.shards import write_shard
+from training.teacher_data import TeacherData
+
+
+def test_a_gpu_carries_the_32k_most_frequent_of_more_than_40k_tokens():
+    sizes = (49_152, 40_001, 40_000, 111)
+    assert [usual_rows(size, "cuda") for size in sizes] == [32768, 32768, 40_000, 111]
+    assert [usual_rows(size, "cpu") for size in sizes] == [12288, 12288, 12288, 111]
+    settings = partial(training_run.settings_of, HiddenStateDrafter, vocab_size=49_152)
+    assert settings(["info_rank=8"], device="cuda") == {"info_vocabulary": "32768", "info_rank": "8"}
+    assert settings(["info_vocabulary=9"], device="cuda") == {"info_vocabulary": "9"}
+    assert settings([], device="cpu") == training_run.settings_of(EagleDrafter, [], 49_152, "cuda") == {}
+
+
+@pytest.mark.parametrize("drafter", SHAPES)
+def test_training_learns(taught: Path, tmp_path: Path, drafter: str, monkeypatch):
+    """Random models answer in short cycles, which a drafter learns fast, from random weights too."""
+    monkeypatch.setattr(train_drafter.DRAFTERS[drafter], "initialize", lambda *_: None)
+    log = train(taught, tmp_path, drafter, 6400, peak_rate=3e-3)
+    assert log[-1]["positions"] >= 6400 > log[-1]["positions"] - 4 * 24
+    assert log[-1]["loss"] < log[0]["loss"] - 0.01
+    assert log[-1]["chain_acceptance_length"] > 1.5
+    with safe_open(tmp_path / "drafter.safetensors", framework="pt") as file:
+        assert file.get_tensor("hot_ids").shape == (64,)
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.int32, torch.bfloat16}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("drafter", ["recurrent", "hidden_state"])
+def test_a_run_that_was_stopped_goes_on_identically(taught: Path, tmp_path: Path, drafter: str, monkeypatch):
+    """Stopped at a checkpoint and started again: the same batches, rates and weights as a run in one piece."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    log = train(taught, whole, drafter, 2400)
+    save = training_run.save_checkpoint
+
+    def save_and_stop(*arguments) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training_run, "save_checkpoint", save_and_stop)
+        with pytest.raises(SystemExit):
+            train(taught, parts, drafter, 2400)
+    timing = {"hours", "rate", "minutes_left"}
+    for again, expected in zip(train(taught, parts, drafter, 2400), log[1:], strict=True):
+        assert {key: again[key] for key in again.keys() - timing} == {
+            key: expected[key] for key in again.keys() - timing
+        }
+    assert (parts / "drafter.safetensors").read_bytes() == (whole / "drafter.safetensors").read_bytes()
+
+
+def test_a_run_that_is_done_says_so(taught: Path, tmp_path: Path, capsys):
+    train(taught, tmp_path, "medusa", 200)
+    (log,) = train(taught, tmp_path, "medusa", 200)
+    assert re.search(r"was trained on 2\d\d positions already: nothing to do", capsys.readouterr().err)
+    assert log["positions"] >= 200
+
+
+def test_a_run_is_killed_between_two_lines_of_its_log(taught: Path, tmp_path: Path, monkeypatch):
+    """It goes on from a checkpoint of the clock's, and logs what a run in one piece logs."""
+    log = train(taught, tmp_path / "whole", "recurrent", 2400)
+    steps, save = itertools.count(1), training_run.save_checkpoint
+
+    def save_and_stop(*arguments) -> None:
+        save(*arguments)
+        if next(steps) == 40:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training_run, "CHECKPOINT_S", 0.0)
+        patched.setattr(training_run, "save_checkpoint", save_and_stop)
+        with pytest.raises(SystemExit):
+            train(taught, tmp_path / "parts", "recurrent", 2400)
+    assert len(log) >= 3
+    assert (tmp_path / "parts/log.jsonl").read_text().count("\n") == 1
+    timing = {"hours", "rate", "minutes_left"}
+    for again, expected in zip(train(taught, tmp_path / "parts", "recurrent", 2400), log, strict=True):
+        assert [again[key] for key in again.keys() - timing] == [expected[key] for key in again.keys() - timing]
+
+
+@pytest.mark.parametrize(("shards", "judged", "trained"), [(1, 0, 1), (2, 1, 1), (3, 1, 2)])
+def test_whatever_number_of_shards_is_trained_on(taught: Path, tmp_path: Path, capsys, shards, judged, trained):
+    """A single one is not judged by; conversations that were held out are, however few."""
+    (tmp_path / "data").mkdir()
+    for shard in range(shards):
+        shutil.copy(taught / f"data/shard-{shard:05d}.safetensors", tmp_path / "data")
+    log = train(taught, tmp_path / "drafter", "recurrent", 100, data=[tmp_path / "data"], held_out=None)
+    assert ("chain_acceptance_length" in log[-1]) == (judged > 0)
+    teacher = TeacherData([tmp_path / "data"], None, False)
+    assert (len(teacher.evaluation), len(teacher.training)) == (judged, trained)
+    assert f"on {trained} shard" in capsys.readouterr().err
+    docs = generate(Target.from_folder(taught), 4, [[11]])
+    (tmp_path / "held").mkdir()
+    write_shard(tmp_path / "held/shard-00000.safetensors", docs, {"held_out": "true"})
+    teacher = TeacherData([tmp_path / "data", tmp_path / "held"], None, False)
+    assert (len(teacher.evaluation), len(teacher.training)) == (1, shards)
+
+
+def test_shards_of_less_than_a_batch_are_trained_on_together(taught: Path, tmp_path: Path):
+    """A clock closes them where the target is slow."""
+    (tmp_path / "data").mkdir()
+    target = Target.from_folder(taught)
+    for shard in range(7):
+        docs = generate(target, 1, [[11 + shard]])
+        write_shard(tmp_path / f"data/shard-{shard:05d}.safetensors", docs, {})
+    log = train(taught, tmp_path / "drafter", "recurrent", 100, data=[tmp_path / "data"], held_out=None, batch=8)
+    assert log[-1]["positions"] >= 100
+
+
+def test_a_run_goes_on_from_another_drafter(taught: Path, tmp_path: Path):
+    """Its shape is kept, its weights are the start; another kind is refused."""
+    log = train(taught, tmp_path / "first", "eagle", 2400)
+    more = train(taught, tmp_path / "second", "eagle", 200, start_from=tmp_path / "first", peak_rate=1e-9)
+    assert more[0]["chain_acceptance_length"] == pytest.approx(log[-1]["chain_acceptance_length"], abs=0.02)
+    with pytest.raises(typer.BadParameter, match="holds a drafter 'eagle', the command trains one 'medusa'"):
+        train(taught, tmp_path / "third", "medusa", 200, start_from=tmp_path / "first")
+
+
+def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
+    train(taught, tmp_path, "hidden_state", 100)
+    with pytest.raises(typer.BadParameter, match=r"run with labels soft, batch 4, the command asks for labels hard, b"):
+        train(taught, tmp_path, "hidden_state", 100, labels="hard", batch=8)
+    with pytest.raises(typer.BadParameter, match=r"run with positions 100, the command asks for positions 200; for"):
+        train(taught, tmp_path, "hidden_state", 200)
+    with pytest.raises(typer.BadParameter, match=r"run with data 2 shards \(\w+\), the command asks for data 1 shards"):
+        train(taught, tmp_path, "hidden_state", 100, held_out=2)
+    with pytest.raises(typer.BadParameter, match=r"info_rank=8.*asks for.*info_rank=4"):
+        train(taught, tmp_path, "hidden_state", 200, settings=["info_vocabulary=40", "info_rank=4"])
+    with pytest.raises(typer.BadParameter, match="'info_rank' is not of the form name=value"):
+        train(taught, tmp_path / "new", "hidden_state", 200, settings=["info_rank"])
+    with pytest.raises(typer.BadParameter, match=r"no shard-\*.safetensors in"):
+        train(taught, tmp_path / "new", "eagle", 200, data=[tmp_path])
+    with pytest.raises(typer.BadParameter, match="holds only the 3 held-out shards"):
+        train(taught, tmp_path / "new", "eagle", 200, held_out=3)
+    with pytest.raises(typer.BadParameter, match=r"data holds .* windows of 24 positions, fewer than a batch of 500"):
+        train(taught, tmp_path / "new", "eagle", 200, batch=500)
+    with pytest.raises(typer.BadParameter, match="4 drafting steps need as many heads, this drafter has 3"):
+        train(taught, tmp_path / "new", "medusa", 200, unroll=4)
+    with pytest.raises(typer.BadParameter, match="json does not exist"):
+        train(taught, tmp_path / "new", "eagle", 200, start_from=tmp_path / "nowhere")
+    with pytest.raises(typer.BadParameter, match="nowhere does not exist"):
+        train(tmp_path / "nowhere", tmp_path / "new", "eagle", 200, data=[taught / "data"])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_chain_of_one_step_is_trained(taught: Path, tmp_path: Path):
+    assert train(taught, tmp_path, "hidden_state", 100, unroll=1)[-1]["loss"] > 0
+
+
+def test_the_command_line(taught: Path, tmp_path: Path):
+    app = typer.Typer()
+    app.command()(train_drafter.main)
+    base = ["--model", taught, "--data", taught / "data", "--output", tmp_path, "--positions", 50, "--threads", 1]
+    shape = ["--set", "heads=3", "--set", "num_blocks=2", "--unroll", 3, "--hot-vocabulary", 0, "--batch", 2]
+    arguments = [str(part) for part in (*base, *shape, "--held-out", 1)]
+    done = CliRunner().invoke(app, [*arguments, "--drafter", "medusa"])
+    assert done.exit_code == 0, done.output
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["drafter"], config["heads"], config["num_blocks"]) == ("medusa", 3, 2)
+    assert config["hot_vocabulary"] == VOCAB
+    done = CliRunner().invoke(app, [*arguments, "--drafter", "oracle"])
+    assert done.exit_code == 2
+    assert "known are" in done.output
