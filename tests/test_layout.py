@@ -1,4 +1,4 @@
-"""What holds of the code's structure: no import cycle, layers that do not import what is above them, small folders."""
+"""What holds of the code's structure: no import cycle, layers that do not import what is above them, small folders and files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ BELOW = {
     "training": {"training", "model_defs", "redraft"},
 }
 """What each package may import of the repository; redraft.plugins, the operators, only of itself."""
-LARGEST_FOLDER = 15
+FOLDERS = (*BELOW, "build", "plugins", "benchmarks", "deploy", "tests")
+"""Those with Python files."""
+LARGEST_FOLDER, LONGEST_FILE = 15, 400
+"""Python files at one level, and lines."""
 
 
 def modules() -> dict[str, Path]:
@@ -93,6 +96,9 @@ def test_a_backend_names_functions_that_exist(backend):
         assert name in defined, named
 
 
-def test_folders_are_small():
-    sizes = Counter(str(file.resolve().parent.relative_to(ROOT)) for file in modules().values())
+def test_folders_and_files_are_small():
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    sizes = Counter(str(file.parent.relative_to(ROOT)) for file in files)
     assert max(sizes.values()) <= LARGEST_FOLDER, sizes.most_common(3)
+    lengths = Counter({str(file.relative_to(ROOT)): file.read_text().count("\n") for file in files})
+    assert max(lengths.values()) <= LONGEST_FILE, lengths.most_common(3)
