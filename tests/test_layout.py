@@ -1,4 +1,5 @@
-"""What holds of the code's structure: no import cycle, layers that do not import what is above them, small folders and files."""
+"""What holds of the code's structure: no import cycle, layers that do not import what is above them, small folders and
+files."""
 
 from __future__ import annotations
 

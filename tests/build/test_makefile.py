@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compiler.methods import read_methods
-from redraft.bundle.backends import BACKENDS, TENSORRT, TENSORRT_RTX
+from redraft.bundle.backends import BACKENDS
 from redraft.serving import ranks
 from redraft.serving.processes import ServingError
 from tests.conftest import ROOT
@@ -40,25 +40,9 @@ def dry_run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("arguments", [(), ("TP=1",)])
-def test_one_rank_is_started_without_mpi(arguments):
-    commands = dry_run("engines", "serve", *arguments)
-    assert "-redrafter-bf16\n" in commands
-    assert not any(word in commands for word in ("--tensor-parallel", "mpiexec", "-tp1"))
-
-
-@pytest.mark.parametrize("backend", [TENSORRT, TENSORRT_RTX])
-def test_tensorrt_builds_the_default_target_with_every_shipped_drafter(backend):
+def test_every_shipped_drafter_is_a_method_of_the_default_bundle():
     drafters = [method.drafter for method in read_methods(ROOT / "build" / "drafters.toml").values()]
     assert {ROOT / drafter for drafter in drafters} == {*(ROOT / "drafters").iterdir()}
-    built, baseline = [line for line in dry_run("engines", f"BACKEND={backend}").splitlines() if "--output" in line]
-    for line in (built, baseline):
-        assert f"--backend {backend} " in line
-        assert "--precision bf16 " in line
-    assert "--methods build/drafters.toml " in built
-    assert "--no-drafter " in baseline
-    other = dry_run("engines", f"BACKEND={backend}", "NAME=Nobody", f"DRAFTER={drafters[0]}")
-    assert "--methods" not in other
 
 
 def test_verify_compares_the_default_the_published_methods_and_every_pair():
@@ -147,12 +131,13 @@ def test_all_settings_are_compared_and_a_folder_of_the_users_is_not_replaced(mak
     assert baseline.endswith(" --named --no-drafter --output mine")
 
 
-def test_bundles_for_two_ranks_have_names_of_their_own():
-    commands = dry_run("engines", "serve", "TP=2")
-    for kind in ("redrafter", "ar"):
-        assert f"-{kind}-bf16-tp2\n" in commands
-        assert f"-{kind}-bf16\n" not in commands
-    assert commands.count("--tensor-parallel 2") == 2
+def test_bundles_of_backends_precisions_and_ranks_have_names_of_their_own(make):
+    folders = [
+        line.split("--output ")[1]
+        for given in ((), ("PRECISION=int8",), ("TP=2",), ("BACKEND=torch",), ("BACKEND=torch", "TP=2"))
+        for line in make("engines", *given)
+    ]
+    assert len(set(folders)) == len(folders) == 10
 
 
 def test_ranks_that_tune_are_started_as_those_that_serve(monkeypatch):
@@ -217,16 +202,6 @@ def test_a_missing_model_is_named_before_its_drafter():
     assert "nowhere/nobody is not there" in done.stderr
 
 
-def test_bench_tunes_a_copy_of_the_methods_and_says_what_it_leaves_out():
-    commands = dry_run("bench", "PROMPTS=mt_bench.jsonl")
-    assert re.search(r"tune.py --bundle nowhere/\S+-methods-bf16-tuned --method best ", commands)
-    assert re.search(r"method_batches --bundle nowhere/\S+-methods-bf16-tuned ", commands)
-    base = r"--auto-regressive nowhere/\S+-ar-bf16"
-    assert re.search(rf"single_stream {base} --speculative nowhere/\S+-methods-bf16 ", commands)
-    assert "rsd_experiments" not in commands
-    assert commands.count("left out: ") == 4
-
-
 def test_prompts_are_checked_before_the_teachers_engine_is_built(tmp_path):
     """And conversations to judge by are distilled apart."""
     teacher = f"TEACHER={tmp_path}/teacher"
@@ -244,23 +219,3 @@ def test_prompts_are_checked_before_the_teachers_engine_is_built(tmp_path):
     assert "held-out" not in dry_run("train", teacher)
     (tmp_path / "teacher-held-out").mkdir()
     assert f"--data {tmp_path}/teacher --data {tmp_path}/teacher-held-out --output" in dry_run("train", teacher)
-
-
-@pytest.mark.parametrize(
-    ("drafter", "flags"),
-    [
-        ("ablations/full", "--drafter hidden_state --positions 150000"),
-        ("ablations/no_token_info", "--set token_info=false --drafter hidden_state --positions 150000"),
-        ("ablations/dense", "--set info_vocabulary=12288 --drafter hidden_state --positions 150000"),
-        ("distillation/text_hard", "--labels hard --drafter recurrent --positions 150000"),
-        ("equal/medusa", "--drafter medusa --positions 2000000"),
-    ],
-)
-def test_drafters_of_tables_are_trained_where_they_are_missing(drafter, flags):
-    folder = f"artifacts/drafters/Nobody-tables/{drafter}"
-    commands = dry_run(f"{folder}/config.json", "NAME=Nobody", "MODEL=artifacts/models/SmolLM2-135M-Instruct")
-    data = "artifacts/data/Nobody" + ("-prefill" if "text" in drafter else "")
-    trained = next(line for line in commands.splitlines() if "train_drafter.py" in line)
-    assert f"--data {data} --output {folder} --held-out 2 --seed 1" in trained
-    assert flags in " ".join(trained.split())
-    assert f"--output {data} " in commands, "the teacher data come first"
