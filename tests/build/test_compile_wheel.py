@@ -79,7 +79,7 @@ def test_it_runs_without_a_clone_a_compiler_or_other_extras(wheel, smollm2_bundl
 
 @pytest.mark.slow
 def test_serving_from_it_says_what_is_missing(wheel, tmp_path):
-    """It would catch a traceback in place of the package to install."""
+    """It would catch a traceback instead of the package to install."""
     ZipFile(wheel).extractall(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     arguments = ["serve", "--bundle", ".", "--run-dir", "run"]

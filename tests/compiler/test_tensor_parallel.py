@@ -53,7 +53,7 @@ def test_a_bundle_for_two_ranks(model, tmp_path, capsys):
 @pytest.mark.parametrize("precision", ["fp16", "int8", "fp8"])
 def test_engines_of_tensorrt_for_rtx_for_two_ranks(model, tmp_path, capsys, precision):
     """Built by the library itself, with prefill chunks longer than a sequence: each rank has its heads and logits, and
-    rank 0 alone gives hidden states. It would catch a rank's network that the library refuses."""
+    only rank 0 gives hidden states. It would catch a rank's network that the library refuses."""
     flags = ["--model", model, "--no-drafter", "--features", "--max-len", 64, "--max-tree", 16]
     flags += ["--backend", "tensorrt_rtx", "--precision", precision]
     if precision == "fp8":

@@ -43,7 +43,7 @@ class Sender(list):
 
 
 class Request:
-    """Triton's request; an exception in the place of a part is raised where the part is read."""
+    """Triton's request; an exception given as a part is raised where the part is read."""
 
     def __init__(self, parameters: object = "", inputs: object = None, request_id: object = ""):
         tensors = {"text_input": np.array([[b"hi"]], np.object_), "max_tokens": np.array([[4]], np.int32)}

@@ -19,7 +19,7 @@ BACKENDS = {
     "tensorrt, native": (tiny_lm, "bf16", 0.15),
     "tensorrt_rtx": (tiny_target, "fp32", 1e-5),
 }
-"""By backend and, where it has two, the target's form: the target, whose head size our kernels must take; the
+"""Targets by backend and, where it has two, by form: the target, whose head size our kernels must take; the
 precision; tolerated errors, as a share of the largest number."""
 
 

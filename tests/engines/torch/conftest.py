@@ -18,14 +18,14 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=slow_but(["recurrent"], KINDS))
 def bundle_of_kind(request, target, tmp_path_factory):
-    """With a drafter of every kind."""
+    """A bundle with a drafter, one of each kind."""
     trained = tiny_drafter_of(target, request.param)
     return tiny_bundle(tmp_path_factory.mktemp("kind"), target, "torch", trained=trained)
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """As on a GPU: what bundles are loaded with from now on."""
+    """A stand-in for CUDA graphs, which bundles are loaded with from now on."""
     graphs = FakeGraphs()
     monkeypatch.setattr("redraft.engines.torch.available_graphs", lambda _: graphs)
     return graphs

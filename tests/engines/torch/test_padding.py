@@ -23,7 +23,7 @@ from tests.engines.tiny import METHOD, make_batch, random_tree, tiny_bundle, tin
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_gpu_agrees_with_the_cpu(precision, tmp_path, monkeypatch):
-    """By the kernels and CUDA graphs, in two steps of changing company; head size 64."""
+    """Kernels and CUDA graphs, in steps of changing company; head size 64."""
     target = tiny_lm()
     bundle = tiny_bundle(tmp_path, target, "torch", precision, trained=tiny_drafter_of(target, "eagle"))
     found = []

@@ -27,7 +27,7 @@ PLANS = {
 
 @pytest.fixture
 def overwritten(monkeypatch):
-    """As on a GPU, where graphs share their memory: a call of any function overwrites all results of the last one, but
+    """Graphs share their memory, as on a GPU: a call of any function overwrites all results of the last one, but
     not what was fetched of them."""
     call, last = CudaGraphCache.__call__, list[torch.Tensor]()
 

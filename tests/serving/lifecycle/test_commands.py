@@ -1,6 +1,6 @@
 """`redraft serve`, `status`, `generate` and `stop`: one line and an exit code for each failure.
 
-The slow cases start a service. They would catch a traceback in place of a line that names the flag.
+The slow cases start a service. They would catch a traceback instead of a line that names the flag.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starting: what is refused, with the remedy, before anything runs.
 
-The slow cases start services. They would catch a start that fails and leaves processes, and a second service in the
-place of the first.
+The slow cases start services. They would catch a start that fails and leaves processes, and a second service
+in a run directory that has one.
 """
 
 from __future__ import annotations
