@@ -12,6 +12,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
+from compiler.built_from import built_from
 from compiler.bundle import (
     build,
     check,
@@ -29,7 +30,6 @@ from compiler.methods import (
     kind_of,
     read_methods,
 )
-from ensure_bundle import built_from
 from model_defs.drafters.token_info import InfoForm
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError

@@ -14,9 +14,9 @@ from typing import get_args
 import pytest
 
 import build_engines
-import ensure_bundle
+from compiler import built_from
 from compiler.methods import MethodSettings
-from ensure_bundle import PATHS, is_built
+from ensure_bundle import is_built
 from redraft.bundle.manifest import Bundle, Manifest
 from tests.build.commands import invoke
 from tests.conftest import ROOT
@@ -46,7 +46,7 @@ def built(model, tmp_path_factory) -> Path:
         patch.setattr(sys, "argv", ["build/build_engines.py", *arguments])
         done = invoke(build_engines.main, *arguments)
         assert done.exit_code == 0, done.output
-        inputs = ensure_bundle.built_from(command(methods="methods.toml", output="m"))
+        inputs = built_from.built_from(command(methods="methods.toml", output="m"))
     manifest = Manifest.read(folder / "b").model_copy(update={"built_from": inputs})
     shutil.copytree(folder / "b", folder / "m")
     (folder / "m" / "manifest.json").write_text(manifest.model_dump_json())
@@ -156,7 +156,7 @@ def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
 
 
 RUN_TIME = {
-    "build/ensure_bundle.py",
+    "compiler/built_from.py",
     *(f"redraft/{name}.py" for name in ("__init__", "batch", "errors", "method", "request", "runtime", "scheduler")),
     *(f"redraft/{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
     *(f"redraft/console/{name}.py" for name in ("__init__", "output", "progress", "resources")),
@@ -185,7 +185,7 @@ print(*(file.relative_to(root) for file in files if file.is_relative_to(root) an
 """
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'build'}"}
     done = subprocess.run([sys.executable, "-c", script], check=True, env=path, capture_output=True, text=True)
-    imported, counted = set(done.stdout.split()), set(ensure_bundle.source_files())
+    imported, counted = set(done.stdout.split()), set(built_from.source_files())
     assert "compiler/writers/shared.py" in imported
     assert imported - counted == RUN_TIME & imported
     assert not counted & RUN_TIME
@@ -215,12 +215,12 @@ def test_a_folder_that_the_user_named_is_not_replaced_by_another_bundle(place, m
         "b is another bundle than the one asked for: it has --slots 3, asked for is --slots 4. Remove it to build that "
         "one in its place, choose another folder, or serve it as it is: redraft serve --bundle b"
     )
-    monkeypatch.setattr(ensure_bundle, "sources_digest", lambda: "newer")
+    monkeypatch.setattr(built_from, "sources_digest", lambda: "newer")
     assert not is_built(command(drafter="drafter"), named=True), "the same bundle by newer code"
 
 
 def test_other_code_builds_again(place, monkeypatch, capsys):
-    monkeypatch.setattr(ensure_bundle, "sources_digest", lambda: "newer")
+    monkeypatch.setattr(built_from, "sources_digest", lambda: "newer")
     assert not is_built(command(drafter="drafter"), named=False)
     assert capsys.readouterr().out == "b is built again: the code that builds it has changed\n"
 
@@ -229,13 +229,13 @@ def test_the_code_counts_by_content(tmp_path, monkeypatch):
     for name in ("compiler/writers/shared.py", "model_defs/a.py", "plugins/b/kernel.cu", "build/tune.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-    monkeypatch.setattr(ensure_bundle, "ROOT", tmp_path)
-    before = ensure_bundle.sources_digest()
+    monkeypatch.setattr(built_from, "ROOT", tmp_path)
+    before = built_from.sources_digest()
     for name, counts in (("build/tune.py", False), ("model_defs/a.py", True), ("plugins/b/kernel.cu", True)):
         (tmp_path / name).write_text("2")
-        assert (ensure_bundle.sources_digest() != before) == counts, name
+        assert (built_from.sources_digest() != before) == counts, name
         (tmp_path / name).write_text("1")
-    assert ensure_bundle.sources_digest() == before
+    assert built_from.sources_digest() == before
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format_version": 2}'])
@@ -260,9 +260,9 @@ def test_a_bundle_of_before_says_nothing_of_its_making(place, capsys):
 def test_every_option_that_names_a_file_is_known():
     parameters = inspect.signature(build_engines.main, eval_str=True).parameters.items()
     names = {f"--{name.replace('_', '-')}" for name, parameter in parameters if Path in types_of(parameter.annotation)}
-    assert names - {"--output"} == set(PATHS)
+    assert names - {"--output"} == set(built_from.PATHS)
     fields = {name for name, field in MethodSettings.model_fields.items() if Path in types_of(field.annotation)}
-    assert fields == set(ensure_bundle.IN_METHODS)
+    assert fields == set(built_from.IN_METHODS)
 
 
 def types_of(annotation: object) -> set[object]:
