@@ -57,7 +57,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
 # Targets that depend on `always` run each time and decide by content.
-.PHONY: always help setup model drafter distill train engines tune serve stop loadtest mpi quickstart test test-slow test-all verify lint kernels docs wheel clean
+.PHONY: always help setup model hours drafter distill train engines tune serve stop loadtest mpi quickstart test test-slow test-all verify lint kernels docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -115,9 +115,13 @@ train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/draft
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) $(HELD_OUT) --output $(OWN_DRAFTER) \
 	  --positions $(POSITIONS)
 
+hours:
+	@awk 'BEGIN { exit !(ARGV[1] ~ /^[0-9.]+$$/ && ARGV[1] > 0) }' "$(HOURS)" || \
+	  { echo "make: HOURS=$(HOURS): expected a number above 0, such as HOURS=0.5"; exit 1; }
+
 # Teacher data and training are sized for HOURS by a plan, with which a killed run goes on.
 drafter: TOKENS = 1000
-drafter: $(TEACHER)-engine/manifest.json ## a drafter for SOURCE from DATA in HOURS: distill, train, judge, build, tune, say what was gained
+drafter: hours $(TEACHER)-engine/manifest.json ## a drafter for SOURCE from DATA in HOURS: distill, train, judge, build, tune, say what was gained
 	$(PY) build/drafter.py plan $(OWN_DRAFTER)/plan.json --model $(MODEL) --teacher $(TEACHER) --engine $(TEACHER)-engine \
 	  --hours $(HOURS) \
 	  $(if $(DATA),--prompts $(DATA) $(READ))

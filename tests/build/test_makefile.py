@@ -195,6 +195,15 @@ def test_a_model_that_is_there_gets_a_chat_template(make):
     assert asked.endswith("--chat-template own.jinja")
 
 
+@pytest.mark.parametrize("hours", ["abc", "-1", "0", "nan", ""])
+def test_hours_are_checked_before_anything_is_built(hours):
+    command = ["make", "drafter", f"HOURS={hours}", "MODEL=nowhere/nobody"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout.startswith(f"make: HOURS={hours}: "), done.stdout
+    assert "nobody" not in done.stdout + done.stderr
+
+
 def test_a_missing_model_is_named_before_its_drafter():
     command = ["make", "--dry-run", "serve", "MODEL=nowhere/nobody"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
