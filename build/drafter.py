@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import typer
 from rich.console import Console
-from typer.exceptions import TyperException
 
 from redraft.console.interrupt import interruptible
+from redraft.console.program import run
 from redraft.console.progress import write
 from redraft.errors import BundleError
 from redraft.prompts import Prompt, load_prompts
@@ -82,7 +82,7 @@ def gains(
     """Measure what the drafter gains on prompts that it was not trained on, and estimate what twice the hours would."""
     given = read(prompts, column) if prompts else []
     asked = unseen_prompts(given, cutoff_of_shards(teacher), load_prompts(OWN))
-    found = measure_gains(drafter, ngrams, bundle, fitting_texts(model, (ngrams, bundle), asked), say)
+    found = measure_gains(drafter, ngrams, bundle, fitting_texts(model, (ngrams, bundle), asked))
     for line in summary(found, shipped_curves()):
         print(line)
 
@@ -90,10 +90,7 @@ def gains(
 if __name__ == "__main__":
     with interruptible("drafter", "the same command goes on"):
         try:
-            app(standalone_mode=False)
-        except TyperException as error:
-            say(error.format_message())
-            sys.exit(2)
+            run("drafter", app)
         except (OSError, ValueError, BundleError) as error:
             say(str(error))
             sys.exit(2)

@@ -4,7 +4,7 @@ decoding."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from redraft.bundle.config import BundleConfig
 from redraft.chat import user_prompt
+from redraft.console.progress import step
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime
@@ -81,22 +82,21 @@ def measure_speed(runtime: Runtime, method: str, texts: Sequence[str], streams: 
     )
 
 
-def measure_gains(
-    drafter: Path, ngrams: Path, bundle: Path, texts: Sequence[str], say: Callable[[str], None]
-) -> dict[str, Any]:
+def measure_gains(drafter: Path, ngrams: Path, bundle: Path, texts: Sequence[str]) -> dict[str, Any]:
     """The speeds of auto-regressive decoding and of n-grams only, from a bundle without a drafter, and of the drafter's
     bundle, with the last line of its training log; also written beside the drafter. The texts are distinct: n-grams
     would copy the answer to a text that comes again. No more streams are measured than there are texts."""
     log = (drafter / "log.jsonl").read_text().splitlines()
     found: dict[str, Any] = {"training": json.loads(log[-1]), "speed": {}}
     for name, folder in (("auto-regressive", ngrams), ("n-grams", ngrams), ("drafter", bundle)):
-        runtime = Runtime.load(folder)
+        with step(f"load {folder.name}"):
+            runtime = Runtime.load(folder)
         method = AUTO_REGRESSIVE if name == "auto-regressive" else next(iter(runtime.plans))
         for streams in STREAMS:
             if streams <= min(runtime.limits.slots, len(texts)):
-                say(f"measuring {name}, {streams} stream{'s' * (streams > 1)}")
                 runtime.with_plans(runtime.plans)  # forgets the answers of the measurement before
-                speed = measure_speed(runtime, method, texts, streams)
+                with step(f"measure {name}, {streams} stream{'s' * (streams > 1)}"):
+                    speed = measure_speed(runtime, method, texts, streams)
                 found["speed"].setdefault(name, []).append(asdict(speed))
         runtime.engine.close()
     (drafter / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

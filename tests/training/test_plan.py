@@ -123,7 +123,7 @@ def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, m
     monkeypatch.setattr(Runtime, "load", lambda _: runtime)
     (tmp_path / "log.jsonl").write_text('{"positions": 9}\n')
     prompts = [f"prompt {n}" for n in range(8)]
-    speed = measure_gains(tmp_path, tmp_path, tmp_path, prompts, lambda _: None)["speed"]
+    speed = measure_gains(tmp_path, tmp_path, tmp_path, prompts)["speed"]
     one, two = (row["tokens_per_step"] for row in speed["n-grams"])
     assert two == pytest.approx(one, abs=0.3)
     assert [row["tokens_per_step"] for row in speed["auto-regressive"]] == [1, 1]
@@ -141,7 +141,7 @@ def test_no_text_comes_twice_in_a_measurement(tmp_path, monkeypatch):
     runtime.sequence = lambda key, request: sent.append((request.method, request.text)) or sequence(key, request)
     monkeypatch.setattr(Runtime, "load", lambda _: runtime)
     (tmp_path / "log.jsonl").write_text('{"positions": 9}\n')
-    speed = measure_gains(tmp_path, tmp_path, tmp_path, ["a", "b", "c"], lambda _: None)["speed"]
+    speed = measure_gains(tmp_path, tmp_path, tmp_path, ["a", "b", "c"])["speed"]
     assert [row["streams"] for row in speed["drafter"]] == [1, 2]
     assert [text for method, text in sent if method == AUTO_REGRESSIVE] == ["a", "b", "c"] * 2
 
