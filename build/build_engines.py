@@ -36,6 +36,7 @@ from model_defs.target.errors import UnsupportedModelError
 from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision, backend_of
 from redraft.bundle.config import BundleConfig, LimitsInfo
 from redraft.console.output import err
+from redraft.console.program import run
 from redraft.console.progress import step
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.memory import (
@@ -246,4 +247,4 @@ def first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run("build_engines", main)

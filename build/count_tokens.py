@@ -17,6 +17,7 @@ import numpy as np
 import typer
 
 from model_defs.target.config import TargetConfig
+from redraft.console.program import run
 from redraft.decoding.ngram import count_bigrams
 from training.teacher_data import TeacherData
 
@@ -44,4 +45,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run("count_tokens", main)

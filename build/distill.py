@@ -36,6 +36,7 @@ from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from redraft.chat import template_digest
 from redraft.console.interrupt import interruptible
+from redraft.console.program import run
 from redraft.console.progress import duration, progress
 from redraft.console.resources import require_memory
 from redraft.prompts import Prompt, load_prompts
@@ -216,4 +217,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run("distill", main)

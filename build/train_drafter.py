@@ -26,6 +26,7 @@ from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
 from redraft.chat import template_digest
 from redraft.console.interrupt import interruptible
+from redraft.console.program import run
 from redraft.console.progress import progress, size
 from redraft.console.resources import free_disk, require_memory
 from training.distillation import (
@@ -162,4 +163,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run("train_drafter", main)

@@ -25,6 +25,7 @@ from rich.console import Console
 from compiler.tuning.bundle import forget_unusable, tune_bundle
 from redraft.bundle.budget import BudgetFile
 from redraft.console.interrupt import interruptible
+from redraft.console.program import run
 from redraft.console.progress import heartbeat, write
 from redraft.prompts import load_prompts
 from redraft.request import InvalidRequest
@@ -74,4 +75,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run("tune", main)
