@@ -101,6 +101,16 @@ class AgreeingEngine(AdversarialEngine):
         return target, target
 
 
+class SureEngine(AdversarialEngine):
+    """A drafter that is sure of one token where the target may give any: most drafts are rejected, and most tokens come
+    from the residual."""
+
+    def logits_of(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+        pair = np.array([[0.28, 0.26, 0.24, 0.22], [0.01, 0.97, 0.01, 0.01]])
+        target, draft = np.log(pair[:, np.random.default_rng(state).permutation(4)]).astype(np.float32)
+        return target, draft
+
+
 class DisjointEngine(AdversarialEngine):
     """A drafter of the two tokens that the target never gives; a third draw without replacement is of the other two."""
 
@@ -181,6 +191,8 @@ CASES = {
     ),
     "RSD-S, p = q": Case("stochastic_beam", (3, 3), "recursive_rejection", cut=3, engine=AgreeingEngine),
     "K-SEQ, p = q": Case("independent", (3, 3), "k_seq", cut=3, engine=AgreeingEngine),
+    "RSD-C, a sure drafter": Case("gumbel_top_k", (1, 1), "recursive_rejection", cut=1, engine=SureEngine),
+    "K-SEQ, a sure drafter": Case("independent", (3, 3), "k_seq", cut=3, engine=SureEngine),
     "RSD-C, disjoint supports": Case(
         "gumbel_top_k", (3, 2), "recursive_rejection", cut=3, budget=8, engine=DisjointEngine
     ),

@@ -11,7 +11,8 @@ is wasted, and the text is right. Only a tree that is another sequence's, or who
 Of the truncated Gumbels only what puts a node's children in another order shows: any number of them may be kept, as
 long as whether the next one is does not depend on which it is.
 
-`reference_draws` is what a drafter's network is compared with elsewhere, and stands for it here.
+`reference_draws` is what a drafter's network is compared with elsewhere, and stands for it here. So does
+`ReferenceDraws` for the kernels that draw the target's tokens, where the noise is a mutant.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
+from unittest.mock import patch
 
 import numpy as np
 
-from redraft.decoding import draws, random_trees, rejection, sampling, token_tree, verification
+from redraft.decoding import draws, noise, random_trees, rejection, sampling, token_tree, verification
 from redraft.decoding.token_tree import TokenTree
+from redraft.plugins.operators.sampling.cpu import TokenDraws
+from redraft.plugins.operators.sampling.reference import winner
 from redraft.sequence import Sequence
 from tests.joint_law import CASES, THRESHOLD, check, generate
 from tests.toy_drafter import reference_draws
@@ -44,6 +48,18 @@ class Mutant:
     case: str
     requests: int = 300
     kind: str = "plain"
+
+
+class ReferenceDraws(TokenDraws):
+    """Races in numpy."""
+
+    def choose(self, logits: np.ndarray, position: int) -> int:
+        ids, weights, _ = self.distribution(logits)
+        return self.race(ids, weights, position)
+
+    def race(self, ids: np.ndarray | None, weights: np.ndarray, position: int) -> int:
+        ids = np.arange(len(weights)) if ids is None else ids
+        return winner(ids, weights, noise.race(self.seed, position, ids))
 
 
 def by_probability(kept: np.ndarray, log_probs: list[list[float]], parents: np.ndarray) -> np.ndarray:
@@ -87,6 +103,7 @@ BY_SIZE = "sorted((_best_nodes(*limits) for limits in zip(tree.nodes, budgets, d
 MERGED, BEAMS = "RSD-S merged with n-grams", "beams merged with n-grams and re-sampled trees"
 ANCESTORS = TokenTree.__dict__["ancestors"].func
 Q = "q = sampler.distribution(node_logits)"
+WITHOUT_TOP_P = f"sampler.top_p = 1.0; vars(sampler).pop('_draws', None); {Q}"
 UNFILTERED = "append(filter_log_probs(logits, sampling.temperature, 0 * sampling.top_k, 1 + 0 * sampling.top_p))"
 ACCEPTED = "if place >= 0:"
 ACCEPTED_INSIDE = "if place >= 0 and int(drawn.ids[drawn.places[place]]) not in sampler.end_ids:"
@@ -97,7 +114,10 @@ WITHIN = "<= budgets[:, None]"
 LAST_WITHIN = "> (allowed.sum(axis=1) - budgets)[:, None]"
 PERTURBED = "_perturbed(log_probs, noise, greedy)"
 ONE_ROW = "_perturbed(log_probs, noise[:, :1].repeat(count, axis=1), greedy)"
+SURE = ("RSD-C, a sure drafter", "K-SEQ, a sure drafter")
 WIDE = "RSD-C, wider than its support"
+TOKEN_WORDS = "philox(keys, places, ids >> 2, none, np.uint64(_TOKEN_NOISE))"
+COINS = "philox(keys, places, none, ids, none)[:1] * 4"
 NARROW, NARROW_K_SEQ = "multi-round, a narrow support", "K-SEQ, a narrow support"
 
 
@@ -116,7 +136,7 @@ MUTANTS = [
     Mutant("p not renormalized after a rejection, RSD-S",
            rejection._without_replacement, "np.exp(log_softmax(scores))", "np.exp(scores)", "RSD-S", 600),
     *(bonus_from_q(case, 900) for case in ("RSD-S", "K-SEQ", "multi-round", "speculative sampling")),
-    *(bonus_from_q(case, 1200) for case in CASES if case.endswith((" of two tokens", " of 111 tokens"))),
+    *(bonus_from_q(case, 1600) for case in CASES if case.endswith((" of two tokens", " of 111 tokens"))),
     Mutant("the residual is how far q and p are apart, whichever is larger",
            rejection._rounds, "np.maximum(residual - share, 0.0)", "np.abs(residual - share)", "speculative sampling"),
     Mutant("the walk goes on below a rejected draft",
@@ -157,6 +177,14 @@ MUTANTS = [
            rejection._coin, "count(1)", "count(0)", "speculative sampling", 1500),
     Mutant("every acceptance at a node takes the same random number",
            rejection._coin, "next(tries)", "1", "RSD-C, wider than its support", 1500),
+    *(Mutant(f"a token's noise is the coin of its number, {case}", noise.race, TOKEN_WORDS, COINS, case, 1200)
+      for case in SURE),
+    Mutant("noise keyed without the token",
+           noise.race, "(seeds, positions, tokens)", "(seeds, positions, 0 * np.asarray(tokens))", BEAMS, 300),
+    Mutant("noise shared between positions",
+           noise.race, "(seeds, positions, tokens)", "(seeds, 0, tokens)", BEAMS, 300),
+    Mutant("noise of four tokens shared",
+           noise.race, "ids & 3", "ids & 0", BEAMS, 300),
     Mutant("the same draft noise at every position",
            draws.gumbel_noise, "(0, position, 0, 0)", "(0, 0, 0, 0)", "RSD-C", 1500),
     Mutant("one noise row for all sequences",
@@ -174,7 +202,7 @@ MUTANTS = [
     Mutant("p drawn filtered but reported unfiltered, multi-round",
            reference_draws, "append(log_probs)", UNFILTERED, "multi-round", 1200, kind="filtered"),
     Mutant("q without top-p",
-           rejection.verify, Q, f"sampler.top_p = 1.0; {Q}", "RSD-S", 100, kind="filtered"),
+           rejection.verify, Q, WITHOUT_TOP_P, "RSD-S", 100, kind="filtered"),
     Mutant("q without the minimum length",
            rejection.verify, Q, f"sampler._min_length = 0; {Q}", "K-SEQ", 100, kind="ending"),
     Mutant("a drafted end token never accepted",
@@ -220,13 +248,15 @@ def planted(mutant: Mutant) -> Iterator[None]:
     old, new = mutant.old, mutant.new
     if source.count(old) != 1:
         raise ValueError(f"{mutant.name}: {old!r} stands {source.count(old)} times in {function.__qualname__}")
+    reference = ReferenceDraws if function is noise.race else TokenDraws
     scope = {**function.__globals__}
     exec("from __future__ import annotations\n" + source.replace(old, new), scope)
     shipped = function.__code__
     function.__globals__[by_probability.__name__] = by_probability
     function.__code__ = scope[function.__name__].__code__
     try:
-        yield
+        with patch.object(sampling, "TokenDraws", reference):
+            yield
     finally:
         function.__code__ = shipped
         del function.__globals__[by_probability.__name__]

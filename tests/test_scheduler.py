@@ -153,7 +153,9 @@ class ChoosingEngine(ToyEngine):
     def execute(self, batch, samplers=None):
         logits, hidden = super().execute(batch)
         self.given.update(sampler is not None for sampler in samplers)
-        return sample(torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu"))), torch.from_numpy(hidden)
+        return sample(
+            torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu")), draws=True
+        ), torch.from_numpy(hidden)
 
     def draft(self, batch):
         assert isinstance(batch.features, torch.Tensor)

@@ -39,11 +39,13 @@ from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm, teacher_force
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import MANIFEST, file_sha256
-from redraft.decoding.sampling import Distribution, Sampler, position_uniform
+from redraft.decoding.noise import coin, race
+from redraft.decoding.sampling import Distribution, Sampler
 from redraft.decoding.verification import VERIFIERS
 from redraft.llm import LLM, Answer
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, request
+from redraft.sequence import Sequence
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -56,6 +58,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "bad_words": ["the", " is"], "min_length": 32,
     },
 }  # fmt: skip
+EDGES = [sign * 10.0**power for power in (-6, -5, -4) for sign in (1, -1)]
+"""Relative changes of top-p that a near-tie at its edge may be worth."""
 CHUNK = 16
 """Prompts that go through all outputs of a setting before the next."""
 console = Console()
@@ -86,28 +90,39 @@ def first_difference(expected: list[int], got: list[int]) -> int | None:
 def margin_at(reference: LLM, generation: GenerateRequest, expected: list[int], place: int, got: int) -> float:
     """How far from another token auto-regressive decoding was at a place of its answer, after the request's processors.
 
-    Greedy: difference of the two logits. Sampling: distance of the position's uniform from the other token's interval
-    of cumulative probability.
+    Greedy: difference of the two logits. Sampling: see `distance_from`; or the change of top-p that draws the other
+    token, where that is less.
     """
-    sequence = reference.runtime.sequence(0, generation.model_copy(update={"method": AUTO_REGRESSIVE}))
-    prompt = sequence.prompt.tolist()
-    sampler: Sampler = sequence.sampler
+
+    top_p = generation.sampling.top_p
+
+    def sequence_at(top_p: float | None) -> Sequence:
+        sampling = generation.sampling.model_copy(update={"top_p": top_p})
+        asked = generation.model_copy(update={"method": AUTO_REGRESSIVE, "sampling": sampling})
+        sequence = reference.runtime.sequence(0, asked)
+        for token in expected[:place]:
+            sequence.sampler.accept(token)
+        return sequence
+
+    sequence = sequence_at(top_p)
+    sampler, prompt = sequence.sampler, sequence.prompt.tolist()
     forced = [*prompt, *expected[:place]]
     logits = np.concatenate([chunk for chunk, _ in teacher_force(reference, forced, len(forced) - 1)])[-1]
-    for token in expected[:place]:
-        sampler.accept(token)
     if sampler.greedy:
         values = sampler.process(logits)[[expected[place], got]]
         return float(abs(values[0] - values[1]))
-    return distance_from(got, sampler.distribution(logits), position_uniform(sampler.seed, place))
+    edges = [abs(edge) for edge in EDGES if top_p and sequence_at(top_p * (1 + edge)).sampler.choose(logits) == got]
+    return min([distance_from(got, sampler, sampler.distribution(logits)), *edges])
 
 
-def distance_from(token: int, distribution: Distribution, uniform: float) -> float:
-    """How far a uniform lies from a token's interval of the cumulative probabilities."""
-    ends = np.cumsum([0.0, *distribution.weights])
+def distance_from(token: int, sampler: Sampler, distribution: Distribution) -> float:
+    """How much earlier than a token the winner of the position's race arrives, as a share of the token's time; 1 for a
+    token that is not in the race."""
     ids = np.arange(len(distribution.weights)) if distribution.ids is None else distribution.ids
-    begin, end = (ends[ids.searchsorted(token, side)] / ends[-1] for side in ("left", "right"))
-    return float(max(begin - uniform, uniform - end, 0.0))
+    with np.errstate(divide="ignore"):
+        times = race(sampler.seed, sampler.position, ids) / distribution.weights
+    (own,) = times[ids == token] if token in ids else [np.inf]
+    return float(1 - times.min() / own)
 
 
 def rejection_margin(
@@ -121,12 +136,12 @@ def rejection_margin(
 
     def noted_draw(sampler: Sampler, distribution: Distribution) -> int:
         if sampler.position == place:
-            near.append(distance_from(got, distribution, position_uniform(sampler.seed, place)))
+            near.append(distance_from(got, sampler, distribution))
         return draw(sampler, distribution)
 
     def noted_flip(sampler: Sampler, chance: float, number: int) -> bool:
         if sampler.position == place:
-            near.append(abs(position_uniform(sampler.seed, place, number) - chance))
+            near.append(abs(coin(sampler.seed, place, number) - chance))
         return flip(sampler, chance, number)
 
     with patch.object(Sampler, "draw", noted_draw), patch.object(Sampler, "flip", noted_flip):

@@ -25,7 +25,28 @@ void check(const Projection& p) {
     for (int64_t r = 0; p.row_ids && r < p.rows; ++r) expect_below("row id", p.row_ids[r], p.x_rows);
 }
 
+void check(const TokenFilter& f) {
+    expect(f.vocabulary >= 1 && f.vocabulary < int64_t{1} << 31, "vocabulary", f.vocabulary, "1 to 2^31 - 1");
+    expect(f.top_k >= 0, "top_k", f.top_k, "at least 0");
+}
+
+void check_position(int64_t position) {
+    expect(position >= 0 && position < int64_t{1} << 32, "position", position, "0 to 2^32 - 1");
+}
+
 }  // namespace
+
+void check(const ChooseArgs& a) {
+    check(a.f);
+    check_position(a.position);
+}
+
+void check(const DistributionArgs& a) { check(a.f); }
+
+void check(const RaceArgs& a) {
+    expect(a.count >= 1, "count", a.count, "at least 1");
+    check_position(a.position);
+}
 
 void check(const LinearArgs& args) {
     check(args.p);

@@ -182,6 +182,40 @@ struct TreeAttentionArgs {
     float* out;                     // [rows, heads * head_size]
 };
 
+// Logits of one row and what is drawn from: exp((logit - the largest) * inverse_temperature) of the top_k most likely
+// tokens and, of these, the fewest that hold top_p of the sum; of equal ones the lower ids.
+struct TokenFilter {
+    const float* logits;  // [vocabulary]
+    int64_t vocabulary;
+    float inverse_temperature;
+    int64_t top_k;  // 0: all
+    double top_p;   // 1: all
+};
+
+struct ChooseArgs {
+    TokenFilter f;
+    int64_t seed;      // 64 bits, as they are
+    int64_t position;  // below 2^32
+    int32_t* token;    // [1]
+};
+
+struct DistributionArgs {
+    TokenFilter f;
+    int32_t* ids;    // [vocabulary], the first `count` ascending; not written where all tokens are kept
+    float* weights;  // [vocabulary]
+    int64_t* count;  // [1]
+    double* total;   // [1]
+};
+
+struct RaceArgs {
+    const float* weights;  // [count]
+    const int32_t* ids;    // [count], ascending, or null: 0, 1, ...
+    int64_t count;
+    int64_t seed;
+    int64_t position;
+    int32_t* token;  // [1]
+};
+
 struct SumRanksArgs {
     const float* parts;  // [ranks, elements]
     int64_t ranks;

@@ -7,6 +7,7 @@
 #include "../operators/linear/kernel.h"
 #include "../operators/linear_topk/kernel.h"
 #include "../operators/rms_norm/kernel.h"
+#include "../operators/sampling/kernel.h"
 #include "../operators/token_info_topk/kernel.h"
 #include "../operators/tree_attention/kernel.h"
 #include "kernels.h"

@@ -94,6 +94,30 @@ static inline f32x16 to_float(i32x16 x) { return {_mm512_cvtepi32_ps(bits(x))}; 
 static inline f32x16 absolute(f32x16 x) { return {_mm512_abs_ps(x.v)}; }
 static inline i32x16 add(i32x16 a, i32x16 b) { return {a.v + b.v}; }
 static inline void store(int32_t* p, i32x16 x) { _mm512_storeu_si512(p, bits(x)); }
+// Bit i is set where the unsigned number in lane i is at most `limit`.
+static inline uint32_t at_most(i32x16 a, uint32_t limit) {
+    return _mm512_cmple_epu32_mask(bits(a), _mm512_set1_epi32(static_cast<int>(limit)));
+}
+
+// Eight 64-bit lanes, for products of unsigned 32-bit numbers: their low halves.
+struct u64x8 {
+    __m512i v;
+};
+static inline u64x8 set1_wide(uint64_t x) { return {_mm512_set1_epi64(static_cast<long long>(x))}; }
+static inline u64x8 widen(const uint32_t* p) {
+    return {_mm512_cvtepu32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+// first, first + 1, ...
+static inline u64x8 ascending(uint64_t first) {
+    return {_mm512_add_epi64(set1_wide(first).v, _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7))};
+}
+static inline u64x8 product(u64x8 a, u64x8 b) { return {_mm512_mul_epu32(a.v, b.v)}; }
+static inline u64x8 high_halves(u64x8 a) { return {_mm512_srli_epi64(a.v, 32)}; }
+static inline u64x8 exclusive_or(u64x8 a, u64x8 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+// Low halves: lane i of a to 2 i, lane i of b to 2 i + 1.
+static inline i32x16 interleave(u64x8 a, u64x8 b) {
+    return lanes32(_mm512_mask_blend_epi32(0xaaaa, a.v, _mm512_slli_epi64(b.v, 32)));
+}
 #if defined(__AVX512VNNI__)
 static inline i32x16 dot_bytes(i32x16 sum, const char* w, const float* x) {
     return lanes32(_mm512_dpbusd_epi32(bits(sum), _mm512_loadu_si512(w), bits(set1_bits(*x))));
@@ -253,6 +277,40 @@ static inline i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.
 static inline void store(int32_t* p, i32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lo);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.hi);
+}
+static inline uint32_t at_most(__m256i a, __m256i limit) {
+    const __m256i within = _mm256_cmpeq_epi32(_mm256_min_epu32(a, limit), a);
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(within)));
+}
+static inline uint32_t at_most(i32x16 a, uint32_t limit) {
+    const __m256i all = _mm256_set1_epi32(static_cast<int>(limit));
+    return at_most(a.lo, all) | at_most(a.hi, all) << 8;
+}
+
+struct u64x8 {
+    __m256i lo, hi;
+};
+static inline u64x8 set1_wide(uint64_t x) {
+    const __m256i all = _mm256_set1_epi64x(static_cast<long long>(x));
+    return {all, all};
+}
+static inline u64x8 widen(const uint32_t* p) {
+    const __m128i* q = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtepu32_epi64(_mm_loadu_si128(q)), _mm256_cvtepu32_epi64(_mm_loadu_si128(q + 1))};
+}
+static inline u64x8 ascending(uint64_t first) {
+    const u64x8 all = set1_wide(first);
+    return {_mm256_add_epi64(all.lo, _mm256_setr_epi64x(0, 1, 2, 3)),
+            _mm256_add_epi64(all.hi, _mm256_setr_epi64x(4, 5, 6, 7))};
+}
+static inline u64x8 product(u64x8 a, u64x8 b) { return {_mm256_mul_epu32(a.lo, b.lo), _mm256_mul_epu32(a.hi, b.hi)}; }
+static inline u64x8 high_halves(u64x8 a) { return {_mm256_srli_epi64(a.lo, 32), _mm256_srli_epi64(a.hi, 32)}; }
+static inline u64x8 exclusive_or(u64x8 a, u64x8 b) {
+    return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
+}
+static inline i32x16 interleave(u64x8 a, u64x8 b) {
+    return {_mm256_blend_epi32(a.lo, _mm256_slli_epi64(b.lo, 32), 0xaa),
+            _mm256_blend_epi32(a.hi, _mm256_slli_epi64(b.hi, 32), 0xaa)};
 }
 static inline __m256i dot_bytes(__m256i sum, const char* w, const float* x) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));

@@ -42,7 +42,7 @@ def sources() -> list[Path]:
 
 def headers(source: Path) -> list[Path]:
     """Files that a source may include."""
-    return [*sorted(PLUGINS.glob("cuda/*.cuh")), *sorted(source.parent.glob("*.cuh"))]
+    return [*sorted(PLUGINS.glob("*.h")), *sorted(PLUGINS.glob("cuda/*.cuh")), *sorted(source.parent.glob("*.cuh"))]
 
 
 def ptx(source: Path, architecture: str = "sm_90") -> str:

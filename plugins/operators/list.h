@@ -20,10 +20,13 @@
 // X(name, Args): CPU kernels and the structures of their arguments, which cpu/kernels.h defines.
 #define REDRAFT_KERNELS(X)                \
     X(beam_step, BeamStepArgs)            \
+    X(choose, ChooseArgs)                 \
+    X(distribution, DistributionArgs)     \
     X(draw_step, DrawStepArgs)            \
     X(embedding, EmbeddingArgs)           \
     X(linear, LinearArgs)                 \
     X(linear_topk, LinearTopKArgs)        \
+    X(race, RaceArgs)                     \
     X(rms_norm, RMSNormArgs)              \
     X(sum_ranks, SumRanksArgs)            \
     X(token_info_topk, TokenInfoTopKArgs) \

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _NOISE_KEY = 0x67756D62656C
-"""Second key word of the noise, so that it shares no random number with `sampling.position_uniform`."""
+"""Second key word of the noise. It comes from another generator than `redraft.decoding.noise`."""
 
 
 def gumbel_noise(seed: int, position: int, rows: int, support: int) -> np.ndarray:

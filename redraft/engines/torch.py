@@ -29,7 +29,7 @@ from redraft.engines.api import Gather, LogitRows, Samplers, local_logits
 from redraft.engines.cuda import device as gpu
 from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets, fitting
 from redraft.engines.cuda.graphs import CudaGraphCache, Graphs, available_graphs
-from redraft.engines.cuda.sampling import sample
+from redraft.engines.cuda.sampling import draws_on, sample
 from redraft.engines.cuda.transfer import Results
 from redraft.engines.host_buffers import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
 from redraft.errors import BundleError
@@ -79,7 +79,7 @@ class TorchEngine:
         self.caches = [_allocate(config, *heads, target.num_layers, *rows, device) for _ in "kv"]
         self._buckets = decode_buckets(limits)
         self.steps = CudaGraphCache(lambda inputs: self._forward(program, inputs), device, graphs)
-        self._results = Results(device)
+        self._results, self._draws = Results(device), draws_on(device)
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
         self.drafters = {
             name: TorchDrafter(bundle, name, method, device, self._within_memory, graphs)
@@ -114,7 +114,7 @@ class TorchEngine:
             outputs = self.steps(inputs, step_sizes(bucket)) if bucket else self.steps.eager(inputs)
             features = outputs[1][:rows] if len(outputs) > 1 else None
             logits = self.gather(outputs[0][: len(batch.logit_rows)])
-            return sample(logits, batch, samplers, self._results), features
+            return sample(logits, batch, samplers, self._results, self._draws), features
 
     def close(self) -> None:
         """Free the programs and the caches, and give a GPU's memory back, so that another bundle can be loaded."""

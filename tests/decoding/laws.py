@@ -1,4 +1,4 @@
-"""Exact laws of the verification rules, by enumerating every draw."""
+"""Exact laws of the verification rules, by enumerating every draw; and how far counts are off a law."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from redraft.decoding.sampling import Distribution
 from redraft.decoding.token_tree import NodeDraws
 
 FORBIDDEN = -np.inf
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Standard deviations by which chi-square exceeds its mean. Raises AssertionError for an outcome that is
+    impossible."""
+    kept = expected > 0
+    assert not counts[~kept].any(), "an impossible outcome"
+    freedom = max(int(kept.sum()) - 1, 1)
+    statistic = float((((counts - expected) ** 2)[kept] / expected[kept]).sum())
+    return (statistic - freedom) / np.sqrt(2 * freedom)
 
 
 def drawn(places, log_probs, ids=None) -> NodeDraws:

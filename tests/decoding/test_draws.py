@@ -25,7 +25,7 @@ from redraft.decoding.draws import (
 from redraft.decoding.sampling import Sampler
 from redraft.request import SamplingConfig
 from tests.decoding import laws
-from tests.decoding.test_sampling import chi_square
+from tests.decoding.laws import chi_square
 
 TRIALS = 20000
 P = np.array([0.5, 0.3, 0.15, 0.05])

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redraft.decoding.construction import Draws
+from redraft.decoding.noise import coin
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.rejection import k_seq, k_seq_gamma, multi_round, recursive_rejection, verify
-from redraft.decoding.sampling import Sampler, log_probability, position_uniform
+from redraft.decoding.sampling import Sampler, log_probability
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import VERIFIERS, PairingError, check_pairing
 from redraft.request import SamplingConfig
@@ -177,7 +178,7 @@ def test_the_walk_follows_accepted_draws_and_takes_the_bonus_from_the_residual()
         assert verdict.tokens[:-1] == tree.tokens[0, verdict.path[1:]].tolist()
         for token, node, value in zip(verdict.tokens, verdict.path, verdict.log_probs, strict=True):
             assert value == log_probability(logits[node], token)
-        if position_uniform(seed, 0, 1) < 0.5:
+        if coin(seed, 0, 1) < 0.5:
             assert verdict.path[:2] == [0, 1], "the first draw is accepted with chance .3 / .6"
         else:
             assert verdict.path == [0, 2], "then the residual is all on the second"

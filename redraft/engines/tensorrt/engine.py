@@ -22,7 +22,7 @@ from redraft.engines import memory
 from redraft.engines.api import Gather, LogitRows, Samplers, local_logits
 from redraft.engines.cache_check import fault
 from redraft.engines.cuda import device as gpu
-from redraft.engines.cuda.sampling import sample
+from redraft.engines.cuda.sampling import draws_on, sample
 from redraft.engines.cuda.transfer import Results
 from redraft.engines.tensorrt.drafter import TensorRTDrafter
 from redraft.engines.tensorrt.library import LIBRARIES, TensorRTLibrary, require_fit
@@ -53,7 +53,7 @@ class TensorRTEngine:
         library.require_gpu(device)
         require_fit(bundle, library, str(module.__version__), device)
         gpu.require_precision(device, bundle.config.precision)
-        self._stream, self._results = Stream(device), Results(device)
+        self._stream, self._results, self._draws = Stream(device), Results(device), draws_on(device)
         self._bundle, self.gather = bundle, gather
         self._within_memory = partial(memory.within, bundle, rank, ".engine", gpu.free_bytes(device))
         with self._stream.current(), self._within_memory():
@@ -92,7 +92,7 @@ class TensorRTEngine:
         does not suffice for a step of a new bucket."""
         with self._stream.current(), self._within_memory():
             logits, features = self._target.execute(batch)
-            return sample(self.gather(logits), batch, samplers, self._results), features
+            return sample(self.gather(logits), batch, samplers, self._results, self._draws), features
 
     def close(self) -> None:
         """Free the engines and the caches, as far as they are there."""

@@ -9,10 +9,11 @@ import pytest
 from benchmarks.speed.inprocess import teacher_force, timed
 from benchmarks.verify import lossless as verify_lossless
 from redraft.bundle.budget import BudgetTable
-from redraft.decoding.sampling import Distribution
+from redraft.decoding.noise import race
+from redraft.decoding.sampling import Distribution, Sampler
 from redraft.llm import LLM
 from redraft.method import MethodPlan
-from redraft.request import AUTO_REGRESSIVE, request
+from redraft.request import AUTO_REGRESSIVE, SamplingConfig, request
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
 from tests.toy_drafter import DrawingToyEngine
@@ -132,11 +133,32 @@ def test_another_target_fails(verify, capsys):
     assert "Divergences" in capsys.readouterr().out
 
 
-def test_the_distance_from_a_token_is_that_from_its_interval():
-    for ids, weights in ((None, [2.0, 1.0, 0.0, 1.0]), (np.array([0, 1, 3]), [2.0, 1.0, 1.0])):
-        distribution = Distribution(ids, np.array(weights), 4.0)
-        distances = [verify_lossless.distance_from(token, distribution, 0.6) for token in range(4)]
-        np.testing.assert_allclose(distances, [0.1, 0.0, 0.15, 0.15])
+def test_the_distance_from_a_token_is_that_of_its_arrival():
+    noise, sampler = race(3, 0, np.arange(4)), Sampler(SamplingConfig(temperature=1.0, seed=3), [])
+    for ids, weights in ((None, [2.0, 1.0, 0.0, 4.0]), (np.array([0, 1, 3]), [2.0, 1.0, 4.0])):
+        distribution = Distribution(ids, np.array(weights, np.float32), 7.0)
+        winner = sampler.draw(distribution)
+        distances = [verify_lossless.distance_from(token, sampler, distribution) for token in range(4)]
+        times = noise / [2.0, 1.0, 1.0, 4.0]
+        expected = [1 - times[winner] / times[token] if token != 2 else 1.0 for token in range(4)]
+        np.testing.assert_allclose(distances, expected, atol=1e-6)
+
+
+def test_a_token_at_the_edge_of_top_p_is_a_near_tie(monkeypatch):
+    """Two tokens hold exactly top-p of the sum: with one part in a million more, the third may be drawn."""
+    runs = llm()
+    logits = np.full(111, -np.inf, np.float32)
+    logits[:3] = np.log([0.5, 0.25, 0.25])
+    monkeypatch.setattr(verify_lossless, "teacher_force", lambda *_: [(logits[None], None)])
+    near = 0
+    for seed in range(40):
+        generation = request("hello", 4, temperature=1.0, top_p=0.75, seed=seed)
+        sampler = runs.runtime.sequence(0, generation).sampler
+        if Sampler(generation.sampling.model_copy(update={"top_p": 0.76}), [1]).choose(logits) == 2:
+            near += 1
+            assert sampler.choose(logits) != 2
+            assert verify_lossless.margin_at(runs, generation, [sampler.choose(logits)], 0, 2) <= 1e-6
+    assert near > 3
 
 
 def rejecting(**engine):

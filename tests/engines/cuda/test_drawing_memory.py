@@ -36,10 +36,12 @@ class LiveBytes(TorchDispatchMode):
 def test_drawing_takes_no_more_memory_than_is_counted():
     """With top-p, which sorts the weights; more rows are drawn from in parts."""
     rows, vocabulary = 8, 10_000
-    settings = [np.arange(rows), np.full(rows, 0.5), np.ones(rows), np.full(rows, vocabulary), np.full(rows, 0.9)]
+    floats = np.array([[1.0], [0.9]], np.float32).view(np.int32).repeat(rows, axis=1)
+    keys = np.zeros((3, rows), np.int32)
+    table = np.concatenate([np.arange(rows, dtype=np.int32)[None], keys, keys[:1], floats])
     logits = torch.randn(rows, vocabulary)
     with LiveBytes() as live:
-        sample_tokens(logits, [np.zeros((5, 0)), np.stack(settings).astype(float)])
+        sample_tokens(logits, [table[:, :0], table])
     assert 0.8 * DRAW_BYTES < live.most / (rows * vocabulary) <= DRAW_BYTES
     limits = LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128)
     config = config_of(limits, 128_256)
@@ -51,7 +53,7 @@ def test_logits_for_the_host_take_no_more_memory_than_is_counted():
     vocabulary, batch = 10_000, make_batch([chain(0, [], [5, 6, 7])])
     logits = torch.randn(3, vocabulary).bfloat16()
     with LiveBytes() as live:
-        sample(logits, batch, [None], Results(torch.device("cpu")))
+        sample(logits, batch, [None], Results(torch.device("cpu")), draws=True)
     counted = returned_bytes(config_of(LimitsInfo(slots=1, max_len=16, max_tree=3, prefill_chunk=16), vocabulary))
     assert 0.9 * counted < live.most <= 1.01 * counted
 

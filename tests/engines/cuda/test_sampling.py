@@ -69,7 +69,7 @@ def test_every_row_has_the_token_that_its_sampler_would_choose(device, vocab_siz
         if tied:
             logits = np.round(logits)
         given = torch.from_numpy(logits).to(device)
-        rows, start = sample(given, batch, samplers, Results(given.device)), 0
+        rows, start = sample(given, batch, samplers, Results(given.device), draws=True), 0
         for made, of_rows in zip(samplers, depths, strict=True):
             found = rows[start : start + len(of_rows)]
             expected = [on_host(logits[start + row], made, depth) for row, depth in enumerate(of_rows)]
@@ -82,7 +82,7 @@ def test_sequences_without_a_sampler_have_their_logits():
     batch, depths = steps_of(rng, 4)
     samplers = [None, sampler({}, 0, 3), sampler({"top_p": 0.5}, 1, 3), None, None]
     logits = rng.standard_normal((len(batch.logit_rows), 111)).astype(np.float32)
-    rows, start = sample(torch.from_numpy(logits).bfloat16(), batch, samplers, Results(CPU)), 0
+    rows, start = sample(torch.from_numpy(logits).bfloat16(), batch, samplers, Results(CPU), draws=True), 0
     rounded = torch.from_numpy(logits).bfloat16().float().numpy()
     for made, of_rows in zip(samplers, depths, strict=True):
         found, own = rows[start : start + len(of_rows)], rounded[start : start + len(of_rows)]
@@ -91,7 +91,7 @@ def test_sequences_without_a_sampler_have_their_logits():
         else:
             assert found.tolist() == [on_host(own[row], made, depth) for row, depth in enumerate(of_rows)]
         start += len(of_rows)
-    everything = sample(torch.from_numpy(logits), batch, None, Results(CPU))
+    everything = sample(torch.from_numpy(logits), batch, None, Results(CPU), draws=True)
     np.testing.assert_array_equal(everything, logits, strict=True)
 
 
@@ -105,7 +105,7 @@ def test_logits_in_bf16_give_the_tokens_of_their_float32_copy(device):
     largest = logits.float().amax(1, keepdim=True)
     assert ((logits.float() == largest).sum(1) > 1).any()
     given = logits.to(device)
-    found, expected = (sample(x, batch, samplers, Results(given.device)) for x in (given, given.float()))
+    found, expected = (sample(x, batch, samplers, Results(given.device), draws=True) for x in (given, given.float()))
     start = 0
     for of_rows in depths:
         rows = slice(start, start + len(of_rows))
@@ -117,4 +117,4 @@ def test_logits_in_bf16_give_the_tokens_of_their_float32_copy(device):
 def test_a_step_may_have_no_logit_rows(sampler):
     batch = make_batch([chain(0, [], [4, 5], causal=True)])
     batch.logit_rows = batch.logit_rows[:0]
-    sample(torch.zeros(0, 111), batch, [sampler], Results(CPU))
+    sample(torch.zeros(0, 111), batch, [sampler], Results(CPU), draws=True)

@@ -23,7 +23,7 @@ from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.conftest import slow_but
-from tests.decoding.test_sampling import chi_square
+from tests.decoding.laws import chi_square
 from tests.engines.draws import LEVELS
 from tests.engines.tiny import LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_target
 from tests.joint_law import CODEC, THRESHOLD
