@@ -116,7 +116,7 @@ PERTURBED = "_perturbed(log_probs, noise, greedy)"
 ONE_ROW = "_perturbed(log_probs, noise[:, :1].repeat(count, axis=1), greedy)"
 SURE = ("RSD-C, a sure drafter", "K-SEQ, a sure drafter")
 WIDE = "RSD-C, wider than its support"
-TOKEN_WORDS = "philox(keys, places, ids >> 2, none, np.uint64(_TOKEN_NOISE))"
+TOKEN_WORDS = "philox(keys, places, ids >> 2, none, last)"
 COINS = "philox(keys, places, none, ids, none)[:1] * 4"
 NARROW, NARROW_K_SEQ = "multi-round, a narrow support", "K-SEQ, a narrow support"
 
@@ -173,8 +173,6 @@ MUTANTS = [
            rejection.verify, "sampler.accept(token)", FIRST_SIBLING, "RSD-S", 600, kind="penalized"),
     Mutant("a penalty counted on the wrong path: the first child's, walk",
            verification.walk, "sampler.accept(token)", FIRST_CHILD, BEAMS, 40, kind="penalized"),
-    Mutant("the bonus takes the random number of the first acceptance",
-           rejection._coin, "count(1)", "count(0)", "speculative sampling", 1500),
     Mutant("every acceptance at a node takes the same random number",
            rejection._coin, "next(tries)", "1", "RSD-C, wider than its support", 1500),
     *(Mutant(f"a token's noise is the coin of its number, {case}", noise.race, TOKEN_WORDS, COINS, case, 1200)

@@ -51,9 +51,9 @@ def coin(seed: int, position: int, number: int) -> float:
 def race(seeds: int | np.ndarray, positions: int | np.ndarray, tokens: int | np.ndarray) -> np.ndarray:
     """Exponential noise float32 [...] of tokens at output positions, from integers [...] that broadcast: 64-bit seeds,
     positions and tokens of at most 32 bits."""
-    keys, places, ids = (np.asarray(given).astype(np.uint64) for given in (seeds, positions, tokens))
-    none = np.uint64(0)
-    words = philox(keys, places, ids >> 2, none, np.uint64(_TOKEN_NOISE))
+    given: list[np.ndarray] = [np.asarray(one).astype(np.uint64) for one in (seeds, positions, tokens)]
+    (keys, places, ids), (none, last) = given, np.array([0, _TOKEN_NOISE], np.uint64)
+    words = philox(keys, places, ids >> 2, none, last)
     return exponential(np.choose((ids & 3).astype(np.intp), words).astype(np.uint32))
 
 

@@ -116,7 +116,7 @@ class Sampler:
 
     @cached_property
     def _draws(self) -> TokenDraws:
-        return TokenDraws(self.seed, self.inverse_temperature, self.top_k, self.top_p)
+        return TokenDraws(self.seed, float(self.inverse_temperature), self.top_k, self.top_p)
 
     def choose(self, logits: np.ndarray) -> int:
         """The next token, from the target's logits float32 [V] (left unchanged)."""

@@ -77,6 +77,36 @@ def test_a_token_is_the_first_of_the_race(vocab_size, seed, positions, likely, c
         assert chooser.choose(logits) == chooser.draw(distribution) == expected
 
 
+@pytest.mark.parametrize("config", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 5, "top_p": 0.9}])
+def test_two_tokens_of_a_request_have_the_targets_joint_law(config):
+    """100,000 requests of two tokens, the second's logits by the first, in numpy; the sampler gives some of them."""
+    vocab_size, requests = 7, 100_000
+    logits = (1.5 * np.random.default_rng(8).normal(size=(1 + vocab_size, vocab_size))).astype(np.float32)
+    laws = np.array([probabilities(row, **config) for row in logits])
+    seeds, ids = np.arange(requests, dtype=np.uint64)[:, None], np.arange(vocab_size)
+    with np.errstate(divide="ignore"):
+        first = (race(seeds, 20, ids) / laws[0]).argmin(axis=1)
+        second = (race(seeds, 21, ids) / laws[1 + first]).argmin(axis=1)
+    expected = laws[0][:, None] * laws[1:]
+    counts = np.bincount(first * vocab_size + second, minlength=vocab_size**2)
+    assert chi_square(counts, requests * expected.ravel()) < 4.5
+    for seed in range(1000):
+        chooser = sampler(seed=seed, **config)
+        for chooser.position, row, token in ((20, 0, first[seed]), (21, 1 + first[seed], second[seed])):
+            assert chooser.choose(logits[row]) == token
+
+
+def test_a_large_flat_vocabulary_is_drawn_from_evenly():
+    """By where tokens stand, and by their place in a block of noise and in a group of blocks."""
+    chooser, flat, draws = sampler(seed=5, temperature=1.0), np.zeros(151_936, np.float32), 6400
+    tokens = np.empty(draws, np.int64)
+    for chooser.position in range(draws):
+        tokens[chooser.position] = chooser.choose(flat)
+    for parts, count in ((tokens * 64 // len(flat), 64), (tokens % 4, 4), (tokens % 64, 64)):
+        assert chi_square(np.bincount(parts, minlength=count), np.full(count, draws / count)) < 4.5
+    assert len(np.unique(tokens)) > draws - 250, "about 135 repeats"
+
+
 @pytest.mark.parametrize("kind", [np.float64, "strided", "read-only"])
 def test_logits_of_any_kind(kind):
     logits = np.random.default_rng(4).normal(size=111).astype(np.float32)
