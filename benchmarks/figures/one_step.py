@@ -20,17 +20,18 @@ from rich.console import Console
 from redraft.batch import DraftCandidates, TargetBatch
 from redraft.chat import render_chat
 from redraft.decoding.construction import beams_of
+from redraft.decoding.noise import race
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
 
-PROMPT, TEMPERATURE, SEED, STEP = "How do I make tea?", 0.7, 2, 2
+PROMPT, TEMPERATURE, SEED, STEP = "How do I make tea?", 0.7, 5, 2
 """The request, and which of its speculative steps is recorded: one whose accepted path leaves a gap in the cache."""
 FIELDS = ("input_ids", "positions", "cache_lengths", "tree_mask", "commit_src")
-SHOWN = 3
-"""Likely tokens of the target that are recorded at each row."""
+SHOWN = 5
+"""Tokens of the target that are recorded at each row."""
 out = Console(stderr=True, highlight=False)
 
 
@@ -86,7 +87,7 @@ def main(
         target_row(sampling, recorder.logits[step][row], position + depth, runtime) for row, depth in enumerate(depths)
     ]
     known = {*beams.flat, *recorder.batches[step].input_ids, *recorder.batches[step + 1].input_ids}
-    known |= {token for row in rows for token in map(int, row["intervals"])}
+    known |= {token for row in rows for token in map(int, row["scores"])}
     example = {
         "prompt": PROMPT,
         "temperature": TEMPERATURE,
@@ -105,15 +106,17 @@ def main(
 
 
 def target_row(sampling: SamplingConfig, logits: np.ndarray, position: int, runtime: Runtime) -> dict[str, Any]:
-    """What the target says at one row: the token that the sampler chooses for this output position, and the intervals
-    of the cumulative distribution that belong to the most likely tokens and to the chosen one."""
+    """What the target says at one row: the token that the sampler chooses for this output position; and of the most
+    likely tokens and the chosen one the log-probability and the position's Gumbel noise."""
     sampler = Sampler(sampling, [], runtime.end_ids)
     sampler.position = position
     probabilities = sampler.distribution(logits).at(np.arange(len(logits)))
-    token, ends = sampler.choose(logits), np.cumsum(probabilities)
-    likely = [*np.argsort(-probabilities, kind="stable")[:SHOWN].tolist(), token]
-    bounds = {other: (float(ends[other] - probabilities[other]), float(ends[other])) for other in likely}
-    return {"token": token, "intervals": {str(other): np.round(pair, 6).tolist() for other, pair in bounds.items()}}
+    token = sampler.choose(logits)
+    likely = np.argsort(-probabilities, kind="stable")[:SHOWN].tolist()
+    shown = likely if token in likely else [*likely[:-1], token]
+    noise = -np.log(race(sampler.seed, position, np.array(shown)))
+    scores = zip(shown, np.log(probabilities[shown]).tolist(), noise.tolist(), strict=True)
+    return {"token": token, "scores": {str(one): [round(log, 4), round(g, 4)] for one, log, g in scores}}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.figures.svg import CHARACTER, CHIP_HEIGHT, INK, MUTED, STYLES, Drawing
 from redraft.decoding.packing import pack_beams
-from redraft.decoding.sampling import Sampler, position_uniform
+from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, mask_words
 from redraft.decoding.verification import Verdict, walk
 from redraft.request import SamplingConfig
@@ -73,10 +73,6 @@ class Example:
     def text(self, token: int) -> str:
         """A token's text without its leading space."""
         return self.recorded["texts"][str(token)].strip()
-
-    def uniform(self, depth: int) -> float:
-        """The random number of the output position that a node at this depth predicts."""
-        return position_uniform(self.recorded["seed"], self.recorded["position"] + depth)
 
     def label(self, row: int) -> str:
         return self.text(self.tree.nodes[0][row][0])
@@ -209,7 +205,7 @@ def forward(example: Example) -> Drawing:
             d.text(x, y + 5, shown, 14, INK, "middle", mono=True)
         d.arrow(f"M232 {y} H264")
         d.arrow(f"M402 {y} H440")
-        shares = {int(token): high - low for token, (low, high) in given["intervals"].items()}
+        shares = {int(token): math.exp(log) for token, (log, _) in given["scores"].items()}
         likely = sorted(shares, key=lambda token: -shares[token])[:2]
         for x, token, color in zip((450, 582), likely, (INK, MUTED), strict=True):
             d.text(x, y + 5, f"{example.text(token)} {100 * shares[token]:.0f}%", 14, color, mono=True)
@@ -247,36 +243,38 @@ def cache(d: Drawing, example: Example, y: float, tokens: list[str], styles: lis
 
 
 def verify(example: Example) -> Drawing:
-    """The walk: at each visited node, the position's random number picks the target's token."""
-    d = Drawing(WIDTH, 50 + 84 * len(example.verdict.path), "Walk: follow the tokens that the target itself chooses")
-    left, length = 180, 300
-    for x, name in (
-        (20, "node, output position"),
-        (left, "target's distribution and the random number"),
-        (540, "chosen token"),
-    ):
-        d.text(x, 28, name, 12)
+    """The walk: at each visited node, the token of the largest sum of log-probability and noise."""
+    line, header = 22, 46
+    height = len(next(iter(example.recorded["target"]))["scores"]) * line + 26
+    d = Drawing(
+        WIDTH, header + height * len(example.verdict.path), "Walk: follow the tokens that the target itself chooses"
+    )
+    columns = {"log p": 330, "+ noise g": 410, "= sum": 490}
+    d.text(20, 28, "node, output position", 12)
+    d.text(190, 28, "next token", 12)
+    for name, x in columns.items():
+        d.text(x, 28, name, 12, anchor="end")
+    d.text(545, 28, "chosen token", 12)
     for place, (row, token) in enumerate(zip(example.verdict.path, example.verdict.tokens, strict=True)):
-        y = 70 + 84 * place
-        d.chip(20, y, example.label(row), "accepted" if row else "root", row)
-        d.bar(left, y - 13, length, 26, "#e5e7eb")
-        for other, (low, high) in example.recorded["target"][row]["intervals"].items():
-            chosen = int(other) == token
-            d.bar(left + low * length, y - 13, (high - low) * length, 26, "#86efac" if chosen else "#cbd5e1")
-            name = example.text(int(other))
-            if (high - low) * length > len(name) * CHARACTER + 6:
-                d.text(left + (low + high) / 2 * length, y + 5, name, 13, INK, "middle", mono=True)
-        uniform = example.uniform(example.depths[row])
-        d.line(left + uniform * length, y - 19, left + uniform * length, y + 19, "#dc2626", 2)
-        d.text(left + uniform * length, y + 33, f"{uniform:.3f}", 12, "#dc2626", "middle", mono=True)
-        d.text(20, y + 33, f"position {example.recorded['position'] + place}", 12)
-        d.arrow(f"M{left + length + 8} {y} H534")
-        if place + 1 < len(example.verdict.path):
-            edge = d.chip(540, y, example.text(token), "accepted")
-            d.text(edge + 10, y + 5, f"is node {example.verdict.path[place + 1]}", 12)
-        else:
-            edge = d.chip(540, y, example.text(token), "bonus")
-            d.text(edge + 10, y + 5, "no child: bonus", 12)
+        top = header + height * place + 16
+        d.chip(20, top, example.label(row), "accepted" if row else "root", row)
+        d.text(20, top + 33, f"position {example.recorded['position'] + place}", 12)
+        for number, (other, (log, noise)) in enumerate(example.recorded["target"][row]["scores"].items()):
+            y, chosen = top + line * number, int(other) == token
+            if chosen:
+                d.bar(180, y - line / 2, 320, line, "#bbf7d0")
+                d.arrow(f"M506 {y} H540")
+            d.text(190, y + 5, example.text(int(other)), 13, INK, mono=True)
+            for x, value in zip(columns.values(), (log, noise, log + noise), strict=True):
+                d.text(x, y + 5, f"{value:.2f}".replace("-", "\u2212"), 13, INK, "end", bold=chosen, mono=True)
+            if not chosen:
+                continue
+            if place + 1 < len(example.verdict.path):
+                edge = d.chip(545, y, example.text(token), "accepted")
+                d.text(edge + 10, y + 5, f"is node {example.verdict.path[place + 1]}", 12)
+            else:
+                edge = d.chip(545, y, example.text(token), "bonus")
+                d.text(edge + 10, y + 5, "no child: bonus", 12)
     return d
 
 

@@ -71,15 +71,6 @@ class Drawing:
         self.text(x + 9 + len(label) * CHARACTER, y + 5, token, 14, color, mono=True)
         return x + width
 
-    def line(
-        self, x1: float, y1: float, x2: float, y2: float, color: str = LINE, width: float = 1.5, dashed: bool = False
-    ) -> None:
-        """A straight line."""
-        dash = ' stroke-dasharray="4 3"' if dashed else ""
-        self.parts.append(
-            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{color}" stroke-width="{width:g}"{dash}/>'
-        )
-
     def curve(self, path: str, color: str = MUTED) -> None:
         """A curve; `path` as in SVG's `d`."""
         self.parts.append(f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')

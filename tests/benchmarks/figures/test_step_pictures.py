@@ -1,6 +1,9 @@
 """The worked example of docs/how-it-works.md: a recorded step, its pictures and redraft.decoding agree."""
 
+import numpy as np
+
 from benchmarks.figures.step_pictures import FOLDER, PICTURES, Example
+from redraft.decoding.noise import race
 
 EXAMPLE = Example.load()
 STEP, NEXT = EXAMPLE.recorded["step"], EXAMPLE.recorded["next_step"]
@@ -19,10 +22,14 @@ def test_the_walk_is_what_the_next_step_commits():
     assert EXAMPLE.context + len(verdict.path) == NEXT["cache_lengths"][0]
 
 
-def test_each_token_is_where_the_random_number_of_its_position_falls():
+def test_each_token_has_the_largest_sum_of_log_probability_and_noise():
+    """And the noise is that of its seed and output position."""
+    seed, position = EXAMPLE.recorded["seed"], EXAMPLE.recorded["position"]
     for given, depth in zip(EXAMPLE.recorded["target"], EXAMPLE.depths, strict=True):
-        low, high = given["intervals"][str(given["token"])]
-        assert low <= EXAMPLE.uniform(depth) < high
+        sums = {int(token): log + noise for token, (log, noise) in given["scores"].items()}
+        assert max(sums, key=sums.__getitem__) == given["token"]
+        expected = -np.log(race(seed, position + depth, np.array(list(sums))))
+        np.testing.assert_allclose([noise for _, noise in given["scores"].values()], expected, atol=1e-4)
 
 
 def test_the_pictures_are_those_of_the_recorded_step():
