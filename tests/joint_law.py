@@ -192,7 +192,7 @@ CASES = {
     "RSD-S, p = q": Case("stochastic_beam", (3, 3), "recursive_rejection", cut=3, engine=AgreeingEngine),
     "K-SEQ, p = q": Case("independent", (3, 3), "k_seq", cut=3, engine=AgreeingEngine),
     "RSD-C, a sure drafter": Case("gumbel_top_k", (1, 1), "recursive_rejection", cut=1, engine=SureEngine),
-    "K-SEQ, a sure drafter": Case("independent", (3, 3), "k_seq", cut=3, engine=SureEngine),
+    "K-SEQ, a sure drafter": Case("independent", (3, 3), "k_seq", cut=1, engine=SureEngine),
     "RSD-C, disjoint supports": Case(
         "gumbel_top_k", (3, 2), "recursive_rejection", cut=3, budget=8, engine=DisjointEngine
     ),

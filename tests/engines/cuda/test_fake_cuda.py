@@ -104,6 +104,7 @@ def engine(bundle, monkeypatch):
     monkeypatch.setattr("redraft.engines.torch.available_device", lambda: CUDA)
     monkeypatch.setattr("redraft.engines.torch.available_graphs", lambda _: None)
     monkeypatch.setattr("redraft.engines.torch.require_kernels", lambda *_: None)
+    monkeypatch.setattr("redraft.engines.torch.draws_on", lambda _: True)
     monkeypatch.setattr("redraft.engines.cuda.device.free_bytes", lambda _: 1 << 40)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "no GPU")
     monkeypatch.setattr(CudaGraphCache, "__call__", call)
