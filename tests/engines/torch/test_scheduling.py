@@ -44,8 +44,9 @@ def overwritten(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["recurrent", slow("eagle"), slow("draft_lm")])
-def test_the_scheduler_speculates_to_the_same_text(kind, target, tmp_path, overwritten):
+def test_the_scheduler_speculates_to_the_same_text(kind, target, tmp_path, overwritten, monkeypatch):
     """Whether tokens are chosen on the device or on the host, from logits; what crosses the bus is as said."""
+    monkeypatch.setattr("redraft.engines.torch.draws_on", lambda _: True)
     bundle = tiny_bundle(tmp_path, target, "torch", trained=tiny_drafter_of(target, kind))
     engine, fetched = load_engine(bundle), list[tuple[int, int]]()
     execute = engine.execute
