@@ -28,7 +28,7 @@ def chat(
     system: Annotated[str, typer.Option(help="System message; default: the chat template's own.")] = "",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
 ) -> None:
-    """Talk to a bundle in this process: no service is needed."""
+    """Talk to a bundle in this process. No service is needed."""
     from redraft.bundle.budget import untuned_warning
     from redraft.console.chat import DRAFTED, HELP, Conversation, typed_lines
     from redraft.llm import LLM
@@ -76,7 +76,7 @@ def doctor(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
 ) -> None:
-    """Say why a bundle is slow on this machine or its drafts are rejected; exit status 1 where something is wrong."""
+    """Say why a bundle is slow. Or why its drafts are rejected; the exit status is 1 where something is wrong."""
     from redraft.doctor import examine
 
     wrong = False

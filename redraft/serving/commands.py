@@ -40,7 +40,7 @@ class Address(StrEnum):
 def serve(
     bundle: Annotated[Path, typer.Option(help="Engine bundle to serve.")],
     address: Annotated[
-        Address, typer.Option(help="Where the ports are: on this machine alone, or on all of its addresses.")
+        Address, typer.Option(help="Where the ports are: on this machine only, or on all of its addresses.")
     ] = Address.loopback,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
@@ -75,7 +75,7 @@ def serve(
         bool, typer.Option("--foreground", help="Stay and print the logs until the service ends, as containers want.")
     ] = False,
 ) -> None:
-    """Serve a bundle; returns when a real request has succeeded."""
+    """Serve a bundle. Returns when a real request has succeeded."""
     if foreground:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings(
@@ -113,7 +113,7 @@ def serve(
 
 @app.command()
 def stop(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
-    """End the service: no process and no shared memory is left."""
+    """End the service. No process and no shared memory is left."""
     try:
         count = launcher.stop(run_dir)
     except ServingError as error:
@@ -123,7 +123,7 @@ def stop(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
 
 @app.command()
 def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
-    """Say how the service is; the exit status is 0 if it is ready."""
+    """Say how the service is. The exit status is 0 if it is ready."""
     state, running = _look(run_dir)
     if state is None or not running:
         left = len(owned_processes(RunDir(run_dir).path))
@@ -156,7 +156,7 @@ def generate(
     chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or continue the text as it is.")] = True,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
-    """Ask the running service and print its answer as it comes, then a line of statistics."""
+    """Ask the running service. Prints its answer as it comes, then a line of statistics."""
     state, running = _look(run_dir)
     if state is None or not running:
         fail("redraft generate: no service is running: `make serve` starts one, or `redraft serve --bundle PATH`")
@@ -167,6 +167,7 @@ def generate(
         fail("redraft generate: the text is not valid UTF-8: set LANG to a UTF-8 locale, or write it in UTF-8")
     except (OSError, ValueError, TemplateError) as error:
         fail(f"redraft generate: {error}; --no-chat continues the text as it is")
+    begun = False
     try:
         options: Options = {"temperature": temperature, "top_p": top_p, "seed": seed, "method": method}
         wanted = request(prompt, max_tokens, stream=True, **options)
@@ -174,11 +175,11 @@ def generate(
             client.wait_connected(CONNECT_S)
             for chunk in client.generate(wanted):
                 out.print(chunk.text, end="", markup=False)
-                stats = chunk.stats
+                stats, begun = chunk.stats, True
     except KeyboardInterrupt:
         fail("", code=130)
     except (InvalidRequest, WorkerError) as error:
-        fail(f"\nredraft generate: {error}")
+        fail("\n" * begun + f"redraft generate: {error}")
     out.print()
     err.print(str(stats), markup=False)
 
