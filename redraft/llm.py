@@ -62,7 +62,7 @@ class LLM:
         """
         self.runtime = bundle if isinstance(bundle, Runtime) else Runtime.load(bundle, threads)
         if self.runtime.taken:
-            raise ValueError("another LLM has this Runtime: share that LLM, or load the bundle again")
+            raise ValueError("an LLM has taken this Runtime before: share that LLM, or load the bundle again")
         self.runtime.taken = True
         self._keys = itertools.count()
         self._inboxes: dict[int, deque[Output]] = {}

@@ -56,7 +56,7 @@ def tune_bundle(
                 shown.update(0, f"{name}: serving prompts to draft from")
                 bench.serve(others)
             shown.begin(0)
-            tuner = Tuner(bench, ends - time.monotonic(), grid, partial(_say, shown))
+            tuner = Tuner(bench, max(ends - time.monotonic(), 0), grid, partial(_say, shown))
             table = tuner.tune()
             shown.update(tuner.done)
             save(bundle, name, table)

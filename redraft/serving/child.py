@@ -92,7 +92,7 @@ class Child:
 
     def start(self) -> None:
         """Start it, its output appended to the log. What the last one left is ended before. A log that has taken half
-        of what it may is first moved to a file with `.1` after its name, instead of an older one."""
+        of what it may is first moved to a file with `.1` after its name, which replaces an older one."""
         end_processes(self.processes(), grace=0)
         limit = self._max_file_bytes
         with contextlib.suppress(OSError):
