@@ -83,21 +83,25 @@ def measure_speed(runtime: Runtime, method: str, texts: Sequence[str], streams: 
 
 
 def measure_gains(drafter: Path, ngrams: Path, bundle: Path, texts: Sequence[str]) -> dict[str, Any]:
-    """The speeds of auto-regressive decoding and of n-grams only, from a bundle without a drafter, and of the drafter's
-    bundle, with the last line of its training log; also written beside the drafter. The texts are distinct: n-grams
-    would copy the answer to a text that comes again. No more streams are measured than there are texts."""
+    """The speeds of n-grams only, from a bundle without a drafter, and of the drafter's bundle, each number of streams
+    right after auto-regressive decoding by the same bundle, so that a machine whose load changes slows both; with the
+    last line of the training log. Also written beside the drafter. The texts are distinct: n-grams would copy the
+    answer to a text that comes again. No more streams are measured than there are texts."""
     log = (drafter / "log.jsonl").read_text().splitlines()
     found: dict[str, Any] = {"training": json.loads(log[-1]), "speed": {}}
-    for name, folder in (("auto-regressive", ngrams), ("n-grams", ngrams), ("drafter", bundle)):
+    for name, folder in (("n-grams", ngrams), ("drafter", bundle)):
         with step(f"load {folder.name}"):
             runtime = Runtime.load(folder)
-        method = AUTO_REGRESSIVE if name == "auto-regressive" else next(iter(runtime.plans))
         for streams in STREAMS:
             if streams <= min(runtime.limits.slots, len(texts)):
-                runtime.with_plans(runtime.plans)  # forgets the answers of the measurement before
                 with step(f"measure {name}, {streams} stream{'s' * (streams > 1)}"):
-                    speed = measure_speed(runtime, method, texts, streams)
-                found["speed"].setdefault(name, []).append(asdict(speed))
+                    speeds = []
+                    for method in (AUTO_REGRESSIVE, next(iter(runtime.plans))):
+                        runtime.with_plans(runtime.plans)  # forgets the answers of the measurement before
+                        speeds.append(measure_speed(runtime, method, texts, streams))
+                plain, drafted = speeds
+                row = asdict(drafted) | {"auto_regressive_tokens_per_s": plain.tokens_per_s}
+                found["speed"].setdefault(name, []).append(row)
         runtime.engine.close()
     (drafter / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
@@ -115,12 +119,13 @@ def summary(found: Mapping[str, Any], curves: Sequence[Curve]) -> list[str]:
             f"twice the hours: {length + least:.2f} to {length + most:.2f}, as the drafters that ship learnt",
         ]
     lines.append(f"{'streams':>7}  {'auto-regressive':>15}  {'n-grams only':>22}  {'drafter':>22}")
-    for plain, *others in zip(*(speed[name] for name in ("auto-regressive", "n-grams", "drafter")), strict=True):
+    for rows in zip(speed["n-grams"], speed["drafter"], strict=True):
+        plain = [row["auto_regressive_tokens_per_s"] for row in rows]
         cells = [
-            f"{one['tokens_per_s'] / plain['tokens_per_s']:.2f}x, {one['tokens_per_step']:.2f} tokens/step"
-            for one in others
+            f"{row['tokens_per_s'] / beside:.2f}x, {row['tokens_per_step']:.2f} tokens/step"
+            for row, beside in zip(rows, plain, strict=True)
         ]
-        lines.append(f"{plain['streams']:>7}  {plain['tokens_per_s']:>8.0f} tokens/s  " + "  ".join(cells))
+        lines.append(f"{rows[0]['streams']:>7}  {plain[-1]:>8.0f} tokens/s  " + "  ".join(cells))
     return lines
 
 
