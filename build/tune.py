@@ -52,7 +52,7 @@ def main(
         known = load_prompts(prompts, column)
         write(console, f"tune: loading {bundle}")
         forget_unusable(bundle, console)
-        with heartbeat(lambda: f"tune: still loading {bundle}", console):
+        with heartbeat(lambda: "tune: still loading (the first load compiles the CPU operators)", console):
             runtime = Runtime.load(bundle, threads)
     except (ValueError, OSError, RuntimeError) as error:
         write(console, f"tune: {error}")
