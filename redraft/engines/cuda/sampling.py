@@ -13,11 +13,8 @@ from torch import Tensor
 from redraft.batch import TargetBatch
 from redraft.decoding.sampling import Sampler
 from redraft.engines.api import LogitRows, Samplers
-from redraft.engines.cuda import device as gpu
 from redraft.engines.cuda.transfer import Results, upload
-from redraft.plugins.cuda.compile import ptx
-from redraft.plugins.library import BuildError
-from redraft.plugins.operators.sampling.cuda import RACE, race
+from redraft.plugins.operators.sampling.cuda import race
 
 AT_ONCE = 1 << 24
 """Logits that are drawn from at a time."""
@@ -41,13 +38,14 @@ class SampledRows:
 
 
 def draws_on(device: torch.device) -> bool:
-    """Whether tokens are drawn on the device: a GPU whose kernel is compiled. Where it cannot be, say so on stderr; the
-    host draws then, as on the CPU."""
+    """Whether tokens are drawn on the device: a GPU that a first draw succeeds on, with the kernel compiled and loaded
+    by the driver. Otherwise say on stderr that the host draws, as on the CPU."""
     if device.type != "cuda":
         return False
     try:
-        ptx(RACE.source, gpu.architecture(device))
-    except BuildError as error:
+        logits, scales = torch.zeros(1, 1, device=device), torch.ones(1, device=device)
+        race(logits, scales, torch.zeros(1, 3, dtype=torch.int32, device=device)).cpu()
+    except RuntimeError as error:
         print(f"at temperatures above 0 tokens are drawn on the host, which is slower: {error}", file=sys.stderr)
         return False
     return True

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from redraft.decoding.sampling import Sampler
 from redraft.engines.cuda import sampling
-from redraft.engines.cuda.sampling import sample
+from redraft.engines.cuda.sampling import draws_on, sample
 from redraft.engines.cuda.transfer import Results
+from redraft.plugins.library import BuildError
 from redraft.request import SamplingConfig
 from tests.engines.tiny import chain, make_batch, random_tree
 
@@ -111,6 +113,19 @@ def test_logits_in_bf16_give_the_tokens_of_their_float32_copy(device):
         rows = slice(start, start + len(of_rows))
         np.testing.assert_array_equal(found[rows].copy(), expected[rows], strict=True)
         start += len(of_rows)
+
+
+@pytest.mark.parametrize("error", [BuildError("no nvcc"), RuntimeError("PTX that is newer than the driver")])
+def test_where_the_first_draw_fails_the_host_draws(error, monkeypatch, capsys):
+    """It would catch a kernel that is compiled at load and refused by the driver in a step."""
+
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(sampling, "race", failing)
+    with FakeTensorMode():
+        assert not draws_on(torch.device("cuda"))
+    assert capsys.readouterr().err.endswith(f": {error}\n")
 
 
 @pytest.mark.parametrize("sampler", [None, sampler({}, 0, 0), sampler({"top_p": 0.5}, 0, 0)])
