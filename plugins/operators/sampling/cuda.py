@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from redraft.plugins.cuda.declaration import Argument, Kernel
@@ -34,7 +35,10 @@ def race(logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
     """Tokens int32 [D] drawn from logits float32 [D, V], -inf where filtered out, at inverse temperatures float32 [D].
 
     keys int32 [D, 3]: low and high word of the seed, and the output position. Rows of one key share their noise, which
-    is made once where they stand together.
+    is made once where they stand together. Where no token has a weight, as beside an infinite logit, the first of the
+    largest logits is drawn.
     """
-    times, tokens = run(RACE, (logits, logits.amax(1), inverse_temperatures, keys), {})
-    return tokens.gather(1, times.argmin(1, keepdim=True))[:, 0]
+    maxima, most_likely = logits.max(dim=1)
+    times, tokens = run(RACE, (logits, maxima, inverse_temperatures, keys), {})
+    first, part = times.min(dim=1, keepdim=True)
+    return torch.where(first.isinf(), most_likely[:, None].int(), tokens.gather(1, part))[:, 0]

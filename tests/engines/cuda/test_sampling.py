@@ -12,6 +12,7 @@ from redraft.engines.cuda import sampling
 from redraft.engines.cuda.sampling import draws_on, sample
 from redraft.engines.cuda.transfer import Results
 from redraft.plugins.library import BuildError
+from redraft.plugins.operators.sampling.cuda import PART
 from redraft.request import SamplingConfig
 from tests.engines.tiny import chain, make_batch, random_tree
 
@@ -113,6 +114,20 @@ def test_logits_in_bf16_give_the_tokens_of_their_float32_copy(device):
         rows = slice(start, start + len(of_rows))
         np.testing.assert_array_equal(found[rows].copy(), expected[rows], strict=True)
         start += len(of_rows)
+
+
+@pytest.mark.parametrize("setting", [{"temperature": 1.0}, {"top_k": 3}, {"top_p": 0.5}])
+@pytest.mark.parametrize("largest", [np.inf, -np.inf])
+@pytest.mark.parametrize("device", DEVICES)
+def test_infinite_logits_give_the_hosts_tokens(device, largest, setting):
+    """It would catch a row without weights that gives its first token."""
+    logits = np.full((4, 2 * PART + 3), -np.inf, np.float32)
+    logits[:, 5:9], logits[0, 7:], logits[1, PART + 2 :], logits[2, -1] = 0, largest, largest, largest
+    logits[3] = largest
+    batch, made = make_batch([chain(0, [3], [4] * 4)]), sampler(setting, 1, 2)
+    given = torch.from_numpy(logits).to(device)
+    found = sample(given, batch, [made], Results(given.device), draws=True)[0:4]
+    assert found.tolist() == [on_host(row, made, depth) for depth, row in enumerate(logits)]
 
 
 @pytest.mark.parametrize("error", [BuildError("no nvcc"), RuntimeError("PTX that is newer than the driver")])
