@@ -66,17 +66,18 @@ def sample(logits: Tensor, batch: TargetBatch, samplers: Samplers, results: Resu
 
 def sample_tokens(logits: Tensor, tables: Sequence[np.ndarray]) -> Tensor:
     """Tokens int32 [R] for logits [R, V]: the most likely one, or a draw in the rows of `tables`. Each of the two is
-    int32 [7, D]: rows, their keys (see `race`) in three rows, top-k, and the bits of inverse temperatures and top-p as
-    float32. Only the second table's are filtered by top-k and top-p."""
+    int32 [8, D]: rows, their keys (see `race`) in three rows, top-k, the bits of inverse temperatures as float32, and
+    those of top-p as float64 in two rows. Only the second table's are filtered by top-k and top-p."""
     tokens, most = logits.argmax(1).int(), max(AT_ONCE // logits.shape[1], 1)
     for filtered, asked in enumerate(tables):
         if asked.shape[1]:
-            for rows, *keys, top_k, scales, top_p in upload(asked, logits.device).split(most, dim=1):
+            for rows, low, high, positions, top_k, scales, *top_p in upload(asked, logits.device).split(most, dim=1):
                 rows, scales = rows.long(), scales.view(torch.float32)
                 drawn = logits[rows].float()
                 if filtered:
-                    drawn = _filtered(drawn, scales[:, None], top_k[:, None], top_p.view(torch.float32)[:, None])
-                tokens[rows] = race(drawn, scales, torch.stack(keys, dim=1))
+                    shares = torch.stack(top_p, dim=1).view(torch.float64)
+                    drawn = _filtered(drawn, scales[:, None], top_k[:, None], shares)
+                tokens[rows] = race(drawn, scales, torch.stack((low, high, positions), dim=1))
     return tokens
 
 
@@ -92,13 +93,18 @@ def _plan(batch: TargetBatch, samplers: Sequence[Sampler | None], draws: bool) -
     positions -= positions[np.searchsorted(owners, owners)]
     positions += np.array([sampler.position if sampler else 0 for sampler in samplers])[owners]
     seeds = np.array([sampler.seed if sampler else 0 for sampler in samplers], np.uint64).view(np.uint32)
-    settings = np.array(
-        [(sampler.inverse_temperature, sampler.top_p) if sampler else (1, 1) for sampler in samplers], np.float32
-    )
+    scales = np.array([sampler.inverse_temperature if sampler else 1 for sampler in samplers], np.float32)
+    top_p = np.array([sampler.top_p if sampler else 1 for sampler in samplers], np.float64)
     top_k = np.array([sampler.top_k if sampler else 0 for sampler in samplers])
     keys = (*seeds.reshape(-1, 2)[owners].T, positions)
     table = np.stack(
-        [np.arange(len(owners)), *keys, top_k[owners], *settings.view(np.int32)[owners].T],
+        [
+            np.arange(len(owners)),
+            *keys,
+            top_k[owners],
+            scales.view(np.int32)[owners],
+            *top_p.view(np.int32).reshape(-1, 2)[owners].T,
+        ],
         dtype=np.int32,
         casting="unsafe",
     )
@@ -115,8 +121,8 @@ def _kind(sampler: Sampler | None, draws: bool) -> int:
 
 
 def _filtered(logits: Tensor, inverse_temperatures: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Logits float32 [D, V], -inf outside the top_k (0: all) largest and the fewest of these that hold top_p of their
-    weight, each [D, 1]. Among equals the lowest ids are kept."""
+    """Logits float32 [D, V], -inf outside the top_k (int32, 0: all) largest and the fewest of these that hold top_p
+    (float64) of their weight, each [D, 1]. Among equals the lowest ids are kept."""
     ordered, ids = logits.sort(dim=1, descending=True, stable=True)
     outside = (torch.arange(ordered.shape[1], device=ordered.device) >= top_k) & (top_k > 0)
     ordered.masked_fill_(outside, -torch.inf)

@@ -34,11 +34,11 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_drawing_takes_no_more_memory_than_is_counted():
-    """With top-p, which sorts the weights; more rows are drawn from in parts."""
+    """Top-p sorts the weights; more rows are drawn from in parts."""
     rows, vocabulary = 8, 10_000
-    floats = np.array([[1.0], [0.9]], np.float32).view(np.int32).repeat(rows, axis=1)
+    scales, top_p = np.ones((1, rows), np.float32).view(np.int32), np.full(rows, 0.9).view(np.int32).reshape(-1, 2).T
     keys = np.zeros((3, rows), np.int32)
-    table = np.concatenate([np.arange(rows, dtype=np.int32)[None], keys, keys[:1], floats])
+    table = np.concatenate([np.arange(rows, dtype=np.int32)[None], keys, keys[:1], scales, top_p])
     logits = torch.randn(rows, vocabulary)
     with LiveBytes() as live:
         sample_tokens(logits, [table[:, :0], table])

@@ -116,6 +116,18 @@ def test_logits_in_bf16_give_the_tokens_of_their_float32_copy(device):
         start += len(of_rows)
 
 
+@pytest.mark.parametrize("setting", [{"top_p": 0.6}, {"top_p": 1e-50}, {"top_k": 7, "top_p": 0.3}])
+@pytest.mark.parametrize("device", DEVICES)
+def test_equal_logits_are_cut_where_the_host_cuts_them(device, setting):
+    """Ten equal logits: six hold 0.6 of the weight, and seven hold 0.6 as float32. It would catch a rounded top-p."""
+    rows = 60
+    batch = make_batch([chain(0, [3], [4] * rows)])
+    made, logits = sampler(setting, 1, 2), np.zeros((rows, 10), np.float32)
+    given = torch.from_numpy(logits).to(device)
+    found = sample(given, batch, [made], Results(given.device), draws=True)[0:rows]
+    assert found.tolist() == [on_host(logits[row], made, row) for row in range(rows)]
+
+
 @pytest.mark.parametrize("setting", [{"temperature": 1.0}, {"top_k": 3}, {"top_p": 0.5}])
 @pytest.mark.parametrize("largest", [np.inf, -np.inf])
 @pytest.mark.parametrize("device", DEVICES)
