@@ -28,7 +28,7 @@ class Distribution:
     def at(self, tokens: np.ndarray) -> np.ndarray:
         """Probabilities float64 [M] of tokens int [M]."""
         places, known = self._places(tokens)
-        return np.where(known, self.weights[places], 0.0) / self.total
+        return np.where(known, self.weights[places].astype(np.float64), 0.0) / self.total
 
     def put(self, tokens: np.ndarray, probabilities: np.ndarray) -> None:
         """Replace the weights of tokens by multiples float64 [M] of the old total. Where rounding leaves no weight at

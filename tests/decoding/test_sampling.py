@@ -79,8 +79,8 @@ def test_a_token_is_the_first_of_the_race(vocab_size, seed, positions, likely, c
 
 @pytest.mark.parametrize("config", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 5, "top_p": 0.9}])
 def test_two_tokens_of_a_request_have_the_targets_joint_law(config):
-    """100,000 requests of two tokens, the second's logits by the first, in numpy; the sampler gives some of them."""
-    vocab_size, requests = 7, 100_000
+    """200,000 requests of two tokens, the second's logits by the first, in numpy; the sampler gives some of them."""
+    vocab_size, requests = 7, 200_000
     logits = (1.5 * np.random.default_rng(8).normal(size=(1 + vocab_size, vocab_size))).astype(np.float32)
     laws = np.array([probabilities(row, **config) for row in logits])
     seeds, ids = np.arange(requests, dtype=np.uint64)[:, None], np.arange(vocab_size)
@@ -97,7 +97,7 @@ def test_two_tokens_of_a_request_have_the_targets_joint_law(config):
 
 
 def test_a_large_flat_vocabulary_is_drawn_from_evenly():
-    """By where tokens stand, and by their place in a block of noise and in a group of blocks."""
+    """Counted by where tokens stand, and by their place in a block of noise and in a group of blocks."""
     chooser, flat, draws = sampler(seed=5, temperature=1.0), np.zeros(151_936, np.float32), 6400
     tokens = np.empty(draws, np.int64)
     for chooser.position in range(draws):
@@ -118,7 +118,7 @@ def test_logits_of_any_kind(kind):
 
 @pytest.mark.parametrize("config", [{"temperature": 1.0}, {"top_k": 3}, {"top_p": 0.5}])
 def test_infinite_logits_choose_the_largest(config):
-    """As penalties may make them; and where nothing is left, a token that there is."""
+    """Penalties may make them. Where nothing is left, the token is one of the vocabulary."""
     logits = np.array([0, 1, np.inf, 2, -np.inf], np.float32)
     assert sampler(**config, seed=1).choose(logits) == 2
     assert 0 <= sampler(**config, seed=1).choose(np.full(5, -np.inf, np.float32)) < 5
@@ -137,6 +137,18 @@ def test_a_distribution_gives_and_takes_probabilities_of_some_tokens(ids):
     assert {sampler(temperature=1.0, seed=seed).draw(distribution) for seed in range(50)} == {4, 6}
     distribution.put(np.array([4, 6]), np.zeros(2))
     assert distribution.at(everything).tolist() == [0, 0, 0, 0, 0.125, 0, 0.125], "kept where nothing would be left"
+
+
+@pytest.mark.parametrize("config", [{"temperature": 1.0}, {"top_p": 0.9}, {"top_k": 2000, "top_p": 0.99}])
+def test_probabilities_add_up_in_float64(config):
+    """It would catch a mass that float32 sums lose, which a rejection verifier takes for that of other tokens."""
+    logits = np.random.default_rng(2).normal(size=49_152).astype(np.float32)
+    distribution = sampler(**config).distribution(logits)
+    found = distribution.at(np.arange(len(logits)))
+    assert found.dtype == np.float64
+    exact = distribution.weights.astype(np.float64)
+    np.testing.assert_allclose(found[found > 0], exact / exact.sum(), rtol=2e-7)
+    assert abs(1 - found.sum()) < 2e-7
 
 
 def test_ties_are_kept_by_lowest_id():
