@@ -78,7 +78,7 @@ def test_the_walk_accepts_the_longest_matching_beam(data):
             assert accepted == longest_match(beams[b, :count], without.tokens)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}, {"repetition_penalty": 1.3}])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 8}, {"repetition_penalty": 1.3}])
 def test_the_scheduler_takes_the_same_steps(sampling):
     """Three sequences at a time over a cache in which every wrong row changes the text."""
     found = {}
@@ -101,7 +101,7 @@ def test_the_scheduler_takes_the_same_steps(sampling):
     (tokens, counts, packed), (same_tokens, same_counts, unpacked) = found.values()
     assert same_tokens == tokens
     assert same_counts == counts
-    assert packed.accepted > 5
+    assert packed.accepted > 10
     assert unpacked.rows_executed > 1.2 * packed.rows_executed
     assert unpacked.rows_executed == unpacked.rows_unpacked
 
