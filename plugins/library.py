@@ -15,7 +15,7 @@ from pathlib import Path
 
 PLUGINS = Path(__file__).resolve().parent
 COMPILED = PLUGINS / "compiled"
-"""The libraries that a wheel holds, for one version of OpenVINO."""
+"""What a wheel holds compiled: the libraries, for one version of OpenVINO, and the CUDA kernels' PTX."""
 KERNELS = "libredraft_kernels.so"
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 AVX2 = ["-mavx2", "-mfma"]

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from redraft.plugins.cuda.declaration import PLUGINS
@@ -24,9 +25,10 @@ from redraft.plugins.cuda.resources import (
     parse_resources,
     problems,
 )
-from redraft.plugins.library import CACHE, BuildError
+from redraft.plugins.library import CACHE, COMPILED, BuildError
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+"""What a wheel has PTX for, and what kernels are reported for; ascending."""
 FLAGS = ["-std=c++17", "-O3"]
 PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
 DISASSEMBLER = "nvidia-cuda-nvdisasm"
@@ -46,17 +48,30 @@ def headers(source: Path) -> list[Path]:
 
 
 def ptx(source: Path, architecture: str = "sm_90") -> str:
-    """The source's PTX, which later architectures run too; compiled once per source text. Raises BuildError."""
+    """The source's PTX, which later architectures run too: a wheel's, unless $NVCC names a compiler, or compiled once
+    per source text. Raises BuildError."""
+    shipped = [COMPILED / _name(source, one) for one in ARCHITECTURES if _number(one) <= _number(architecture)]
+    if not os.environ.get("NVCC") and shipped and shipped[-1].exists():
+        return shipped[-1].read_text()
     digest = hashlib.sha256(f"{FLAGS}{architecture}{_version(nvcc())}".encode() + source.read_bytes())
     for header in headers(source):
         digest.update(header.read_bytes())
-    path = CACHE / f"{source.parent.name}-{source.stem}-{architecture}-{digest.hexdigest()[:16]}.ptx"
+    path = CACHE / _name(source, f"{architecture}-{digest.hexdigest()[:16]}")
     if not path.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
         _nvcc([str(source), "-ptx", f"-arch={architecture}", "-o", str(partial)])
         partial.rename(path)
     return path.read_text()
+
+
+def compile_for_wheel(folder: Path) -> list[Path]:
+    """Put the PTX of all sources, for ARCHITECTURES, into a folder. Raises BuildError."""
+    files = []
+    for source, architecture in product(sources(), ARCHITECTURES):
+        files.append(folder / _name(source, architecture))
+        files[-1].write_text(ptx(source, architecture))
+    return files
 
 
 def resources(source: Path, architecture: str) -> dict[str, tuple[Resources, Instructions | None]]:
@@ -96,6 +111,14 @@ def _version(compiler: Path) -> str:
             f"{compiler} --version failed with {run.returncode} ({(run.stdout + run.stderr).strip()}): {REMEDY}"
         )
     return run.stdout
+
+
+def _name(source: Path, architecture: str) -> str:
+    return f"{source.parent.name}-{source.stem}-{architecture}.ptx"
+
+
+def _number(architecture: str) -> int:
+    return int(architecture.removeprefix("sm_"))
 
 
 def _found(program: str) -> list[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from redraft.plugins.cuda.compile import headers, nvcc, ptx
+from redraft.plugins.cuda.compile import headers, ptx
 from redraft.plugins.cuda.declaration import Kernel
 from redraft.plugins.library import CACHE, BuildError
 
@@ -109,5 +109,5 @@ def _check(status: int, what: str) -> None:
         _driver().cuGetErrorString(status, ctypes.byref(text))
         said = f"{what}: {(text.value or b'unknown error').decode()} ({status})"
         if status == UNSUPPORTED_PTX_VERSION:
-            said += f": {nvcc()} is newer than the driver; update the driver, or name an older nvcc by NVCC"
+            said += ": nvcc was newer than the driver; update the driver, or name an older nvcc by NVCC"
         raise RuntimeError(said)

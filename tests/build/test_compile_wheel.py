@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import openvino
 import pytest
 from packaging.requirements import Requirement
 
+from redraft.plugins.cuda import compile
 from tests.conftest import ROOT, run_script
 
 OTHER_EXTRAS = ("torch", "transformers", "onnx", "zmq", "msgpack", "mpi4py", "model_defs", "compiler")
@@ -55,6 +57,8 @@ def test_only_redraft_is_in_the_wheel(wheel):
     assert re.search(r"manylinux_2_\d+_x86_64\.whl$", wheel.name)
     for file in ("serving/triton_repo/ensemble/config.pbtxt", "serving/requirements-triton.txt", "plugins/kernels.py"):
         assert f"redraft/{file}" in names
+    for source, architecture in itertools.product(compile.sources(), compile.ARCHITECTURES):
+        assert f"redraft/plugins/compiled/{source.parent.name}-{source.stem}-{architecture}.ptx" in names
 
 
 @pytest.mark.slow

@@ -69,6 +69,27 @@ def test_a_missing_nvcc_names_the_remedy(monkeypatch):
     compile.nvcc.cache_clear()
 
 
+def test_a_wheels_ptx_needs_no_nvcc(monkeypatch, tmp_path):
+    """The newest that the GPU runs; $NVCC chooses otherwise. It would catch a GPU that gets PTX of a later one."""
+
+    def missing() -> None:
+        raise BuildError("nvcc not found")
+
+    for architecture in compile.ARCHITECTURES:
+        (tmp_path / f"sampling-kernel-{architecture}.ptx").write_text(architecture)
+    monkeypatch.delenv("NVCC", raising=False)
+    monkeypatch.setattr(compile, "COMPILED", tmp_path)
+    monkeypatch.setattr(compile, "nvcc", missing)
+    wanted = {"sm_80": "sm_80", "sm_89": "sm_80", "sm_90": "sm_90", "sm_103": "sm_100", "sm_121": "sm_100"}
+    assert {architecture: compile.ptx(RACE.source, architecture) for architecture in wanted} == wanted
+    for source, architecture in ((RACE.source, "sm_75"), (WRITE.source, "sm_90")):
+        with pytest.raises(BuildError, match="nvcc not found"):
+            compile.ptx(source, architecture)
+    monkeypatch.setenv("NVCC", "chosen")
+    with pytest.raises(BuildError, match="nvcc not found"):
+        compile.ptx(RACE.source, "sm_90")
+
+
 def test_an_nvcc_that_fails_names_the_remedy(monkeypatch, tmp_path):
     broken = tmp_path / "nvcc"
     broken.write_text("#!/bin/sh\necho no libraries >&2; exit 3\n")
