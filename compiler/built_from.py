@@ -14,6 +14,7 @@ from pathlib import Path
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.manifest import BuiltFrom, InputFile, Manifest, cpu_features, file_sha256
 from redraft.bundle.writer import TOKENIZER_FILES
+from redraft.plugins.library import HOST_ONLY
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = ("--model", "--drafter", "--methods", "--hot-vocabulary", "--calibration", "--bigrams")
@@ -35,7 +36,8 @@ SOURCES = (
     "redraft/engines/memory.py",
     *(f"redraft/engines/tensorrt/{name}.py" for name in ("engine", "library", "profiles")),
 )
-"""The code that decides what a bundle holds."""
+NOT_SOURCES = f"plugins/{HOST_ONLY}/"
+"""The code that decides what a bundle holds, and a folder of it that does not."""
 CODE = "the code that builds it has changed"
 
 
@@ -102,7 +104,7 @@ def input_file(file: Path, known: InputFile | None = None) -> InputFile:
 def source_files() -> list[str]:
     """The files of that code, from the repository's root."""
     found = {str(file.relative_to(ROOT)) for pattern in SOURCES for file in ROOT.glob(pattern)}
-    return sorted(found)
+    return sorted(name for name in found if not name.startswith(NOT_SOURCES))
 
 
 def sources_digest() -> str:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
@@ -17,6 +17,8 @@ PLUGINS = Path(__file__).resolve().parent
 COMPILED = PLUGINS / "compiled"
 """What a wheel holds compiled: the libraries, for one version of OpenVINO, and the CUDA kernels' PTX."""
 KERNELS = "libredraft_kernels.so"
+HOST_ONLY = "operators/sampling"
+"""Kernels that the host calls and no network: a bundle does not depend on them."""
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
@@ -73,8 +75,8 @@ def compile_for_wheel(folder: Path) -> list[Path]:
 
 
 def operators_digest() -> str:
-    """Name the operators' source text: a network runs on the operators that it was lowered for."""
-    return _digest("")[:16]
+    """Name the source text of the networks' operators: a network runs on the operators that it was lowered for."""
+    return _digest("", set((PLUGINS / HOST_ONLY).iterdir()))[:16]
 
 
 def _folder() -> Path:
@@ -96,9 +98,10 @@ def _openvino() -> Path:
     return Path(openvino.__file__).parent
 
 
-def _digest(salt: str) -> str:
+def _digest(salt: str, without: Collection[Path] = ()) -> str:
+    """A digest of flags, C++ sources but those `without`, and a salt."""
     digest = hashlib.sha256(f"{FLAGS}{INSTRUCTION_SETS}{SHARED}{salt}".encode())
-    for path in sorted([*PLUGINS.rglob("*.h"), *PLUGINS.rglob("*.cpp")]):
+    for path in sorted({*PLUGINS.rglob("*.h"), *PLUGINS.rglob("*.cpp")}.difference(without)):
         digest.update(f"{path.relative_to(PLUGINS)}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 

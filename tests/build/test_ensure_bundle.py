@@ -159,14 +159,15 @@ RUN_TIME = {
     "compiler/built_from.py",
     *(f"redraft/{name}.py" for name in ("__init__", "batch", "errors", "method", "request", "runtime", "scheduler")),
     *(f"redraft/{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
-    *(f"redraft/console/{name}.py" for name in ("__init__", "output", "progress", "resources")),
-    *(f"redraft/decoding/{name}.py" for name in ("__init__", "draws", "growth", "ngram", "packing", "rejection")),
-    *(f"redraft/decoding/{name}.py" for name in ("sampling", "token_tree")),
+    *(f"redraft/console/{name}.py" for name in ("__init__", "output", "program", "progress", "resources")),
+    *(f"redraft/decoding/{name}.py" for name in ("__init__", "draws", "growth", "ngram", "noise", "packing")),
+    *(f"redraft/decoding/{name}.py" for name in ("rejection", "sampling", "token_tree")),
     *(f"redraft/engines/{name}.py" for name in ("__init__", "api", "cache_check", "features", "host_buffers")),
     "redraft/engines/timing.py",
     *(f"redraft/engines/cuda/{name}.py" for name in ("__init__", "device", "sampling", "transfer")),
     *(f"redraft/engines/tensorrt/{name}.py" for name in ("__init__", "drafter", "session", "target")),
     "redraft/worker/protocol.py",
+    *(f"plugins/operators/sampling/{name}.py" for name in ("__init__", "cpu", "cuda")),
     "compiler/__init__.py",
 }
 """Modules that are imported with those that build, and decide nothing of what a bundle holds."""
@@ -226,12 +227,18 @@ def test_other_code_builds_again(place, monkeypatch, capsys):
 
 
 def test_the_code_counts_by_content(tmp_path, monkeypatch):
-    for name in ("compiler/writers/shared.py", "model_defs/a.py", "plugins/b/kernel.cu", "build/tune.py"):
+    changes = {
+        "build/tune.py": False,
+        "model_defs/a.py": True,
+        "plugins/b/kernel.cu": True,
+        "plugins/operators/sampling/kernel.h": False,
+    }
+    for name in ("compiler/writers/shared.py", *changes):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(built_from, "ROOT", tmp_path)
     before = built_from.sources_digest()
-    for name, counts in (("build/tune.py", False), ("model_defs/a.py", True), ("plugins/b/kernel.cu", True)):
+    for name, counts in changes.items():
         (tmp_path / name).write_text("2")
         assert (built_from.sources_digest() != before) == counts, name
         (tmp_path / name).write_text("1")
