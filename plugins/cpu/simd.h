@@ -92,6 +92,18 @@ static inline i32x16 set1_bits(float x) { return lanes32(_mm512_castps_si512(_mm
 static inline i32x16 to_int(f32x16 x) { return lanes32(_mm512_cvtps_epi32(x.v)); }
 static inline f32x16 to_float(i32x16 x) { return {_mm512_cvtepi32_ps(bits(x))}; }
 static inline f32x16 absolute(f32x16 x) { return {_mm512_abs_ps(x.v)}; }
+static inline i32x16 load(const int32_t* p) { return lanes32(_mm512_loadu_si512(p)); }
+static inline i32x16 count_from(int32_t first) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return lanes32(_mm512_add_epi32(_mm512_set1_epi32(first), lanes));
+}
+// The chosen lanes, one after another; up to 16 numbers at `p` are written.
+static inline void store_lanes(float* p, f32x16 x, uint32_t lanes) {
+    _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(lanes), x.v));
+}
+static inline void store_lanes(int32_t* p, i32x16 x, uint32_t lanes) {
+    _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(lanes), bits(x)));
+}
 static inline i32x16 add(i32x16 a, i32x16 b) { return {a.v + b.v}; }
 static inline void store(int32_t* p, i32x16 x) { _mm512_storeu_si512(p, bits(x)); }
 // Bit i is set where the unsigned number in lane i is at most `limit`.
@@ -273,6 +285,19 @@ static inline f32x16 absolute(f32x16 x) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, x.lo), _mm256_andnot_ps(sign, x.hi)};
 }
+static inline i32x16 load(const int32_t* p) {
+    const __m256i* q = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+static inline i32x16 count_from(int32_t first) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return {_mm256_add_epi32(_mm256_set1_epi32(first), lanes), _mm256_add_epi32(_mm256_set1_epi32(first + 8), lanes)};
+}
+static inline void store_lanes(float* p, f32x16 x, uint32_t lanes) {
+    float all[16];
+    store(all, x);
+    for (; lanes; lanes &= lanes - 1) *p++ = all[__builtin_ctz(lanes)];
+}
 static inline i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 static inline void store(int32_t* p, i32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lo);
@@ -311,6 +336,11 @@ static inline u64x8 exclusive_or(u64x8 a, u64x8 b) {
 static inline i32x16 interleave(u64x8 a, u64x8 b) {
     return {_mm256_blend_epi32(a.lo, _mm256_slli_epi64(b.lo, 32), 0xaa),
             _mm256_blend_epi32(a.hi, _mm256_slli_epi64(b.hi, 32), 0xaa)};
+}
+static inline void store_lanes(int32_t* p, i32x16 x, uint32_t lanes) {
+    int32_t all[16];
+    store(all, x);
+    for (; lanes; lanes &= lanes - 1) *p++ = all[__builtin_ctz(lanes)];
 }
 static inline __m256i dot_bytes(__m256i sum, const char* w, const float* x) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));

@@ -133,6 +133,17 @@ def test_topk_ties_go_to_the_lower_index(isa):
     np.testing.assert_allclose(values, -np.log(700), atol=1e-5)
 
 
+@pytest.mark.parametrize("top", [1, 7, 100, 128, 1300])
+@pytest.mark.parametrize("steps", [1, 3, 40])
+def test_topk_of_few_different_logits(isa, rng, top, steps):
+    """Any number of the best, of logits many of which are equal, above and below zero."""
+    weight = (rng.integers(-steps, steps + 1, (1300, 1)) / 8).astype(np.float32)
+    values, indices = kernels.linear_topk(np.ones((1, 1), np.float32), pack(weight, "fp32"), 1300, "fp32", top)
+    expected_values, expected = linear_topk(np.ones((1, 1)), weight, top)
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_allclose(values, expected_values, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_embedding_reads_packed_weights(rng, dtype):
     weight, ids = normal(rng, 77, 111), np.array([76, 0, 31, 32, 5, 5], np.int32)
