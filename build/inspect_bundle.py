@@ -79,6 +79,7 @@ def describe_method(method: MethodConfig, limits: LimitsInfo, width: int, tuned:
             f"{', '.join(map(str, method.levels))} draws per level from {method.support} tokens"
             if method.levels
             else f"beam width {method.beam_width}, beam length {method.beam_length}, {method.candidates} candidates"
+            + (f" of {method.support} by the target's noise" if method.shares_noise else "")
         )
     if context := method.context:
         rows = limits.slots * (limits.max_len + context.draft_rows) * context.layers

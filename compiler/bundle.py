@@ -139,6 +139,7 @@ def build(
     with step("load the drafters"):
         for name, settings in chosen.items():
             if settings.drafter:
+                settings.check_backend(config.backend)
                 source = settings.drafter, settings.hot_vocabulary
                 if source not in drafters:
                     drafters[source] = load_draft_source(*source, target, model, fingerprint)

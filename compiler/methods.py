@@ -23,6 +23,7 @@ from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.context_cache import CacheTables
 from model_defs.loops.random_draws import RandomDraws
 from model_defs.target.model import Target
+from redraft.bundle.backends import Backend
 from redraft.bundle.config import BundleConfig, ContextInfo, MethodConfig
 from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
@@ -48,16 +49,18 @@ class Way(StrEnum):
 ANY = {"ngram", "tree_budget", "verification"}
 DRAFTER = ANY | {"drafter", "hot_vocabulary", "construction", "token_info"}
 READS = {
-    Way.search: DRAFTER | {"beam_width", "beam_length", "candidates", "resample_above", "skip_above"},
+    Way.search: DRAFTER | {"beam_width", "beam_length", "candidates", "support", "resample_above", "skip_above"},
     Way.draws: DRAFTER | {"levels", "support"},
     Way.retrieval: ANY | {"construction"},
     Way.ngrams: ANY,
 }
 """The settings that matter to each; any other that is given is refused."""
+USUAL_SUPPORT = {Way.search: 128, Way.draws: 64}
+"""Most likely tokens of a node that the target's noise, or random draws, choose from."""
 NO_DRAFTER = "which has no drafter: no candidates to build other trees of, and no probabilities to draw from"
 WHY_OTHERS_DO_NOT = {
     Way.search: "which draws no token",
-    Way.draws: "whose trees --levels and --support shape, and which leave no chain behind",
+    Way.draws: "whose trees --levels shape, and which leave no chain behind",
     Way.retrieval: NO_DRAFTER,
     Way.ngrams: NO_DRAFTER,
 }
@@ -89,7 +92,12 @@ class MethodSettings(BaseModel):
         "depth. Default: "
         + "; ".join(f"{name} {','.join(map(str, known.levels))}" for name, known in RANDOM_CONSTRUCTIONS.items()),
     )
-    support: int = Field(64, ge=1, description="Likeliest tokens that random draws are from, at each node.")
+    support: int | None = Field(
+        None,
+        ge=0,
+        description="Most likely tokens of each node that random draws are from, default 64; or that sampled requests' "
+        "own noise chooses the candidates from, default 128, 0: they are the most likely.",
+    )
     tree_budget: int | None = Field(
         None, ge=1, description="Drafted nodes a step until the bundle is tuned; default: 16, or all of --levels."
     )
@@ -145,6 +153,18 @@ class MethodSettings(BaseModel):
             raise ValueError(f"{flag}: only for {' and '.join(readers)}, and this method drafts by {self.way}, {why}")
         return self
 
+    def check_backend(self, backend: Backend) -> None:
+        """Refuse a support that a backend's drafters cannot choose candidates from. Raises BundleError."""
+        if self.support and self.way == Way.search and backend.native_drafters:
+            raise BundleError(
+                f"--support {self.support}: drafters of {backend} are in native form, which cannot make the target's "
+                "noise; they draft the most likely tokens"
+            )
+
+    def _support(self) -> int:
+        usual = USUAL_SUPPORT.get(self.way, 0) if self.way else 0
+        return usual if self.support is None else self.support
+
     def info(self) -> MethodConfig:
         """What the bundle says of the method. Raises BundleError, or FileNotFoundError where there is no drafter."""
         random = RANDOM_CONSTRUCTIONS[self.construction] if self.way == Way.draws else None
@@ -162,7 +182,7 @@ class MethodSettings(BaseModel):
             ngram=merges and self.construction not in ALONE if self.ngram is None else self.ngram,
             verification=verification,
             levels=draws,
-            support=self.support if random else 0,
+            support=self._support(),
             resample_above=self.resample_above,
             skip_above=self.skip_above,
             chat_template=None if trained is None else trained.get("chat_template"),
@@ -224,6 +244,8 @@ def check_method(name: str, method: MethodConfig, config: BundleConfig) -> None:
     if not method.levels and method.candidates < method.beam_width:
         raise BundleError(f"--candidates {method.candidates}: expected at least --beam-width {method.beam_width}")
     random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
+    if random and not method.support:
+        raise BundleError(f"--support 0: expected 1 or more tokens for {method.construction!r} to draw from")
     if random and random.draws == Draws.WITHOUT_REPLACEMENT:
         for above, count in pairwise((1, *random.shape(method.levels).widths)):
             if count > above * method.support:
@@ -288,7 +310,8 @@ def drafting_loop(
         )
     draft_rows = sum(random.shape(method.levels).widths[:-1]) if random else method.beam_width * (length - 1)
     drafter = copy.deepcopy(drafter, {id(tensor): tensor for tensor in (*drafter.parameters(), *drafter.buffers())})
-    if not random and method.candidates > (known := len(drafter.hot_ids)):
+    known = len(drafter.hot_ids)
+    if not random and method.candidates > known:
         raise ValueError(f"--candidates {method.candidates}: expected at most {known}, all that the drafter knows")
     if token_info and drafter.token_info is None:
         raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} has none")
@@ -312,9 +335,14 @@ def drafting_loop(
         )
     if not random and drafter.has_raw_logits and (method.resample_above is not None or not native):
         needs["chain_levels"] = method.beam_length - 1
+    if not random:  # networks in native form cannot make the target's noise: `export_drafter_native` says why
+        needs["support"] = 0 if native else min(method.support, known)
+        if 0 < method.support < method.candidates:
+            raise ValueError(f"--support {method.support}: expected at least --candidates {method.candidates}, or 0")
+    method = method.model_copy(update=needs)
     loop: Drafting = (
         RandomDraws(drafter, random.rule, method.levels, method.support)
         if random
-        else BeamSearch(drafter, method.beam_width, method.beam_length, method.candidates)
+        else BeamSearch(drafter, method.beam_width, method.beam_length, method.candidates, method.support)
     )
-    return method.model_copy(update=needs), loop.eval()
+    return method, loop.eval()

@@ -93,7 +93,7 @@ def all_reduce(x: np.ndarray) -> np.ndarray:
 def sum_ranks(parts: np.ndarray) -> np.ndarray:
     """float32 [ranks, ...] to their sum in the order of ranks."""
     out = np.empty_like(parts[0])
-    _call("sum_ranks", parts=parts, ranks=len(parts), elements=out.size, out=out)
+    call("sum_ranks", parts=parts, ranks=len(parts), elements=out.size, out=out)
     return out
 
 
@@ -125,7 +125,7 @@ def linear(
     """float32 [T, K] to float32 [T or len(rows), out_features]."""
     projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
     out = np.empty((projection.rows, out_features), np.float32) if out is None else out
-    _call(
+    call(
         "linear",
         p=projection,
         activation=ACTIVATIONS.index(activation),
@@ -154,7 +154,7 @@ def linear_topk(
     projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
     values = np.empty((projection.rows, k), np.float32)
     indices = np.empty((projection.rows, k), np.int32)
-    _call("linear_topk", p=projection, ids=ids, k=k, values=values, indices=indices)
+    call("linear_topk", p=projection, ids=ids, k=k, values=values, indices=indices)
     return values, indices
 
 
@@ -175,7 +175,7 @@ def token_info_topk(
     row_of, rows, scales = info if len(info) == 3 else (None, *(info or [None]), None)
     stored = {"float32": "fp32", "uint16": "bf16", "int8": "int8"}
     entries, kept = (0, 0) if rows is None else rows.shape
-    _call(
+    call(
         "token_info_topk",
         logits=logits,
         logit_rows=logits.shape[0],
@@ -203,7 +203,7 @@ def token_info_topk(
 def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_features: int, dtype: str) -> np.ndarray:
     """int32 [T] to float32 [T, in_features]."""
     out = np.empty((len(ids), in_features), np.float32)
-    _call(
+    call(
         "embedding",
         ids=ids,
         rows=len(ids),
@@ -220,7 +220,7 @@ def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_featu
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """float32 [T, K] to float32 [T, K]."""
     out = np.empty_like(x)
-    _call("rms_norm", x=x, rows=x.shape[0], features=x.shape[1], weight=weight, eps=eps, out=out)
+    call("rms_norm", x=x, rows=x.shape[0], features=x.shape[1], weight=weight, eps=eps, out=out)
     return out
 
 
@@ -234,7 +234,7 @@ def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarra
     results = tuple(np.empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
     state = ("candidates", "log_probs", "parents", "chosen")
     names = *(f"next_{name}" for name in state), "tokens", "origins"
-    _call(
+    call(
         "beam_step",
         values=values,
         ids=ids,
@@ -277,7 +277,7 @@ def draw_step(
     before = ("ids_before", "log_probs_before", "draws_before", "totals", "gumbels")
     following = ("next_ids", "next_log_probs", "next_draws", *("next_totals", "next_gumbels")[: 2 * beam])
     written = dict(zip((*following, "tokens", "origins", "sequence_of"), results, strict=True))
-    _call(
+    call(
         "draw_step",
         values=values,
         ids=ids,
@@ -318,7 +318,7 @@ def tree_attention(
     """Caches are float32, or uint16 holding bf16, [slots, kv_heads, rows, head_size], updated in place."""
     cache_slots, kv_heads, cache_rows, head_size = k_cache.shape
     out = np.empty((len(qkv), num_heads * head_size), np.float32)
-    _call(
+    call(
         "tree_attention",
         qkv=qkv,
         rows=len(qkv),
@@ -375,7 +375,7 @@ def _projection(
     )
 
 
-def _call(kernel: str, **fields: Any) -> None:
+def call(kernel: str, **fields: Any) -> None:
     """Run a kernel with these fields of its arguments, whose arrays are passed by address."""
     _run(getattr(library(), f"redraft_{kernel}"), byref(_filled(kernel_arguments(PLUGINS)[kernel], **fields)))
 

@@ -87,6 +87,28 @@ class DraftBatch:
 
 
 @dataclass
+class SharedNoise:
+    """The noise that the target will draw B sequences' next tokens with, so that drafters can guess by it.
+
+    `positions` are the output positions of the roots' children. Temperature 0 is greedy: there is no noise. The filters
+    are each request's own; `sharpness` is beta in a candidate's score, softmax(beta (log p + g)).
+    """
+
+    seeds: np.ndarray  # uint64 [B]
+    positions: np.ndarray  # int32 [B]
+    temperature: np.ndarray  # float32 [B], 0 or more
+    top_k: np.ndarray  # int32 [B], 0: all
+    top_p: np.ndarray  # float32 [B], 1: all
+    sharpness: np.ndarray  # float32 [B]
+
+    @classmethod
+    def none(cls, count: int) -> SharedNoise:
+        """That of greedy sequences."""
+        zeros, ones = np.zeros(count, np.int32), np.ones(count, np.float32)
+        return cls(np.zeros(count, np.uint64), zeros, np.zeros(count, np.float32), zeros, ones, ones)
+
+
+@dataclass
 class DraftCandidates:
     """What a drafter proposes for B sequences: L levels of W expanded nodes with K candidates each.
 
@@ -95,7 +117,7 @@ class DraftCandidates:
     """
 
     candidates: np.ndarray  # int32 [B, L, W, K], target vocabulary ids
-    log_probs: np.ndarray  # float32 [B, L, W, K], cumulative from the root; -inf where absent
+    log_probs: np.ndarray  # float32 [B, L, W, K], cumulative from the root; with noise, of scores; -inf where absent
     parents: np.ndarray  # int32 [B, L, W]
     raw_logits: np.ndarray | None = None  # float32 [B, L, K], of a hidden-state drafter: what re-sampling starts from
 

@@ -9,12 +9,13 @@ from functools import cached_property
 
 import numpy as np
 
-from redraft.batch import DraftBatch, DraftSampling
+from redraft.batch import DraftBatch, DraftSampling, SharedNoise
 from redraft.bundle.budget import Budget, BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.growth import grow_trees
 from redraft.decoding.ngram import NgramIndex, ngram_chains
+from redraft.decoding.noise import KnownNoise
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.retrieval import NGRAM_TRIE, Retrieval, RetrievalText, retrieved_trees
 from redraft.decoding.sampling import Sampler
@@ -27,6 +28,8 @@ from redraft.sequence import Pairs, Sequence
 
 MakeTrees = Callable[[list[Sequence]], TokenTree]
 NO_BUDGET = Budget(0)
+SHARPNESS = 0.8
+"""Sharpness of the scores of candidates that were chosen by the target's noise (beta), at any temperature above 0."""
 
 
 @dataclass(frozen=True)
@@ -180,18 +183,19 @@ class Method:
         assert self._plan is not None
         assert self._drafter is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
-        candidates = self._drafter.draft(_batch(sequences, roots))
+        candidates = self._drafter.draft(_batch(sequences, roots), _shared_noise(sequences))
         if self._plan.resample_above is not None and candidates.raw_logits is not None:
             for sequence, logits in zip(sequences, candidates.raw_logits, strict=True):
                 sequence.chain = logits.copy()
         if self._plan.joins_ngrams:
-            return grow_trees(candidates, roots, budget, _indices(sequences), self._drafter.reads_context)
+            indices, known = _indices(sequences), _known_noise(sequences)
+            return grow_trees(candidates, roots, budget, indices, known, self._drafter.reads_context)
         return CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
 
     def _ngram_chains(self, sequences: list[Sequence]) -> TokenTree:
         assert self._plan is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
-        return ngram_chains(roots, _indices(sequences), self._plan.ngram_length)
+        return ngram_chains(roots, _indices(sequences), _known_noise(sequences), self._plan.ngram_length)
 
     def _resampled(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """Trees from what earlier drafts left (Lyanna, algorithm 2); only the root where too little is left."""
@@ -201,7 +205,7 @@ class Method:
             assert isinstance(self._drafter, ResamplingEngine)
             roots = np.array([sequence.root for sequence in some], dtype=np.int32)
             chains = [sequence.chain for sequence in some if sequence.chain is not None]
-            return best_first(self._drafter.resample(chains, roots), roots, budget)
+            return best_first(self._drafter.resample(chains, roots, _shared_noise(some)), roots, budget)
 
         return _spread_over(sequences, [_left(sequence, self._plan.resample_above) for sequence in sequences], again)
 
@@ -218,24 +222,41 @@ class Method:
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
         rows, support = sum(shape.noise_rows), self._plan.support
-        temperature, top_k, top_p = zip(*(_filters(sequence.request.sampling) for sequence in sequences), strict=True)
         samplers = [sequence.sampler for sequence in sequences]
-        sampling = DraftSampling(
-            noise=np.stack([gumbel_noise(sampler.seed, sampler.position, rows, support) for sampler in samplers]),
-            temperature=np.array(temperature, dtype=np.float32),
-            top_k=np.array(top_k, dtype=np.int32),
-            top_p=np.array(top_p, dtype=np.float32),
-        )
+        noise = [gumbel_noise(sampler.seed, sampler.position, rows, support) for sampler in samplers]
+        sampling = DraftSampling(np.stack(noise), **_filters(sequences))
         draws = self._drafter.draw(_batch(sequences, roots), sampling)
         return pack_draws(draws, roots, shape.kept(np.array(limits), np.array(deepest)))
 
 
-def _filters(config: SamplingConfig) -> tuple[float, int, float]:
-    """Temperature, top-k and top-p to draft with: the request's."""
+def _filters(sequences: list[Sequence]) -> dict[str, np.ndarray]:
+    """Temperature float32, top-k int32 and top-p float32 [B] to draft with by name: the requests'."""
+    filters = np.array([_filter(sequence.request.sampling) for sequence in sequences])
+    dtypes = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32}
+    return {name: column.astype(dtype) for (name, dtype), column in zip(dtypes.items(), filters.T, strict=True)}
+
+
+def _filter(config: SamplingConfig) -> tuple[float, int, float]:
     if config.greedy:
         return 0.0, 0, 1.0
-    temperature = 1.0 if config.temperature is None else config.temperature
-    return temperature, config.top_k or 0, 1.0 if config.top_p is None else config.top_p
+    return config.divisor, config.top_k or 0, 1.0 if config.top_p is None else config.top_p
+
+
+def _shared_noise(sequences: list[Sequence]) -> SharedNoise:
+    """The noise of the tokens that come next in each sequence."""
+    samplers = [sequence.sampler for sequence in sequences]
+    return SharedNoise(
+        seeds=np.array([sampler.seed for sampler in samplers], np.uint64),
+        positions=np.array([sampler.position for sampler in samplers], np.int32),
+        sharpness=np.full(len(samplers), SHARPNESS, np.float32),
+        **_filters(sequences),
+    )
+
+
+def _known_noise(sequences: list[Sequence]) -> list[KnownNoise | None]:
+    """The same for guesses one by one; None of greedy sequences."""
+    samplers = [sequence.sampler for sequence in sequences]
+    return [None if sampler.greedy else KnownNoise(sampler.seed, sampler.position) for sampler in samplers]
 
 
 def _batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:

@@ -18,7 +18,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from redraft.batch import DraftBatch, DraftCandidates
+from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.bundle.budget import BudgetEntry, BudgetTable
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.sampling import Sampler
@@ -75,13 +75,15 @@ class AdversarialEngine(LawEngine):
         target, draft = np.log(pair).astype(np.float32)
         return target, draft
 
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
+    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
         """Beams, and as chains to re-sample from any logits: lossless is any tree."""
         states = [int(high) << 16 | int(low) for high, low in batch.features.tolist()]
         chains = [[self.logits_of(state + level)[1] for level in range(self.length)] for state in states]
         return replace(super().draft(batch), raw_logits=np.array(chains))
 
-    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+    def resample(
+        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None = None
+    ) -> DraftCandidates:
         """On each level its two likeliest tokens, below the likelier one of the level above."""
         shape = len(roots), self.length, 1
         ids, log_probs = np.zeros((*shape, 2), np.int32), np.full((*shape, 2), -np.inf, np.float32)

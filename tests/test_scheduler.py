@@ -157,7 +157,7 @@ class ChoosingEngine(ToyEngine):
             torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu")), draws=True
         ), torch.from_numpy(hidden)
 
-    def draft(self, batch):
+    def draft(self, batch, noise=None):
         assert isinstance(batch.features, torch.Tensor)
         return super().draft(replace(batch, features=batch.features.numpy()))
 
@@ -191,7 +191,7 @@ class IngestingEngine(ToyEngine):
         super().__init__(**options)
         self.states = dict[int, int]()
 
-    def draft(self, batch):
+    def draft(self, batch, noise=None):
         states = [int(high) << 16 | int(low) for high, low in batch.features.tolist()]
         for b, slot in enumerate(batch.slots.tolist()):
             expected = self.states[slot] if batch.cache_lengths[b] else None

@@ -92,7 +92,7 @@ class ToyEngine:
             states.append(self.path_state(seen[:, 0]))
         return states
 
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
+    def draft(self, batch: DraftBatch, noise=None) -> DraftCandidates:
         self.draft_calls += 1
         shape = (len(batch.tokens), self.length, self.width)
         ids = np.zeros((*shape, self.candidates), dtype=np.int32)

@@ -52,8 +52,8 @@ class Recorder:
             self.logits.append(np.array(logits[:]))
             return logits, hidden
 
-        def drafted(batch: Any) -> DraftCandidates:
-            candidates = draft(batch)
+        def drafted(batch: Any, noise: Any = None) -> DraftCandidates:
+            candidates = draft(batch, noise)
             arrays = (candidates.candidates, candidates.log_probs, candidates.parents)
             self.drafts.append(DraftCandidates(*(array.copy() for array in arrays)))
             return candidates

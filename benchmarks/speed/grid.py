@@ -193,9 +193,9 @@ def _with_ngrams(
         index.extend(roots[here].tolist())
         own = DraftCandidates(drafts.candidates[here], drafts.log_probs[here], drafts.parents[here])
         if shape.budget:
-            tree = grow_trees(own, roots[here], shape.budget, [index], reads_context)
+            tree = grow_trees(own, roots[here], shape.budget, [index], [None], reads_context)
         else:
-            tree = ngram_chains(roots[here], [index], NGRAM_LENGTH)
+            tree = ngram_chains(roots[here], [index], [None], NGRAM_LENGTH)
             if shape.width:
                 tree = merge_trees([pack_beams(roots[here], *beams_of(own, shape.width)), tree])
         nodes += tree.nodes

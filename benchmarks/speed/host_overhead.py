@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
-from redraft.batch import DraftBatch, DraftCandidates, TargetBatch
+from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
 from redraft.bundle.budget import BudgetTable
 from redraft.engines.api import Samplers
 from redraft.method import MethodPlan
@@ -82,7 +82,7 @@ class NullEngine:
         self.spent_s += time.thread_time() - started
         return answer
 
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
+    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
         """See `DraftEngine.draft`."""
         started = time.thread_time()
         candidates = self._candidates(batch.tokens)

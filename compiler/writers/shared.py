@@ -28,7 +28,7 @@ def shape_of(loop: Drafting) -> tuple[object, ...]:
     """The settings that a drafting loop is unrolled for: loops of one drafter that differ in them are different
     networks."""
     if isinstance(loop, BeamSearch):
-        return loop.width, loop.length, loop.candidates
+        return loop.width, loop.length, loop.candidates, loop.support
     return loop.rule, loop.levels, loop.support
 
 
@@ -52,7 +52,7 @@ def resampling_loop(config: BundleConfig, name: str, loop: Drafting) -> BeamSear
     levels = config.methods[name].chain_levels
     if not levels or not isinstance(loop, BeamSearch):
         return None
-    return BeamSearch(Resampler(loop.drafter, levels), loop.width, levels, loop.candidates)
+    return BeamSearch(Resampler(loop.drafter, levels), loop.width, levels, loop.candidates, loop.support)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,12 @@ class NodeOperators(Operators):
         shapes = (level, level, (batch, drawn + size), *[(batch, size)] * state, *[(batch * size,)] * 3)
         return self._node("DrawStep", inputs, {"rule": rule, "count": count}, dtypes, shapes)
 
+    def perturbed_topk(self, values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: int) -> tuple[Tensor, Tensor]:
+        inputs = (values, ids, *noise)
+        shapes, dtypes = [(values.shape[0], k)] * 2, [values.dtype, torch.int32]
+        best, chosen = self._node("PerturbedTopK", inputs, {"level": level, "k": k}, dtypes, shapes)
+        return best, chosen
+
     def tree_attention(self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
         attributes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
         shapes = [(qkv.shape[0], num_heads * head_size)]
@@ -101,6 +107,15 @@ OUTPUTS = ["candidates", "log_probs", "parents"]
 """Outputs of a beam search."""
 CHAINS = ["raw_logits", "sequences", "tokens"]
 """Inputs of a resampler."""
+NOISE = {
+    "seeds": torch.zeros(3, 2, dtype=torch.int32),
+    "positions": torch.zeros(3, dtype=torch.int32),
+    "temperature": torch.ones(3),
+    "top_k": torch.zeros(3, dtype=torch.int32),
+    "top_p": torch.ones(3),
+    "sharpness": torch.ones(3),
+}
+"""The last inputs of a beam search with a support, for 3 sequences: see `SharedNoise`."""
 
 Drafting = BeamSearch | RandomDraws
 """A drafting loop, with its drafter."""
@@ -113,7 +128,7 @@ class DrafterInputs:
     features [P, F] in the module's dtype, tokens int32 [P] and, for a drafter with a context, row_offsets int32
     [B + 1], slots and cache_lengths int32 [B] (see `DraftBatch`), then k_cache.{l} and v_cache.{l} [slots, kv_heads,
     rows, head_size]. Without a context P is B. For random draws, noise [B, R, M], temperature [B], top_k int32 [B] and
-    top_p [B] come last (see `DraftSampling`).
+    top_p [B] come last (see `DraftSampling`); for a beam search with a support, those of `NOISE`.
     """
 
     names: list[str]
@@ -146,6 +161,8 @@ class DrafterInputs:
                 "top_k": (torch.zeros(3, dtype=ints), "B"),
                 "top_p": (torch.ones(3), "B"),
             }
+        elif drafting.support:
+            given |= {name: (example, "B") for name, example in NOISE.items()}
         return cls(list(given), [example for example, _ in given.values()], [{0: axis} for _, axis in given.values()])
 
 
@@ -188,14 +205,25 @@ def export_drafter_native(drafting: Drafting, cache_rows: int = 0, raw_logits: b
     [B, N], pair_counts int64 [B] (how many of the N pairs there are), write_indices int64 [B] (the cache row that takes
     a sequence's first pair) and k_cache.{l} and v_cache.{l} [B, kv_heads, cache_rows, head_size]; noise and filters as
     there. Outputs: candidates, log_probs float32 and parents, or ids, log_probs and draws; with `raw_logits`, of a beam
-    search over a hidden-state drafter, raw_logits [B, L, K]; then k_cache.{l}.updated and v_cache.{l}.updated.
+    search over a hidden-state drafter, raw_logits [B, L, K]; then k_cache.{l}.updated and v_cache.{l}.updated. Raises
+    ValueError for a beam search with a support.
     """
+    _refuse_noise(drafting)
     inputs = _native_inputs(drafting, cache_rows)
     outputs = ["ids", "log_probs", "draws"] if isinstance(drafting, RandomDraws) else OUTPUTS
     outputs = [*outputs, *(["raw_logits"] if raw_logits else [])]
     updated = cache_names(drafting.drafter.context_layers, ".updated")
     network = _NativeDrafter(drafting, raw_logits)
     return export_network(network, (inputs.examples,), (inputs.axes,), inputs.names, [*outputs, *updated])
+
+
+def _refuse_noise(drafting: Drafting) -> None:
+    """Raise ValueError for a loop that takes the target's noise, a hash of 32-bit words."""
+    if isinstance(drafting, BeamSearch) and drafting.support:
+        raise ValueError(
+            f"support is {drafting.support}, expected 0: networks in native form cannot make the target's noise, since "
+            "TensorRT has no operators on the bits of integers"
+        )
 
 
 class NativeOperators(TorchOperators):
@@ -252,14 +280,17 @@ def _native_inputs(drafting: Drafting, cache_rows: int) -> DrafterInputs:
 
 def export_resampler_plugin(drafting: BeamSearch) -> ir.Model:
     """The network that re-samples from chains: inputs raw_logits [B * L, K], sequences int32 [B] (0, 1, ...) and tokens
-    int32 [B], its outputs are the drafter's but for raw logits. Its drafting loop's drafter is a `Resampler`."""
+    int32 [B], then those of `NOISE` with a support; its outputs are the drafter's but for raw logits. Its drafting
+    loop's drafter is a `Resampler`."""
     chains, *others = resampling_examples(drafting)
-    module, axes = _PluginResampling(drafting, drafting.drafter.drafter), [{0: "R"}, {0: "B"}, {0: "B"}]
-    return export_network(module, ([chains.flatten(0, 1), *others],), (axes,), CHAINS, OUTPUTS)
+    module, axes = _PluginResampling(drafting, drafting.drafter.drafter), [{0: "R"}, *[{0: "B"}] * len(others)]
+    names = [*CHAINS, *(NOISE if drafting.support else ())]
+    return export_network(module, ([chains.flatten(0, 1), *others],), (axes,), names, OUTPUTS)
 
 
 def export_resampler_native(drafting: BeamSearch) -> ir.Model:
     """The same of standard operators: raw_logits are [B, L, K], in the module's dtype as the drafter's are."""
+    _refuse_noise(drafting)
     axes = [{0: "B"}] * 3
     return export_network(Resampling(drafting), (resampling_examples(drafting),), (axes,), CHAINS, OUTPUTS)
 
@@ -279,11 +310,12 @@ class Resampling(nn.Module):
 
 def resampling_examples(drafting: BeamSearch) -> list[Tensor]:
     """The inputs of `Resampling` for 3 sequences: raw_logits [B, L, K] in the module's dtype, sequences int32 [B] (0,
-    1, ...) and tokens int32 [B]."""
+    1, ...), tokens int32 [B] and, with a support, those of `NOISE`."""
     resampler: Resampler = drafting.drafter
     shape, dtype = (3, resampler.levels, len(resampler.drafter.hot_ids)), next(resampler.drafter.parameters()).dtype
     sequences = torch.arange(3, dtype=torch.int32)
-    return [torch.zeros(shape, dtype=dtype), sequences, torch.ones_like(sequences)]
+    noise = NOISE.values() if drafting.support else ()
+    return [torch.zeros(shape, dtype=dtype), sequences, torch.ones_like(sequences), *noise]
 
 
 def _export_drafter(module: nn.Module, drafting: Drafting, cache_dtype: torch.dtype) -> ir.Model:

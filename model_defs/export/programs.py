@@ -86,9 +86,9 @@ def export_drafter_torch(drafting: Drafting) -> ExportedProgram:
 
 def export_resampler_torch(drafting: BeamSearch) -> ExportedProgram:
     """The program that re-samples from chains, with one argument: the list of `resampling_examples`."""
-    shapes, module = [{0: Dim("B", min=1)}] * 3, Resampling(drafting).eval()
+    examples, module = resampling_examples(drafting), Resampling(drafting).eval()
     del module.drafter  # what it looks up becomes constants; all else of the drafter stays out
-    return torch.export.export(module, (resampling_examples(drafting),), dynamic_shapes=(shapes,))
+    return torch.export.export(module, (examples,), dynamic_shapes=([{0: Dim("B", min=1)}] * len(examples),))
 
 
 def _ints(*shape: int) -> Tensor:

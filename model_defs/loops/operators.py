@@ -11,6 +11,7 @@ from model_defs.loops.context_cache import CacheTables, Context, DraftContext
 from redraft.plugins.operators.beam_step.reference import beam_step
 from redraft.plugins.operators.draft_rows.reference import draft_rows, pair_rows
 from redraft.plugins.operators.draw_step.reference import draw_step
+from redraft.plugins.operators.perturbed_topk.torch_op import perturbed_topk
 from redraft.plugins.operators.token_info_topk.reference import token_info_topk
 from redraft.plugins.operators.tree_attention.torch_op import tree_attention
 
@@ -32,6 +33,10 @@ class Operators(Protocol):
         count: int,
         *draft: Tensor,
     ) -> Sequence[Tensor]: ...
+
+    def perturbed_topk(
+        self, values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: int
+    ) -> tuple[Tensor, Tensor]: ...
 
     def tree_attention(
         self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int
@@ -66,6 +71,10 @@ class TorchOperators(Operators):
     @staticmethod
     def tree_attention(qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
         return tree_attention(qkv, *rows[:10], num_heads, num_kv_heads, head_size, *rows[10:])
+
+    @staticmethod
+    def perturbed_topk(values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: int) -> tuple[Tensor, Tensor]:
+        return perturbed_topk(values, ids, *noise, level, k)
 
     beam_step = staticmethod(beam_step)
     draw_step = staticmethod(draw_step)

@@ -101,6 +101,12 @@ void check(const DrawStepArgs& a) {
            "1, or one for each draw");
 }
 
+void check(const PerturbedTopKArgs& a) {
+    expect(a.k >= 1 && a.k <= a.m, "k", a.k, "1 to the number of tokens of a node");
+    expect(a.level >= 0, "level", a.level, "0 or more");
+    expect(a.sequences >= 1 && a.rows % a.sequences == 0, "rows of values", a.rows, "as many for every sequence");
+}
+
 void check(const TreeAttentionArgs& a) {
     expect(a.head_size % 32 == 0 && a.head_size > 0, "head_size", a.head_size, "a multiple of 32");
     expect(a.kv_heads > 0 && a.heads % a.kv_heads == 0, "num_heads", a.heads, "a multiple of num_kv_heads");

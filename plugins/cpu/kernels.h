@@ -155,6 +155,25 @@ inline int64_t draw_count(const DrawStepArgs& a) {
     return a.rule == DrawRule::gumbel_top_k ? draw_nodes(a) * a.count : a.count;
 }
 
+// Nodes of a sequence stand back to back.
+struct PerturbedTopKArgs {
+    const float* values;  // [rows, m], descending
+    const int32_t* ids;   // [rows, m]
+    int64_t rows;
+    int64_t m;
+    int64_t sequences;
+    const int32_t* seeds;      // [sequences, 2]
+    const int32_t* positions;  // [sequences]
+    const float* temperature;  // [sequences]
+    const int32_t* top_k;      // [sequences]
+    const float* top_p;        // [sequences]
+    const float* sharpness;    // [sequences]
+    int64_t level;
+    int64_t k;
+    float* next_values;  // [rows, k]
+    int32_t* next_ids;   // [rows, k]
+};
+
 struct TreeAttentionArgs {
     const float* qkv;              // [rows, (heads + 2 kv_heads) * head_size]
     int64_t rows;

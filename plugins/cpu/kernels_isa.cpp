@@ -6,6 +6,7 @@
 #include "../operators/embedding/kernel.h"
 #include "../operators/linear/kernel.h"
 #include "../operators/linear_topk/kernel.h"
+#include "../operators/perturbed_topk/kernel.h"
 #include "../operators/rms_norm/kernel.h"
 #include "../operators/sampling/kernel.h"
 #include "../operators/token_info_topk/kernel.h"

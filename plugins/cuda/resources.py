@@ -87,6 +87,7 @@ LIMITS = {
     **{f"tree_attention_combine_fp32_{size}": Limits(registers=32, resident=16) for size in (64, 128)},
     # A row may begin anywhere, so its logits are loaded one by one.
     "token_race": Limits(registers=56, resident=8),
+    "perturbed_topk": Limits(registers=64, resident=8),
 }
 """Limits by entry. A change that makes a kernel faster may need other limits: whoever makes it changes them here."""
 

@@ -12,6 +12,7 @@
     X(Linear)                \
     X(LinearTopK)            \
     X(PairRows)              \
+    X(PerturbedTopK)         \
     X(RMSNorm)               \
     X(Stack)                 \
     X(TokenInfoTopK)         \
@@ -26,6 +27,7 @@
     X(embedding, EmbeddingArgs)           \
     X(linear, LinearArgs)                 \
     X(linear_topk, LinearTopKArgs)        \
+    X(perturbed_topk, PerturbedTopKArgs)  \
     X(race, RaceArgs)                     \
     X(rms_norm, RMSNormArgs)              \
     X(sum_ranks, SumRanksArgs)            \

@@ -93,7 +93,8 @@ class MethodConfig(Section):
     levels: tuple[int, ...] = ()
     """A random construction's draws at each level."""
     support: int = 0
-    """Most likely tokens that a random construction draws from at each node."""
+    """Most likely tokens of each node that a random construction draws from, or that a beam search chooses its
+    candidates from by the target's noise; 0: it takes the most likely."""
     chat_template: str | None = None
     """sha256 of the chat template that the drafter's training data was written with; None where it is not known."""
     context: ContextInfo | None = None
@@ -104,6 +105,11 @@ class MethodConfig(Section):
     """Draft again from a chain where more than so many steps are left of it (Lyanna's r); null: never."""
     skip_above: int | None = None
     """Where more than so many are left, do not draft anew; null: always draft anew."""
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether its drafter's network takes the target's noise: see `SharedNoise`."""
+        return self.support > 0 and not self.levels
 
 
 class BundleConfig(Section):

@@ -10,6 +10,7 @@ import numpy as np
 
 from redraft.batch import DraftCandidates
 from redraft.decoding.ngram import LONGEST, NgramIndex
+from redraft.decoding.noise import KnownNoise
 from redraft.decoding.token_tree import Node, TokenTree
 
 NOTHING: tuple[list[int], list[float], list[float]] = [], [], []
@@ -27,19 +28,25 @@ def joint_odds(ngram: float, neural: float, reads_context: bool) -> float:
 
 
 def grow_trees(
-    drafts: DraftCandidates, roots: np.ndarray, budget: int, indices: Sequence[NgramIndex], reads_context: bool
+    drafts: DraftCandidates,
+    roots: np.ndarray,
+    budget: int,
+    indices: Sequence[NgramIndex],
+    known: Sequence[KnownNoise | None],
+    reads_context: bool,
 ) -> TokenTree:
     """Trees of the `budget` most likely nodes each, grown node by node below the roots int32 [B].
 
     Wherever n-grams guess a token, its chance and the drafter's probability of it are joined, and the drafter's other
-    candidates share what is left; where the drafter has no candidates, only the guess is left. `reads_context`: whether
-    the drafter does. Scores are logs of chances, and a parent stands before its children.
+    candidates share what is left; where the drafter has no candidates, only the guess is left. `known` is each
+    sequence's noise from the roots' children on, which makes a guess more or less likely; None: it is greedy.
+    `reads_context`: whether the drafter does. Scores are logs of chances, and a parent stands before its children.
     """
     drafted = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
         [
-            _grow(root, budget, index, reads_context, *own)
-            for root, index, *own in zip(roots.tolist(), indices, *drafted, strict=True)
+            _grow(root, budget, index, noise, reads_context, *own)
+            for root, index, noise, *own in zip(roots.tolist(), indices, known, *drafted, strict=True)
         ]
     )
 
@@ -48,6 +55,7 @@ def _grow(
     root: int,
     budget: int,
     index: NgramIndex,
+    noise: KnownNoise | None,
     reads_context: bool,
     candidates: list[list[list[int]]],
     log_probs: list[list[list[float]]],
@@ -70,7 +78,10 @@ def _grow(
             tokens, logs = candidates[level][beam], log_probs[level][beam]
             chances, first = _chances(logs, above), beam * len(tokens)
         least = LEAST / -negative
-        children = _children(tokens, chances, index.seen(tails[node]), reads_context)
+        seen = index.seen(tails[node])
+        if seen and noise:
+            seen = seen[0], min(noise.chance(*seen, level), MOST)
+        children = _children(tokens, chances, seen, reads_context)
         for place, (next_token, chance) in enumerate(children):
             if chance > least:
                 below = (first + place, logs[place]) if place < len(logs) else (-1, 0.0)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from redraft.decoding.noise import KnownNoise
 from redraft.decoding.token_tree import Node, TokenTree
 
 CHANCES = {
@@ -57,13 +58,16 @@ class NgramIndex:
         self._tail = tail
         self._unread.clear()
 
-    def draft(self, length: int) -> list[tuple[int, float]]:
-        """Up to `length` tokens that may come next, each with the log of its cumulative estimated probability."""
+    def draft(self, length: int, noise: KnownNoise | None = None) -> list[tuple[int, float]]:
+        """Up to `length` tokens that may come next, each with the log of its cumulative estimated probability, given
+        the noise that they are drawn with, if they are."""
         self._read()
         tail, score, drafted = self._tail, 0.0, []
-        for _ in range(length):
+        for level in range(length):
             token, chance = self.guess(tail)
-            if token < 0:
+            if token >= 0 and noise:
+                chance = noise.chance(token, chance, level)
+            if token < 0 or chance == 0:
                 break
             score += math.log(chance)
             drafted.append((token, score))
@@ -95,12 +99,15 @@ class NgramIndex:
         return found
 
 
-def ngram_chains(roots: np.ndarray, indices: Sequence[NgramIndex], length: int) -> TokenTree:
-    """A chain of up to `length` n-gram draft tokens per sequence; roots int32 [B] are the last tokens indexed."""
+def ngram_chains(
+    roots: np.ndarray, indices: Sequence[NgramIndex], known: Sequence[KnownNoise | None], length: int
+) -> TokenTree:
+    """A chain of up to `length` n-gram draft tokens per sequence; roots int32 [B] are the last tokens indexed, `known`
+    is the noise of the tokens after them, None of greedy sequences."""
     chains = []
-    for root, index in zip(roots.tolist(), indices, strict=True):
+    for root, index, noise in zip(roots.tolist(), indices, known, strict=True):
         nodes: list[Node] = [(root, -1, 0.0)]
-        nodes += [(token, place, score) for place, (token, score) in enumerate(index.draft(length))]
+        nodes += [(token, place, score) for place, (token, score) in enumerate(index.draft(length, noise))]
         chains.append(nodes)
     return TokenTree.from_nodes(chains)
 

@@ -9,6 +9,8 @@ GPU kernels, bit for bit: a position may be drawn on the host or on the device, 
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -74,3 +76,18 @@ def exponential(words: np.ndarray) -> np.ndarray:
     for coefficient in _LOG1P[-2::-1]:
         q = q * f + coefficient
     return halvings * _LOG2 - (f + f * f * q)
+
+
+@dataclass(frozen=True)
+class KnownNoise:
+    """The noise of a sequence's next tokens: of its seed, from output position `position` on."""
+
+    seed: int
+    position: int
+
+    def chance(self, token: int, prior: float, level: int) -> float:
+        """The chance that a token is drawn `level` tokens from here, given its own noise; without, it would be `prior`
+        > 0. It arrives at its noise over `prior`, and the first of the others at a rate of 1 - `prior`."""
+        words = philox(self.seed, self.position + level, token >> 2, 0, _TOKEN_NOISE)
+        arrival = -math.log1p(-(words[token & 3] + 0.5) * 2.0**-32) / prior
+        return math.exp(-(1 - prior) * arrival)

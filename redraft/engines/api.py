@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
+from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise, TargetBatch
 from redraft.engines.features import Features
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class DraftEngine(Protocol):
         """Whether the pairs begin with the sequence's first token. No features precede it: any may stand there."""
         ...
 
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
-        """Draft for the whole batch, in one call."""
+    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
+        """Draft for the whole batch, in one call: the most likely tokens, or where the network takes the target's noise
+        those that it favours. None: all sequences are greedy."""
         ...
 
 
@@ -78,9 +79,11 @@ class DraftEngine(Protocol):
 class ResamplingEngine(DraftEngine, Protocol):
     """A drafter that drafts again from the rest of the chains of earlier drafts."""
 
-    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+    def resample(
+        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None = None
+    ) -> DraftCandidates:
         """Draft below new roots int32 [B], in one call. A chain, float32 [n, K], is the raw logits of the n levels
-        below its root. Log-probabilities of deeper levels are -inf."""
+        below its root. Log-probabilities of deeper levels are -inf. `noise`: see `draft`; that of the new positions."""
         ...
 
 

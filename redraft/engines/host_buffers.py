@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from redraft.batch import DraftBatch, DraftSampling, TargetBatch
+from redraft.batch import DraftBatch, DraftSampling, SharedNoise, TargetBatch
 from redraft.bundle.config import LimitsInfo, MethodConfig, TargetInfo
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
 from redraft.decoding.token_tree import mask_width
@@ -190,6 +190,39 @@ class SamplingBuffers:
 
     def views(self, count: int) -> dict[str, np.ndarray]:
         """The buffers' first `count` sequences by name."""
+        return {name: buffer[:count] for name, buffer in self._buffers.items()}
+
+
+class NoiseBuffers:
+    """Copies what is known of the target's noise into preallocated arrays."""
+
+    NAMES = ("seeds", "positions", "temperature", "top_k", "top_p", "sharpness")
+
+    def __init__(self, slots: int):
+        self._seeds = np.zeros(slots, np.uint64)
+        self._buffers = {
+            "seeds": self._seeds.view(np.int32).reshape(slots, 2),
+            "positions": np.zeros(slots, np.int32),
+            "temperature": np.zeros(slots, np.float32),
+            "top_k": np.zeros(slots, np.int32),
+            "top_p": np.zeros(slots, np.float32),
+            "sharpness": np.zeros(slots, np.float32),
+        }
+
+    @classmethod
+    def of(cls, method: MethodConfig, slots: int) -> NoiseBuffers | None:
+        """The buffers of a method's drafter; None where it does not take the noise."""
+        return cls(slots) if method.shares_noise else None
+
+    def fill(self, noise: SharedNoise | None, count: int) -> dict[str, np.ndarray]:
+        """The network's inputs by name for `count` sequences: views of the buffers; None: all are greedy. Raises
+        ValueError for noise of others."""
+        given = vars(noise or SharedNoise.none(count))
+        for name in self.NAMES:
+            array = given[name]
+            _expect(array.shape == (count,), f"shape of {name}", array.shape, (count,))
+            buffer = self._seeds if name == "seeds" else self._buffers[name]
+            buffer[:count] = array
         return {name: buffer[:count] for name, buffer in self._buffers.items()}
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
+from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise, TargetBatch
 from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.engines.api import Gather, Samplers, local_logits
-from redraft.engines.host_buffers import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
+from redraft.engines.host_buffers import ChainBuffers, NoiseBuffers, PairBuffers, RowBuffers, SamplingBuffers
 from redraft.errors import BundleError
 from redraft.plugins import kernels
 from redraft.plugins.library import extension_path, operators_digest
@@ -108,25 +108,31 @@ class OpenVINODrafter:
             self._resampler = _Network(core, bundle.path / f"resampler.{name}.onnx", {}, weights)
             self._chains = ChainBuffers(config.limits.slots, method.chain_levels)
         self._sampling = SamplingBuffers.of(method, config.limits.slots)
+        self._noise = NoiseBuffers.of(method, config.limits.slots)
 
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
+    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
         """See `DraftEngine.draft`. Raises RuntimeError where the drafter draws at random, or its network fails, and
         ValueError for more sequences than the bundle has slots."""
         if self._sampling is not None:
             raise RuntimeError("this drafter draws at random: it gives no candidates")
-        if failure := self._network.infer(self._pairs.fill(batch)):
+        if failure := self._network.infer(self._pairs.fill(batch) | self._noise_of(noise, len(batch.slots))):
             raise RuntimeError(f"the drafter's network failed: {failure}")
         outputs = [self._network.output(name) for name in ("candidates", "log_probs", "parents")]
         if self._has_raw_logits:
             outputs.append(self._network.output("raw_logits").reshape(*outputs[0].shape[:2], -1))
         return DraftCandidates(*outputs)
 
-    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+    def _noise_of(self, noise: SharedNoise | None, count: int) -> dict[str, np.ndarray]:
+        return {} if self._noise is None else self._noise.fill(noise, count)
+
+    def resample(
+        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None = None
+    ) -> DraftCandidates:
         """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains or the network fails,
         and ValueError for chains that do not fit it."""
         if self._chains is None:
             raise RuntimeError("this drafter leaves no chain to draft again from")
-        if failure := self._resampler.infer(self._chains.fill(chains, roots)):
+        if failure := self._resampler.infer(self._chains.fill(chains, roots) | self._noise_of(noise, len(chains))):
             raise RuntimeError(f"the re-sampling network failed: {failure}")
         candidates, log_probs, parents = (
             self._resampler.output(name) for name in ("candidates", "log_probs", "parents")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from redraft.batch import DraftBatch, DraftCandidates, TargetBatch
+from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
 from redraft.engines.features import Features
 
@@ -67,6 +67,6 @@ class TimedDrafter:
         if isinstance(drafter, DrawingEngine):
             self.draw = partial(clock.time_draft, drafter.draw)
 
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
+    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
         """See `DraftEngine.draft`."""
-        return self._clock.time_draft(self._drafter.draft, batch)
+        return self._clock.time_draft(self._drafter.draft, batch, noise)

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
 import redraft.plugins.operators.all_reduce.torch_op
-import redraft.plugins.operators.tree_attention.torch_op  # noqa: F401 (both register operators that the programs call)
-from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, TargetBatch
+import redraft.plugins.operators.perturbed_topk.torch_op
+import redraft.plugins.operators.tree_attention.torch_op  # noqa: F401 (they register operators that the programs call)
+from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise, TargetBatch
 from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.engines import memory
@@ -31,7 +32,7 @@ from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets, 
 from redraft.engines.cuda.graphs import CudaGraphCache, Graphs, available_graphs
 from redraft.engines.cuda.sampling import draws_on, sample
 from redraft.engines.cuda.transfer import Results
-from redraft.engines.host_buffers import ChainBuffers, PairBuffers, RowBuffers, SamplingBuffers
+from redraft.engines.host_buffers import ChainBuffers, NoiseBuffers, PairBuffers, RowBuffers, SamplingBuffers
 from redraft.errors import BundleError
 from redraft.plugins.cuda.compile import ptx
 from redraft.plugins.library import BuildError
@@ -41,6 +42,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS = ("input_ids", "positions", "tree_mask", "logit_rows")
 SEQUENCES, BOUNDS = ("slots", "cache_lengths"), ("row_offsets", "commit_offsets")
 PAIRS, NEXT = ("features", "tokens"), "row_offsets"
+BEHIND_CACHES = {*SamplingBuffers.NAMES, *NoiseBuffers.NAMES}
+"""A drafter's inputs that follow its caches."""
 CONTEXT = (NEXT, *SEQUENCES)
 
 Program = Callable[..., Sequence[Tensor]]
@@ -153,6 +156,7 @@ class TorchDrafter:
         self._feature_size = config.target.feature_size
         self._buckets = draft_buckets(config.limits, self.reads_context)
         self._sampling = SamplingBuffers.of(method, self._slots)
+        self._noise = NoiseBuffers.of(method, self._slots)
         self.drafts = CudaGraphCache(lambda inputs: self._forward(program, inputs), device, graphs, padding, idle)
         self._dtype = DTYPES[config.precision]
         self._device, self._results = device, Results(device)
@@ -165,21 +169,21 @@ class TorchDrafter:
     def prepare(self) -> None:
         """Capture the graphs of all buckets, on a GPU."""
         nothing = DraftBatch.of_roots(np.zeros((1, self._feature_size), np.float32), np.zeros(1, np.int32))
-        inputs = self._inputs(nothing, self._sampling.views(1) if self._sampling else {})
+        inputs = self._inputs(nothing, self._sampling.views(1) if self._sampling else self._noise_of(None, 1))
         self.drafts.prepare(inputs, [draft_sizes(inputs, bucket) for bucket in self._buckets])
         if self._chains and self.drafts.outputs:
             *_, raw_logits = self.drafts.outputs
-            chains = self._chains_of([np.zeros((0, raw_logits.shape[-1]), np.float32)], np.zeros(1, np.int32))
+            chains = self._chains_of([np.zeros((0, raw_logits.shape[-1]), np.float32)], np.zeros(1, np.int32), None)
             self.resamples.prepare(chains, [dict.fromkeys(chains, bucket.sequences) for bucket in self._buckets])
 
     def _forward(self, program: Program, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
-        own = [tensor for name, tensor in inputs.items() if name not in SamplingBuffers.NAMES]
-        drawing = [tensor for name, tensor in inputs.items() if name in SamplingBuffers.NAMES]
+        own = [tensor for name, tensor in inputs.items() if name not in BEHIND_CACHES]
+        drawing = [tensor for name, tensor in inputs.items() if name in BEHIND_CACHES]
         outputs = program([*own, *self.caches, *drawing])
         return [output.float() if output.is_floating_point() else output for output in outputs]
 
-    def _again(self, program: Program, raw_logits: Tensor, sequences: Tensor, tokens: Tensor) -> Sequence[Tensor]:
-        return program([raw_logits.to(self._dtype), sequences, tokens])
+    def _again(self, program: Program, raw_logits: Tensor, **others: Tensor) -> Sequence[Tensor]:
+        return program([raw_logits.to(self._dtype), *others.values()])
 
     def _run(self, batch: DraftBatch, sampling: dict[str, np.ndarray]) -> list[np.ndarray]:
         """The program's outputs for a batch."""
@@ -197,28 +201,36 @@ class TorchDrafter:
         others = {name: getattr(batch, name) for name in ("tokens", *(CONTEXT if self.reads_context else ()))}
         return {"features": features, **others, **sampling}
 
-    def _chains_of(self, chains: list[np.ndarray], roots: np.ndarray) -> dict[str, np.ndarray]:
+    def _chains_of(
+        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None
+    ) -> dict[str, np.ndarray]:
         assert self._chains is not None
         inputs = self._chains.fill(chains, roots)
-        return inputs | {"raw_logits": inputs["raw_logits"].reshape(len(chains), self._levels, -1)}
+        logits = inputs["raw_logits"].reshape(len(chains), self._levels, -1)
+        return inputs | {"raw_logits": logits} | self._noise_of(noise, len(chains))
+
+    def _noise_of(self, noise: SharedNoise | None, count: int) -> dict[str, np.ndarray]:
+        return {} if self._noise is None else self._noise.fill(noise, count)
 
     @torch.inference_mode()
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
+    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
         """See `DraftEngine.draft`. Raises RuntimeError where the drafter draws at random, ValueError for a batch that
         does not fit it."""
         if self._sampling is not None:
             raise RuntimeError("this drafter draws at random: it gives no candidates")
-        candidates, log_probs, parents, *raw_logits = self._run(batch, {})
+        candidates, log_probs, parents, *raw_logits = self._run(batch, self._noise_of(noise, len(batch.slots)))
         kept = raw_logits[0].reshape(*candidates.shape[:2], -1) if raw_logits else None
         return DraftCandidates(candidates, log_probs, parents, kept)
 
     @torch.inference_mode()
-    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+    def resample(
+        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None = None
+    ) -> DraftCandidates:
         """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains, ValueError for
         chains that do not fit it."""
         if self._chains is None:
             raise RuntimeError("this drafter leaves no chain to draft again from")
-        inputs, count = self._chains_of(chains, roots), len(chains)
+        inputs, count = self._chains_of(chains, roots, noise), len(chains)
         bucket = fitting(self._buckets, count, count)
         assert bucket is not None, "the limits that fill() enforces"
         with self._within_memory():

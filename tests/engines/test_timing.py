@@ -15,7 +15,7 @@ def names(*protocols: type) -> set[str]:
 
 
 class Everything(DrawingToyEngine):
-    def resample(self, chains, roots):
+    def resample(self, chains, roots, noise=None):
         return self.draft(chains)
 
 

@@ -28,7 +28,7 @@ def draw_step(
     if draft:
         there = draft[2][:, -nodes:, None] >= 0
         values, ids = torch.where(there, values, float("-inf")), torch.where(there, ids, 0)
-    log_probs = _filtered(values, temperature, top_k, top_p)
+    log_probs = filtered(values, temperature, top_k, top_p)
 
     row, rows = (drawn, count) if rule == "independent" else (expanded, nodes)
     noise = torch.where(greedy, 0.0, noise[:, row : row + rows])
@@ -66,7 +66,7 @@ def draw_step(
     return *appended, *state, tokens.flatten(), *(x.flatten().to(torch.int32) for x in (origins, sequence))
 
 
-def _filtered(values: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def filtered(values: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """p as log-probabilities; values [B, n, M] descend, and are -inf at nodes that are not there."""
     temperature, top_k, top_p = (x[:, None, None] for x in (temperature, top_k, top_p))
     there = torch.isfinite(values)

@@ -11,6 +11,7 @@
 #include "../embedding/op.h"
 #include "../linear/op.h"
 #include "../linear_topk/op.h"
+#include "../perturbed_topk/op.h"
 #include "../rms_norm/op.h"
 #include "../stack/op.h"
 #include "../token_info_topk/op.h"

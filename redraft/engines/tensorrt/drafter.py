@@ -1,4 +1,5 @@
-"""A drafter of a TensorRT bundle. Its network and its resampler are in native form."""
+"""A drafter of a TensorRT bundle. Its network and its resampler are in native form, which has no operator for the
+target's noise: they draft the most likely tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
+from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise
 from redraft.bundle.manifest import Bundle
 from redraft.engines.cache_check import fault
 from redraft.engines.cuda.transfer import Results, upload
@@ -80,7 +81,7 @@ class TensorRTDrafter:
         return fault(self._caches, draft, 0, 1, self._limits.max_len, padded)
 
     @torch.inference_mode()
-    def draft(self, batch: DraftBatch) -> DraftCandidates:
+    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
         """See `DraftEngine.draft`. Raises RuntimeError where the drafter draws at random, ValueError for a batch that
         does not fit it."""
         if self._sampling is not None:
@@ -88,7 +89,9 @@ class TensorRTDrafter:
         return DraftCandidates(*self._execute(batch, {}, (*CANDIDATES, *(["raw_logits"] if self._resampler else []))))
 
     @torch.inference_mode()
-    def resample(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
+    def resample(
+        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None = None
+    ) -> DraftCandidates:
         """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains, ValueError for
         chains that do not fit it."""
         if self._resampler is None:

@@ -70,8 +70,8 @@ def test_a_drafter_that_reads_the_context_is_replayed(tmp_path, kind):
     drafter, live = engine.drafters[METHOD], list[np.ndarray]()
     draft = drafter.draft
 
-    def noted(batch):
-        drafted = draft(batch)
+    def noted(batch, noise):
+        drafted = draft(batch, noise)
         live.append(drafted.log_probs.copy())
         return drafted
 

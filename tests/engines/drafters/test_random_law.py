@@ -120,8 +120,8 @@ class _Damped:
         self.execute, self._drafter = engine.execute, engine.drafters[METHOD]
         self.drafters, self.reads_context, self.reads_text = {METHOD: self}, False, False
 
-    def draft(self, batch: DraftBatch):
-        return self._drafter.draft(batch)
+    def draft(self, batch: DraftBatch, noise=None):
+        return self._drafter.draft(batch, noise)
 
     def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
         sampling.noise *= 0.7

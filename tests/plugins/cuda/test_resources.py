@@ -8,11 +8,12 @@ import pytest
 from redraft.plugins.cuda import compile
 from redraft.plugins.cuda.declaration import PLUGINS
 from redraft.plugins.cuda.resources import LIMITS, THREADS, Instructions, Resources, parse_instructions, problems
+from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
 from redraft.plugins.operators.sampling.cuda import RACE
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS, WRITE
 from tests.conftest import slow_but
 
-ALL = (*KERNELS, *FP32_KERNELS, RACE)
+ALL = (*KERNELS, *FP32_KERNELS, RACE, PERTURBED_TOPK)
 FINE = Resources(32, 0, 0, 0, 0)
 
 
