@@ -17,12 +17,12 @@ from torch import Tensor
 
 from redraft.plugins.cuda.compile import headers, ptx
 from redraft.plugins.cuda.declaration import Kernel
-from redraft.plugins.library import CACHE, BuildError
+from redraft.plugins.library import CACHE, FLAGS, BuildError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "int32": torch.int32, "float32": torch.float32}
 UNSUPPORTED_PTX_VERSION = 222
 """CUDA_ERROR_UNSUPPORTED_PTX_VERSION of cuda.h."""
-HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-x", "c++"]
+HOST_FLAGS = [*FLAGS, "-shared", "-Wno-unknown-pragmas", "-x", "c++"]
 
 
 def run(

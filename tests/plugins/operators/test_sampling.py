@@ -22,6 +22,7 @@ from redraft.plugins.operators.sampling.reference import support, winner
 
 SIZES = [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 111, 513, 2049, 2111]
 KEYS = 10**6
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 PROGRAM = """
 #include "{plugins}/cpu/token_noise.h"
 using namespace redraft;
@@ -82,7 +83,7 @@ def test_noise_in_cpp_has_the_bits_of_numpys(noise):
 
 
 def test_noise_on_a_gpu_rounds_every_operation_by_itself(tmp_path):
-    """By nvcc's code: nothing is fused, and no product or sum is approximate or flushes small numbers."""
+    """Nothing in nvcc's code is fused, and no product or sum is approximate or flushes small numbers."""
     source = tmp_path / "noise.cu"
     source.write_text(DEVICE.format(plugins=PLUGINS))
     output = tmp_path / "noise.ptx"
@@ -165,6 +166,23 @@ def test_bad_arguments_are_named():
         TokenDraws(0, 1.0, 0, 1.0).race(None, one[:0], 0)
     with pytest.raises(ValueError, match="top_k -1: expected at least 0"):
         TokenDraws(0, 1.0, -1, 1.0).choose(one, 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "keys"), [("cpu", 600), pytest.param("cuda", KEYS, marks=[pytest.mark.gpu, NO_GPU])]
+)
+def test_the_cuda_kernel_makes_the_noise_of_numpy(device, keys):
+    """Bit for bit: a token of weight 1 arrives at its noise. The keys are any seeds and positions."""
+    rng, most, ids = np.random.default_rng(3), 50_000, np.arange(5)
+    for begin in range(0, keys, most):
+        rows = min(keys - begin, most)
+        seeds, positions = rng.integers(0, 2**64, (rows, 1), np.uint64), rng.integers(0, 2**32, (rows, 1), np.uint32)
+        words = np.concatenate([seeds.view(np.uint32), positions], axis=1).view(np.int32)
+        given = (torch.zeros(rows, len(ids)), torch.zeros(rows), torch.ones(rows), torch.from_numpy(words))
+        times, tokens = (found.cpu().numpy() for found in launch.run(cuda.RACE, [one.to(device) for one in given], {}))
+        noise = race(seeds, positions, ids)
+        np.testing.assert_array_equal(times[:, 0].view(np.uint32), noise.min(axis=1).view(np.uint32))
+        np.testing.assert_array_equal(tokens[:, 0], noise.argmin(axis=1))
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, cuda.PART - 1, 2 * cuda.PART + 3])
