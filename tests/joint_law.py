@@ -63,7 +63,7 @@ PAIRS_OF_TWO = np.array([[[0.35, 0.65], [0.8, 0.2]], [[0.6, 0.4], [0.95, 0.05]],
 class LawEngine(DrawingToyEngine):
     @property
     def prompt(self) -> list[int]:
-        """Of all requests."""
+        """The prompt of all requests."""
         return [token % self.vocab_size for token in PROMPT]
 
 

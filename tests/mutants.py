@@ -63,7 +63,7 @@ class ReferenceDraws(TokenDraws):
 
 
 def by_probability(kept: np.ndarray, log_probs: list[list[float]], parents: np.ndarray) -> np.ndarray:
-    """As many draws of each node as are kept, but its most probable ones."""
+    """A choice of as many draws of each node as `kept` has, but its most probable ones."""
     chosen = np.zeros_like(kept)
     for sequence, node in {(s, n) for s, nodes in enumerate(parents.tolist()) for n in nodes}:
         siblings = np.flatnonzero(parents[sequence] == node)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _NOISE_KEY = 0x67756D62656C
-"""Second key word of the noise. It comes from another generator than `redraft.decoding.noise`."""
+"""Second key word of this noise, which is numpy's Philox-4x64. It shares nothing with `redraft.decoding.noise`."""
 
 
 def gumbel_noise(seed: int, position: int, rows: int, support: int) -> np.ndarray:

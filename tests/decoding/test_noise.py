@@ -31,7 +31,7 @@ def test_coins_are_uniform_and_uncorrelated(keys):
 
 @pytest.mark.parametrize("keys", ["positions", "seeds", "tokens"])
 def test_token_noise_is_exponential_and_uncorrelated(keys):
-    """By any of its keys, over the bits of which it depends: the next, and those 1, 4 and 2^16 further."""
+    """Noise of keys that follow each other, and of those 4 and 2^16 further."""
     some = np.arange(40000) + 2**31
     values = {
         "positions": lambda more: race(5, some + more, 7),

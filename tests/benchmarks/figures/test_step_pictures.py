@@ -23,7 +23,7 @@ def test_the_walk_is_what_the_next_step_commits():
 
 
 def test_each_token_has_the_largest_sum_of_log_probability_and_noise():
-    """And the noise is that of its seed and output position."""
+    """The noise is that of the picture's seed and output position."""
     seed, position = EXAMPLE.recorded["seed"], EXAMPLE.recorded["position"]
     for given, depth in zip(EXAMPLE.recorded["target"], EXAMPLE.depths, strict=True):
         sums = {int(token): log + noise for token, (log, noise) in given["scores"].items()}

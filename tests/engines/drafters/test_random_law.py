@@ -100,7 +100,7 @@ def third(law: np.ndarray) -> np.ndarray:
 
 
 def coarse(law: np.ndarray) -> np.ndarray:
-    """By the rest modulo 8, which tells what the drafter knows (even tokens) from what it does not."""
+    """A law by the rest modulo 8, which tells what the drafter knows (even tokens) from what it does not."""
     rest = np.arange(VOCAB)[:, None] % 8 == np.arange(8)
     return rest.T @ law @ rest
 

@@ -199,7 +199,7 @@ def fetched_bindings(version: str) -> Path:
 
 @pytest.fixture(params=["installed", OLDEST])
 def tensorrt(request, monkeypatch):
-    """With the Python layer of the version that requirements.txt names, and of the oldest that is taken."""
+    """The Python layers are those of the version that requirements.txt names, and of the oldest that is taken."""
     bindings = fake_tensorrt.installed_bindings() if request.param == "installed" else fetched_bindings(request.param)
     trt = fake_tensorrt.install(monkeypatch, bindings)
     for kernel in KERNELS:
@@ -210,7 +210,7 @@ def tensorrt(request, monkeypatch):
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("alias", [False, True])
 def test_tensorrt_plugins_are_what_the_declarations_say(tensorrt, kernel: Kernel, alias):
-    """As an engine build asks: types, aliases, shapes, formats, then kernel, grid and scalars."""
+    """An engine build's questions in order: types, aliases, shapes, formats, then kernel, grid and scalars."""
     trt, shapes = tensorrt, SHAPES[kernel.name]
     inputs = [trt.ITensor() for _ in shapes]
     attributes = {name: ATTRIBUTES[name] for name in kernel.attributes}
