@@ -116,7 +116,7 @@ def tuning(path: Path, config: BundleConfig) -> Iterator[Finding]:
     else:
         yield Finding("tuning", f"measured on {file.machine or 'an unnamed machine'}")
     for name, table in file.methods.items():
-        if name in config.methods and not any(entry.greedy or entry.sampled for entry in table.entries):
+        if name in config.methods and not any(entry.nodes for entry in table.entries):
             yield Finding(
                 "tuning",
                 f"{name} pays at no load that was measured: it never drafts",
@@ -271,5 +271,6 @@ def tokens_per_step(llm: LLM, method: str, prompts: Sequence[str]) -> float:
 
 def tuned_length(table: BudgetTable) -> float | None:
     """Tokens per step that tuning measured for the fewest greedy requests that it tried."""
-    lengths = {int(count): by_mode["greedy"] for count, by_mode in table.measured.get("tokens_per_step", {}).items()}
+    measured = table.measured.get("tokens_per_step", {})
+    lengths = {int(count): by_temperature["0"] for count, by_temperature in measured.items()}
     return lengths[min(lengths)] if lengths else None

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftSampling, SharedNoise
-from redraft.bundle.budget import Budget, BudgetTable
+from redraft.bundle.budget import Budget, BudgetTable, Scores
 from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.growth import grow_trees
@@ -28,8 +28,6 @@ from redraft.sequence import Pairs, Sequence
 
 MakeTrees = Callable[[list[Sequence]], TokenTree]
 NO_BUDGET = Budget(0)
-SHARPNESS = 0.8
-"""Sharpness of the scores of candidates that were chosen by the target's noise (beta), at any temperature above 0."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,11 @@ class MethodPlan:
                 f"{self.construction!r} needs levels of 1 draw or more and a support of 1 token or more, got levels "
                 f"{self.levels} and support {self.support}"
             )
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the drafter takes the target's noise."""
+        return self.support > 0 and not self.levels
 
     @property
     def joins_ngrams(self) -> bool:
@@ -142,10 +145,20 @@ class Method:
     def _budgets(self, sequences: list[Sequence], running: int) -> list[Budget]:
         if self._plan is None or self._plan.budget is None:
             return [NO_BUDGET] * len(sequences)
-        lookup = self._plan.budget.lookup
+        temperatures = [_temperature(sequence) for sequence in sequences]
+        found = {temperature: self._plan.budget.lookup(running, temperature) for temperature in set(temperatures)}
         return [
-            lookup(running, sequence.sampler.greedy) if sequence.remaining > 1 else NO_BUDGET for sequence in sequences
+            found[temperature] if sequence.remaining > 1 else NO_BUDGET
+            for sequence, temperature in zip(sequences, temperatures, strict=True)
         ]
+
+    def _scores(self, sequences: list[Sequence]) -> list[Scores]:
+        """How the sequences' nodes are scored: a batch's greedy and sampled trees compete by their scores."""
+        assert self._plan is not None
+        assert self._plan.budget is not None
+        temperatures = [_temperature(sequence) for sequence in sequences]
+        found = {temperature: self._plan.budget.scores_at(temperature) for temperature in set(temperatures)}
+        return [found[temperature] for temperature in temperatures]
 
     def _trees(self, sequences: list[Sequence], given: list[Budget]) -> TokenTree:
         assert self._plan is not None
@@ -183,19 +196,20 @@ class Method:
         assert self._plan is not None
         assert self._drafter is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
-        candidates = self._drafter.draft(_batch(sequences, roots), _shared_noise(sequences))
+        candidates = self._drafter.draft(_batch(sequences, roots), _shared_noise(sequences, self._scores(sequences)))
         if self._plan.resample_above is not None and candidates.raw_logits is not None:
             for sequence, logits in zip(sequences, candidates.raw_logits, strict=True):
                 sequence.chain = logits.copy()
         if self._plan.joins_ngrams:
-            indices, known = _indices(sequences), _known_noise(sequences)
+            indices, known = _indices(sequences), _known_noise(sequences, self._scores(sequences))
             return grow_trees(candidates, roots, budget, indices, known, self._drafter.reads_context)
         return CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
 
     def _ngram_chains(self, sequences: list[Sequence]) -> TokenTree:
         assert self._plan is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
-        return ngram_chains(roots, _indices(sequences), _known_noise(sequences), self._plan.ngram_length)
+        known = _known_noise(sequences, self._scores(sequences))
+        return ngram_chains(roots, _indices(sequences), known, self._plan.ngram_length)
 
     def _resampled(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """Trees from what earlier drafts left (Lyanna, algorithm 2); only the root where too little is left."""
@@ -205,7 +219,8 @@ class Method:
             assert isinstance(self._drafter, ResamplingEngine)
             roots = np.array([sequence.root for sequence in some], dtype=np.int32)
             chains = [sequence.chain for sequence in some if sequence.chain is not None]
-            return best_first(self._drafter.resample(chains, roots, _shared_noise(some)), roots, budget)
+            noise = _shared_noise(some, self._scores(some))
+            return best_first(self._drafter.resample(chains, roots, noise), roots, budget)
 
         return _spread_over(sequences, [_left(sequence, self._plan.resample_above) for sequence in sequences], again)
 
@@ -242,21 +257,28 @@ def _filter(config: SamplingConfig) -> tuple[float, int, float]:
     return config.divisor, config.top_k or 0, 1.0 if config.top_p is None else config.top_p
 
 
-def _shared_noise(sequences: list[Sequence]) -> SharedNoise:
+def _temperature(sequence: Sequence) -> float:
+    """That of the request; 0: greedy."""
+    return _filter(sequence.request.sampling)[0]
+
+
+def _shared_noise(sequences: list[Sequence], scores: list[Scores]) -> SharedNoise:
     """The noise of the tokens that come next in each sequence."""
     samplers = [sequence.sampler for sequence in sequences]
     return SharedNoise(
         seeds=np.array([sampler.seed for sampler in samplers], np.uint64),
         positions=np.array([sampler.position for sampler in samplers], np.int32),
-        sharpness=np.full(len(samplers), SHARPNESS, np.float32),
+        sharpness=np.array([one.sharpness for one in scores], np.float32),
         **_filters(sequences),
     )
 
 
-def _known_noise(sequences: list[Sequence]) -> list[KnownNoise | None]:
+def _known_noise(sequences: list[Sequence], scores: list[Scores]) -> list[KnownNoise | None]:
     """The same for guesses one by one; None of greedy sequences."""
-    samplers = [sequence.sampler for sequence in sequences]
-    return [None if sampler.greedy else KnownNoise(sampler.seed, sampler.position) for sampler in samplers]
+    pairs = zip([sequence.sampler for sequence in sequences], scores, strict=True)
+    return [
+        None if sampler.greedy else KnownNoise(sampler.seed, sampler.position, one.ngram_rate) for sampler, one in pairs
+    ]
 
 
 def _batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:

@@ -258,8 +258,8 @@ def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -
     """Answers to `requests` requests of each kind; the scheduler; and how many steps kept how many nodes."""
     table = BudgetTable(
         entries=[
-            BudgetEntry(running=BUSY, greedy=case.budget, sampled=case.budget),
-            BudgetEntry(running=LIMITS.slots, greedy=case.cut, sampled=case.cut),
+            BudgetEntry(running=BUSY, nodes=case.budget),
+            BudgetEntry(running=LIMITS.slots, nodes=case.cut),
         ]
     )
     plan = MethodPlan(

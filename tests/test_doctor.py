@@ -30,8 +30,8 @@ def config_of(precision: str = "bf16", backend: str = "openvino", **methods: Met
 
 
 def table(greedy: int, length: float = 2.0) -> BudgetTable:
-    measured = {"tokens_per_step": {"1": {"greedy": length}}}
-    return BudgetTable(entries=[BudgetEntry(running=1, greedy=greedy, sampled=0)], measured=measured)
+    measured = {"tokens_per_step": {"1": {"0": length}}}
+    return BudgetTable(entries=[BudgetEntry(running=1, nodes=greedy)], measured=measured)
 
 
 @pytest.fixture

@@ -32,9 +32,7 @@ PLANS = {
     "likely nodes": MethodPlan(
         "best_first",
         ngram=True,
-        budget=BudgetTable(
-            entries=[BudgetEntry(running=1, greedy=9, sampled=9, greedy_chance=0.05, sampled_chance=0.05)]
-        ),
+        budget=BudgetTable(entries=[BudgetEntry(running=1, nodes=9, chance=0.05)]),
     ),
     "merged": MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(12)),
     "beam merged": MethodPlan("beam", ngram=True, budget=BudgetTable.constant(7)),
@@ -223,9 +221,7 @@ def test_requests_of_different_methods_share_steps(sampling):
         def drafters(self):
             return dict.fromkeys(("beam", "best_first", "busy"), self)
 
-    table = BudgetTable(
-        entries=[BudgetEntry(running=1, greedy=6, sampled=6), BudgetEntry(running=3, greedy=0, sampled=0)]
-    )
+    table = BudgetTable(entries=[BudgetEntry(running=1, nodes=6), BudgetEntry(running=3, nodes=0)])
     plans = {name: PLANS[name] for name in ("beam", "best_first", "ngram")}
     plans["busy"] = MethodPlan("best_first", budget=table)
     methods = [None, "busy", "ngram", "auto_regressive", "best_first", "beam"]
@@ -261,8 +257,7 @@ def test_a_long_prompt_stalls_no_one_by_more_than_a_chunk():
 
 def test_one_drafter_call_per_step_and_none_without_budget():
     table = BudgetTable(
-        entries=[BudgetEntry(running=1, greedy=6, sampled=4), BudgetEntry(running=2, greedy=3, sampled=0),
-                 BudgetEntry(running=3, greedy=0, sampled=0)]
+        entries=[BudgetEntry(running=1, nodes=6), BudgetEntry(running=2, nodes=3), BudgetEntry(running=3, nodes=0)]
     )  # fmt: skip
     engine = ToyEngine(slots=3)
     scheduler = Scheduler(engine, LIMITS, only(MethodPlan("best_first", budget=table)))
@@ -278,17 +273,22 @@ def test_one_drafter_call_per_step_and_none_without_budget():
 
 
 @pytest.mark.parametrize(
-    ("running", "greedy", "expected"), [(1, True, (6, 0)), (2, False, (0, 0)), (3, True, (2, 0.3)), (9, True, (2, 0.3))]
+    ("running", "temperature", "expected"),
+    [(1, 0.0, (6, 0)), (3, 0.0, (2, 0.3)), (9, 0.0, (2, 0.3)), (1, 0.69, (6, 0)), (2, 0.7, (1, 0)), (5, 1.3, (1, 0.2))],
 )
-def test_budget_lookup(running, greedy, expected):
+def test_budget_lookup(running, temperature, expected):
+    """Of the nearest temperature below, of the next larger load."""
     table = BudgetTable(
         entries=[
-            BudgetEntry(running=4, greedy=2, sampled=1, greedy_chance=0.3),
-            BudgetEntry(running=1, greedy=6, sampled=4),
-            BudgetEntry(running=2, greedy=3, sampled=0),
+            BudgetEntry(running=4, nodes=2, chance=0.3),
+            BudgetEntry(running=1, temperature=0.7, nodes=4),
+            BudgetEntry(running=1, nodes=6),
+            BudgetEntry(running=4, temperature=0.7, nodes=1, chance=0.2),
+            BudgetEntry(running=2, temperature=0.7, nodes=1),
+            BudgetEntry(running=2, nodes=3),
         ]
     )
-    assert table.lookup(running, greedy) == expected
+    assert table.lookup(running, temperature) == expected
 
 
 def test_cancellation_within_one_step_frees_the_slot():

@@ -100,12 +100,13 @@ def save(bundle: Path, method: str, table: BudgetTable) -> None:
 def show(method: str, table: BudgetTable, console: Console) -> None:
     """Print a table with the speed-ups that it rests on, and what a bound left out."""
     shown = Table(title=f"{method}: {Shape(table.construction, bool(table.ngram))}")
-    for column in ("running", "nodes, greedy", "speed-up", "nodes, sampled", "speed-up"):
+    temperatures = sorted({entry.temperature for entry in table.entries})
+    for column in ("running", *(f"nodes, temperature {one:g} (speed-up)" for one in temperatures)):
         shown.add_column(column, justify="right")
-    for entry in table.entries:
-        gain = table.measured["speed_up"][str(entry.running)]
-        shown.add_row(str(entry.running), str(entry.greedy), f"{gain['greedy']:.2f}", str(entry.sampled),
-                      f"{gain['sampled']:.2f}")  # fmt: skip
+    for running in sorted({entry.running for entry in table.entries}):
+        gains = table.measured["speed_up"][str(running)]
+        cells = [f"{table.lookup(running, one).nodes} ({gains[f'{one:g}']:.2f})" for one in temperatures]
+        shown.add_row(str(running), *cells)
     console.print(shown)
     made = table.measured["measurements"]
     if made["done"] < made["of"]:

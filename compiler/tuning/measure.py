@@ -1,23 +1,33 @@
-"""Measurements on a runtime: acceptance of a method's drafts, and times of whole steps."""
+"""Measurements on a runtime: acceptance of a method's drafts, the fit of their scores, and times of whole steps."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from compiler.tuning.acceptance import Acceptance
 from compiler.tuning.choice import Cell, StepTimes
-from redraft.bundle.budget import BudgetTable
+from compiler.tuning.scores import (
+    DraftLog,
+    Guess,
+    LoggedEngine,
+    Visited,
+    fit_ngram_rate,
+    fit_sharpness,
+    guesses,
+    visited,
+)
+from redraft.bundle.budget import UNFITTED, BudgetTable, Scores
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
+from redraft.scheduler import Scheduler
 
-MODES = {"greedy": SamplingConfig(), "sampled": SamplingConfig(temperature=1.0, seed=1)}
-"""Sampling of the requests that each half of a budget table is for."""
-GREEDY = MODES["greedy"]
+GREEDY = SamplingConfig()
 MOST_SLOWER = 3.0
 """Larger budgets are not timed once a step takes so many times as long as one without drafts: no acceptance pays it."""
 
@@ -32,6 +42,11 @@ class Shape(NamedTuple):
         return " + ".join([*([self.construction] if self.construction else []), *(["n-gram"] if self.ngram else [])])
 
 
+def seed_of(prompt: str) -> int:
+    """A seed of the prompt's own: with one seed for all, all would share their noise."""
+    return zlib.crc32(prompt.encode())
+
+
 @dataclass
 class Bench:
     """One method of an idle runtime, to be measured by itself on texts that a chat template was applied to."""
@@ -43,6 +58,8 @@ class Bench:
     """Tokens to generate after each prompt."""
     served: list[list[int]] = field(default_factory=list)
     """Token sequences that a method that drafts from traffic has served before."""
+    scores: tuple[Scores, ...] = UNFITTED
+    """How drafted nodes are scored."""
 
     @property
     def slots(self) -> int:
@@ -54,26 +71,52 @@ class Bench:
         codec = self.runtime.codec
         self.runtime.with_plans({})
         texts = {place: codec.encode(text) for place, text in enumerate(others)}
-        for place, ids in self._answer(others, GREEDY, AUTO_REGRESSIVE):
+        for place, ids in self._answer(others, 0.0, AUTO_REGRESSIVE):
             texts[place] = texts[place] + ids
         self.served = list(texts.values())
 
-    def acceptance(self, shape: Shape, mode: str, budget: int, found: Acceptance, prompts: Sequence[str]) -> None:
+    def acceptance(
+        self, shape: Shape, temperature: float, budget: int, found: Acceptance, prompts: Sequence[str]
+    ) -> None:
         """Add to `found` the steps that answer some prompts with trees of `budget` nodes."""
-        self._draft(shape, BudgetTable.constant(budget), found.observe)
-        for _ in self._answer(prompts, MODES[mode], self.method):
+        self._draft(shape, self._constant(budget), found.observe)
+        for _ in self._answer(prompts, temperature, self.method):
             pass
+
+    def fit(self, shape: Shape, temperature: float, budget: int) -> None:
+        """Fit the scores of a temperature's nodes to the answers to all prompts."""
+        table, log, runtime = self._constant(budget), DraftLog(), self.runtime
+        plan, before = self._plan(shape, table), table.scores_at(temperature)
+        engine = LoggedEngine(runtime.engine, log)
+        runtime.scheduler = Scheduler(engine, runtime.limits, {self.method: plan}, runtime.bigrams)
+        nodes: list[Visited] = []
+        guessed: list[Guess] = []
+        for place, ids in self._answer(self.prompts, temperature, self.method):
+            text, seed = self.prompts[place], seed_of(self.prompts[place])
+            drafts = log.drafts.get(seed, {})
+            if plan.shares_noise:
+                nodes += [node for start, drafted in drafts.items() for node in visited(drafted, ids[start:])]
+            if plan.ngram:
+                guessed += guesses(runtime.codec.encode(text), ids, seed, drafts)
+        drafter = runtime.engine.drafters.get(self.method)
+        fitted = {
+            "sharpness": fit_sharpness(nodes, before.sharpness, plan.support),
+            "ngram_rate": fit_ngram_rate(guessed, drafter is not None and drafter.reads_context),
+        }
+        known = {name: value for name, value in fitted.items() if value is not None}
+        after = before.model_copy(update={"temperature": temperature, **known})
+        self.scores = (*(one for one in self.scores if one.temperature != temperature), after)
 
     def step_times(self, shape: Shape, running: int, budgets: Sequence[int], rounds: int, times: StepTimes) -> None:
         """Add whole steps of so many sequences with each budget, interleaved so that a busy moment of the machine hits
         all alike. Each is timed after one like it. `budgets` begin with 0."""
-        table = BudgetTable.constant(0)
+        table = self._constant(0)
         self._draft(shape, table)
         scheduler, joined = self.runtime.scheduler, 0
         totals = scheduler.totals
         for _ in range(rounds):
             for budget in budgets:
-                table.entries[0].greedy = budget
+                table.entries[0].nodes = budget
                 while self._load() < running:
                     self._join(joined, self.prompts[joined % len(self.prompts)])
                     joined += 1
@@ -89,21 +132,20 @@ class Bench:
             scheduler.cancel(f"s{place}")
         scheduler.step()
 
-    def mean_step(self, shape: Shape, prompts: Sequence[str], mode: str, cell: Cell, tokens: int) -> float:
+    def mean_step(self, shape: Shape, prompts: Sequence[str], temperature: float, cell: Cell, tokens: int) -> float:
         """Mean seconds of the steps in which all prompts are answered together, about `tokens` each, with one cut of
         the trees. Nothing is drafted until all prompts are prefilled, so that none ends before."""
-        table = BudgetTable.constant(0)
+        table = self._constant(0)
         entry = table.entries[0]
         self._draft(shape, table)
         scheduler = self.runtime.scheduler
         rows = sum(len(self.runtime.codec.encode(prompt)) for prompt in prompts)
         waited = rows // self.runtime.limits.prefill_chunk + len(prompts)
         for place, prompt in enumerate(prompts):
-            self._join(place, prompt, waited + tokens + 1, MODES[mode])
+            self._join(place, prompt, waited + tokens + 1, SamplingConfig(temperature=temperature, seed=place))
         while scheduler.prefilling:
             scheduler.step()
-        entry.greedy = entry.sampled = cell.nodes
-        entry.greedy_chance = entry.sampled_chance = cell.chance
+        entry.nodes, entry.chance = cell.nodes, cell.chance
         steps, seconds = scheduler.totals.steps, scheduler.totals.step_s
         while self._load() == len(prompts) and scheduler.totals.steps - steps < tokens:
             scheduler.step()
@@ -120,16 +162,22 @@ class Bench:
         budget: BudgetTable,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
     ) -> None:
-        plan: MethodPlan = replace(self.runtime.plans[self.method], **shape._asdict(), budget=budget)
-        self.runtime.with_plans({self.method: plan}, observe, self.served)
+        self.runtime.with_plans({self.method: self._plan(shape, budget)}, observe, self.served)
 
-    def _answer(self, prompts: Sequence[str], sampling: SamplingConfig, method: str) -> Iterator[tuple[int, list[int]]]:
+    def _plan(self, shape: Shape, budget: BudgetTable) -> MethodPlan:
+        return replace(self.runtime.plans[self.method], **shape._asdict(), budget=budget)
+
+    def _constant(self, budget: int) -> BudgetTable:
+        return BudgetTable.constant(budget).model_copy(update={"scores": self.scores})
+
+    def _answer(self, prompts: Sequence[str], temperature: float, method: str) -> Iterator[tuple[int, list[int]]]:
         """The tokens that follow each prompt, with its place, as many prompts at a time as there are slots."""
         scheduler = self.runtime.scheduler
         waiting = list(enumerate(prompts))
         while waiting or not scheduler.idle:
             while waiting and self._load() < self.slots:
                 place, text = waiting.pop(0)
+                sampling = SamplingConfig(temperature=temperature, seed=seed_of(text))
                 request = GenerateRequest(
                     id=str(place), text=text, max_tokens=self.tokens, sampling=sampling, method=method
                 )

@@ -10,7 +10,8 @@ import numpy as np
 
 from compiler.tuning.acceptance import Acceptance, CutAcceptance, Gains
 from compiler.tuning.choice import CHANCES, LEAST_GAIN, NOTHING, Cell, StepTimes, choose
-from compiler.tuning.measure import MODES, MOST_SLOWER, Bench, Shape
+from compiler.tuning.measure import MOST_SLOWER, Bench, Shape
+from compiler.tuning.scores import reliability
 from redraft.bundle.budget import BudgetEntry, BudgetTable
 
 MARGIN = 0.15
@@ -22,12 +23,17 @@ MEASURING = 0.75
 """Share of the time for measurements; the rest is for trials of the budgets that they give."""
 BATCHES = 4
 """Parts of the prompts that acceptance is measured on one after the other."""
+TEMPERATURES = {0.0: 1, 1.0: 1, 0.7: 2, 0.3: 2}
+"""Temperatures of a table's entries, the most valuable first, and every how many parts of the prompts each is measured
+on. They share the step times."""
 FIRST_ROUNDS = 2
 """Times that each step is measured at once."""
 TRIED, TRIAL_TOKENS = 6, 24
 """Prompts of a trial at least, and tokens that follow each."""
 
 Measure = Callable[[], None]
+Cells = dict[float, dict[int, Cell]]
+"""Cuts of the trees by temperature and number of running sequences."""
 Say = Callable[["Tuner", str], None]
 
 
@@ -67,6 +73,7 @@ class Tuner:
         own = Shape(plan.construction, plan.ngram)
         self._random = plan.shape is not None
         self._network = plan.construction is not None and not plan.retrieves
+        self._fits = plan.shares_noise or (plan.ngram and not plan.retrieves)
         self._shapes = list(grid.shapes) if own == grid.shapes[0] else [own]
         self._budgets = [budget for budget in grid.budgets if budget < limits.max_tree]
         if plan.shape is not None and not plan.ngram:
@@ -77,12 +84,12 @@ class Tuner:
         self._rounds = grid.rounds
         self._batches = [part for first in range(BATCHES) if (part := bench.prompts[first::BATCHES])]
         self._times: dict[int, StepTimes] = {}
-        self._accepted: dict[Shape, dict[str, Gains]] = {}
+        self._accepted: dict[Shape, dict[float, Gains]] = {}
 
     def tune(self) -> BudgetTable:
         """The method's budget table."""
         plan = list(self._measurements())
-        self.of = len(plan) + 2 * len(self._counts)
+        self.of = len(plan) + len(TEMPERATURES) * len(self._counts)
         for required, what, measure in plan:
             if not required and time.monotonic() > self._measuring_ends:
                 continue
@@ -94,15 +101,11 @@ class Tuner:
         tried = self._try(shape, cells)
         return BudgetTable(
             entries=[
-                BudgetEntry(
-                    running=running,
-                    greedy=cells["greedy"][running].nodes,
-                    sampled=cells["sampled"][running].nodes,
-                    greedy_chance=cells["greedy"][running].chance,
-                    sampled_chance=cells["sampled"][running].chance,
-                )
-                for running in sorted(self._times)
+                BudgetEntry(running=running, temperature=temperature, nodes=cell.nodes, chance=cell.chance)
+                for temperature, by_running in sorted(cells.items())
+                for running, cell in sorted(by_running.items())
             ],
+            scores=tuple(sorted(self.bench.scores, key=lambda one: one.temperature)),
             construction=shape.construction,
             ngram=shape.ngram,
             measured=self._measured(shape, cells, tried),
@@ -111,10 +114,13 @@ class Tuner:
     def _measurements(self) -> Iterator[tuple[bool, str, Measure]]:
         """All measurements, the most valuable first: whether it is required, what it is, and how it is made."""
         yield True, "step times of 1 running", self._steps(1, FIRST_ROUNDS)
+        if self._fits:
+            yield from ((False, f"scores at {_key(t)}", self._fit(t)) for t in TEMPERATURES if t)
         for place, batch in enumerate(self._batches):
-            for mode in MODES:
-                what = f"acceptance of {self._shapes[0]}, {mode}, part {place + 1} of {len(self._batches)}"
-                yield place == 0, what, self._acceptance(self._shapes[0], mode, batch)
+            for temperature in (t for t, apart in TEMPERATURES.items() if place % apart == 0):
+                part = f"part {place + 1} of {len(self._batches)}"
+                what = f"acceptance of {self._shapes[0]} at {_key(temperature)}, {part}"
+                yield place == 0, what, self._acceptance(self._shapes[0], temperature, batch)
             if place == 0:
                 for n in self._counts[1:]:
                     yield n == self._counts[1], f"step times of {n} running", self._steps(n, FIRST_ROUNDS)
@@ -130,18 +136,23 @@ class Tuner:
 
         return measure
 
-    def _acceptance(self, shape: Shape, mode: str, prompts: Sequence[str]) -> Measure:
+    def _fit(self, temperature: float) -> Measure:
+        return lambda: self.bench.fit(self._shapes[0], temperature, self._largest)
+
+    def _acceptance(self, shape: Shape, temperature: float, prompts: Sequence[str]) -> Measure:
         def measure() -> None:
-            by_mode = self._accepted.setdefault(shape, {})
+            by_temperature = self._accepted.setdefault(shape, {})
             if not self._random:
-                found = by_mode.setdefault(mode, Acceptance())
+                found = by_temperature.setdefault(temperature, Acceptance())
                 assert isinstance(found, Acceptance)
-                self.bench.acceptance(shape, mode, self._largest, found, prompts)
+                self.bench.acceptance(shape, temperature, self._largest, found, prompts)
                 return
-            cuts = by_mode.setdefault(mode, CutAcceptance({budget: Acceptance() for budget in self._budgets}))
+            cuts = by_temperature.setdefault(
+                temperature, CutAcceptance({budget: Acceptance() for budget in self._budgets})
+            )
             assert isinstance(cuts, CutAcceptance)
             for budget in self._budgets[1:]:
-                self.bench.acceptance(shape, mode, budget, cuts.by_budget[budget], prompts)
+                self.bench.acceptance(shape, temperature, budget, cuts.by_budget[budget], prompts)
 
         return measure
 
@@ -149,8 +160,9 @@ class Tuner:
         """Acceptance of another shape on as much as that of the first was measured on."""
 
         def measure() -> None:
-            for mode in MODES:
-                self._acceptance(shape, mode, self.bench.prompts)()
+            for temperature, apart in TEMPERATURES.items():
+                prompts = [prompt for part in self._batches[::apart] for prompt in part]
+                self._acceptance(shape, temperature, prompts)()
 
         return measure
 
@@ -160,86 +172,101 @@ class Tuner:
         times = self._times[1]
         return max(b for b in times.samples if times.median(b)[1] <= MOST_SLOWER * times.plain)
 
-    def _cells(self, shape: Shape) -> dict[str, dict[int, Cell]]:
-        """The cut of the trees, by mode and number of running sequences."""
+    def _cells(self, shape: Shape) -> Cells:
+        """The cut of the trees, by temperature and number of running sequences."""
         margin = MARGIN if self._network else MARGIN_OF_NGRAMS
         budgets = self._budgets if self._random else [budget for budget in self._budgets if budget <= self._largest]
         chances = (0.0,) if self._random else CHANCES
         return {
-            mode: choose(self._times, gains, budgets, chances, margin) for mode, gains in self._accepted[shape].items()
+            temperature: choose(self._times, gains, budgets, chances, margin)
+            for temperature, gains in self._accepted[shape].items()
         }
 
-    def _try(self, shape: Shape, cells: dict[str, dict[int, Cell]]) -> dict[str, dict[str, float]]:
+    def _try(self, shape: Shape, cells: Cells) -> dict[str, dict[str, float]]:
         """Run the chosen cuts beside no drafting, as far as there is time, and drop those that do not pay. A load that
         was not tried takes the cut of the next larger one that was. Returns the speed-ups that were measured."""
         tried: dict[str, dict[str, float]] = {}
         for running in filter(self._times.__contains__, self._counts):
-            for mode, by_running in cells.items():
-                if not by_running[running].nodes:
+            for temperature, by_running in cells.items():
+                cell = by_running[running]
+                if not cell.nodes:
                     self.of -= 1
                     continue
                 if time.monotonic() > self.ends and tried:
                     continue
-                self._say(self, f"trying {by_running[running].nodes} nodes with {running} running, {mode}")
-                speed_up = self._speed_up(shape, running, mode, by_running[running])
-                tried.setdefault(str(running), {})[mode] = round(speed_up, 3)
+                self._say(self, f"trying {cell.nodes} nodes with {running} running, temperature {_key(temperature)}")
+                speed_up = self._speed_up(shape, running, temperature, cell)
+                tried.setdefault(str(running), {})[_key(temperature)] = round(speed_up, 3)
                 if speed_up < 1 + LEAST_GAIN:
                     by_running |= {n: NOTHING for n in by_running if n >= running}
                 self.done += 1
-        for mode, by_running in cells.items():
+        for temperature, by_running in cells.items():
             above = NOTHING
             for running in sorted(by_running, reverse=True):
-                if mode not in tried.get(str(running), {}):
+                if _key(temperature) not in tried.get(str(running), {}):
                     by_running[running] = above
                 above = by_running[running]
         return tried
 
-    def _speed_up(self, shape: Shape, running: int, mode: str, cell: Cell) -> float:
+    def _speed_up(self, shape: Shape, running: int, temperature: float, cell: Cell) -> float:
         """The speed-up by the mean times of steps with and without drafts, in turns."""
         texts = -(-TRIED // running) * running
         prompts = [self.bench.prompts[place % len(self.bench.prompts)] for place in range(texts)]
         plain = drafted = 0.0
         for first in range(0, texts, running):
             group = prompts[first : first + running]
-            plain += self.bench.mean_step(shape, group, mode, NOTHING, TRIAL_TOKENS)
-            drafted += self.bench.mean_step(shape, group, mode, cell, TRIAL_TOKENS)
-        return self._accepted[shape][mode].expect(cell.nodes, cell.chance, running).tokens * plain / drafted
+            plain += self.bench.mean_step(shape, group, temperature, NOTHING, TRIAL_TOKENS)
+            drafted += self.bench.mean_step(shape, group, temperature, cell, TRIAL_TOKENS)
+        return self._accepted[shape][temperature].expect(cell.nodes, cell.chance, running).tokens * plain / drafted
 
-    def _measured(self, shape: Shape, cells: dict[str, dict[int, Cell]], tried: dict[str, dict[str, float]]) -> dict:
-        """What the table rests on."""
+    def _measured(self, shape: Shape, cells: Cells, tried: dict[str, dict[str, float]]) -> dict:
+        """What the table rests on; temperatures are keys as `_key` writes them."""
         times = {
             str(running): {str(budget): round(1e3 * found.median(budget)[1], 3) for budget in sorted(found.samples)}
             for running, found in sorted(self._times.items())
         }
         lengths = {
             str(shape): {
-                mode: {str(n): round(gains.expect(n, 0.0, 1).tokens, 3) for n in self._budgets}
-                for mode, gains in by_mode.items()
+                _key(temperature): {str(n): round(gains.expect(n, 0.0, 1).tokens, 3) for n in self._budgets}
+                for temperature, gains in by_temperature.items()
             }
-            for shape, by_mode in self._accepted.items()
+            for shape, by_temperature in self._accepted.items()
         }
         chosen = {
             str(running): {
-                mode: round(gains.expect(cell.nodes, cell.chance, running).tokens, 3)
-                for mode, gains in self._accepted[shape].items()
-                if (cell := cells[mode][running])
+                _key(temperature): round(gains.expect(cell.nodes, cell.chance, running).tokens, 3)
+                for temperature, gains in self._accepted[shape].items()
+                if (cell := cells[temperature][running])
             }
             for running in sorted(self._times)
         }
         speed_up = {
-            str(running): {mode: round(by_running[running].speed_up, 3) for mode, by_running in cells.items()}
+            str(running): {
+                _key(temperature): round(by_running[running].speed_up, 3) for temperature, by_running in cells.items()
+            }
             for running in sorted(self._times)
+        }
+        curves = {
+            _key(temperature): reliability(gains.steps)
+            for temperature, gains in self._accepted[shape].items()
+            if isinstance(gains, Acceptance)
         }
         return {
             "step_ms": times,
             "acceptance": lengths,
             "tokens_per_step": chosen,
             "speed_up": speed_up,
+            "reliability": curves,
             "tried": tried,
             "measurements": {"done": self.done, "of": self.of},
         }
 
 
-def _score(cells: dict[str, dict[int, Cell]]) -> float:
+def _key(temperature: float) -> str:
+    """A temperature as it stands in what was measured: 0, 0.7, ..."""
+    return f"{temperature:g}"
+
+
+def _score(cells: Cells) -> float:
     """How fast a shape is over all loads."""
     return float(np.mean([np.log(cell.speed_up) for by_running in cells.values() for cell in by_running.values()]))

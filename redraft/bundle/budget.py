@@ -1,4 +1,5 @@
-"""The budget table: how many nodes to draft per sequence, given how many sequences are running.
+"""The budget table: how many nodes to draft per sequence, given how many sequences are running and their temperature,
+and how nodes are scored.
 
 `python -m redraft.bundle.budget BUNDLE` says whether a bundle's methods are tuned; the exit status is 0 if they are.
 """
@@ -9,9 +10,9 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -20,6 +21,7 @@ from redraft.bundle.manifest import MANIFEST, file_sha256
 from redraft.errors import BundleError, how_to_tune
 
 FILE_NAME = "budget.json"
+AtTemperature = TypeVar("AtTemperature", "BudgetEntry", "Scores")
 
 
 class Budget(NamedTuple):
@@ -30,27 +32,52 @@ class Budget(NamedTuple):
 
 
 class BudgetEntry(BaseModel):
-    """Tree budgets per sequence and step while `running` sequences decode; 0 means no drafting. Nodes whose estimated
-    chance to be accepted is below a mode's are left out."""
+    """The tree budget of a sequence at `temperature` in each step in which `running` sequences decode; 0 nodes mean no
+    drafting. Nodes whose estimated chance to be accepted is below `chance` are left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     running: int = Field(ge=1)
-    greedy: int = Field(ge=0)
-    sampled: int = Field(ge=0)
-    greedy_chance: float = Field(default=0.0, ge=0, lt=1)
-    sampled_chance: float = Field(default=0.0, ge=0, lt=1)
+    temperature: float = Field(default=0.0, ge=0)
+    nodes: int = Field(ge=0)
+    chance: float = Field(default=0.0, ge=0, lt=1)
+
+
+class Scores(BaseModel):
+    """How the nodes of a sequence at `temperature` are scored, so that a score is the log of the chance to be accepted:
+    two numbers that tuning fits. Temperature 0 has no noise, and uses neither."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: float = Field(default=0.0, ge=0)
+    sharpness: float = Field(default=1.0, gt=0)
+    """Beta in the score softmax(beta (log p + g)) of a drafter's candidates."""
+    ngram_rate: float = Field(default=1.0, gt=0)
+    """How fast other tokens arrive before an n-gram guess: see `chance_by_noise`."""
+
+
+UNFITTED = (Scores(), Scores(temperature=0.3, sharpness=0.8))
+"""Used until a method is tuned."""
 
 
 class BudgetTable(BaseModel):
-    """One method's budgets. `construction` and `ngram`, where given, replace the bundle's."""
+    """One method's budgets and scores, of which a sequence takes those of the nearest temperature below its own.
+    `construction` and `ngram`, where given, replace the bundle's."""
 
     model_config = ConfigDict(extra="forbid")
 
     entries: list[BudgetEntry] = Field(min_length=1)
+    scores: tuple[Scores, ...] = UNFITTED
     construction: str | None = None
     ngram: bool | None = None
     measured: dict = Field(default_factory=dict, description="step times and acceptance that the entries rest on")
+
+    @field_validator("entries", "scores")
+    @classmethod
+    def _from_greedy_on(cls, found: Sequence[AtTemperature]) -> Sequence[AtTemperature]:
+        if not any(one.temperature == 0 for one in found):
+            raise ValueError("expected one of temperature 0")
+        return found
 
     @field_validator("entries")
     @classmethod
@@ -60,14 +87,26 @@ class BudgetTable(BaseModel):
     @classmethod
     def constant(cls, budget: int) -> BudgetTable:
         """The same budget whatever runs: what an untuned bundle uses."""
-        return cls(entries=[BudgetEntry(running=1, greedy=budget, sampled=budget)])
+        return cls(entries=[BudgetEntry(running=1, nodes=budget)])
 
-    def lookup(self, running: int, greedy: bool) -> Budget:
+    def lookup(self, running: int, temperature: float) -> Budget:
         """Tree budget with `running` sequences: that of the next larger count measured, or of the largest."""
+        below = _nearest(self.entries, temperature).temperature
         for entry in self.entries:
-            if entry.running >= running:
-                break
-        return Budget(entry.greedy, entry.greedy_chance) if greedy else Budget(entry.sampled, entry.sampled_chance)
+            if entry.temperature == below:
+                found = entry
+                if entry.running >= running:
+                    break
+        return Budget(found.nodes, found.chance)
+
+    def scores_at(self, temperature: float) -> Scores:
+        """How a sequence's nodes are scored."""
+        return _nearest(self.scores, temperature)
+
+
+def _nearest(found: Sequence[AtTemperature], temperature: float) -> AtTemperature:
+    """The first one of the nearest temperature below."""
+    return max((one for one in found if one.temperature <= temperature), key=lambda one: one.temperature)
 
 
 class BudgetFile(BaseModel):

@@ -25,7 +25,7 @@ from tests.engines.tiny import METHOD, random_model, tiny_bundle, tiny_target
 from tests.toy_engine import toy_tokenizer
 
 LIMITS = LimitsInfo(slots=2, max_len=64, max_tree=6, prefill_chunk=16)
-MEASURED = {"measurements": {"done": 1, "of": 1}, "speed_up": {"1": {"greedy": 1.0, "sampled": 1.0}}}
+MEASURED = {"measurements": {"done": 1, "of": 1}, "speed_up": {"1": {"0": 1.0}}}
 NOTHING = BudgetTable.constant(0).model_copy(update={"measured": MEASURED})
 
 

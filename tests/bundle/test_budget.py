@@ -63,7 +63,7 @@ def test_tables_are_read_as_they_were_written(bundle, tmp_path):
         (lambda file: file.write_text(""), "is truncated or damaged"),
         (lambda file: file.write_text("[]"), "is truncated or damaged"),
         (lambda file: edit(file, lambda raw: raw["methods"]["a"].pop("entries")), "is truncated or damaged"),
-        (lambda file: edit(file, lambda raw: raw["methods"]["a"]["entries"][0].update(greedy=63)), "was edited"),
+        (lambda file: edit(file, lambda raw: raw["methods"]["a"]["entries"][0].update(nodes=63)), "was edited"),
         (lambda file: edit(file, lambda raw: raw["methods"].pop("b")), "was edited"),
         (lambda file: edit(file, lambda raw: raw.pop("sha256")), "was edited"),
         (lambda file: file.write_text("{}"), "was edited"),

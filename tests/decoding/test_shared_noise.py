@@ -17,9 +17,12 @@ CUT = BudgetTable.constant(2)
 """Leaves the rest of a chain to draft again from."""
 BUSY = BudgetTable(
     entries=[
-        BudgetEntry(running=1, greedy=4, sampled=4),
-        BudgetEntry(running=2, greedy=3, sampled=0),
-        BudgetEntry(running=3, greedy=0, sampled=2),
+        BudgetEntry(running=1, nodes=4),
+        BudgetEntry(running=2, nodes=3),
+        BudgetEntry(running=3, nodes=0),
+        BudgetEntry(running=1, temperature=0.3, nodes=4),
+        BudgetEntry(running=2, temperature=0.3, nodes=0),
+        BudgetEntry(running=3, temperature=0.3, nodes=2),
     ]
 )
 """Where no sequence drafts at every load."""

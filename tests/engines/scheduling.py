@@ -20,7 +20,14 @@ SAMPLINGS = [
     {"repetition_penalty": 1.2},
     {"temperature": 0.7, "top_k": 9, "seed": 4},
 ]
-TABLE = BudgetTable(entries=[BudgetEntry(running=1, greedy=9, sampled=7), BudgetEntry(running=3, greedy=5, sampled=0)])
+TABLE = BudgetTable(
+    entries=[
+        BudgetEntry(running=1, nodes=9),
+        BudgetEntry(running=1, temperature=0.3, nodes=7),
+        BudgetEntry(running=3, nodes=5),
+        BudgetEntry(running=3, temperature=0.3, nodes=0),
+    ]
+)
 """With three or more sequences, sampled ones do not draft: their pairs stay pending."""
 
 

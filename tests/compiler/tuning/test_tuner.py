@@ -64,9 +64,11 @@ def test_budgets_follow_the_price_of_rows(runtime):
     table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID, lambda tuner, what: said.append(what)).tune()
     first, last = table.entries[0], table.entries[-1]
     assert (first.running, last.running) == (1, 4)
-    assert first.greedy in (4, 8)
-    assert last.greedy == last.sampled == 0
-    assert table.measured["tried"]["1"]["greedy"] > 1.3
+    assert first.nodes in (4, 8)
+    assert {entry.temperature for entry in table.entries} == {0.0, 0.3, 0.7, 1.0}
+    assert not any(entry.nodes for entry in table.entries if entry.running == 4)
+    assert table.measured["tried"]["1"]["0"] > 1.3
+    assert sum(one["nodes"] for one in table.measured["reliability"]["0.7"]) > 50
     assert table.measured["measurements"]["done"] == table.measured["measurements"]["of"] == len(said)
     assert any("step times of 4 running" in text for text in said)
     assert BudgetTable.model_validate_json(table.model_dump_json()) == table
@@ -78,13 +80,11 @@ def test_without_time_the_most_valuable_is_measured(runtime):
     grid = replace(GRID, running=(1, 2, 3, 4))
     tuner = Tuner(bench_of(runtime, ["hello", "world", "again", "and", "more"], 16), 0, grid)
     table = tuner.tune()
-    assert [entry.running for entry in table.entries] == [1, 4]
+    assert [entry.running for entry in table.entries if not entry.temperature] == [1, 4]
     assert 0 < tuner.done < tuner.of
     tried = table.measured["tried"]
-    drafted = {
-        (str(one.running), mode) for one in table.entries for mode in ("greedy", "sampled") if getattr(one, mode)
-    }
-    assert drafted <= {(running, mode) for running, modes in tried.items() for mode in modes}, "only what was tried"
+    drafted = {(str(one.running), f"{one.temperature:g}") for one in table.entries if one.nodes}
+    assert drafted <= {(running, one) for running, found in tried.items() for one in found}, "only what was tried"
 
 
 def test_drafts_that_are_never_right_are_not_made():
@@ -92,20 +92,20 @@ def test_drafts_that_are_never_right_are_not_made():
         PricedEngine(slots=4, max_tree=14, quality=0), MethodPlan(None, ngram=True, budget=BudgetTable.constant(8))
     )
     table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID).tune()
-    assert [(entry.greedy, entry.sampled) for entry in table.entries] == [(0, 0), (0, 0)]
+    assert not any(entry.nodes for entry in table.entries)
 
 
 def test_budgets_that_do_not_pay_when_they_are_tried_are_dropped(runtime, monkeypatch):
-    monkeypatch.setattr(Tuner, "_speed_up", lambda self, shape, running, mode, cell: 1.01)
+    monkeypatch.setattr(Tuner, "_speed_up", lambda self, shape, running, temperature, cell: 1.01)
     table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID).tune()
-    assert all(entry.greedy == entry.sampled == 0 for entry in table.entries)
+    assert not any(entry.nodes for entry in table.entries)
 
 
 def test_small_trees_are_predicted_from_the_large_one(runtime):
     from compiler.tuning.acceptance import Acceptance
 
     predicted = Acceptance()
-    bench_of(runtime, [], 90).acceptance(Shape("best_first", False), "greedy", 13, predicted, ["hello", "world"])
+    bench_of(runtime, [], 90).acceptance(Shape("best_first", False), 0.0, 13, predicted, ["hello", "world"])
     for budget in (2, 6):
         runtime.with_plans(only(MethodPlan("best_first", budget=BudgetTable.constant(budget))))
         for key, text in enumerate(["hello", "world"]):
@@ -119,19 +119,19 @@ def test_small_trees_are_predicted_from_the_large_one(runtime):
 
 
 def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree():
-    """Each budget with trees cut to it, in draw order; the sampled ones at temperature 1."""
+    """Each budget with trees cut to it, in draw order."""
     grid = Grid(budgets=(0, 3, 8, 12), running=(1, 4), rounds=3)
     engine = PricedDrawingEngine("gumbel_top_k", (3, 2), 12, slots=4, max_tree=14)
     plan = MethodPlan("gumbel_top_k", "recursive_rejection", levels=(3, 2), support=12)
     table = Tuner(bench_of(runtime_of(engine, plan), ["hello", "world"], 40), ENOUGH, grid).tune()
     assert (table.construction, table.ngram) == ("gumbel_top_k", False)
     lengths = table.measured["acceptance"]["gumbel_top_k"]
-    assert list(lengths["sampled"]) == ["0", "3", "8", "9"], "no budget beyond the nine draws"
-    assert lengths["sampled"]["0"] == 1
-    assert lengths["sampled"]["9"] > lengths["sampled"]["3"] > 1.1
-    assert lengths["greedy"]["9"] >= lengths["greedy"]["3"]
-    assert table.entries[-1].sampled <= 3, "four trees of more than two rows are expensive"
-    assert all(entry.greedy_chance == entry.sampled_chance == 0 for entry in table.entries)
+    assert list(lengths["1"]) == ["0", "3", "8", "9"], "no budget beyond the nine draws"
+    assert lengths["1"]["0"] == 1
+    assert lengths["1"]["9"] > lengths["1"]["3"] > 1.1
+    assert lengths["0"]["9"] >= lengths["0"]["3"]
+    assert table.lookup(4, 1.0).nodes <= 3, "four trees of more than two rows are expensive"
+    assert not any(entry.chance for entry in table.entries)
 
 
 @pytest.mark.parametrize("construction", ["ngram_trie", "beam", "best_first"])
@@ -149,6 +149,6 @@ def test_a_method_that_drafts_from_what_was_served_is_measured_when_it_has_serve
         bench = bench_of(runtime, ["hello"], 24)
         bench.serve(others)
         table = Tuner(bench, ENOUGH, Grid(budgets=(0, 8), running=(1,), rounds=2)).tune()
-        lengths.append(table.measured["acceptance"]["ngram_trie"]["greedy"]["8"])
+        lengths.append(table.measured["acceptance"]["ngram_trie"]["0"]["8"])
     assert lengths[0] < 1.5
     assert lengths[1] > 4, "it has answered the same prompt before"

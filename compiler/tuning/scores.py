@@ -1,0 +1,223 @@
+"""The fit of node scores: at each temperature, two numbers that make a score the chance to be accepted.
+
+A drafter's candidates have the scores softmax(beta (log p + g)), which is a chance only for the right sharpness beta.
+An n-gram guess has the chance that its noise leaves it, for the right rate of the other tokens. Both are fitted to
+answers that were drafted for with known noise, by the least log loss over what was drafted and what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
+from redraft.decoding.growth import MOST, joint_odds
+from redraft.decoding.ngram import LONGEST, NgramIndex
+from redraft.decoding.noise import KnownNoise, chance_by_noise
+from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
+from redraft.engines.features import Features
+
+SHARPNESSES = np.arange(0.3, 2.01, 0.02)
+RATES = np.geomspace(0.25, 8, 61)
+"""Values that are tried."""
+LEAST_FITTED = 64
+"""Fewer records than this fit nothing: the defaults stay."""
+BINS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Ends of the classes of chances in a reliability curve."""
+
+
+class Drafted(NamedTuple):
+    """What was drafted for a sequence at an output position: its part of `DraftCandidates`."""
+
+    candidates: np.ndarray  # int32 [L, W, K]
+    log_probs: np.ndarray  # float32 [L, W, K]
+    parents: np.ndarray  # int32 [L, W]
+
+
+class Visited(NamedTuple):
+    """A drafted node that the answer went through, by its candidates."""
+
+    level: int
+    came: int
+    """The token after it."""
+    tokens: np.ndarray  # int32 [K]
+    scores: np.ndarray  # float64 [K], of each candidate below this node
+
+    @property
+    def accepted(self) -> np.ndarray:
+        """Which candidate came: bool [K]."""
+        return (self.tokens == self.came) & np.isfinite(self.scores)
+
+
+class Guess(NamedTuple):
+    """An n-gram guess at a node that the answer went through."""
+
+    prior: float
+    noise: float
+    neural: float | None
+    """The drafter's score of the token, as a chance; None where it has no candidates."""
+    came: bool
+
+
+@dataclass
+class DraftLog:
+    """What was drafted for sampled sequences, by seed and output position."""
+
+    drafts: dict[int, dict[int, Drafted]] = field(default_factory=dict)
+
+    def add(self, drafts: DraftCandidates, noise: SharedNoise | None) -> DraftCandidates:
+        """Keep drafts, which are returned as they are."""
+        if noise is not None:
+            for b in np.flatnonzero(noise.temperature):
+                parts = drafts.candidates[b], drafts.log_probs[b], drafts.parents[b]
+                by_position = self.drafts.setdefault(int(noise.seeds[b]), {})
+                by_position[int(noise.positions[b])] = Drafted(*(part.copy() for part in parts))
+        return drafts
+
+
+class LoggedEngine:
+    """An engine whose drafts are kept in a log."""
+
+    def __init__(self, engine: Engine, log: DraftLog):
+        self._engine = engine
+        self.drafters: Mapping[str, DraftEngine] = {
+            name: LoggedDrafter(drafter, log) for name, drafter in engine.drafters.items()
+        }
+
+    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Features | None]:
+        """See `Engine.execute`."""
+        return self._engine.execute(batch, samplers)
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._engine.close()
+
+
+class LoggedDrafter:
+    """A drafter whose drafts are kept in a log. It draws and re-samples if the drafter does, without a log."""
+
+    def __init__(self, drafter: DraftEngine, log: DraftLog):
+        self._drafter, self._log = drafter, log
+        self.reads_context, self.reads_text = drafter.reads_context, drafter.reads_text
+        if isinstance(drafter, ResamplingEngine):
+            self.resample = drafter.resample
+        if isinstance(drafter, DrawingEngine):
+            self.draw = drafter.draw
+
+    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
+        """See `DraftEngine.draft`."""
+        return self._log.add(self._drafter.draft(batch, noise), noise)
+
+
+def visited(drafted: Drafted, text: Sequence[int]) -> Iterator[Visited]:
+    """The drafted nodes that a text goes through, from the root on."""
+    beam, above = 0, 0.0
+    for level, came in enumerate(text[: len(drafted.candidates)]):
+        tokens, logs = drafted.candidates[level, beam], drafted.log_probs[level, beam]
+        node = Visited(level, came, tokens, logs.astype(np.float64) - above)
+        yield node
+        found = np.flatnonzero(node.accepted)
+        if not len(found) or level + 1 == len(drafted.candidates):
+            return
+        below = np.flatnonzero(drafted.parents[level + 1] == beam * len(tokens) + found[0])
+        if not len(below):
+            return
+        beam, above = int(below[0]), float(logs[found[0]])
+
+
+def guesses(prompt: Sequence[int], answer: Sequence[int], seed: int, drafts: Mapping[int, Drafted]) -> Iterator[Guess]:
+    """The n-gram guesses at the output positions of an answer that have `drafts`, beside them; without any, at all."""
+    index = NgramIndex(prompt)
+    for place in range(len(answer)):
+        if place:
+            index.extend(answer[place - 1 : place])
+        if drafts and place not in drafts:
+            continue
+        noise = KnownNoise(seed, place)
+        nodes = list(visited(drafts[place], answer[place:])) if drafts else []
+        tail = index.tail
+        for level, came in enumerate(answer[place : place + max(len(nodes), 1)]):
+            if seen := index.seen(tail):
+                neural = _chance(nodes[level], seen[0]) if level < len(nodes) else None
+                yield Guess(seen[1], noise.noise(seen[0], level), neural, seen[0] == came)
+            tail = (*tail, came)[-LONGEST:]
+
+
+def _chance(node: Visited, token: int) -> float:
+    """The drafter's chance of a token, 0 where it is not among the candidates."""
+    found = np.flatnonzero(node.tokens == token)
+    return float(np.exp(node.scores[found[0]])) if len(found) else 0.0
+
+
+def fit_sharpness(nodes: Iterable[Visited], sharpness: float, support: int) -> float | None:
+    """The sharpness of the least log loss of the candidates of nodes that were scored with another one, `sharpness`.
+
+    The tokens of a node's `support` that are no candidates are taken for equally likely; the further the result is
+    from `sharpness`, the more that matters. None: there are too few nodes.
+    """
+    found = list(nodes)
+    if len(found) < LEAST_FITTED:
+        return None
+    scores = np.stack([node.scores for node in found]) / sharpness
+    accepted = np.stack([node.accepted for node in found])
+    others = support - scores.shape[1]
+    if others > 0:
+        left = np.maximum(1 - np.exp(scores * sharpness).sum(1), 1e-9) / others
+        rest = np.log(others), np.log(left) / sharpness
+    losses = []
+    for tried in SHARPNESSES:
+        logs = tried * scores
+        total = np.logaddexp.reduce(logs, axis=1)
+        if others > 0:
+            total = np.logaddexp(total, rest[0] + tried * rest[1])
+        losses.append(log_loss(np.exp(logs - total[:, None]), accepted))
+    return float(SHARPNESSES[np.argmin(losses)])
+
+
+def fit_ngram_rate(found: Iterable[Guess], reads_context: bool) -> float | None:
+    """The rate of the least log loss of n-gram guesses, joined with the drafter's scores. None: there are too few."""
+    known = list(found)
+    if len(known) < LEAST_FITTED:
+        return None
+    came = np.array([guess.came for guess in known])
+    losses = []
+    for rate in RATES:
+        losses.append(log_loss(np.array([_joint(guess, rate, reads_context) for guess in known]), came))
+    return float(RATES[np.argmin(losses)])
+
+
+def _joint(guess: Guess, rate: float, reads_context: bool) -> float:
+    """A guess's chance, as `grow_trees` scores it."""
+    chance = min(chance_by_noise(guess.prior, guess.noise, rate), MOST)
+    if guess.neural is None:
+        return chance
+    odds = joint_odds(chance, min(guess.neural, MOST), reads_context)
+    return odds / (1 + odds)
+
+
+def log_loss(chances: np.ndarray, accepted: np.ndarray) -> float:
+    """Mean log loss of chances of what was accepted or not."""
+    chances = np.clip(chances, 1e-6, 1 - 1e-6)
+    return float(-np.log(np.where(accepted, chances, 1 - chances)).mean())
+
+
+def reliability(steps: Iterable[tuple[Sequence[float], Sequence[bool]]]) -> list[dict[str, Any]]:
+    """The reliability curve of drafted nodes, by the class of their chance: mean chance, share accepted, nodes.
+
+    A step is its nodes' scores, logs of chances, and whether each was accepted."""
+    pairs = [pair for step in steps for pair in zip(*step, strict=True)]
+    chances = np.exp([score for score, _ in pairs])
+    accepted = np.array([right for _, right in pairs], bool)
+    classes = np.clip(np.searchsorted(BINS, chances, side="right"), 1, len(BINS) - 1)
+    return [
+        {
+            "chance": round(float(chances[here].mean()), 4),
+            "accepted": round(float(accepted[here].mean()), 4),
+            "nodes": int(here.sum()),
+        }
+        for place in range(1, len(BINS))
+        if (here := classes == place).any()
+    ]
