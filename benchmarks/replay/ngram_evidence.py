@@ -1,4 +1,4 @@
-"""How often a token comes that n-grams guess, by their chance and by the drafter's probability of it.
+"""How often a token comes that n-grams guess, by their chance and by the drafter's score of it.
 
     python -m benchmarks.replay.ngram_evidence --bundle SPEC_BUNDLE
 
@@ -20,8 +20,10 @@ from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.grid import Replay, record
 from benchmarks.speed.inprocess import load_llm
-from redraft.decoding.growth import joint_odds
-from redraft.decoding.ngram import CHANCES, LONGEST, NgramIndex
+from compiler.tuning.scores import Drafted, guesses
+from redraft.decoding.growth import MOST, joint_odds
+from redraft.decoding.ngram import CHANCES
+from redraft.decoding.noise import chance_by_noise
 from redraft.prompts import load_prompts, spread
 
 NEURAL = (0.0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -29,30 +31,22 @@ NEURAL = (0.0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 console = Console()
 
 
-def guesses(replay: Replay) -> Iterator[tuple[float, float, bool]]:
-    """The n-grams' chance, the drafter's probability of their token, and whether it came, wherever both know one."""
-    index, drafts = NgramIndex(replay.prompt, replay.bigrams), replay.drafts
-    for place, root in enumerate(replay.tokens[:-1]):
-        index.extend([root])
-        tail, beam, score = index.tail, 0, 0.0
-        for level, came in enumerate(replay.tokens[place + 1 : place + 1 + drafts.candidates.shape[1]]):
-            candidates, log_probs = drafts.candidates[place, level, beam], drafts.log_probs[place, level, beam]
-            if seen := index.seen(tail):
-                found = np.flatnonzero(candidates == seen[0])
-                yield seen[1], float(np.exp(log_probs[found[0]] - score)) if len(found) else 0.0, seen[0] == came
-            rank = np.flatnonzero(candidates == came)
-            if not len(rank) or level + 1 == drafts.candidates.shape[1]:
-                break
-            below = np.flatnonzero(drafts.parents[place, level + 1] == beam * len(candidates) + rank[0])
-            if not len(below):
-                break
-            tail, beam, score = (*tail, came)[-LONGEST:], int(below[0]), float(log_probs[rank[0]])
+def joined(replay: Replay) -> Iterator[tuple[float, float, bool, float]]:
+    """The chance of the n-grams' guess, the drafter's score of it, whether it came, and what is made of the two,
+    wherever both know something."""
+    arrays = (replay.drafts.candidates, replay.drafts.log_probs, replay.drafts.parents)
+    drafts = {place + 1: Drafted(*(array[place] for array in arrays)) for place in range(len(replay.known))}
+    known = replay.known[0]
+    for guess in guesses(replay.prompt, replay.tokens, known.seed if known else 0, drafts):
+        if guess.neural is not None:
+            chance = chance_by_noise(guess.prior, guess.noise, known.rate) if known else guess.prior
+            odds = joint_odds(min(chance, MOST), min(guess.neural, MOST), replay.reads_context)
+            yield guess.prior, guess.neural, guess.came, odds / (1 + odds)
 
 
 def table(replays: list[Replay], least: int = 20) -> Table:
     """Shares of at least so many guesses each."""
-    found = np.array([guess for replay in replays for guess in guesses(replay)])
-    reads_context = replays[0].reads_context
+    found = np.array([guess for replay in replays for guess in joined(replay)])
     classes = np.searchsorted(NEURAL, found[:, 1])
     shown = Table(
         f"Share of {len(found):,} n-gram guesses that came (guesses) ~ joint odds, by the drafter's probability",
@@ -62,8 +56,7 @@ def table(replays: list[Replay], least: int = 20) -> Table:
         cells = []
         for place in range(len(NEURAL)):
             some = found[(found[:, 0] == chance) & (classes == place)]
-            odds = np.array([joint_odds(chance, min(neural, 0.999), reads_context) for neural in some[:, 1]])
-            joint = f"{(odds / (1 + odds)).mean():.2f}" if len(some) else ""
+            joint = f"{some[:, 3].mean():.2f}" if len(some) else ""
             cells.append(f"{some[:, 2].mean():.2f} ({len(some)}) ~ {joint}" if len(some) >= least else "")
         if any(cells):
             shown.rows.append([f"{chance:.2f}", *cells])

@@ -27,16 +27,18 @@ from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table, number
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import forward, load_llm, teacher_force
-from redraft.batch import DraftBatch, DraftCandidates
+from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
+from redraft.bundle.budget import BudgetTable, Scores
 from redraft.decoding.construction import CONSTRUCTIONS, beams_of
 from redraft.decoding.growth import grow_trees
 from redraft.decoding.ngram import NgramIndex, ngram_chains
+from redraft.decoding.noise import KnownNoise
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.engines.api import DraftEngine
 from redraft.llm import LLM
 from redraft.prompts import load_prompts, spread
-from redraft.request import request
+from redraft.request import SamplingConfig, request
 from redraft.sequence import Pairs
 
 NGRAM_LENGTH = 8
@@ -71,6 +73,8 @@ class Replay:
     tokens: list[int]
     drafts: DraftCandidates
     reads_context: bool
+    known: list[KnownNoise | None]
+    """At each of these places the noise of the next tokens; None where the answer is greedy."""
     bigrams: np.ndarray | None = None
 
 
@@ -116,8 +120,10 @@ def record(llm: LLM, prompts: list[str], max_tokens: int, sampling: dict[str, An
     for generation, answer in track(list(zip(requests, answers, strict=True)), "drafting everywhere", console=console):
         if len(answer.token_ids) < 2:
             continue
-        prompt = llm.runtime.sequence(0, generation).prompt.tolist()
-        tokens = answer.token_ids
+        sequence = llm.runtime.sequence(0, generation)
+        prompt, tokens = sequence.prompt.tolist(), answer.token_ids
+        scores = _scores(llm, generation.sampling)
+        noise = _noise(generation.sampling, sequence.sampler.seed, scores.sharpness, len(tokens) - 1)
         drafter, text = _drafter(llm), [*prompt, *tokens[:-1]]
         first = 0 if drafter.reads_context else len(prompt) - 1
         forced = teacher_force(llm, text[:-1], first)
@@ -126,13 +132,44 @@ def record(llm: LLM, prompts: list[str], max_tokens: int, sampling: dict[str, An
             batches = _growing(features, text, len(prompt), drafter)
         else:
             batches = _by_roots(features, text, batch)
-        parts = []
+        parts, place = [], 0
         for one in batches:
-            part = drafter.draft(one)
+            here = slice(place, place := place + len(one.slots))
+            part = drafter.draft(one, SharedNoise(**{name: array[here] for name, array in vars(noise).items()}))
             parts.append([part.candidates.copy(), part.log_probs.copy(), part.parents.copy()])
         drafts = DraftCandidates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-        replays.append(Replay(prompt, tokens, drafts, drafter.reads_context, llm.runtime.bigrams))
+        known = _known_noise(noise, scores.ngram_rate)
+        replays.append(Replay(prompt, tokens, drafts, drafter.reads_context, known, llm.runtime.bigrams))
     return replays
+
+
+def _scores(llm: LLM, sampling: SamplingConfig) -> Scores:
+    """How the bundle's first method scores nodes of such requests."""
+    plan = next(iter(llm.runtime.plans.values()))
+    table = plan.budget or BudgetTable.constant(0)
+    return table.scores_at(0.0 if sampling.greedy else sampling.divisor)
+
+
+def _noise(sampling: SamplingConfig, seed: int, sharpness: float, places: int) -> SharedNoise:
+    """The noise after each of an answer's tokens but the last."""
+    if sampling.greedy:
+        return SharedNoise.none(places)
+    return SharedNoise(
+        seeds=np.full(places, seed, np.uint64),
+        positions=np.arange(1, places + 1, dtype=np.int32),
+        temperature=np.full(places, sampling.divisor, np.float32),
+        top_k=np.full(places, sampling.top_k or 0, np.int32),
+        top_p=np.full(places, sampling.top_p or 1.0, np.float32),
+        sharpness=np.full(places, sharpness, np.float32),
+    )
+
+
+def _known_noise(noise: SharedNoise, rate: float) -> list[KnownNoise | None]:
+    columns = (noise.seeds.tolist(), noise.positions.tolist(), noise.temperature.tolist())
+    return [
+        KnownNoise(seed, position, rate) if temperature else None
+        for seed, position, temperature in zip(*columns, strict=True)
+    ]
 
 
 def _by_roots(features: np.ndarray, text: list[int], batch: int) -> Iterator[DraftBatch]:
@@ -174,7 +211,7 @@ def build_trees(shape: Shape, replay: Replay) -> TokenTree:
     arrays = (drafts.candidates, drafts.log_probs, drafts.parents)
     cut = DraftCandidates(*(array[:, : shape.length] for array in arrays))
     if shape.ngram:
-        tree = _with_ngrams(shape, cut, roots, NgramIndex(replay.prompt, replay.bigrams), replay.reads_context)
+        tree = _with_ngrams(shape, cut, roots, NgramIndex(replay.prompt, replay.bigrams), replay)
     elif shape.width:
         tree = pack_beams(roots, *beams_of(cut, shape.width))
     else:
@@ -184,7 +221,7 @@ def build_trees(shape: Shape, replay: Replay) -> TokenTree:
 
 
 def _with_ngrams(
-    shape: Shape, drafts: DraftCandidates, roots: np.ndarray, index: NgramIndex, reads_context: bool
+    shape: Shape, drafts: DraftCandidates, roots: np.ndarray, index: NgramIndex, replay: Replay
 ) -> TokenTree:
     """The same place by place, since an index knows what came before; `index` has read the prompt."""
     nodes = []
@@ -193,9 +230,9 @@ def _with_ngrams(
         index.extend(roots[here].tolist())
         own = DraftCandidates(drafts.candidates[here], drafts.log_probs[here], drafts.parents[here])
         if shape.budget:
-            tree = grow_trees(own, roots[here], shape.budget, [index], [None], reads_context)
+            tree = grow_trees(own, roots[here], shape.budget, [index], replay.known[here], replay.reads_context)
         else:
-            tree = ngram_chains(roots[here], [index], [None], NGRAM_LENGTH)
+            tree = ngram_chains(roots[here], [index], replay.known[here], NGRAM_LENGTH)
             if shape.width:
                 tree = merge_trees([pack_beams(roots[here], *beams_of(own, shape.width)), tree])
         nodes += tree.nodes

@@ -174,7 +174,7 @@ def fit_sharpness(nodes: Iterable[Visited], sharpness: float, support: int) -> f
         if others > 0:
             total = np.logaddexp(total, rest[0] + tried * rest[1])
         losses.append(log_loss(np.exp(logs - total[:, None]), accepted))
-    return float(SHARPNESSES[np.argmin(losses)])
+    return round(float(SHARPNESSES[np.argmin(losses)]), 2)
 
 
 def fit_ngram_rate(found: Iterable[Guess], reads_context: bool) -> float | None:
@@ -186,7 +186,7 @@ def fit_ngram_rate(found: Iterable[Guess], reads_context: bool) -> float | None:
     losses = []
     for rate in RATES:
         losses.append(log_loss(np.array([_joint(guess, rate, reads_context) for guess in known]), came))
-    return float(RATES[np.argmin(losses)])
+    return round(float(RATES[np.argmin(losses)]), 3)
 
 
 def _joint(guess: Guess, rate: float, reads_context: bool) -> float:

@@ -1,0 +1,92 @@
+"""Scores are fitted on a method at work, and then say how often nodes are accepted, at any temperature."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from compiler.tuning.acceptance import Acceptance
+from compiler.tuning.measure import Bench, Shape
+from compiler.tuning.scores import reliability
+from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
+from redraft.bundle.budget import BudgetEntry, BudgetTable, Scores
+from redraft.decoding.token_tree import TokenTree
+from redraft.method import MethodPlan
+from redraft.request import GenerateRequest, SamplingConfig
+from redraft.runtime import Runtime
+from redraft.scheduler import Limits
+from tests.shared_noise import CODEC, SLOTS, VOCAB, AgreeingEngine
+from tests.toy_engine import TOY, only
+
+SHAPE, NODES = Shape("best_first", False), 8
+PROMPTS = ["hello", "world", "again", "and", "more", "texts", "follow"]
+LIMITS = Limits(slots=SLOTS, max_len=80, max_tree=NODES + 1, prefill_chunk=16)
+
+
+class ErringEngine(AgreeingEngine):
+    """A drafter whose logits are off by a little, as far as its path says."""
+
+    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
+        before = [int(high) << 16 | int(low) for high, low in batch.features.tolist()]
+        states = [self.follow(*pair) for pair in zip(before, batch.tokens.tolist(), strict=True)]
+        return self.searched(3, states, self.guessed, noise)
+
+    def guessed(self, state: int, level: int) -> np.ndarray:
+        error = np.random.default_rng(state).normal(size=VOCAB).astype(np.float32)
+        return self.logits_after(state) + 0.8 * error
+
+
+@pytest.fixture
+def bench():
+    engine = ErringEngine(candidates=5)
+    plan = MethodPlan("best_first", budget=BudgetTable.constant(NODES), support=VOCAB)
+    runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan))
+    return Bench(runtime, TOY, PROMPTS, 48)
+
+
+def excess(bench: Bench, temperature: float) -> float:
+    """Accepted nodes over those that the scores promise."""
+    found = Acceptance()
+    bench.acceptance(SHAPE, temperature, NODES, found, PROMPTS)
+    curve = reliability(found.steps)
+    promised, accepted = (sum(one[name] * one["nodes"] for one in curve) for name in ("chance", "accepted"))
+    return accepted / promised
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_fitted_scores_are_shares_of_accepted_nodes(bench, temperature):
+    bench.scores = (Scores(sharpness=0.3),)
+    assert excess(bench, temperature) > 1.5, "scores that trust the drafter too little"
+    for _ in range(2):  # the further the scores that were used are off, the rougher is the fit
+        bench.fit(SHAPE, temperature, NODES)
+    assert [one.temperature for one in bench.scores] == [0.0, temperature]
+    assert excess(bench, temperature) == pytest.approx(1, abs=0.2)
+    assert bench.runtime.scheduler.idle
+
+
+def test_scores_of_a_mixed_batch_are_logs_of_chances(bench):
+    """Greedy and sampled trees alike: a node's children together are at most as likely as it, and none is less likely
+    than the budget asks."""
+    trees: list[TokenTree] = []
+    table = BudgetTable(entries=[BudgetEntry(running=1, nodes=NODES, chance=0.05)])
+    plan = MethodPlan("best_first", ngram=True, budget=table, support=VOCAB)
+    runtime = bench.runtime
+    runtime.with_plans(only(plan), lambda tree, place, _: trees.append(tree))
+    for key, temperature in enumerate((0.0, 0.7, 1.0)):
+        sampling = SamplingConfig(temperature=temperature, seed=key)
+        request = GenerateRequest(id=str(key), text="abcabcab", max_tokens=50, sampling=sampling)
+        runtime.scheduler.submit(runtime.sequence(key, request))
+    while not runtime.scheduler.idle:
+        runtime.scheduler.step()
+    drafted = np.zeros(SLOTS, int)
+    for tree in trees:
+        for place, nodes in enumerate(tree.nodes):
+            scores = np.array([score for _, _, score in nodes])
+            below = np.zeros(len(nodes))
+            np.add.at(below, [parent for _, parent, _ in nodes[1:]], np.exp(scores[1:]))
+            assert (below <= np.exp(scores) * (1 + 1e-4)).all()
+            assert scores.min() >= math.log(0.05)
+            drafted[place] += len(nodes) - 1
+    assert drafted.min() > 10
