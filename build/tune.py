@@ -4,8 +4,9 @@
 
 How many nodes to draft depends on what a step costs, which depends on how many sequences run. Measured are
 1. step times by running sequences and nodes, whole steps with drafting and host time;
-2. acceptance of the largest trees: where the accepted nodes rank says what every smaller tree would have gained;
-3. the chosen budgets beside no drafting. Nothing is drafted where this does not pay.
+2. the scores of drafted nodes at each temperature, fitted so that a score is the chance to be accepted;
+3. acceptance of the largest trees: where the accepted nodes rank says what every smaller tree would have gained;
+4. the chosen budgets beside no drafting. Nothing is drafted where this does not pay.
 
 A method's table is written when the method is measured; the same command goes on with the methods that have none. With
 fewer minutes than all measurements take, the most valuable are made, and what is uncertain is not drafted.

@@ -264,12 +264,13 @@ def _temperature(sequence: Sequence) -> float:
 
 def _shared_noise(sequences: list[Sequence], scores: list[Scores]) -> SharedNoise:
     """The noise of the tokens that come next in each sequence."""
-    samplers = [sequence.sampler for sequence in sequences]
+    samplers, filters = [sequence.sampler for sequence in sequences], _filters(sequences)
+    betas = [one.beta(temperature) for one, temperature in zip(scores, filters["temperature"].tolist(), strict=True)]
     return SharedNoise(
         seeds=np.array([sampler.seed for sampler in samplers], np.uint64),
         positions=np.array([sampler.position for sampler in samplers], np.int32),
-        sharpness=np.array([one.sharpness for one in scores], np.float32),
-        **_filters(sequences),
+        sharpness=np.array(betas, np.float32),
+        **filters,
     )
 
 

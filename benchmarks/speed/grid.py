@@ -123,7 +123,7 @@ def record(llm: LLM, prompts: list[str], max_tokens: int, sampling: dict[str, An
         sequence = llm.runtime.sequence(0, generation)
         prompt, tokens = sequence.prompt.tolist(), answer.token_ids
         scores = _scores(llm, generation.sampling)
-        noise = _noise(generation.sampling, sequence.sampler.seed, scores.sharpness, len(tokens) - 1)
+        noise = _noise(generation.sampling, sequence.sampler.seed, scores, len(tokens) - 1)
         drafter, text = _drafter(llm), [*prompt, *tokens[:-1]]
         first = 0 if drafter.reads_context else len(prompt) - 1
         forced = teacher_force(llm, text[:-1], first)
@@ -150,7 +150,7 @@ def _scores(llm: LLM, sampling: SamplingConfig) -> Scores:
     return table.scores_at(0.0 if sampling.greedy else sampling.divisor)
 
 
-def _noise(sampling: SamplingConfig, seed: int, sharpness: float, places: int) -> SharedNoise:
+def _noise(sampling: SamplingConfig, seed: int, scores: Scores, places: int) -> SharedNoise:
     """The noise after each of an answer's tokens but the last."""
     if sampling.greedy:
         return SharedNoise.none(places)
@@ -160,7 +160,7 @@ def _noise(sampling: SamplingConfig, seed: int, sharpness: float, places: int) -
         temperature=np.full(places, sampling.divisor, np.float32),
         top_k=np.full(places, sampling.top_k or 0, np.int32),
         top_p=np.full(places, sampling.top_p or 1.0, np.float32),
-        sharpness=np.full(places, sharpness, np.float32),
+        sharpness=np.full(places, scores.beta(sampling.divisor), np.float32),
     )
 
 

@@ -1,8 +1,9 @@
 """The fit of node scores: at each temperature, two numbers that make a score the chance to be accepted.
 
-A drafter's candidates have the scores softmax(beta (log p + g)), which is a chance only for the right sharpness beta.
-An n-gram guess has the chance that its noise leaves it, for the right rate of the other tokens. Both are fitted to
-answers that were drafted for with known noise, by the least log loss over what was drafted and what came.
+A drafter's candidates have the scores softmax(beta (log p + g)), which are chances only for the right sharpness, of
+which beta is made. An n-gram guess has the chance that its noise leaves it, for the right rate of the other tokens.
+Both are fitted to answers that were drafted for with known noise, by the least log loss over what was drafted and what
+came.
 """
 
 from __future__ import annotations
@@ -153,7 +154,8 @@ def _chance(node: Visited, token: int) -> float:
 
 
 def fit_sharpness(nodes: Iterable[Visited], sharpness: float, support: int) -> float | None:
-    """The sharpness of the least log loss of the candidates of nodes that were scored with another one, `sharpness`.
+    """The sharpness of the least log loss of the candidates of nodes that were scored with another one, `sharpness`:
+    see `Scores.beta`, whose temperature cancels out.
 
     The tokens of a node's `support` that are no candidates are taken for equally likely; the further the result is
     from `sharpness`, the more that matters. None: there are too few nodes.

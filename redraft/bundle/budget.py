@@ -51,13 +51,19 @@ class Scores(BaseModel):
 
     temperature: float = Field(default=0.0, ge=0)
     sharpness: float = Field(default=1.0, gt=0)
-    """Beta in the score softmax(beta (log p + g)) of a drafter's candidates."""
+    """See `beta`."""
     ngram_rate: float = Field(default=1.0, gt=0)
     """How fast other tokens arrive before an n-gram guess: see `chance_by_noise`."""
 
+    def beta(self, temperature: float) -> float:
+        """Beta in the score softmax(beta (log p + g)) of a drafter's candidates: `sharpness` times a sequence's own
+        temperature. So towards temperature 0, where noise decides nothing, a score becomes the drafter's probability
+        at temperature 1. For temperature 0 it is 1, and has no effect."""
+        return self.sharpness * temperature if temperature else 1.0
 
-UNFITTED = (Scores(), Scores(temperature=0.3, sharpness=0.8))
-"""Used until a method is tuned."""
+
+UNFITTED = (Scores(), Scores(temperature=1.0, sharpness=0.9))
+"""Used until a method is tuned: about what benchmarks/prompts.jsonl gives with the shipped recurrent drafter."""
 
 
 class BudgetTable(BaseModel):
@@ -132,7 +138,7 @@ class BudgetFile(BaseModel):
         try:
             found = cls.model_validate_json(path.read_bytes())
         except ValidationError:
-            raise ValueError(f"{path} is truncated or damaged: {how_to_tune(bundle)}") from None
+            raise ValueError(f"{path} is truncated or damaged, or of an older version: {how_to_tune(bundle)}") from None
         if found.sha256 != found.digest(bundle):
             raise ValueError(f"{path} was edited, or measured on another build: {how_to_tune(bundle)}")
         return found
