@@ -23,9 +23,6 @@ MEASURING = 0.75
 """Share of the time for measurements; the rest is for trials of the budgets that they give."""
 BATCHES = 4
 """Parts of the prompts that acceptance is measured on one after the other."""
-TEMPERATURES = {0.0: 1, 1.0: 1, 0.7: 2, 0.3: 2}
-"""Temperatures of a table's entries, the most valuable first, and every how many parts of the prompts each is measured
-on. They share the step times."""
 FIRST_ROUNDS = 2
 """Times that each step is measured at once."""
 TRIED, TRIAL_TOKENS = 6, 24
@@ -53,6 +50,9 @@ class Grid:
     """What a method of the first, the default, is tried with; any other method keeps its own."""
     rounds: int = 4
     """Times that each step is measured."""
+    temperatures: Sequence[tuple[float, int]] = ((0.0, 1), (1.0, 1), (0.7, 2), (0.3, 2))
+    """The most valuable first, each with every how many parts of the prompts it is measured on. All share the step
+    times."""
 
 
 GRID = Grid()
@@ -82,6 +82,7 @@ class Tuner:
         counts = {count for count in grid.running if count < limits.slots} | {limits.slots}
         self._counts = sorted(counts, key=lambda count: (count not in (1, limits.slots), count & (count - 1), count))
         self._rounds = grid.rounds
+        self._temperatures = dict(grid.temperatures)
         self._batches = [part for first in range(BATCHES) if (part := bench.prompts[first::BATCHES])]
         self._times: dict[int, StepTimes] = {}
         self._accepted: dict[Shape, dict[float, Gains]] = {}
@@ -89,7 +90,7 @@ class Tuner:
     def tune(self) -> BudgetTable:
         """The method's budget table."""
         plan = list(self._measurements())
-        self.of = len(plan) + len(TEMPERATURES) * len(self._counts)
+        self.of = len(plan) + len(self._temperatures) * len(self._counts)
         for required, what, measure in plan:
             if not required and time.monotonic() > self._measuring_ends:
                 continue
@@ -115,9 +116,9 @@ class Tuner:
         """All measurements, the most valuable first: whether it is required, what it is, and how it is made."""
         yield True, "step times of 1 running", self._steps(1, FIRST_ROUNDS)
         if self._fits:
-            yield from ((False, f"scores at {_key(t)}", self._fit(t)) for t in TEMPERATURES if t)
+            yield from ((False, f"scores at {_key(t)}", self._fit(t)) for t in self._temperatures if t)
         for place, batch in enumerate(self._batches):
-            for temperature in (t for t, apart in TEMPERATURES.items() if place % apart == 0):
+            for temperature in (t for t, apart in self._temperatures.items() if place % apart == 0):
                 part = f"part {place + 1} of {len(self._batches)}"
                 what = f"acceptance of {self._shapes[0]} at {_key(temperature)}, {part}"
                 yield place == 0, what, self._acceptance(self._shapes[0], temperature, batch)
@@ -160,7 +161,7 @@ class Tuner:
         """Acceptance of another shape on as much as that of the first was measured on."""
 
         def measure() -> None:
-            for temperature, apart in TEMPERATURES.items():
+            for temperature, apart in self._temperatures.items():
                 prompts = [prompt for part in self._batches[::apart] for prompt in part]
                 self._acceptance(shape, temperature, prompts)()
 

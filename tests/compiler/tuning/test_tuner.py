@@ -18,7 +18,8 @@ from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
 LIMITS = Limits(slots=4, max_len=256, max_tree=14, prefill_chunk=64)
-GRID = Grid(budgets=(0, 4, 8, 12), running=(1, 4), shapes=(Shape("best_first", False),), rounds=3)
+TEMPERATURES = ((0.0, 1), (0.7, 2))
+GRID = Grid((0, 4, 8, 12), (1, 4), (Shape("best_first", False),), rounds=3, temperatures=TEMPERATURES)
 ENOUGH = 600.0
 
 
@@ -65,7 +66,7 @@ def test_budgets_follow_the_price_of_rows(runtime):
     first, last = table.entries[0], table.entries[-1]
     assert (first.running, last.running) == (1, 4)
     assert first.nodes in (4, 8)
-    assert {entry.temperature for entry in table.entries} == {0.0, 0.3, 0.7, 1.0}
+    assert {entry.temperature for entry in table.entries} == {0.0, 0.7}
     assert not any(entry.nodes for entry in table.entries if entry.running == 4)
     assert table.measured["tried"]["1"]["0"] > 1.3
     assert sum(one["nodes"] for one in table.measured["reliability"]["0.7"]) > 50
@@ -120,7 +121,7 @@ def test_small_trees_are_predicted_from_the_large_one(runtime):
 
 def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree():
     """Each budget with trees cut to it, in draw order."""
-    grid = Grid(budgets=(0, 3, 8, 12), running=(1, 4), rounds=3)
+    grid = Grid((0, 3, 8, 12), (1, 4), rounds=3, temperatures=((0.0, 1), (1.0, 1)))
     engine = PricedDrawingEngine("gumbel_top_k", (3, 2), 12, slots=4, max_tree=14)
     plan = MethodPlan("gumbel_top_k", "recursive_rejection", levels=(3, 2), support=12)
     table = Tuner(bench_of(runtime_of(engine, plan), ["hello", "world"], 40), ENOUGH, grid).tune()
@@ -137,7 +138,7 @@ def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree():
 @pytest.mark.parametrize("construction", ["ngram_trie", "beam", "best_first"])
 def test_a_tree_that_is_not_the_default_stays(runtime, construction):
     runtime.plans[TOY] = MethodPlan(construction, budget=BudgetTable.constant(4))
-    grid = Grid(budgets=(0, 4), running=(1,), rounds=1)
+    grid = Grid((0, 4), (1,), rounds=1, temperatures=TEMPERATURES)
     table = Tuner(bench_of(runtime, ["hello"], 12), 0, grid).tune()
     assert (table.construction, table.ngram) == (construction, False)
 
@@ -148,7 +149,7 @@ def test_a_method_that_drafts_from_what_was_served_is_measured_when_it_has_serve
     for others in ([], ["hello", "world"]):
         bench = bench_of(runtime, ["hello"], 24)
         bench.serve(others)
-        table = Tuner(bench, ENOUGH, Grid(budgets=(0, 8), running=(1,), rounds=2)).tune()
+        table = Tuner(bench, ENOUGH, Grid((0, 8), (1,), rounds=2, temperatures=TEMPERATURES)).tune()
         lengths.append(table.measured["acceptance"]["ngram_trie"]["0"]["8"])
     assert lengths[0] < 1.5
     assert lengths[1] > 4, "it has answered the same prompt before"
