@@ -15,7 +15,6 @@ from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.growth import grow_trees
 from redraft.decoding.ngram import NgramIndex, ngram_chains
-from redraft.decoding.noise import KnownNoise
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.retrieval import NGRAM_TRIE, Retrieval, RetrievalText, retrieved_trees
 from redraft.decoding.sampling import Sampler
@@ -201,15 +200,15 @@ class Method:
             for sequence, logits in zip(sequences, candidates.raw_logits, strict=True):
                 sequence.chain = logits.copy()
         if self._plan.joins_ngrams:
-            indices, known = _indices(sequences), _known_noise(sequences, self._scores(sequences))
-            return grow_trees(candidates, roots, budget, indices, known, self._drafter.reads_context)
+            indices, odds = _indices(sequences), [one.ngram_odds for one in self._scores(sequences)]
+            return grow_trees(candidates, roots, budget, indices, odds, self._drafter.reads_context)
         return CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
 
     def _ngram_chains(self, sequences: list[Sequence]) -> TokenTree:
         assert self._plan is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
-        known = _known_noise(sequences, self._scores(sequences))
-        return ngram_chains(roots, _indices(sequences), known, self._plan.ngram_length)
+        odds = [one.ngram_odds for one in self._scores(sequences)]
+        return ngram_chains(roots, _indices(sequences), odds, self._plan.ngram_length)
 
     def _resampled(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """Trees from what earlier drafts left (Lyanna, algorithm 2); only the root where too little is left."""
@@ -272,14 +271,6 @@ def _shared_noise(sequences: list[Sequence], scores: list[Scores]) -> SharedNois
         sharpness=np.array(betas, np.float32),
         **filters,
     )
-
-
-def _known_noise(sequences: list[Sequence], scores: list[Scores]) -> list[KnownNoise | None]:
-    """The same for guesses one by one; None of greedy sequences."""
-    pairs = zip([sequence.sampler for sequence in sequences], scores, strict=True)
-    return [
-        None if sampler.greedy else KnownNoise(sampler.seed, sampler.position, one.ngram_rate) for sampler, one in pairs
-    ]
 
 
 def _batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:

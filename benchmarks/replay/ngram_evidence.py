@@ -20,10 +20,8 @@ from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.grid import Replay, record
 from benchmarks.speed.inprocess import load_llm
-from compiler.tuning.scores import Drafted, guesses
-from redraft.decoding.growth import MOST, joint_odds
+from compiler.tuning.scores import Drafted, guesses, joint_chance
 from redraft.decoding.ngram import CHANCES
-from redraft.decoding.noise import chance_by_noise
 from redraft.prompts import load_prompts, spread
 
 NEURAL = (0.0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -35,13 +33,11 @@ def joined(replay: Replay) -> Iterator[tuple[float, float, bool, float]]:
     """The chance of the n-grams' guess, the drafter's score of it, whether it came, and what is made of the two,
     wherever both know something."""
     arrays = (replay.drafts.candidates, replay.drafts.log_probs, replay.drafts.parents)
-    drafts = {place + 1: Drafted(*(array[place] for array in arrays)) for place in range(len(replay.known))}
-    known = replay.known[0]
-    for guess in guesses(replay.prompt, replay.tokens, known.seed if known else 0, drafts):
+    drafts = {place + 1: Drafted(*(array[place] for array in arrays)) for place in range(len(replay.tokens) - 1)}
+    for guess in guesses(replay.prompt, replay.tokens, drafts):
         if guess.neural is not None:
-            chance = chance_by_noise(guess.prior, guess.noise, known.rate) if known else guess.prior
-            odds = joint_odds(min(chance, MOST), min(guess.neural, MOST), replay.reads_context)
-            yield guess.prior, guess.neural, guess.came, odds / (1 + odds)
+            chance = joint_chance(guess, replay.scores.ngram_odds, replay.reads_context)
+            yield guess.prior, guess.neural, guess.came, chance
 
 
 def table(replays: list[Replay], least: int = 20) -> Table:

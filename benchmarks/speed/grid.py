@@ -32,7 +32,6 @@ from redraft.bundle.budget import BudgetTable, Scores
 from redraft.decoding.construction import CONSTRUCTIONS, beams_of
 from redraft.decoding.growth import grow_trees
 from redraft.decoding.ngram import NgramIndex, ngram_chains
-from redraft.decoding.noise import KnownNoise
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.engines.api import DraftEngine
@@ -73,8 +72,9 @@ class Replay:
     tokens: list[int]
     drafts: DraftCandidates
     reads_context: bool
-    known: list[KnownNoise | None]
-    """At each of these places the noise of the next tokens; None where the answer is greedy."""
+    noise: SharedNoise
+    """At each of these places that of the next tokens."""
+    scores: Scores
     bigrams: np.ndarray | None = None
 
 
@@ -138,8 +138,7 @@ def record(llm: LLM, prompts: list[str], max_tokens: int, sampling: dict[str, An
             part = drafter.draft(one, SharedNoise(**{name: array[here] for name, array in vars(noise).items()}))
             parts.append([part.candidates.copy(), part.log_probs.copy(), part.parents.copy()])
         drafts = DraftCandidates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-        known = _known_noise(noise, scores.ngram_rate)
-        replays.append(Replay(prompt, tokens, drafts, drafter.reads_context, known, llm.runtime.bigrams))
+        replays.append(Replay(prompt, tokens, drafts, drafter.reads_context, noise, scores, llm.runtime.bigrams))
     return replays
 
 
@@ -162,14 +161,6 @@ def _noise(sampling: SamplingConfig, seed: int, scores: Scores, places: int) -> 
         top_p=np.full(places, sampling.top_p or 1.0, np.float32),
         sharpness=np.full(places, scores.beta(sampling.divisor), np.float32),
     )
-
-
-def _known_noise(noise: SharedNoise, rate: float) -> list[KnownNoise | None]:
-    columns = (noise.seeds.tolist(), noise.positions.tolist(), noise.temperature.tolist())
-    return [
-        KnownNoise(seed, position, rate) if temperature else None
-        for seed, position, temperature in zip(*columns, strict=True)
-    ]
 
 
 def _by_roots(features: np.ndarray, text: list[int], batch: int) -> Iterator[DraftBatch]:
@@ -228,11 +219,12 @@ def _with_ngrams(
     for place in range(len(roots)):
         here = slice(place, place + 1)
         index.extend(roots[here].tolist())
+        odds = [replay.scores.ngram_odds]
         own = DraftCandidates(drafts.candidates[here], drafts.log_probs[here], drafts.parents[here])
         if shape.budget:
-            tree = grow_trees(own, roots[here], shape.budget, [index], replay.known[here], replay.reads_context)
+            tree = grow_trees(own, roots[here], shape.budget, [index], odds, replay.reads_context)
         else:
-            tree = ngram_chains(roots[here], [index], replay.known[here], NGRAM_LENGTH)
+            tree = ngram_chains(roots[here], [index], odds, NGRAM_LENGTH)
             if shape.width:
                 tree = merge_trees([pack_beams(roots[here], *beams_of(own, shape.width)), tree])
         nodes += tree.nodes

@@ -14,7 +14,7 @@ from compiler.tuning.scores import (
     Guess,
     LoggedEngine,
     Visited,
-    fit_ngram_rate,
+    fit_ngram_odds,
     fit_sharpness,
     guesses,
     visited,
@@ -97,11 +97,11 @@ class Bench:
             if plan.shares_noise:
                 nodes += [node for start, drafted in drafts.items() for node in visited(drafted, ids[start:])]
             if plan.ngram:
-                guessed += guesses(runtime.codec.encode(text), ids, seed, drafts)
+                guessed += guesses(runtime.codec.encode(text), ids, drafts)
         drafter = runtime.engine.drafters.get(self.method)
         fitted = {
             "sharpness": fit_sharpness(nodes, before.sharpness, plan.support),
-            "ngram_rate": fit_ngram_rate(guessed, drafter is not None and drafter.reads_context),
+            "ngram_odds": fit_ngram_odds(guessed, drafter is not None and drafter.reads_context),
         }
         known = {name: value for name, value in fitted.items() if value is not None}
         after = before.model_copy(update={"temperature": temperature, **known})

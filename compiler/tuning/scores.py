@@ -1,9 +1,11 @@
 """The fit of node scores: at each temperature, two numbers that make a score the chance to be accepted.
 
 A drafter's candidates have the scores softmax(beta (log p + g)), which are chances only for the right sharpness, of
-which beta is made. An n-gram guess has the chance that its noise leaves it, for the right rate of the other tokens.
-Both are fitted to answers that were drafted for with known noise, by the least log loss over what was drafted and what
-came.
+which beta is made. The odds of n-gram guesses are those of greedy answers, times a factor. Both are fitted to answers
+that were drafted for, by the least log loss over what was drafted and what came.
+
+The noise of an n-gram guess is known too, but says next to nothing: what is in doubt is whether the text repeats
+itself, more than what is drawn, and a drafter's score of the same token has that noise already.
 """
 
 from __future__ import annotations
@@ -16,13 +18,12 @@ import numpy as np
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
 from redraft.decoding.growth import MOST, joint_odds
-from redraft.decoding.ngram import LONGEST, NgramIndex
-from redraft.decoding.noise import KnownNoise, chance_by_noise
+from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
 from redraft.engines.features import Features
 
 SHARPNESSES = np.arange(0.3, 2.01, 0.02)
-RATES = np.geomspace(0.25, 8, 61)
+FACTORS = np.geomspace(0.1, 4, 61)
 """Values that are tried."""
 LEAST_FITTED = 64
 """Fewer records than this fit nothing: the defaults stay."""
@@ -57,7 +58,7 @@ class Guess(NamedTuple):
     """An n-gram guess at a node that the answer went through."""
 
     prior: float
-    noise: float
+    """Its chance in greedy answers."""
     neural: float | None
     """The drafter's score of the token, as a chance; None where it has no candidates."""
     came: bool
@@ -129,7 +130,7 @@ def visited(drafted: Drafted, text: Sequence[int]) -> Iterator[Visited]:
         beam, above = int(below[0]), float(logs[found[0]])
 
 
-def guesses(prompt: Sequence[int], answer: Sequence[int], seed: int, drafts: Mapping[int, Drafted]) -> Iterator[Guess]:
+def guesses(prompt: Sequence[int], answer: Sequence[int], drafts: Mapping[int, Drafted]) -> Iterator[Guess]:
     """The n-gram guesses at the output positions of an answer that have `drafts`, beside them; without any, at all."""
     index = NgramIndex(prompt)
     for place in range(len(answer)):
@@ -137,13 +138,12 @@ def guesses(prompt: Sequence[int], answer: Sequence[int], seed: int, drafts: Map
             index.extend(answer[place - 1 : place])
         if drafts and place not in drafts:
             continue
-        noise = KnownNoise(seed, place)
         nodes = list(visited(drafts[place], answer[place:])) if drafts else []
         tail = index.tail
         for level, came in enumerate(answer[place : place + max(len(nodes), 1)]):
             if seen := index.seen(tail):
                 neural = _chance(nodes[level], seen[0]) if level < len(nodes) else None
-                yield Guess(seen[1], noise.noise(seen[0], level), neural, seen[0] == came)
+                yield Guess(seen[1], neural, seen[0] == came)
             tail = (*tail, came)[-LONGEST:]
 
 
@@ -179,21 +179,22 @@ def fit_sharpness(nodes: Iterable[Visited], sharpness: float, support: int) -> f
     return round(float(SHARPNESSES[np.argmin(losses)]), 2)
 
 
-def fit_ngram_rate(found: Iterable[Guess], reads_context: bool) -> float | None:
-    """The rate of the least log loss of n-gram guesses, joined with the drafter's scores. None: there are too few."""
+def fit_ngram_odds(found: Iterable[Guess], reads_context: bool) -> float | None:
+    """The factor of the odds of n-gram guesses that has the least log loss, where they are joined with the drafter's
+    scores. None: there are too few."""
     known = list(found)
     if len(known) < LEAST_FITTED:
         return None
     came = np.array([guess.came for guess in known])
     losses = []
-    for rate in RATES:
-        losses.append(log_loss(np.array([_joint(guess, rate, reads_context) for guess in known]), came))
-    return round(float(RATES[np.argmin(losses)]), 3)
+    for factor in FACTORS:
+        losses.append(log_loss(np.array([joint_chance(guess, factor, reads_context) for guess in known]), came))
+    return round(float(FACTORS[np.argmin(losses)]), 3)
 
 
-def _joint(guess: Guess, rate: float, reads_context: bool) -> float:
+def joint_chance(guess: Guess, factor: float, reads_context: bool) -> float:
     """A guess's chance, as `grow_trees` scores it."""
-    chance = min(chance_by_noise(guess.prior, guess.noise, rate), MOST)
+    chance = with_odds(guess.prior, factor)
     if guess.neural is None:
         return chance
     odds = joint_odds(chance, min(guess.neural, MOST), reads_context)

@@ -45,15 +45,15 @@ class BudgetEntry(BaseModel):
 
 class Scores(BaseModel):
     """How the nodes of a sequence at `temperature` are scored, so that a score is the log of the chance to be accepted:
-    two numbers that tuning fits. Temperature 0 has no noise, and uses neither."""
+    two numbers that tuning fits. At temperature 0 both are 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     temperature: float = Field(default=0.0, ge=0)
     sharpness: float = Field(default=1.0, gt=0)
     """See `beta`."""
-    ngram_rate: float = Field(default=1.0, gt=0)
-    """How fast other tokens arrive before an n-gram guess: see `chance_by_noise`."""
+    ngram_odds: float = Field(default=1.0, gt=0)
+    """What the odds of n-gram guesses are multiplied by: they are those of greedy answers."""
 
     def beta(self, temperature: float) -> float:
         """Beta in the score softmax(beta (log p + g)) of a drafter's candidates: `sharpness` times a sequence's own
@@ -62,7 +62,7 @@ class Scores(BaseModel):
         return self.sharpness * temperature if temperature else 1.0
 
 
-UNFITTED = (Scores(), Scores(temperature=1.0, sharpness=0.9))
+UNFITTED = (Scores(), Scores(temperature=0.7, ngram_odds=0.45), Scores(temperature=1.0, sharpness=0.9, ngram_odds=0.4))
 """Used until a method is tuned: about what benchmarks/prompts.jsonl gives with the shipped recurrent drafter."""
 
 

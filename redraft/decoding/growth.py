@@ -9,8 +9,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from redraft.batch import DraftCandidates
-from redraft.decoding.ngram import LONGEST, NgramIndex
-from redraft.decoding.noise import KnownNoise
+from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
 from redraft.decoding.token_tree import Node, TokenTree
 
 NOTHING: tuple[list[int], list[float], list[float]] = [], [], []
@@ -32,21 +31,21 @@ def grow_trees(
     roots: np.ndarray,
     budget: int,
     indices: Sequence[NgramIndex],
-    known: Sequence[KnownNoise | None],
+    odds: Sequence[float],
     reads_context: bool,
 ) -> TokenTree:
     """Trees of the `budget` most likely nodes each, grown node by node below the roots int32 [B].
 
     Wherever n-grams guess a token, its chance and the drafter's probability of it are joined, and the drafter's other
-    candidates share what is left; where the drafter has no candidates, only the guess is left. `known` is each
-    sequence's noise from the roots' children on, which makes a guess more or less likely; None: it is greedy.
-    `reads_context`: whether the drafter does. Scores are logs of chances, and a parent stands before its children.
+    candidates share what is left; where the drafter has no candidates, only the guess is left. `odds` is
+    what each sequence's odds of n-gram guesses are multiplied by. `reads_context`: whether the drafter does. Scores are
+    logs of chances, and a parent stands before its children.
     """
     drafted = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
         [
-            _grow(root, budget, index, noise, reads_context, *own)
-            for root, index, noise, *own in zip(roots.tolist(), indices, known, *drafted, strict=True)
+            _grow(root, budget, index, factor, reads_context, *own)
+            for root, index, factor, *own in zip(roots.tolist(), indices, odds, *drafted, strict=True)
         ]
     )
 
@@ -55,7 +54,7 @@ def _grow(
     root: int,
     budget: int,
     index: NgramIndex,
-    noise: KnownNoise | None,
+    factor: float,
     reads_context: bool,
     candidates: list[list[list[int]]],
     log_probs: list[list[list[float]]],
@@ -79,8 +78,8 @@ def _grow(
             chances, first = _chances(logs, above), beam * len(tokens)
         least = LEAST / -negative
         seen = index.seen(tails[node])
-        if seen and noise:
-            seen = seen[0], min(noise.chance(*seen, level), MOST)
+        if seen:
+            seen = seen[0], with_odds(seen[1], factor)
         children = _children(tokens, chances, seen, reads_context)
         for place, (next_token, chance) in enumerate(children):
             if chance > least:

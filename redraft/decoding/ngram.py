@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from redraft.decoding.noise import KnownNoise
 from redraft.decoding.token_tree import Node, TokenTree
 
 CHANCES = {
@@ -58,18 +57,16 @@ class NgramIndex:
         self._tail = tail
         self._unread.clear()
 
-    def draft(self, length: int, noise: KnownNoise | None = None) -> list[tuple[int, float]]:
-        """Up to `length` tokens that may come next, each with the log of its cumulative estimated probability, given
-        the noise that they are drawn with, if they are."""
+    def draft(self, length: int, odds: float = 1.0) -> list[tuple[int, float]]:
+        """Up to `length` tokens that may come next, each with the log of its cumulative estimated probability. `odds`:
+        see `with_odds`."""
         self._read()
         tail, score, drafted = self._tail, 0.0, []
-        for level in range(length):
+        for _ in range(length):
             token, chance = self.guess(tail)
-            if token >= 0 and noise:
-                chance = noise.chance(token, chance, level)
-            if token < 0 or chance == 0:
+            if token < 0:
                 break
-            score += math.log(chance)
+            score += math.log(with_odds(chance, odds))
             drafted.append((token, score))
             tail = (*tail, token)[-LONGEST:]
         return drafted
@@ -99,15 +96,21 @@ class NgramIndex:
         return found
 
 
-def ngram_chains(
-    roots: np.ndarray, indices: Sequence[NgramIndex], known: Sequence[KnownNoise | None], length: int
-) -> TokenTree:
-    """A chain of up to `length` n-gram draft tokens per sequence; roots int32 [B] are the last tokens indexed, `known`
-    is the noise of the tokens after them, None of greedy sequences."""
+def with_odds(chance: float, factor: float) -> float:
+    """A chance below 1 whose odds are multiplied by `factor`."""
+    if factor == 1:
+        return chance
+    odds = factor * chance / (1 - chance)
+    return odds / (1 + odds)
+
+
+def ngram_chains(roots: np.ndarray, indices: Sequence[NgramIndex], odds: Sequence[float], length: int) -> TokenTree:
+    """A chain of up to `length` n-gram draft tokens per sequence; roots int32 [B] are the last tokens indexed, `odds`
+    are each sequence's own: see `with_odds`."""
     chains = []
-    for root, index, noise in zip(roots.tolist(), indices, known, strict=True):
+    for root, index, factor in zip(roots.tolist(), indices, odds, strict=True):
         nodes: list[Node] = [(root, -1, 0.0)]
-        nodes += [(token, place, score) for place, (token, score) in enumerate(index.draft(length, noise))]
+        nodes += [(token, place, score) for place, (token, score) in enumerate(index.draft(length, factor))]
         chains.append(nodes)
     return TokenTree.from_nodes(chains)
 

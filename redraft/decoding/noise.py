@@ -9,8 +9,6 @@ GPU kernels, bit for bit: a position may be drawn on the host or on the device, 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -76,31 +74,3 @@ def exponential(words: np.ndarray) -> np.ndarray:
     for coefficient in _LOG1P[-2::-1]:
         q = q * f + coefficient
     return halvings * _LOG2 - (f + f * f * q)
-
-
-@dataclass(frozen=True)
-class KnownNoise:
-    """The noise of a sequence's next tokens: of its seed, from output position `position` on. `rate`: see
-    `chance_by_noise`."""
-
-    seed: int
-    position: int
-    rate: float = 1.0
-
-    def chance(self, token: int, prior: float, level: int) -> float:
-        """The chance that a token is drawn `level` tokens from here, given its noise; without, it would be `prior`."""
-        return chance_by_noise(prior, self.noise(token, level), self.rate)
-
-    def noise(self, token: int, level: int) -> float:
-        """A token's exponential noise `level` tokens from here."""
-        words = philox(self.seed, self.position + level, token >> 2, 0, _TOKEN_NOISE)
-        return -math.log1p(-(words[token & 3] + 0.5) * 2.0**-32)
-
-
-def chance_by_noise(prior: float, noise: float, rate: float) -> float:
-    """The chance that a token of chance `prior` > 0 is drawn, given its exponential noise.
-
-    It arrives at `noise` / `prior`, and the first of the others at a rate of 1 - `prior`. `rate` corrects the odds
-    (1 - `prior`) / `prior` where a prior is not that of the temperature.
-    """
-    return math.exp(-rate * noise * (1 - prior) / prior)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from redraft.batch import DraftCandidates
 from redraft.decoding.construction import best_first
 from redraft.decoding.growth import LEAST, MOST, grow_trees, joint_odds
-from redraft.decoding.ngram import CHANCES, LONGEST, NgramIndex
-from redraft.decoding.noise import KnownNoise, race
+from redraft.decoding.ngram import CHANCES, LONGEST, NgramIndex, ngram_chains
 from redraft.decoding.token_tree import Node, TokenTree
 from tests.decoding.test_token_tree import candidate_paths, paths, random_candidates
 
@@ -40,7 +39,7 @@ def one_level(tokens: list[int], chances: list[float]) -> DraftCandidates:
 def test_without_ngrams_it_is_best_first(budget):
     for seed in range(50):
         drafts = random_candidates(seed)
-        grown = grow_trees(drafts, ROOTS, budget, [NgramIndex([0]) for _ in ROOTS], [None] * len(ROOTS), False)
+        grown = grow_trees(drafts, ROOTS, budget, [NgramIndex([0]) for _ in ROOTS], [1.0] * len(ROOTS), False)
         expected = best_first(drafts, ROOTS, budget)
         for b in range(3):
             worth = {path: score for path, score in scored_paths(expected, b).items() if score > math.log(LEAST)}
@@ -50,7 +49,7 @@ def test_without_ngrams_it_is_best_first(budget):
 def test_where_both_guess_the_chances_are_joined():
     """2, 3 and then 7 came before: matched 2, once."""
     index, drafts = NgramIndex([2, 3, 7, 5, 2, 3]), one_level([4, 7, 9], [0.5, 0.3, 0.1])
-    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], [None], False).nodes
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], [1.0], False).nodes
     odds = joint_odds(CHANCES[2][0], 0.3, False)
     found = {token: math.exp(score) for token, parent, score in tree[1:] if parent == 0}
     assert found[7] == pytest.approx(odds / (1 + odds), rel=1e-5)
@@ -69,7 +68,7 @@ def test_ngrams_add_less_to_a_drafter_that_reads_the_context(ngram, neural):
 
 def test_a_guess_that_the_drafter_lacks_takes_its_share():
     index, drafts = NgramIndex([2, 3, 7, 5, 2, 3]), one_level([4, 9], [0.5, 0.1])
-    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], [None], False).nodes
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], [1.0], False).nodes
     found = {token: math.exp(score) for token, parent, score in tree[1:] if parent == 0}
     assert 0.2 < found[7] < CHANCES[2][0]
     assert found[4] == pytest.approx(0.5 * (1 - found[7]), rel=1e-5)
@@ -78,13 +77,13 @@ def test_a_guess_that_the_drafter_lacks_takes_its_share():
 def test_ngrams_go_on_where_the_drafter_ends():
     """Also below tokens that n-grams did not guess."""
     index, drafts = NgramIndex([4, 6, 8, 1, 2, 3]), one_level([4, 9], [0.8, 0.1])
-    tree = grow_trees(drafts, np.array([3], np.int32), 9, [index], [None], False)
+    tree = grow_trees(drafts, np.array([3], np.int32), 9, [index], [1.0], False)
     assert {(4,), (9,), (4, 6), (4, 6, 8)} <= paths(tree, 0)
 
 
 def test_a_drafter_that_is_sure_of_the_guess():
     index, drafts = NgramIndex([3, 4, 5, 3]), one_level([4, 9], [1.0, 1e-9])
-    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], [None], False).nodes
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], [1.0], False).nodes
     assert [(token, math.exp(score)) for token, parent, score in tree if parent == 0] == [(4, pytest.approx(1))]
 
 
@@ -94,7 +93,7 @@ def test_trees_are_closed_and_ranked(seed, budget, history, reads_context):
     """Parents first, best first, siblings' chances at most one, only candidates and n-grams as tokens."""
     drafts = random_candidates(seed)
     indices = [NgramIndex(history) for _ in ROOTS]
-    tree = grow_trees(drafts, np.full(3, history[-1], np.int32), budget, indices, [None] * len(indices), reads_context)
+    tree = grow_trees(drafts, np.full(3, history[-1], np.int32), budget, indices, [1.0] * len(indices), reads_context)
     for b, nodes in enumerate(tree.nodes):
         paths(tree, b)
         assert len(nodes) <= budget + 1
@@ -110,7 +109,7 @@ def test_trees_are_closed_and_ranked(seed, budget, history, reads_context):
 def test_a_guess_that_the_drafter_rules_out_stands_once():
     drafts = one_level([4, 7], [0.5, 0.5])
     drafts.log_probs[..., 1] = -np.inf
-    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 5, 2, 3])], [None], False).nodes
+    (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 5, 2, 3])], [1.0], False).nodes
     assert sorted(token for token, parent, _ in tree if parent == 0) == [4, 7]
 
 
@@ -120,7 +119,7 @@ def test_ngrams_go_on_below_a_guess_that_the_drafter_rules_out_and_expands():
         np.array([-0.1, *[-np.inf] * 3, -0.2, *[-np.inf] * 3], np.float32).reshape(1, 2, 2, 2),
         np.array([0, 0, 0, 1], np.int32).reshape(1, 2, 2),
     )
-    tree = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 9, 2, 3])], [None], False)
+    tree = grow_trees(drafts, np.array([3], np.int32), 9, [NgramIndex([2, 3, 7, 9, 2, 3])], [1.0], False)
     assert {(4,), (4, 5), (7,), (7, 9)} <= paths(tree, 0)
 
 
@@ -181,31 +180,20 @@ def test_trees_are_those_grown_by_hand(seed, budget, absent, history, reads_cont
     drafts.parents[:, 0] = 7
     roots = rng.integers(0, 20, 3, np.int32)
     indices = [NgramIndex([*history[b:], int(root)]) for b, root in enumerate(roots)]
-    grown = grow_trees(drafts, roots, budget, indices, [None] * len(indices), reads_context).nodes
+    grown = grow_trees(drafts, roots, budget, indices, [1.0] * len(indices), reads_context).nodes
     by_hand = [grown_by_hand(drafts, b, int(roots[b]), budget, indices[b], reads_context) for b in range(3)]
     assert grown == by_hand
 
 
-def test_noise_makes_a_guess_likelier_or_less_and_on_average_neither():
-    """Of 4000 seeds, and at the level of the guess."""
-    seeds, prior, token, position, level = np.arange(4000), 0.3, 41_234, 17, 3
-    chances = np.array([KnownNoise(seed, position).chance(token, prior, level) for seed in seeds.tolist()])
-    noise = race(seeds, position + level, token).astype(np.float64)
-    np.testing.assert_allclose(chances, np.exp(-(1 - prior) * noise / prior), rtol=1e-5)
-    assert abs(chances.mean() - prior) < 4 * chances.std() / len(chances) ** 0.5
-
-
-def test_guesses_grow_by_their_noise():
-    """Below the drafter's level a guess has the chance that its own noise gives it, at its level."""
-    index, drafts = NgramIndex([2, 3, 4, 5, 6, 2, 3]), one_level([9, 4], [0.5, 0.4])
-    for seed in range(40):
-        noise, root = KnownNoise(seed, 5), np.array([3], np.int32)
-        plain, noisy = (
-            scored_paths(grow_trees(drafts, root, 9, [index], [known], False), 0) for known in (None, noise)
-        )
-        for path in noisy:
-            if len(path) > 1:
-                prior = math.exp(plain[path] - plain[path[:-1]])
-                chance = math.exp(noisy[path] - noisy[path[:-1]])
-                assert chance == pytest.approx(noise.chance(path[-1], prior, len(path) - 1), rel=1e-6)
-    assert len(noisy) > 2
+@pytest.mark.parametrize("factor", [0.4, 1.0, 1.5])
+def test_guesses_grow_by_their_odds(factor):
+    """Below the drafter's level, and in chains."""
+    index, drafts, root = NgramIndex([2, 3, 4, 5, 6, 2, 3]), one_level([9, 4], [0.5, 0.4]), np.array([3], np.int32)
+    grown = scored_paths(grow_trees(drafts, root, 9, [index], [factor], False), 0)
+    odds = factor * CHANCES[3][0] / (1 - CHANCES[3][0])
+    assert math.exp(grown[4, 5] - grown[4,]) == pytest.approx(odds / (1 + odds), rel=1e-6)
+    (chain,) = ngram_chains(root, [index], [factor], 2).nodes
+    first = factor * CHANCES[2][0] / (1 - CHANCES[2][0])
+    assert [math.exp(score) for _, _, score in chain[1:]] == pytest.approx(
+        [first / (1 + first), first / (1 + first) * odds / (1 + odds)]
+    )

@@ -247,7 +247,7 @@ def test_ngram_index_grows_like_one_built_at_once():
     for token in tokens[50:]:
         grown.extend([token])
     assert grown.draft(8) == NgramIndex(tokens).draft(8)
-    assert ngram_chains(np.array(tokens[-1:], np.int32), [grown], [None], 8).sizes[0] == 9
+    assert ngram_chains(np.array(tokens[-1:], np.int32), [grown], [1.0], 8).sizes[0] == 9
 
 
 def test_count_bigrams():

@@ -17,7 +17,7 @@ from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
 from redraft.scheduler import Limits
-from tests.shared_noise import CODEC, SLOTS, VOCAB, AgreeingEngine
+from tests.decoding.shared_noise import CODEC, SLOTS, VOCAB, AgreeingEngine
 from tests.toy_engine import TOY, only
 
 SHAPE, NODES = Shape("best_first", False), 8

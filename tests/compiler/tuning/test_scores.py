@@ -11,7 +11,7 @@ from compiler.tuning.scores import (
     Drafted,
     Guess,
     Visited,
-    fit_ngram_rate,
+    fit_ngram_odds,
     fit_sharpness,
     guesses,
     reliability,
@@ -19,7 +19,6 @@ from compiler.tuning.scores import (
 )
 from redraft.decoding.growth import joint_odds
 from redraft.decoding.ngram import CHANCES
-from redraft.decoding.noise import KnownNoise, race
 
 SUPPORT = 57
 
@@ -46,24 +45,23 @@ def test_the_sharpness_is_found(beta, candidates):
     assert found == pytest.approx(beta, abs=0.06)
 
 
-def test_the_rate_of_ngrams_is_found():
+def test_the_odds_of_ngrams_are_found():
     """By themselves, and joined with a drafter's scores."""
     rng = np.random.default_rng(3)
-    for rate, drafts in ((2.0, False), (0.7, True)):
+    for factor, drafts in ((0.4, False), (1.5, True)):
         found = []
-        for prior, noise in zip(rng.choice([0.36, 0.62, 0.9], 4000), rng.exponential(size=4000), strict=True):
-            chance, neural = math.exp(-rate * noise * (1 - prior) / prior), None
-            if drafts:
-                neural = float(rng.uniform(0, 0.5))
-                odds = joint_odds(min(chance, 1 - 1e-9), neural, False)
-                chance = odds / (1 + odds)
-            found.append(Guess(prior, noise, neural, bool(rng.random() < chance)))
-        assert fit_ngram_rate(found, False) == pytest.approx(rate, rel=0.13)
+        for prior in rng.choice([0.36, 0.62, 0.9], 4000):
+            guess = Guess(float(prior), float(rng.uniform(0, 0.5)) if drafts else None, False)
+            odds = factor * prior / (1 - prior)
+            if guess.neural is not None:
+                odds = joint_odds(odds / (1 + odds), guess.neural, False)
+            found.append(guess._replace(came=bool(rng.random() < odds / (1 + odds))))
+        assert fit_ngram_odds(found, False) == pytest.approx(factor, rel=0.13)
 
 
 def test_few_records_fit_nothing():
     assert fit_sharpness(nodes_of(1.0, 0.8, 9, 20), 0.8, SUPPORT) is None
-    assert fit_ngram_rate([Guess(0.5, 1.0, None, True)] * 9, True) is None
+    assert fit_ngram_odds([Guess(0.5, None, True)] * 9, True) is None
 
 
 DRAFTED = Drafted(
@@ -91,23 +89,18 @@ def test_visited_nodes_are_those_that_the_text_goes_through(text, chances, accep
 
 def test_guesses_stand_beside_what_was_drafted_there():
     """2, 3, 7 and 5 came before: after 2 and 3, at output position 2, 7 is guessed, and below it 5."""
-    prompt, answer, seed = [2, 3, 7, 5], [2, 3, 7, 6], 2**40 + 1
-    found = list(guesses(prompt, answer, seed, {2: DRAFTED}))
+    prompt, answer = [2, 3, 7, 5], [2, 3, 7, 6]
+    found = list(guesses(prompt, answer, {2: DRAFTED}))
     assert [(guess.prior, guess.came) for guess in found] == [(CHANCES[2][0], True), (CHANCES[3][0], False)]
     assert [guess.neural for guess in found] == [pytest.approx(0.25), pytest.approx(0.5)]
-    noise = race(seed, np.array([2, 3]), np.array([7, 5]))
-    assert [guess.noise for guess in found] == pytest.approx(noise.tolist(), rel=1e-6)
-    everywhere = list(guesses(prompt, answer, seed, {}))
+    everywhere = list(guesses(prompt, answer, {}))
     assert [guess.came for guess in everywhere] == [True, True, False], "3 after 2, 7 after 3, 5 after 7"
     assert all(guess.neural is None for guess in everywhere)
 
 
-def test_a_guess_is_as_likely_as_its_chance_says():
-    """Draws of a token of probability 0.3 by its noise among others, by classes of the chance that its noise gives."""
-    seeds = np.arange(4000)
-    arrivals = race(seeds[:, None], 5, np.arange(3)) / np.array([0.3, 0.5, 0.2])
-    chances = [KnownNoise(int(seed), 3).chance(0, 0.3, 2) for seed in seeds]
-    curve = reliability([([math.log(chance) for chance in chances], (arrivals.argmin(1) == 0).tolist())])
-    assert sum(one["nodes"] for one in curve) == len(seeds)
-    for one in curve:
-        assert one["accepted"] == pytest.approx(one["chance"], abs=4 * math.sqrt(0.25 / one["nodes"]))
+def test_a_reliability_curve_by_hand():
+    steps = [([math.log(0.15), math.log(0.12), math.log(0.95)], [True, False, True]), ([math.log(0.18)], [False])]
+    assert reliability(steps) == [
+        {"chance": 0.15, "accepted": 0.3333, "nodes": 3},
+        {"chance": 0.95, "accepted": 1.0, "nodes": 1},
+    ]
