@@ -184,13 +184,19 @@ class Tuner:
         }
 
     def _try(self, shape: Shape, cells: Cells) -> dict[str, dict[str, float]]:
-        """Run the chosen cuts beside no drafting, as far as there is time, and drop those that do not pay. A load that
-        was not tried takes the cut of the next larger one that was. Returns the speed-ups that were measured."""
+        """Run the chosen cuts beside no drafting, as far as there is time, and drop those that do not pay. A sampled
+        one is not run where that of the next higher temperature paid, which accepts less. A load that was not tried
+        takes the cut of the next larger one that was. Returns the speed-ups that were measured."""
         tried: dict[str, dict[str, float]] = {}
+        paid: dict[float, set[int]] = {temperature: set() for temperature in cells}
         for running in filter(self._times.__contains__, self._counts):
             for temperature, by_running in cells.items():
                 cell = by_running[running]
-                if not cell.nodes:
+                higher = min((other for other in cells if other > temperature > 0), default=None)
+                known = higher is not None and running in paid[higher]
+                if known and cell.nodes:
+                    paid[temperature].add(running)
+                if known or not cell.nodes:
                     self.of -= 1
                     continue
                 if time.monotonic() > self.ends and tried:
@@ -200,12 +206,14 @@ class Tuner:
                 tried.setdefault(str(running), {})[_key(temperature)] = round(speed_up, 3)
                 if speed_up < 1 + LEAST_GAIN:
                     by_running |= {n: NOTHING for n in by_running if n >= running}
+                else:
+                    paid[temperature].add(running)
                 self.done += 1
         for temperature, by_running in cells.items():
             above = NOTHING
             for running in sorted(by_running, reverse=True):
-                if _key(temperature) not in tried.get(str(running), {}):
-                    by_running[running] = above
+                if running not in paid[temperature]:
+                    by_running[running] = NOTHING if _key(temperature) in tried.get(str(running), {}) else above
                 above = by_running[running]
         return tried
 

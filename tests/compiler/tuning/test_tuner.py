@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from compiler.tuning.choice import Cell
 from compiler.tuning.measure import Bench, Shape
 from compiler.tuning.tuner import Grid, Tuner
 from redraft.bundle.budget import BudgetTable
@@ -100,6 +101,26 @@ def test_budgets_that_do_not_pay_when_they_are_tried_are_dropped(runtime, monkey
     monkeypatch.setattr(Tuner, "_speed_up", lambda self, shape, running, temperature, cell: 1.01)
     table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID).tune()
     assert not any(entry.nodes for entry in table.entries)
+
+
+def test_a_temperature_is_not_tried_where_a_higher_one_paid(runtime, monkeypatch):
+    """Temperature 1 pays with 1 running, and does not with 2: there 0.7 is tried itself."""
+    tried = []
+
+    def speed_up(self, shape, running, temperature, cell):
+        tried.append((running, temperature))
+        return 1.5 if (running, temperature) != (2, 1.0) else 1.0
+
+    monkeypatch.setattr(Tuner, "_speed_up", speed_up)
+    monkeypatch.setattr(Tuner, "_cells", lambda self, shape: {
+        temperature: {running: Cell(4, 0.0, 2.0) for running in (1, 2)} for temperature in (0.0, 1.0, 0.7, 0.3)
+    })  # fmt: skip
+    grid = replace(GRID, running=(1, 2), rounds=1, temperatures=((0.0, 1), (1.0, 1), (0.7, 1), (0.3, 1)))
+    runtime.limits = replace(LIMITS, slots=2)
+    table = Tuner(bench_of(runtime, ["hello"], 4), ENOUGH, grid).tune()
+    assert sorted(tried) == [(1, 0.0), (1, 1.0), (2, 0.0), (2, 0.7), (2, 1.0)]
+    drafted = {(entry.running, entry.temperature) for entry in table.entries if entry.nodes}
+    assert drafted == {(1, 0.0), (1, 0.3), (1, 0.7), (1, 1.0), (2, 0.0), (2, 0.3), (2, 0.7)}
 
 
 def test_small_trees_are_predicted_from_the_large_one(runtime):
