@@ -99,9 +99,9 @@ def save(bundle: Path, method: str, table: BudgetTable) -> None:
 
 def show(method: str, table: BudgetTable, console: Console) -> None:
     """Print a table with the speed-ups that it rests on, and what a bound left out."""
-    shown = Table(title=f"{method}: {Shape(table.construction, bool(table.ngram))}")
+    shown = Table(title=f"{method}: {Shape(table.construction, bool(table.ngram))}, nodes (speed-up)")
     temperatures = sorted({entry.temperature for entry in table.entries})
-    for column in ("running", *(f"nodes, temperature {one:g} (speed-up)" for one in temperatures)):
+    for column in ("running", *(f"temperature {one:g}" for one in temperatures)):
         shown.add_column(column, justify="right")
     for running in sorted({entry.running for entry in table.entries}):
         gains = table.measured["speed_up"][str(running)]
