@@ -47,9 +47,9 @@ def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, 
     engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=tiny_drafter_of(target, "hidden_state")))
     drafted, draft = Counter[int | None](), engine.drafters[METHOD].draft
 
-    def counting(batch):
+    def counting(batch, noise):
         drafted[skip_above] += len(batch.slots)
-        return draft(batch)
+        return draft(batch, noise)
 
     engine.drafters[METHOD].draft = counting
     for skip_above in (None, 1):
