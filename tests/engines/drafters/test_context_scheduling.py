@@ -76,9 +76,9 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
         text[:] = outputs[0].token_ids
         return running[-1]
 
-    def knowing(batch):
+    def knowing(batch, noise):
         calls.append(len(batch.slots))
-        drafted = draft(batch)
+        drafted = draft(batch, noise)
         drafted.candidates[:] = next(token for token in range(VOCAB) if token not in text)
         for logits, token in zip(drafted.raw_logits[0], text[20 - running[-1].remaining :], strict=False):
             logits[:] = -50
@@ -102,7 +102,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
     ingested, given = dict[int, list[int]](), list[tuple[Sequence, list[int], int]]()
     draft = engine.drafters[METHOD].draft
 
-    def recorded(batch):
+    def recorded(batch, noise):
         for b, slot in enumerate(batch.slots.tolist()):
             begin, end = batch.row_offsets[b : b + 2]
             length = int(batch.cache_lengths[b])
@@ -113,7 +113,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
             owner = next(s for s in sequences if s.slot == slot and not s.finish_reason)
             assert owner.pairs.features == owner.pairs.tokens == []
             given.append((owner, kept.copy(), owner.request.max_tokens - owner.remaining))
-        return draft(batch)
+        return draft(batch, noise)
 
     engine.drafters[METHOD].draft = recorded
     limits = Limits(slots=2, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
