@@ -49,7 +49,9 @@ def test_a_bundle_with_drafter(model, tmp_path, capsys):
     (tmp_path / "b" / "budget.json").write_text("{")
     with pytest.raises(typer.Exit):
         inspect_bundle.main(tmp_path / "b")
-    assert "budget.json is truncated or damaged: run `python build/tune.py --bundle" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "budget.json" in printed
+    assert "build/tune.py" in printed
 
 
 def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):

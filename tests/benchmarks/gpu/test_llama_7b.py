@@ -52,7 +52,7 @@ def test_trees_of_lyanna_are_those_of_the_scheduler(batch, budget):
     sequences = [Sequence(b, request, [5, 6], toy_codec(), frozenset()) for b in range(batch)]
     for b, sequence in enumerate(sequences):
         sequence.root, sequence.features = b, np.zeros((1, 8), np.float32)
-    drafter = SimpleNamespace(draft=lambda _: drafts, reads_context=False)
+    drafter = SimpleNamespace(draft=lambda *_: drafts, reads_context=False)
     plan = MethodPlan("best_first", budget=BudgetTable.constant(budget))
     tree = Method(plan, drafter, llama_7b.MAX_TREE).draft(sequences, batch)
     roots = np.arange(batch, dtype=np.int32)
