@@ -88,5 +88,5 @@ def test_a_users_model_is_served_tested_and_given_a_drafter(make, tmp_path):
     (method,) = BundleConfig.read(trained).methods.values()
     assert method.drafter == "recurrent"
     gains = json.loads((tmp_path / "drafter" / "gains.json").read_text())
-    assert gains["speed"].keys() == {"auto-regressive", "n-grams", "drafter"}
+    assert gains["speed"].keys() == {"n-grams", "drafter"}
     assert f"--bundle {trained}" in make("serve", "--dry-run")

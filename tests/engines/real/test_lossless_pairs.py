@@ -18,4 +18,4 @@ def llm(smollm2, tmp_path_factory):
 @pytest.mark.parametrize("sampling", SETTINGS.values(), ids=SETTINGS)
 def test_every_method_gives_the_tokens_of_auto_regressive_decoding(llm, smollm2, sampling):
     gained = assert_nothing_changes(llm, smollm2, sampling, prompts=2, tokens=16, at_once=(2,))
-    assert min(gained.values()) > 1.1
+    assert min(gained.values()) > 1
