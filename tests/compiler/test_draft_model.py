@@ -47,8 +47,8 @@ def generate(runtime: Runtime, method: str, sampling: dict) -> tuple[list[int], 
 
 @pytest.mark.slow
 def test_a_target_that_drafts_for_itself_is_always_right(model, tmp_path, monkeypatch):
-    """Chains are accepted to their ends by either verifier, and three methods load their draft LM once. It would catch a
-    draft LM whose cache or positions are not the target's."""
+    """Chains are accepted to their ends by either verifier, and three methods load their draft LM once. It would
+    catch a draft LM whose cache or positions are not the target's."""
     (tmp_path / "methods.toml").write_text(
         f"""
         [chain]
