@@ -60,7 +60,7 @@ USUAL_SUPPORT = {Way.search: 128, Way.draws: 64}
 NO_DRAFTER = "which has no drafter: no candidates to build other trees of, and no probabilities to draw from"
 WHY_OTHERS_DO_NOT = {
     Way.search: "which draws no token",
-    Way.draws: "whose trees --levels shape, and which leave no chain behind",
+    Way.draws: "whose trees --levels shape, and which leave no chain to draft again from",
     Way.retrieval: NO_DRAFTER,
     Way.ngrams: NO_DRAFTER,
 }

@@ -66,7 +66,7 @@ class Operators(Protocol):
 
 
 class TorchOperators(Operators):
-    """For eager execution and exported programs."""
+    """The operators of eager execution and exported programs."""
 
     @staticmethod
     def tree_attention(qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
