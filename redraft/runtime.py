@@ -15,7 +15,7 @@ from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, PromptLimits, shown
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from redraft.text import TextCodec
 

@@ -25,7 +25,7 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.verification import VERIFIERS
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import only, toy_codec

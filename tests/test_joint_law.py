@@ -12,11 +12,11 @@ import pytest
 
 from redraft.bundle.budget import BudgetTable
 from redraft.method import MethodPlan
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.conftest import slow_but
 from tests.joint_law import CASES, KINDS, THRESHOLD, DisjointEngine, check, deviation, generate
-from tests.test_scheduler import SAMPLINGS, alone, make, run
+from tests.scheduling.test_scheduler import SAMPLINGS, alone, make, run
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import ToyEngine, only
 

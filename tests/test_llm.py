@@ -18,7 +18,7 @@ from redraft.errors import BundleError
 from redraft.method import MethodPlan
 from redraft.request import InvalidRequest
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.engines.tiny import tiny_bundle, tiny_target
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec, toy_tokenizer
 

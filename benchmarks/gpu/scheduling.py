@@ -55,7 +55,7 @@ def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len
     from redraft.engines.torch import TorchEngine
     from redraft.llm import LLM
     from redraft.runtime import Runtime, bundle_plans
-    from redraft.scheduler import Limits
+    from redraft.scheduling.scheduler import Limits
     from redraft.text import TextCodec
 
     target = random_target(config, device)

@@ -31,7 +31,7 @@ from redraft.bundle.budget import BudgetTable
 from redraft.engines.api import Samplers
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, INT32_MAX, GenerateRequest
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence as Stream
 from redraft.text import TextCodec
 

@@ -25,7 +25,7 @@ from redraft.decoding.verification import Verdict
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
-from redraft.scheduler import Scheduler
+from redraft.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingConfig()
 MOST_SLOWER = 3.0

@@ -26,7 +26,7 @@ from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
 from redraft.request import MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest
 from redraft.runtime import Runtime
-from redraft.scheduler import Overloaded
+from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import Output, Sequence
 from redraft.worker.protocol import (
     INTERNAL,

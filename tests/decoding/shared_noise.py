@@ -22,7 +22,7 @@ from redraft.engines.api import Engine
 from redraft.engines.host_buffers import NoiseBuffers
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_engine import ToyEngine, _mix, only, toy_codec
 

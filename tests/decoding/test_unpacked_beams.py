@@ -14,7 +14,7 @@ from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import PairingError, Verdict, check_pairing, walk
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_engine import ToyEngine, only, toy_codec
 

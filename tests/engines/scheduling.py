@@ -8,7 +8,7 @@ from redraft.bundle.budget import BudgetEntry, BudgetTable
 from redraft.engines.api import Engine
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_engine import toy_codec
 

@@ -15,7 +15,7 @@ from redraft.method import MethodPlan
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from redraft.text import TextCodec
 from tests.engines.tiny import tiny_target
 from tests.toy_engine import ToyEngine, toy_codec

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from redraft.bundle.budget import BudgetTable
 from redraft.method import MethodPlan
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from redraft.worker.server import serve
 from tests.toy_engine import ToyEngine, only, toy_codec
 

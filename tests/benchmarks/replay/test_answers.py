@@ -12,7 +12,7 @@ from redraft.method import MethodPlan
 from redraft.prompts import Prompt
 from redraft.request import request
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.toy_engine import ToyEngine, only, toy_codec
 
 PROMPTS = ["hello world", "abcabcabc", "to be or not to be"]

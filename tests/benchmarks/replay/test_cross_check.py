@@ -16,7 +16,7 @@ from redraft.engines import load_engine
 from redraft.llm import LLM
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime, bundle_plans
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.engines.tiny import VOCAB, bundle_of_methods, tiny_drafter_of, tiny_target, write_model
 from tests.toy_engine import toy_codec
 

@@ -16,7 +16,7 @@ from redraft.method import MethodPlan
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, SequenceStats
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.conftest import ROOT
 from tests.toy_engine import ToyEngine, toy_codec
 

@@ -23,7 +23,7 @@ from redraft.llm import LLM
 from redraft.method import MethodPlan
 from redraft.plugins import kernels
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import only, toy_codec
 

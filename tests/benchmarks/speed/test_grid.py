@@ -16,7 +16,7 @@ from redraft.llm import LLM
 from redraft.method import MethodPlan
 from redraft.request import request
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.conftest import slow
 from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_drafter_of, tiny_target
 from tests.toy_engine import ToyEngine, only, toy_codec

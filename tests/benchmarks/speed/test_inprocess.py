@@ -15,7 +15,7 @@ from redraft.llm import LLM
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, SamplingConfig, request
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 

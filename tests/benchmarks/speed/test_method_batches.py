@@ -13,7 +13,7 @@ from redraft.method import MethodPlan
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.toy_engine import TOY, ToyEngine, toy_codec
 
 LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)

@@ -19,7 +19,7 @@ from redraft.llm import LLM
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, request
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.toy_engine import TOY, ToyEngine, toy_codec
 
 FAKE_LLAMA = """

@@ -16,7 +16,7 @@ from redraft.decoding.token_tree import TokenTree
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.decoding.shared_noise import CODEC, SLOTS, VOCAB, AgreeingEngine
 from tests.toy_engine import TOY, only
 

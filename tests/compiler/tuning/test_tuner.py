@@ -14,7 +14,7 @@ from redraft.bundle.budget import BudgetTable
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.runtime import Runtime
-from redraft.scheduler import Limits
+from redraft.scheduling.scheduler import Limits
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
@@ -48,7 +48,7 @@ def runtime_of(engine: ToyEngine, plan: MethodPlan) -> Runtime:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    monkeypatch.setattr("redraft.scheduler.time", SimpleNamespace(perf_counter=lambda: Priced.now))
+    monkeypatch.setattr("redraft.scheduling.scheduler.time", SimpleNamespace(perf_counter=lambda: Priced.now))
 
 
 @pytest.fixture

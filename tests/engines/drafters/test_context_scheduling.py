@@ -13,7 +13,7 @@ from redraft.bundle.budget import BudgetTable
 from redraft.engines import load_engine
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.conftest import slow, slow_but
 from tests.engines.scheduling import CODEC, TABLE, generate, requests

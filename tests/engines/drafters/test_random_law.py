@@ -20,7 +20,7 @@ from redraft.engines import load_engine
 from redraft.engines.api import Engine
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.conftest import slow_but
 from tests.decoding.laws import chi_square

@@ -22,7 +22,7 @@ from redraft.engines.tensorrt import engine as tensorrt
 from redraft.engines.tensorrt import session
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
-from redraft.scheduler import Limits, Scheduler
+from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.conftest import slow_but
 from tests.engines.scheduling import CODEC, METHOD, SAMPLINGS

@@ -15,7 +15,7 @@ from redraft.engines.cuda.sampling import sample
 from redraft.engines.cuda.transfer import Results
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
-from redraft.scheduler import Limits, Overloaded, Scheduler
+from redraft.scheduling.scheduler import Limits, Overloaded, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_engine import ToyEngine, _mix, only, toy_codec
 
