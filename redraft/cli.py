@@ -22,7 +22,7 @@ def chat(
         typer.Option(min=1, max=INT32_MAX, help="Most tokens of an answer; default: all that fit the context."),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Absent: greedy decoding.")] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
+    top_p: Annotated[float | None, typer.Option(help="Applies with a temperature only.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
     method: Annotated[str | None, typer.Option(help="A drafting method of the bundle, or auto_regressive.")] = None,
     system: Annotated[str, typer.Option(help="System message; default: the chat template's own.")] = "",

@@ -253,7 +253,7 @@ def _filters(sequences: list[Sequence]) -> dict[str, np.ndarray]:
 def _filter(config: SamplingConfig) -> tuple[float, int, float]:
     if config.greedy:
         return 0.0, 0, 1.0
-    return config.divisor, config.top_k or 0, 1.0 if config.top_p is None else config.top_p
+    return config.divisor, config.top_k or 0, config.top_p or 1.0
 
 
 def _temperature(sequence: Sequence) -> float:

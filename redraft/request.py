@@ -25,6 +25,8 @@ MAX_INPUT_IDS = 2**20
 MAX_WORDS = {"stop_words": 64, "bad_words": 1024}
 MAX_WORDS_CHARACTERS = {"stop_words": 4096, "bad_words": 16_384}
 """All words of a list together: every token of the answer is compared with each of them."""
+MAX_BIASES = 1024
+"""Most tokens of `logit_bias`."""
 MAX_PENALTY = 1e6
 """The largest size of a penalty: products and sums of logits stay far inside float32."""
 MIN_TEMPERATURE = 1e-4
@@ -35,6 +37,7 @@ AUTO_REGRESSIVE = "auto_regressive"
 """The method that every bundle has: no drafts."""
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 PositiveInt32 = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Word = Annotated[str, Field(max_length=1000)]
 
 
@@ -80,19 +83,20 @@ class Message(BaseModel):
 class SamplingConfig(Message):
     """How the next token is chosen; a field that is absent (or null) has no effect.
 
-    Decoding is greedy when `temperature` is below 1e-4, when `top_k` is 1, or when none of `temperature`, `top_k` and
-    `top_p` is given. As in TensorRT-LLM, `top_k` 0 means all tokens, and without a
-    temperature `top_k` or `top_p` sample at temperature 1.
+    Only a temperature samples. Decoding is greedy without one, with one below 1e-4, and where `top_k` is 1. `top_k` 0
+    and `top_p` 0 count as absent. `logit_bias` is added to the logits of the tokens with these ids, before penalties
+    and filters.
     """
 
     temperature: float | None = Field(default=None, ge=0)
     top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     repetition_penalty: float | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
     presence_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     frequency_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     min_length: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    logit_bias: dict[TokenId, Bias] | None = Field(default=None, max_length=MAX_BIASES)
 
     @field_validator("temperature")
     @classmethod
@@ -103,9 +107,7 @@ class SamplingConfig(Message):
 
     @property
     def greedy(self) -> bool:
-        if self.temperature is None:
-            return self.top_k == 1 or (self.top_k is None and self.top_p is None)
-        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
+        return self.temperature is None or self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
     @property
     def divisor(self) -> float:
@@ -161,7 +163,7 @@ class GenerateRequest(Message):
 class Options(TypedDict, total=False):
     """Options of a request, with the names and meaning of `GenerateRequest` and `SamplingConfig`.
 
-    Without `temperature`, `top_k` and `top_p` decoding is greedy. Without `seed` one is drawn; `stats.seed` has it.
+    Without `temperature` decoding is greedy. Without `seed` one is drawn; `stats.seed` has it.
     """
 
     method: str | None
@@ -173,6 +175,7 @@ class Options(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     min_length: int | None
+    logit_bias: dict[int, float] | None
     stop_words: list[str]
     include_stop_words: bool
     bad_words: list[str]
@@ -243,7 +246,7 @@ def describe(error: ValidationError) -> str:
     """The first problems of a pydantic error in one line, each with its field and value."""
     problems = []
     for item in error.errors()[:4]:
-        field = clipped(".".join(str(part) for part in item["loc"]))
+        field = clipped(".".join(str(part) for part in item["loc"] if part != "[key]"))
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             problems.append(f"{field}: unknown field")

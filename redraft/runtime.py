@@ -111,6 +111,8 @@ class Runtime:
         self.prompt_limits.check_tokens(len(request.input_ids or ()))
         if request.end_id is not None and request.end_id >= self.vocab_size:
             raise InvalidRequest(f"end_id: expected an id below {self.vocab_size}, got {request.end_id}")
+        if (biased := max(request.sampling.logit_bias or (), default=0)) >= self.vocab_size:
+            raise InvalidRequest(f"sampling.logit_bias: expected token ids below {self.vocab_size}, got {biased}")
 
     def sequence(self, key: Hashable, request: GenerateRequest) -> Sequence:
         """The sequence of a request. Raises InvalidRequest where it does not fit the bundle."""

@@ -85,7 +85,7 @@ class Sampler:
         self.position = 0
         self.inverse_temperature = np.float32(1.0 / config.divisor)
         self.top_k = config.top_k or 0
-        self.top_p = 1.0 if config.top_p is None else config.top_p
+        self.top_p = config.top_p or 1.0
         self._repetition = np.float32(config.repetition_penalty or 1.0)
         self._presence = np.float32(config.presence_penalty or 0.0)
         self._frequency = np.float32(config.frequency_penalty or 0.0)
@@ -93,6 +93,9 @@ class Sampler:
         self._bad_words = _word_tree(bad_words)
         self._tail_length = max((len(word) - 1 for word in bad_words), default=0)
         self._tail = list(prompt[max(len(prompt) - self._tail_length, 0) :])
+        biases = config.logit_bias or {}
+        self._biased = np.fromiter(biases.keys(), np.int64, len(biases))
+        self._biases = np.fromiter(biases.values(), np.float32, len(biases))
         self._penalized = bool(self._repetition != 1 or self._presence or self._frequency)
         self._counts: dict[int, int] = {}
         if self._penalized:
@@ -103,7 +106,7 @@ class Sampler:
     def plain(self) -> bool:
         """Whether nothing but logits, filters and position says what is chosen, here and at all later positions."""
         short = self.position < self._min_length and self.end_ids
-        return not (self._penalized or short or self._bad_words)
+        return not (self._penalized or short or self._bad_words or len(self._biased))
 
     def accept(self, token: int) -> None:
         """Append a token to the history and move on to the next output position."""
@@ -143,10 +146,11 @@ class Sampler:
         return Distribution(*self._draws.distribution(np.ascontiguousarray(logits, np.float32)))
 
     def process(self, logits: np.ndarray) -> np.ndarray:
-        """Logits after penalties, minimum length and bad words at the current history."""
+        """Logits after biases, penalties, minimum length and bad words at the current history."""
         if self.plain:
             return logits
         logits = logits.copy()
+        logits[self._biased] += self._biases
         if self._penalized and self._counts:
             self._penalize(logits)
         if self.position < self._min_length:

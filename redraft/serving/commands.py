@@ -150,7 +150,7 @@ def generate(
     text: Annotated[str, typer.Argument(help="What to say to the model.")],
     max_tokens: Annotated[int, typer.Option(min=1, max=INT32_MAX)] = 128,
     temperature: Annotated[float | None, typer.Option(help="Absent: greedy decoding.")] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
+    top_p: Annotated[float | None, typer.Option(help="Applies with a temperature only.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
     method: Annotated[str | None, typer.Option(help="A drafting method of the bundle, or auto_regressive.")] = None,
     chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or continue the text as it is.")] = True,

@@ -101,6 +101,6 @@ def pack(message: BaseModel | dict[str, Any]) -> bytes:
 def unpack(data: bytes) -> Any:
     """Inverse of `pack`. Raises InvalidRequest if the bytes are not one msgpack value."""
     try:
-        return msgpack.unpackb(data)
-    except (ValueError, msgpack.UnpackException) as error:
+        return msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InvalidRequest(f"not a msgpack message: {error}") from None

@@ -64,7 +64,7 @@ def test_noise_is_gumbel_and_keyed_by_seed_and_position():
 
 @pytest.mark.parametrize(
     "config",
-    [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"top_p": 0.6}, {"temperature": 0.01},
+    [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"temperature": 1.0, "top_p": 0.6}, {"temperature": 0.01},
      {"temperature": 2.0, "top_k": 40, "top_p": 0.7}],
 )  # fmt: skip
 @pytest.mark.parametrize("vocab_size", [2, 111])

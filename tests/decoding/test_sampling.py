@@ -45,8 +45,8 @@ def reference(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
 @pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
 @pytest.mark.parametrize(
     "config",
-    [{"temperature": 1.0}, {"temperature": 0.5, "top_k": 2}, {"temperature": 1.0, "top_p": 0.95}, {"top_p": 0.3},
-     {"temperature": 2.0, "top_k": 40, "top_p": 0.7}, {"temperature": 0.01}],
+    [{"temperature": 1.0}, {"temperature": 0.5, "top_k": 2}, {"temperature": 1.0, "top_p": 0.95},
+     {"temperature": 1.0, "top_p": 0.3}, {"temperature": 2.0, "top_k": 40, "top_p": 0.7}, {"temperature": 0.01}],
 )  # fmt: skip
 def test_probabilities_are_those_of_full_sorting(vocab_size, spread, config):
     logits = (np.random.default_rng(vocab_size).normal(size=vocab_size) * spread).astype(np.float32)
@@ -116,13 +116,14 @@ def test_logits_of_any_kind(kind):
     assert [one.choose(given_ones) for one in chosen] == [one.choose(logits) for one in chosen]
 
 
-@pytest.mark.parametrize("config", [{"temperature": 1.0}, {"top_k": 3}, {"top_p": 0.5}])
+@pytest.mark.parametrize("config", [{}, {"top_k": 3}, {"top_p": 0.5}])
 def test_infinite_logits_choose_the_largest(config):
     """Penalties may make them. Where nothing is left, the token is one of the vocabulary."""
     logits = np.array([0, 1, np.inf, 2, -np.inf], np.float32)
-    assert sampler(**config, seed=1).choose(logits) == 2
-    assert 0 <= sampler(**config, seed=1).choose(np.full(5, -np.inf, np.float32)) < 5
-    assert 0 <= sampler(**config, seed=1).choose(np.full(5, np.nan, np.float32)) < 5
+    config |= {"temperature": 1.0, "seed": 1}
+    assert sampler(**config).choose(logits) == 2
+    assert 0 <= sampler(**config).choose(np.full(5, -np.inf, np.float32)) < 5
+    assert 0 <= sampler(**config).choose(np.full(5, np.nan, np.float32)) < 5
 
 
 @pytest.mark.parametrize("ids", [None, [1, 4, 6]])
@@ -139,11 +140,11 @@ def test_a_distribution_gives_and_takes_probabilities_of_some_tokens(ids):
     assert distribution.at(everything).tolist() == [0, 0, 0, 0, 0.125, 0, 0.125], "kept where nothing would be left"
 
 
-@pytest.mark.parametrize("config", [{"temperature": 1.0}, {"top_p": 0.9}, {"top_k": 2000, "top_p": 0.99}])
+@pytest.mark.parametrize("config", [{}, {"top_p": 0.9}, {"top_k": 2000, "top_p": 0.99}])
 def test_probabilities_add_up_in_float64(config):
     """It would catch a mass that float32 sums lose, which a rejection verifier takes for that of other tokens."""
     logits = np.random.default_rng(2).normal(size=49_152).astype(np.float32)
-    distribution = sampler(**config).distribution(logits)
+    distribution = sampler(temperature=1.0, **config).distribution(logits)
     found = distribution.at(np.arange(len(logits)))
     assert found.dtype == np.float64
     exact = distribution.weights.astype(np.float64)
@@ -153,15 +154,43 @@ def test_probabilities_add_up_in_float64(config):
 
 def test_ties_are_kept_by_lowest_id():
     logits = np.array([1, 3, 3, 3, 0, 2], np.float32)
-    assert np.flatnonzero(probabilities(logits, top_k=2)).tolist() == [1, 2]
-    assert np.flatnonzero(probabilities(np.zeros(4, np.float32), top_p=0.5)).tolist() == [0, 1]
+    assert np.flatnonzero(probabilities(logits, temperature=1.0, top_k=2)).tolist() == [1, 2]
+    flat = np.zeros(4, np.float32)
+    assert np.flatnonzero(probabilities(flat, temperature=1.0, top_p=0.5)).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("config", [{}, {"temperature": 0}, {"temperature": 0.9, "top_k": 1}, {"top_k": 1}])
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"temperature": 0}, {"temperature": 0.9, "top_k": 1}, {"top_k": 1}, {"top_k": 5}, {"top_p": 0.9},
+     {"temperature": 9e-5, "top_p": 0.9}],
+)  # fmt: skip
 def test_greedy_configurations(config):
+    """Whatever filters there are: only a temperature samples."""
     chosen = sampler(**config)
     assert chosen.greedy
     assert chosen.choose(np.array([0, 2, 1], np.float32)) == 1
+
+
+@pytest.mark.parametrize("absent", [{"top_p": 0}, {"top_k": 0}, {"top_p": 0, "top_k": 0}, {"top_p": 1}])
+def test_filters_of_no_effect(absent):
+    """Clients of TensorRT-LLM send zeros by default."""
+    logits = np.random.default_rng(1).normal(size=111).astype(np.float32)
+    expected = probabilities(logits, temperature=0.7)
+    assert np.count_nonzero(expected) == 111
+    np.testing.assert_array_equal(probabilities(logits, temperature=0.7, **absent), expected)
+
+
+def test_biases_come_before_penalties_and_do_not_undo_what_is_forbidden():
+    logits = np.array([2.0, -2.0, 1.0, 0.5, 0.0, 0.0], np.float32)
+    before = logits.copy()
+    biased = sampler(
+        prompt=[0], end_ids={4}, bad_words=[[5]], repetition_penalty=2.0, min_length=1,
+        logit_bias={0: 1.0, 1: 100.0, 3: -100.0, 4: 100.0, 5: 100.0},
+    )  # fmt: skip
+    assert biased.process(logits).tolist() == [1.5, 98.0, 1.0, -99.5, -np.inf, -np.inf]
+    assert (logits == before).all()
+    biased.accept(1)
+    assert biased.process(logits).tolist() == [1.5, 49.0, 1.0, -99.5, 100.0, -np.inf]
 
 
 def test_penalties_count_prompt_and_output_and_leave_the_input_alone():
@@ -296,6 +325,8 @@ def test_walk_takes_tokens_that_a_plain_sampler_chose():
         (sampler(presence_penalty=0.1), False),
         (sampler(frequency_penalty=0.1), False),
         (sampler(bad_words=[[3]]), False),
+        (sampler(logit_bias={3: 1.0}), False),
+        (sampler(logit_bias={}), True),
         (sampler(min_length=2), True),
         (sampler(min_length=2, end_ids={1}), False),
     ],

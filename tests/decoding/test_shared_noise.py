@@ -67,7 +67,7 @@ MUTANTS = [
            "race(seeds[:1].expand_as(seeds), positions + level, ids)", "whole chains"),
     Mutant("drafts at temperature 1", method._filter, "return config.divisor,", "return 1.0,", "whole chains"),
     Mutant("drafts without top-k", method._filter, "config.top_k or 0,", "0,", "whole chains"),
-    Mutant("drafts without top-p", method._filter, "1.0 if config.top_p is None else config.top_p", "1.0",
+    Mutant("drafts without top-p", method._filter, "config.top_p or 1.0", "1.0",
            "whole chains"),
     Mutant("noise of the position before", method._shared_noise, "[sampler.position for", "[sampler.position - 1 for",
            "after a budget of 0"),

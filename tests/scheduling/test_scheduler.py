@@ -45,6 +45,8 @@ SAMPLINGS = {
     "top-p": {"temperature": 0.8, "top_p": 0.9, "seed": 8},
     "top-k": {"temperature": 1.5, "top_k": 7, "top_p": 0.95, "seed": 9, "repetition_penalty": 1.2},
     "min length": {"temperature": 1.0, "seed": 3, "min_length": 30},
+    "biases": {"temperature": 1.0, "seed": 4, "logit_bias": {0: -100.0, 1: 3.5}},
+    "greedy biases": {"logit_bias": {0: -100.0, 1: 2.5}, "repetition_penalty": 1.1},
 }
 
 

@@ -66,7 +66,7 @@ def test_token_ids_are_trimmed_to_input_lengths():
         ({"temperature": floats(-1)}, "^temperature: .*got -1"),
         ({"temperature": floats(float("nan"))}, "^temperature: .*nan"),
         ({"temperature": floats(float("inf"))}, "^temperature: .*inf"),
-        ({"top_p": floats(0)}, "^top_p: .*got 0"),
+        ({"top_p": floats(-0.5)}, "^top_p: .*got -0.5"),
         ({"top_p": floats(1.5)}, "^top_p: .*got 1.5"),
         ({"top_k": ints(-1)}, "^top_k: .*got -1"),
         ({"repetition_penalty": floats(0)}, "^repetition_penalty: .*got 0"),

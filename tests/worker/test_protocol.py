@@ -18,6 +18,7 @@ FIELDS = st.fixed_dictionaries(
         "top_p": st.none() | st.floats(0, 1, width=32),
         "top_k": st.none() | st.integers(0, 2**31 - 1) | st.integers(0, 5),
         "min_length": st.none() | st.integers(0, 3),
+        "logit_bias": st.none() | st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100)),
         "seed": st.integers(0, 2**64 - 1),
     }
 )

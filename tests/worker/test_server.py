@@ -114,7 +114,7 @@ BAD = [
     ({"sampling": {"temperature": float("nan")}}, "sampling.temperature"),
     ({"sampling": {"temperature": float("inf")}}, "sampling.temperature: expected a finite number, got inf"),
     ({"sampling": {"temperature": "hot"}}, "sampling.temperature: input should be a valid number, got 'hot'"),
-    ({"sampling": {"top_p": 0}}, "sampling.top_p: input should be greater than 0, got 0"),
+    ({"sampling": {"top_p": -0.1}}, "sampling.top_p: input should be greater than or equal to 0, got -0.1"),
     ({"sampling": {"top_p": 1.01}}, "sampling.top_p: input should be less than or equal to 1, got 1.01"),
     ({"sampling": {"top_k": -1}}, "sampling.top_k"),
     ({"sampling": {"seed": -1}}, "sampling.seed"),
@@ -124,6 +124,12 @@ BAD = [
     ({"sampling": {"frequency_penalty": 3e38}}, "sampling.frequency_penalty"),
     ({"sampling": {"frequency_penalty": float("nan")}}, "sampling.frequency_penalty"),
     ({"sampling": {"min_length": -1}}, "sampling.min_length"),
+    ({"sampling": {"logit_bias": {111: 1.0}}}, "sampling.logit_bias: expected token ids below 111, got 111"),
+    ({"sampling": {"logit_bias": {-1: 1.0}}}, "logit_bias.-1: input should be greater than or equal to 0, got -1"),
+    ({"sampling": {"logit_bias": {"1": 1.0}}}, "sampling.logit_bias.1: input should be a valid integer, got '1'"),
+    ({"sampling": {"logit_bias": {1: 100.5}}}, "logit_bias.1: input should be less than or equal to 100, got 100.5"),
+    ({"sampling": {"logit_bias": {1: float("nan")}}}, "sampling.logit_bias.1"),
+    ({"sampling": {"logit_bias": dict.fromkeys(range(1025), 1.0)}}, "expected at most 1024 items, got 1025"),
     ({"sampling": {"beams": 2}}, "sampling.beams: unknown field"),
     ({"end_id": 111}, "end_id: expected an id below 111, got 111"),
     ({"stop_words": "x"}, "stop_words: input should be a valid list"),
@@ -150,7 +156,7 @@ def test_bad_requests_are_refused_and_harm_nobody(worker, client):
         answer = msgpack.unpackb(dealer.recv())
         assert (answer["op"], answer["code"]) == ("error", "invalid")
         assert expected in answer["message"], answer["message"]
-    for data in (b"", b"\xc1", b"\x01\x02", msgpack.packb([1]), msgpack.packb({}), b"\xa2\xff\xfe"):
+    for data in (b"", b"\xc1", b"\x01\x02", msgpack.packb([1]), msgpack.packb({}), b"\xa2\xff\xfe", b"\x81\x90\x01"):
         dealer.send(data)
         assert msgpack.unpackb(dealer.recv())["code"] == "invalid"
     dealer.close(linger=0)

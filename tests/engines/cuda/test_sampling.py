@@ -22,10 +22,10 @@ SETTINGS = {
     "hot": {"temperature": 3.0},
     "cold": {"temperature": 0.01},
     "cold, filtered": {"temperature": 0.01, "top_k": 50, "top_p": 0.9},
-    "top-k": {"top_k": 7},
-    "top-k of all": {"top_k": 2000},
-    "top-p": {"top_p": 0.7},
-    "top-p of one": {"top_p": 1e-6},
+    "top-k": {"temperature": 1.0, "top_k": 7},
+    "top-k of all": {"temperature": 1.0, "top_k": 2000},
+    "top-p": {"temperature": 1.0, "top_p": 0.7},
+    "top-p of one": {"temperature": 1.0, "top_p": 1e-6},
     "both": {"temperature": 1.3, "top_k": 40, "top_p": 0.95},
 }
 CPU = torch.device("cpu")
