@@ -27,6 +27,8 @@ MAX_WORDS_CHARACTERS = {"stop_words": 4096, "bad_words": 16_384}
 """All words of a list together: every token of the answer is compared with each of them."""
 MAX_BIASES = 1024
 """Most tokens of `logit_bias`."""
+MAX_WORDS_TOKENS = {"stop_word_ids": 4096, "bad_word_ids": 16_384}
+"""The same of words given as token ids; each is at least one character."""
 MAX_PENALTY = 1e6
 """The largest size of a penalty: products and sums of logits stay far inside float32."""
 MIN_TEMPERATURE = 1e-4
@@ -120,9 +122,10 @@ class GenerateRequest(Message):
 
     `text` is taken as it is: a chat template is applied by the client. Generation ends at the first of `stop_words`,
     which the text includes, as with TensorRT-LLM, unless `include_stop_words` is false; `bad_words` are never
-    generated. With `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces
-    the model's own end tokens; -1 means that nothing ends the text. `method` names one of the bundle's methods of
-    drafting, or `auto_regressive`; the bundle's first is the default.
+    generated. `stop_word_ids` and `bad_word_ids` are further words as token ids, matched token by token. With
+    `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces the model's own end
+    tokens; -1 means that nothing ends the text. `method` names one of the bundle's methods of drafting, or
+    `auto_regressive`; the bundle's first is the default.
     """
 
     op: Literal["generate"] = "generate"
@@ -137,6 +140,8 @@ class GenerateRequest(Message):
     stop_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
     include_stop_words: bool = True
     bad_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
+    stop_word_ids: list[list[TokenId]] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
+    bad_word_ids: list[list[TokenId]] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
     return_log_probs: bool = False
     exclude_input_in_output: bool = True
     method: str | None = Field(default=None, max_length=200)
@@ -147,6 +152,14 @@ class GenerateRequest(Message):
         most, size = MAX_WORDS_CHARACTERS[str(info.field_name)], sum(map(len, words))
         if size > most:
             raise PydanticCustomError("words_too_long", f"expected at most {most} characters in all, got {size}")
+        return [word for word in words if word]
+
+    @field_validator("stop_word_ids", "bad_word_ids")
+    @classmethod
+    def _drop_no_ids(cls, words: list[list[int]], info: ValidationInfo) -> list[list[int]]:
+        most, size = MAX_WORDS_TOKENS[str(info.field_name)], sum(map(len, words))
+        if size > most:
+            raise PydanticCustomError("words_too_long", f"expected at most {most} token ids in all, got {size}")
         return [word for word in words if word]
 
     @model_validator(mode="after")

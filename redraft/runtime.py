@@ -14,7 +14,7 @@ from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine
 from redraft.method import MethodPlan
-from redraft.request import AUTO_REGRESSIVE, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, PromptLimits, shown
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, shown
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from redraft.text import TextCodec
@@ -51,8 +51,7 @@ class Runtime:
         self.stream_interval_s = stream_interval_s
         self.path = path
         """The bundle's folder."""
-        most = limits.max_len - 1
-        self.prompt_limits = PromptLimits(most, min(most * codec.longest_token, MAX_MESSAGE_BYTES))
+        self.prompt_limits = codec.limits(limits.max_len)
         self.plans = dict(plans or {})
         """The bundle's own, by method."""
         self.taken = False
@@ -113,6 +112,9 @@ class Runtime:
             raise InvalidRequest(f"end_id: expected an id below {self.vocab_size}, got {request.end_id}")
         if (biased := max(request.sampling.logit_bias or (), default=0)) >= self.vocab_size:
             raise InvalidRequest(f"sampling.logit_bias: expected token ids below {self.vocab_size}, got {biased}")
+        for field, words in (("stop_word_ids", request.stop_word_ids), ("bad_word_ids", request.bad_word_ids)):
+            if (largest := max(map(max, words), default=0)) >= self.vocab_size:
+                raise InvalidRequest(f"{field}: expected token ids below {self.vocab_size}, got {largest}")
 
     def sequence(self, key: Hashable, request: GenerateRequest) -> Sequence:
         """The sequence of a request. Raises InvalidRequest where it does not fit the bundle."""

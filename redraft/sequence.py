@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,6 +30,7 @@ class Output:
     """What one request gained since its last output; the final one has a finish reason and statistics."""
 
     key: Hashable
+    prompt_tokens: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
@@ -112,7 +114,7 @@ class Sequence:
             request.sampling,
             prompt,
             self.end_ids,
-            codec.encode_bad_words(request.bad_words),
+            [*codec.encode_words(request.bad_words), *request.bad_word_ids],
             seed,
         )
         self.ngram: NgramIndex | RetrievalText | None = None
@@ -128,10 +130,12 @@ class Sequence:
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
         self._text = TextStream(codec, prompt, stop_words, request.include_stop_words)
+        self._stop_word_ids = request.stop_word_ids
+        self._tail: deque[int] = deque(maxlen=max(map(len, request.stop_word_ids), default=0))
         self._stream_interval_s = stream_interval_s
         self._next_output = 0.0
         self._log_probs: list[float] | None = [] if request.return_log_probs else None
-        self._output = Output(key, log_probs=self._log_probs)
+        self._output = Output(key, len(prompt), log_probs=self._log_probs)
         if not request.exclude_input_in_output:
             self._output.text = request.text if request.text is not None else codec.decode(prompt)
         self._arrived = time.perf_counter()
@@ -234,7 +238,7 @@ class Sequence:
         if self.finish_reason:
             output.stats = self.stats
         self._log_probs = [] if self._log_probs is not None else None
-        self._output = Output(self.key, log_probs=self._log_probs)
+        self._output = Output(self.key, len(self.prompt), log_probs=self._log_probs)
         return output
 
     def _advance(self, verdict: Verdict) -> int:
@@ -257,8 +261,13 @@ class Sequence:
         if self._log_probs is not None:
             self._log_probs.append(verdict.log_probs[place])
         self.stats.output_tokens += 1
-        if self._text.push(token):
+        if self._text.push(token) or self._completes_stop_word(token):
             return self.finish("stop")
         if not self.remaining:
             return self.finish("length")
         return None
+
+    def _completes_stop_word(self, token: int) -> bool:
+        self._tail.append(token)
+        tail = list(self._tail)
+        return any(tail[-len(word) :] == word for word in self._stop_word_ids)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders
 
+from redraft.request import MAX_MESSAGE_BYTES, PromptLimits
+
 _REPLACEMENT = "\ufffd"
 _UNFINISHED = 3
 _CONTEXT_TOKENS = 6
@@ -23,6 +25,11 @@ class TextCodec:
         """Bytes of the longest token: a text of n bytes has at least n / `longest_token` tokens."""
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
 
+    def limits(self, max_len: int) -> PromptLimits:
+        """The largest prompt for a context of `max_len` tokens."""
+        most = max_len - 1
+        return PromptLimits(most, min(most * self.longest_token, MAX_MESSAGE_BYTES))
+
     @classmethod
     def load(cls, path: str | Path) -> TextCodec:
         """Read a `tokenizer.json`."""
@@ -33,8 +40,8 @@ class TextCodec:
         (ids,) = self._encode([text])
         return ids[1:] if len(ids) > 1 and ids[0] == ids[1] and ids[0] in self._special.values() else ids
 
-    def encode_bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        """The token sequences that stand for bad words, each once: at the start of a text and after a space."""
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """The token sequences that stand for words, each once: at the start of a text and after a space."""
         variants = [variant for word in words for variant in ([word] if word[0].isspace() else [word, f" {word}"])]
         return [list(ids) for ids in dict.fromkeys(map(tuple, self._encode(variants, add_special_tokens=False))) if ids]
 

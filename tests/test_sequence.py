@@ -93,3 +93,20 @@ def test_nothing_counts_behind_the_end_of_the_text(word, accepted):
     assert len(sequence.stats.offered_by_depth) == min(accepted + 1, 6)
     sequence.ngram.read()
     assert len(retrieval) == len(PROMPT) + 1 + accepted + 1
+
+
+def test_a_stop_word_of_token_ids_ends_the_text(clock):
+    """Also one that is complete only over two outputs; tokens after it are not taken."""
+    words = [CODEC.encode(word) for word in ("xyz", "cde", "dx")]
+    sequence = begun("a", stop_word_ids=words)
+    step(sequence, "bc")
+    assert sequence.take_output().text == "abc"
+    step(sequence, "def")
+    last = sequence.take_output()
+    assert (last.text, last.token_ids, last.finish_reason) == ("de", CODEC.encode("de"), "stop")
+    assert last.prompt_tokens == len(PROMPT)
+
+
+def test_a_stop_word_of_token_ids_is_not_looked_for_in_the_prompt():
+    sequence = begun("a", stop_word_ids=[[PROMPT[-1], *CODEC.encode("a")]])
+    assert sequence.finish_reason is None

@@ -1,1 +1,1 @@
-"""Serving: the supervisor that owns the engine worker and the Triton server, and the code of the Triton models."""
+"""Serving: the supervisor that owns the engine worker and the Triton server; `triton` is the code of its models."""

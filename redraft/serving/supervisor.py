@@ -53,7 +53,7 @@ class Supervisor:
         self._untuned: list[str] = []
         self._stubs: list[psutil.Process] = []
         installation = tritonserver.TritonInstallation()
-        tritonserver.prepare(installation, run_dir, settings.decoupled)
+        tritonserver.prepare(installation, run_dir, settings)
         run_dir.pipe.unlink(missing_ok=True)
         os.mkfifo(run_dir.pipe)
         self._pipe = os.open(run_dir.pipe, os.O_RDWR)  # it closes with this process: the models end with it

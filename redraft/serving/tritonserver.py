@@ -31,7 +31,7 @@ REPOSITORY, REQUIREMENTS = (
 """Triton's models, and the packages that they need: in a wheel beside this file."""
 PYTRITON = "nvidia-pytriton==0.7.0"
 """The wheel that holds the server."""
-MODELS = ("ensemble", "tensorrt_llm")
+MODELS = ("ensemble", "tensorrt_llm", "preprocessing", "postprocessing")
 STAND_IN = "engine_worker"
 """The model that stands for the engine worker in /v2/health/ready: see `show_worker`."""
 EXIT_TIMEOUT_S = 3
@@ -115,7 +115,7 @@ class TritonInstallation:
             )
 
 
-def prepare(installation: TritonInstallation, run_dir: RunDir, decoupled: bool) -> None:
+def prepare(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> None:
     """Lay out the backend (linked) and the model repository (copied, configuration rendered) in the run directory.
 
     Raises ServingError where what was there cannot be removed: Triton would run it.
@@ -137,7 +137,9 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, decoupled: bool) 
         (folder / "1" / "model.py").write_text((source / "1" / "model.py").read_text())
         (folder / "1" / "__pycache__").touch()  # a file: bytecode written there would pass for a change of the model
         config = (source / "config.pbtxt").read_text()
-        (folder / "config.pbtxt").write_text(config.replace("decoupled: true", f"decoupled: {str(decoupled).lower()}"))
+        config = config.replace("decoupled: true", f"decoupled: {str(settings.decoupled).lower()}")
+        config = config.replace('"${tokenizer_dir}"', json.dumps(str(settings.bundle.resolve())))
+        (folder / "config.pbtxt").write_text(config)
 
 
 def command(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> list[str]:

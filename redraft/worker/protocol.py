@@ -35,13 +35,15 @@ class StatusRequest(Message):
 
 
 class Chunk(BaseModel):
-    """New text of one request; the last one has `done`, a finish reason and statistics."""
+    """New text of one request, whose prompt has `prompt_tokens`; the last one has `done`, a finish reason and
+    statistics."""
 
     op: Literal["chunk"] = "chunk"
     id: str
     text: str = ""
     token_ids: list[int] = Field(default_factory=list)
     log_probs: list[float] | None = None
+    prompt_tokens: int = 0
     done: bool = False
     finish_reason: Literal["stop", "length", "cancelled"] | None = None
     stats: SequenceStats | None = None

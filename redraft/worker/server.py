@@ -180,6 +180,7 @@ class Worker:
         key = cast(Key, output.key)
         client, request_id = key
         message: dict[str, Any] = {"op": "chunk", "id": request_id, "text": output.text, "token_ids": output.token_ids}
+        message["prompt_tokens"] = output.prompt_tokens
         if output.log_probs is not None:
             message["log_probs"] = output.log_probs
         if output.finish_reason:

@@ -98,6 +98,13 @@ def test_speculation_equals_autoregressive(plan, sampling):
         assert stats.accepted > 0, "the toy drafter is right often enough for a test"
 
 
+def test_bad_words_of_token_ids_are_those_words():
+    expected = alone(make("a", bad_words=["ab", "c"], max_tokens=60), slots=3)
+    ids = toy_codec().encode_words(["ab", "c"])
+    assert alone(make("a", bad_word_ids=ids, max_tokens=60), slots=3) == expected
+    assert expected != alone(make("a", max_tokens=60), slots=3)
+
+
 def test_tokens_behind_a_stop_word_are_not_accepted():
     """A worker's totals say so too."""
     text = alone(make("a", end_ids=frozenset()), slots=3)[0]

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import np_to_triton_dtype
 
 from redraft.serving import launcher
 from redraft.serving.rundir import RunDir, Settings, State
@@ -22,11 +23,9 @@ from redraft.serving.rundir import RunDir, Settings, State
 SLOW_S = 20
 """What the fake worker takes for 400 tokens after "slow"."""
 FAKE_WORKER = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
-DATATYPES = {
-    "int": ("INT32", np.int32),
-    "float": ("FP32", np.float32),
-    "bool": ("BOOL", np.bool_),
-    "uint64": ("UINT64", np.uint64),
+DTYPES = {
+    **{"int": np.int32, "float": np.float32, "bool": np.bool_, "uint64": np.uint64},
+    **{"str": np.object_, "bytes": np.object_},
 }
 EVERY_FIELD = {
     **{"text_input": "hi", "max_tokens": 4, "beam_width": 1, "num_return_sequences": 1, "temperature": 1.0},
@@ -100,18 +99,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def grpc_inputs(**fields: Any) -> list[grpcclient.InferInput]:
-    """Inputs of shape [1, n] as clients of the TensorRT-LLM backend make them."""
+    """Inputs of shape [1, n] as clients of the TensorRT-LLM backend make them; arrays are sent as they are."""
     inputs = []
     for name, value in fields.items():
-        values = value if isinstance(value, list) else [value]
-        if isinstance(values[0], str | bytes):
-            datatype, array = "BYTES", np.array([values], dtype=np.object_)
-        else:
-            datatype, dtype = DATATYPES[type(values[0]).__name__]
-            array = np.array([values], dtype=dtype)
-        inputs.append(grpcclient.InferInput(name, list(array.shape), datatype))
+        array = value if isinstance(value, np.ndarray) else _array(value if isinstance(value, list) else [value])
+        inputs.append(grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
         inputs[-1].set_data_from_numpy(array)
     return inputs
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    return np.array([values], DTYPES[type(values[0]).__name__])
 
 
 class GrpcStream:

@@ -1,10 +1,10 @@
 """A worker without an engine, for the serving layer's tests: it answers by the worker's protocol and obeys its prompt.
 
 The answer is " w0é w1é ..." word by word, one word per token and step. A prompt that starts with "die" ends the process
-in the middle of the answer, "slow" takes 50 ms per token, "overload" is refused. In a bundle whose configuration says
-`broken` it does not start, where it says `endless` its start does not end, and where it says `fragile` it ends with the
-first request. While the bundle has a file `refuse`, requests by the field that it names (`text` or `input_ids`) are
-refused.
+in the middle of the answer, "slow", or token ids that start with 0, take 50 ms per token, "overload" is refused. In a
+bundle whose configuration says `broken` it does not start, where it says `endless` its start does not end, and where it
+says `fragile` it ends with the first request. While the bundle has a file `refuse`, requests by the field that it names
+(`text` or `input_ids`) are refused.
 """
 
 from __future__ import annotations
@@ -87,14 +87,17 @@ class FakeWorker:
         done = produced + 1 == request.max_tokens
         echo = prompt if produced == 0 and not request.exclude_input_in_output else ""
         chunk = Chunk(id=request.id, text=echo + "".join(words), token_ids=[produced % len(WORDS)], done=done)
+        chunk.prompt_tokens = len(request.input_ids or prompt.split())
         if request.return_log_probs:
             chunk.log_probs = [-0.5]
         if done:
             chunk.finish_reason = "length"
             chunk.stats = SequenceStats(output_tokens=produced + 1, prefill_ms=20.0, decode_ms=5.0 * produced)
+            chunk.stats.drafted, chunk.stats.accepted = 3 * produced, produced
             del self._running[key]
         else:
-            delay = 0.05 if prompt.startswith("slow") else 0.002
+            slow = prompt.startswith("slow") or (request.input_ids or [1])[0] == 0
+            delay = 0.05 if slow else 0.002
             self._running[key] = (request, produced + 1, time.monotonic() + delay)
         self._send(key[0], chunk)
 

@@ -54,11 +54,11 @@ def test_a_server_in_ngcs_layout(container, tmp_path):
     assert found.stub == container / "backends" / "python" / STUB
     assert found.library_path.split(":")[:2] == [str(container / "lib"), "/usr/local/cuda/compat"]
     run_dir = RunDir(tmp_path / "r")
-    tritonserver.prepare(found, run_dir, decoupled=True)
+    settings = Settings(bundle=tmp_path, address="0.0.0.0")
+    tritonserver.prepare(found, run_dir, settings)
     laid_out = {file.name for file in (run_dir.backends / "python").iterdir()}
     assert laid_out == {file.name for file in (container / "backends" / "python").iterdir()}
     assert STUB in laid_out
-    settings = Settings(bundle=tmp_path, address="0.0.0.0")
     command = tritonserver.command(found, run_dir, settings)
     assert command[0] == str(container / "bin" / "tritonserver")
     assert {"--http-address=0.0.0.0", "--grpc-address=0.0.0.0", "--metrics-address=0.0.0.0"} < set(command)

@@ -21,7 +21,7 @@ import pytest
 
 from redraft.serving import launcher, supervisor, tritonserver
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import RunDir
+from redraft.serving.rundir import RunDir, Settings
 from tests.conftest import wait_until
 from tests.serving.lifecycle.starting import assert_nothing_is_left, serve, settings
 
@@ -98,7 +98,7 @@ def test_a_model_that_cannot_be_removed_is_not_run(tmp_path):
     (tmp_path / "planted").mkdir()
     run_dir.models.symlink_to(tmp_path / "planted")
     with pytest.raises(ServingError, match=r"cannot remove .*/models: .*--run-dir"):
-        tritonserver.prepare(tritonserver.TritonInstallation(), run_dir, decoupled=True)
+        tritonserver.prepare(tritonserver.TritonInstallation(), run_dir, Settings(bundle=tmp_path))
 
 
 def test_a_status_does_not_keep_a_supervisor_from_its_run_directory(tmp_path):

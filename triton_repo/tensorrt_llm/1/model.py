@@ -10,22 +10,22 @@ import triton_python_backend_utils as pb_utils
 
 sys.path.append(os.environ.get("REDRAFT_HOME", str(Path(__file__).resolve().parents[3])))
 
-from redraft.serving.fields import TENSORRT_LLM
-from redraft.serving.model import Exchange, GenerationModel
+from redraft.serving.triton.fields import TENSORRT_LLM
+from redraft.serving.triton.model import Exchange, GenerationModel
 from redraft.worker.protocol import Chunk
 
 
 class TritonPythonModel(GenerationModel):
-    """`output_ids` int32[1, 1, n], `sequence_length` int32[1, 1], log-probabilities on request."""
+    """`output_ids` int32[1, 1, n], `sequence_length` int32[1, 1], and what all models have."""
 
     contract = TENSORRT_LLM
 
     def tensors(self, exchange: Exchange, chunk: Chunk) -> list[Any]:
-        """Output tensors of one chunk; the first one starts with the prompt if that was asked for."""
+        """Output tensors of one chunk; the prompt comes first if that was asked for."""
         prompt = exchange.take_prompt()
         ids = np.array([[prompt + chunk.token_ids]], dtype=np.int32)
         return [
             pb_utils.Tensor("output_ids", ids),
             pb_utils.Tensor("sequence_length", np.array([[ids.size]], dtype=np.int32)),
-            *self.log_prob_tensors(exchange, chunk),
+            *self.shared_tensors(exchange, chunk),
         ]

@@ -1,4 +1,4 @@
-"""What both Triton models do: check a request, hand it to the worker, stream the answer back.
+"""What the models that generate do: check a request, hand it to the worker, stream the answer back.
 
 Imported inside Triton's Python backend only. Requests run side by side: `execute` returns at once, and one thread sends
 every response and passes cancellations on.
@@ -7,23 +7,23 @@ every response and passes cancellations on.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import queue
-import signal
 import threading
 import time
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from redraft.request import GenerateRequest, InvalidRequest
-from redraft.serving.fields import Contract
+from redraft.request import GenerateRequest, InvalidRequest, SequenceStats
 from redraft.serving.metrics import LatencyMetrics, RestartMetrics, WorkerMetrics
+from redraft.serving.triton.backend import INTERNAL_ERROR, end_with_supervisor, error_response, inputs
+from redraft.serving.triton.fields import NUM_TOKENS, PERF_METRICS, STOP, Contract
 from redraft.worker import protocol
 from redraft.worker.client import Message, WorkerClient, WorkerError
 from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
@@ -32,23 +32,32 @@ CANCELLATION_POLL_S = 0.02
 CANCELLATIONS_PER_POLL = 8
 STATUS_POLL_S = 0.5
 
-_ERROR_CODES = {  # names: Triton adds its part of pb_utils only after this module has been imported
-    protocol.INVALID: "INVALID_ARG",
-    protocol.OVERLOADED: "UNAVAILABLE",
-    protocol.RESTARTING: "UNAVAILABLE",
-    protocol.CANCELLED: "CANCELLED",
-}
-_INTERNAL_ERROR = "internal error: the Triton server's log has the cause"
-
 
 class Exchange:
-    """One request in flight: where its responses go, and what has been produced so far."""
+    """One request in flight: where its responses go, and what has been produced so far.
 
-    def __init__(self, request: GenerateRequest, sender: Any):
+    `client_id` is the client's own id, `fields` are the names that it used, `flags` those of the contract's flags that
+    it set.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        sender: Any,
+        client_id: str,
+        fields: Collection[str],
+        flags: Collection[str],
+    ):
         self.request = request
         self.sender = sender
+        self.client_id = client_id
+        self.fields = fields
+        self.flags = flags
         self.cancelled = False
+        self.stopped = False
+        """Whether another request stopped it: it ends with the answer so far."""
         self.cum_log_prob = 0.0
+        self.arrived_ns = time.monotonic_ns()
         self._held = Chunk(id=request.id, log_probs=[])
         self._prompt = request.input_ids or []
 
@@ -60,6 +69,7 @@ class Exchange:
         self._held.text += chunk.text
         self._held.token_ids += chunk.token_ids
         self._held.log_probs = [*(self._held.log_probs or ()), *(chunk.log_probs or ())]
+        self._held.prompt_tokens, self._held.stats = chunk.prompt_tokens, chunk.stats
         return self._held if chunk.done else None
 
     def take_prompt(self) -> list[int]:
@@ -77,7 +87,7 @@ class GenerationModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Connect to the worker at $REDRAFT_WORKER_SOCKET; it need not be there yet."""
-        _end_with_supervisor(Path(os.environ["REDRAFT_WORKER_SOCKET"]).with_name(protocol.SUPERVISOR_PIPE))
+        end_with_supervisor()
         config = json.loads(args["model_config"])
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         excluded = config["parameters"]["exclude_input_in_output"]["string_value"]
@@ -112,26 +122,38 @@ class GenerationModel:
         """Output tensors, batch dimension first, for a chunk."""
         raise NotImplementedError
 
-    def log_prob_tensors(self, exchange: Exchange, chunk: Chunk) -> list[Any]:
-        """`cum_log_probs` f32[1, 1] (up to now) and `output_log_probs` f32[1, 1, n] (of this chunk), if asked for."""
-        if not exchange.request.return_log_probs:
-            return []
-        return [
-            pb_utils.Tensor("cum_log_probs", np.array([[exchange.cum_log_prob]], dtype=np.float32)),
-            pb_utils.Tensor("output_log_probs", np.array([[chunk.log_probs or []]], dtype=np.float32)),
-        ]
+    def shared_tensors(self, exchange: Exchange, chunk: Chunk) -> list[Any]:
+        """The outputs that all models have, [1, 1] each: `batch_index`, `sequence_index`, and what was asked for.
+
+        Of log-probabilities `cum_log_probs` f32 (up to now) and `output_log_probs` f32[1, 1, n] (of this chunk).
+        """
+        values: dict[str, Any] = {"batch_index": np.int32(0), "sequence_index": np.int32(0)}
+        if exchange.request.return_log_probs:
+            values["cum_log_probs"] = np.float32(exchange.cum_log_prob)
+            values["output_log_probs"] = np.array(chunk.log_probs or [], np.float32)
+        counts = {"num_input_tokens": chunk.prompt_tokens, "num_output_tokens": len(chunk.token_ids)}
+        for flag, (name, count) in zip(NUM_TOKENS, counts.items(), strict=True):
+            if flag in exchange.flags:
+                values[name] = np.int32(count)
+        if PERF_METRICS in exchange.flags:
+            values |= _perf_metrics(exchange.arrived_ns, chunk.stats or SequenceStats())
+        return [pb_utils.Tensor(name, value.reshape(1, 1, *value.shape)) for name, value in values.items()]
 
     def _start(self, request: Any) -> None:
         sender = request.get_response_sender()
         request_id = self._client.new_id()
         try:
-            tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            tensors = inputs(request)
             tensors.setdefault("exclude_input_in_output", np.array([[self._exclude_input]]))
             client_id, parameters = _id_and_parameters(request)
+            flags = self.contract.flagged(tensors)
+            if STOP in flags:
+                self._stop(client_id, sender)
+                return
             parsed = self.contract.parse(request_id, tensors, parameters, self._client.prompt_limits)
             if parsed.stream and not self._decoupled:
                 raise InvalidRequest("stream: expected false, since this server runs without --decoupled, got true")
-            self._in_flight[request_id] = Exchange(parsed, sender)
+            self._in_flight[request_id] = Exchange(parsed, sender, client_id, tensors.keys(), flags)
             if len(self._in_flight) == 1:
                 self._wake()
             if client_id == protocol.PROBE:
@@ -139,12 +161,22 @@ class GenerationModel:
             else:
                 self._client.submit(parsed, self._messages.put)
         except InvalidRequest as error:
-            _send_error(sender, protocol.INVALID, str(error))
+            _send_last(sender, error_response(protocol.INVALID, str(error)))
         except WorkerError as error:
             self._in_flight.pop(request_id, None)
-            _send_error(sender, error.code, str(error))
+            _send_last(sender, error_response(error.code, str(error)))
         except Exception:
             self._give_up(request_id, sender)
+
+    def _stop(self, client_id: str, sender: Any) -> None:
+        """Stop the requests with a client's id; there is none where it has just ended."""
+        if not client_id:
+            raise InvalidRequest("stop: expected the id of the request to stop as this request's id, got none")
+        for request_id, exchange in list(self._in_flight.items()):
+            if exchange.client_id == client_id:
+                exchange.stopped = True
+                self._client.cancel(request_id)
+        _send_last(sender, pb_utils.InferenceResponse([]))
 
     def _give_up(self, request_id: str, sender: Any) -> None:
         """End one request after an exception, which the log gets; the others go on."""
@@ -152,7 +184,7 @@ class GenerationModel:
         self._in_flight.pop(request_id, None)
         self._client.cancel(request_id)
         with contextlib.suppress(Exception):
-            _send_error(sender, protocol.INTERNAL, _INTERNAL_ERROR)
+            _send_last(sender, error_response(protocol.INTERNAL, INTERNAL_ERROR))
 
     def _wake(self) -> None:
         """Let the response thread look at what has changed: it sleeps while nothing is in flight."""
@@ -178,13 +210,14 @@ class GenerationModel:
             self._in_flight.pop(message.id, None)  # another thread may have given it up meanwhile
         try:
             if isinstance(message, ErrorMessage):
-                _send_error(exchange.sender, message.code, self.contract.in_client_terms(message.message))
-            elif message.finish_reason == "cancelled":
-                _send_error(exchange.sender, protocol.CANCELLED, "the request was cancelled")
+                text = self.contract.in_client_terms(message.message, exchange.fields)
+                _send_last(exchange.sender, error_response(message.code, text))
+            elif message.finish_reason == "cancelled" and not exchange.stopped:
+                _send_last(exchange.sender, error_response(protocol.CANCELLED, "the request was cancelled"))
             elif chunk := exchange.take(message):
                 response = pb_utils.InferenceResponse(self.tensors(exchange, chunk))
                 exchange.sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0)
-                if message.stats:
+                if message.stats and message.finish_reason != "cancelled":
                     self._latency.observe(message.stats)
         except Exception:
             self._give_up(message.id, exchange.sender)
@@ -225,17 +258,23 @@ def _id_and_parameters(request: Any) -> tuple[str, str]:
         raise InvalidRequest(f"id and unknown fields: expected UTF-8 text, got {error.reason}") from None
 
 
-def _end_with_supervisor(pipe: Path) -> None:
-    """Have the kernel kill this process when the supervisor, which holds the pipe's other end, has gone. A thread could
-    not: a call of Triton's metrics waits for the dead server with the interpreter locked. Parents do not count either:
-    the server's thread that started this process may end before it."""
-    if pipe.exists():
-        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-        fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+def _send_last(sender: Any, response: Any) -> None:
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def _send_error(sender: Any, code: str, text: str) -> None:
-    error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, _ERROR_CODES.get(code, "INTERNAL")))
-    sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+def _perf_metrics(arrived_ns: int, stats: SequenceStats) -> dict[str, Any]:
+    """TensorRT-LLM's metrics of a request: a block of the cache is a slot here, times are of the monotonic clock."""
+    scheduled_ns = arrived_ns + int(1e6 * stats.queue_ms)
+    first_token_ns = scheduled_ns + int(1e6 * stats.prefill_ms)
+    return {
+        "kv_cache_alloc_new_blocks": np.int32(1),
+        "kv_cache_reused_blocks": np.int32(0),
+        "kv_cache_alloc_total_blocks": np.int32(1),
+        "arrival_time_ns": np.int64(arrived_ns),
+        "first_scheduled_time_ns": np.int64(scheduled_ns),
+        "first_token_time_ns": np.int64(first_token_ns),
+        "last_token_time_ns": np.int64(first_token_ns + int(1e6 * stats.decode_ms)),
+        "acceptance_rate": np.float32(stats.accepted / stats.drafted if stats.drafted else 0),
+        "total_accepted_draft_tokens": np.int32(stats.accepted),
+        "total_draft_tokens": np.int32(stats.drafted),
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from redraft.request import (
     MAX_MESSAGE_BYTES,
     MAX_WORDS,
+    MAX_WORDS_TOKENS,
     PROTOCOL_LIMITS,
     GenerateRequest,
     InvalidRequest,
@@ -32,33 +33,49 @@ _SHARED = {
     "presence_penalty": "sampling.presence_penalty",
     "frequency_penalty": "sampling.frequency_penalty",
     "min_length": "sampling.min_length",
+    "min_tokens": "sampling.min_length",
     "random_seed": "sampling.seed",
+    "seed": "sampling.seed",
     "end_id": "end_id",
     "pad_id": "pad_id",
     "return_log_probs": "return_log_probs",
     "exclude_input_in_output": "exclude_input_in_output",
     "drafting_method": "method",
 }
-_LISTS = {"input_ids", "stop_words", "bad_words"}
+NUM_TOKENS = ("return_num_input_tokens", "return_num_output_tokens")
+PERF_METRICS = "return_perf_metrics"
+STOP = "stop"
+_NO_LOGITS, _NO_GUIDE = "logits are not returned", "structured output is not supported"
+_REFUSED = {
+    "return_context_logits": _NO_LOGITS,
+    "return_generation_logits": _NO_LOGITS,
+    "guided_decoding_guide_type": _NO_GUIDE,
+    "guided_decoding_guide": _NO_GUIDE,
+}
+"""Fields that may only be false or empty, with the reason."""
 _MUST_BE_ONE = {"beam_width", "num_return_sequences"}
 _SEQUENCE_PARAMETERS = {"sequence_id", "sequence_start", "sequence_end"}
 _TRITON_PARAMETERS = {"id", "priority", "timeout", "binary_data_output"} | _SEQUENCE_PARAMETERS
-_CLIENT_PARAMETERS = {"Streaming"}
-"""Sent by TensorRT-LLM's own clients; the tensor `stream` says the same."""
+_CLIENT_PARAMETERS = {"Streaming", "accumulate_tokens"}
+"""Sent by clients of TensorRT-LLM, without effect there too: the tensor `stream` says the first, and whoever sends the
+second joins the chunks itself."""
 _MAX_PARAMETERS = 10_000
 _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Field names of one Triton model: `fields` maps a client's name to the protocol's (dotted) name.
+    """Field names of one Triton model: `fields` maps a client's name to the protocol's (dotted) name. Where several
+    names mean one field, a request may use any of them.
 
-    What is `without_effect` concerns beam search, and is accepted.
+    `flags` say what a response holds, or that the request stops another one: the model answers them itself. What is
+    `without_effect` concerns beam search or encoders, and is accepted.
     """
 
     required: tuple[str, ...]
     fields: Mapping[str, str]
-    without_effect: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
 
     def parse(
         self,
@@ -67,7 +84,7 @@ class Contract:
         parameters: str = "",
         limits: PromptLimits = PROTOCOL_LIMITS,
     ) -> GenerateRequest:
-        """The worker's request for one Triton request.
+        """The worker's request for one Triton request. The answer of a stream never starts with the prompt.
 
         `tensors` are the inputs by name, batch dimension included; `parameters` is Triton's JSON of request
         parameters, where the HTTP generate endpoint puts the id and every field that the model does not know; `limits`
@@ -79,25 +96,42 @@ class Contract:
                 raise InvalidRequest(f"{name}: required field is missing")
         if "input_lengths" in tensors:
             tensors = _cut(tensors)
-        message: dict[str, Any] = {"id": request_id}
+        values: dict[str, tuple[str, Any]] = {}
         for name, tensor in tensors.items():
             if name in _MUST_BE_ONE:
                 if (value := _scalar(name, tensor)) != 1:
                     raise InvalidRequest(f"{name}: expected 1 (one sequence per request), got {value}")
-            elif name in self.fields:
+            elif name in _REFUSED:
+                if value := _scalar(name, tensor):
+                    raise InvalidRequest(f"{name}: {_REFUSED[name]}: expected none, got {shown(value)}")
+            elif field := self.fields.get(name):
                 self._check_size(name, tensor, limits)
-                value = _list(name, tensor) if self.fields[name] in _LISTS else _scalar(name, tensor)
-                _put(message, self.fields[name], value)
-            elif name not in self.without_effect:
+                value = _READERS.get(field, _scalar)(name, tensor)
+                other, before = values.setdefault(field, (name, value))
+                if other != name and before != value:
+                    raise InvalidRequest(
+                        f"{other} and {name} mean the same: expected one value, got {shown(before)} and {shown(value)}"
+                    )
+            elif name not in (*self.flags, *self.without_effect):
                 raise InvalidRequest(f"{name}: unknown field")
+        message: dict[str, Any] = {"id": request_id}
+        for field, (_, value) in values.items():
+            _put(message, field, value)
+        if message.get("stream"):
+            message["exclude_input_in_output"] = True
         try:
             return GenerateRequest.model_validate(message)
         except ValidationError as error:
-            raise InvalidRequest(self.in_client_terms(describe(error))) from None
+            raise InvalidRequest(self.in_client_terms(describe(error), tensors)) from None
 
-    def in_client_terms(self, text: str) -> str:
-        """An error text (`field: problem; field: problem`) with the client's names of the fields."""
+    def flagged(self, tensors: Mapping[str, np.ndarray]) -> frozenset[str]:
+        """The flags that a request sets. Raises InvalidRequest for one that is no single value."""
+        return frozenset(name for name in self.flags if name in tensors and _scalar(name, tensors[name]))
+
+    def in_client_terms(self, text: str, given: Iterable[str] = ()) -> str:
+        """An error text (`field: problem; field: problem`) with the client's names of the fields: the `given` ones."""
         names = {protocol: client for client, protocol in self.fields.items()}
+        names |= {self.fields[client]: client for client in given if client in self.fields}
         pattern = "|".join(re.escape(name) for name in names)
         return re.sub(rf"(?:^|(?<=; ))({pattern})(?!\w)", lambda match: names[match.group()], text)
 
@@ -113,7 +147,7 @@ class Contract:
         expected = _TRITON_PARAMETERS | _CLIENT_PARAMETERS
         unknown = [name for name in given if name not in expected and not name.startswith("triton_")]
         if unknown:
-            known = ", ".join(sorted({*self.fields, *_MUST_BE_ONE, *self.without_effect}))
+            known = ", ".join(sorted({*self.fields, *self.flags, *_MUST_BE_ONE, *self.without_effect}))
             named = ", ".join(shown(name) for name in sorted(unknown)[:_MOST_NAMED])
             more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
             raise InvalidRequest(f"unknown field {named}{more}: expected some of {known}")
@@ -128,6 +162,8 @@ class Contract:
                 limits.check_tokens(tensor.size)
             elif tensor.size > (most := MAX_WORDS.get(field, tensor.size)):
                 raise InvalidRequest(f"{field}: expected at most {most} items, got {tensor.size}")
+            elif tensor.size // 2 > (most := MAX_WORDS_TOKENS.get(field, tensor.size)):
+                raise InvalidRequest(f"{field}: expected at most {most} token ids, got {tensor.size // 2}")
         except InvalidRequest as error:
             raise InvalidRequest(self.in_client_terms(str(error))) from None
 
@@ -144,6 +180,7 @@ ENSEMBLE = Contract(
         "stop_words": "stop_words",
         "bad_words": "bad_words",
     },
+    (*NUM_TOKENS, PERF_METRICS),
     ("length_penalty",),
 )
 TENSORRT_LLM = Contract(
@@ -155,8 +192,23 @@ TENSORRT_LLM = Contract(
         "streaming": "stream",
         "runtime_top_k": "sampling.top_k",
         "runtime_top_p": "sampling.top_p",
+        "stop_words_list": "stop_word_ids",
+        "bad_words_list": "bad_word_ids",
     },
-    ("len_penalty", "early_stopping"),
+    (*NUM_TOKENS, PERF_METRICS, STOP),
+    ("len_penalty", "early_stopping", "decoder_input_ids", "decoder_input_lengths"),
+)
+PREPROCESSING = Contract(
+    ("QUERY", "REQUEST_OUTPUT_LEN"),
+    {
+        "QUERY": "text",
+        "REQUEST_OUTPUT_LEN": "max_tokens",
+        "STOP_WORDS_DICT": "stop_words",
+        "BAD_WORDS_DICT": "bad_words",
+        "END_ID": "end_id",
+        "PAD_ID": "pad_id",
+    },
+    without_effect=("DECODER_QUERY",),
 )
 
 
@@ -169,6 +221,25 @@ def _scalar(name: str, tensor: np.ndarray) -> Any:
 def _list(name: str, tensor: np.ndarray) -> list[Any]:
     flat = tensor.reshape(-1)
     return [_value(name, item) for item in flat] if tensor.dtype == object else flat.tolist()
+
+
+def _words(name: str, tensor: np.ndarray) -> list[list[int]]:
+    """Words of token ids, from a tensor [1, 2, n]: the ids of all words one after the other, and where each word ends,
+    filled up with -1."""
+    if tensor.ndim != 3 or tensor.shape[:2] != (1, 2):
+        raise InvalidRequest(f"{name}: expected shape [1, 2, n], got {list(tensor.shape)}")
+    ids, ends = tensor[0].tolist()
+    ends = ends[: ends.index(-1)] if -1 in ends else ends
+    starts = [0, *ends[:-1]]
+    if any(not start < end <= len(ids) for start, end in zip(starts, ends, strict=False)):
+        raise InvalidRequest(f"{name}: expected ends of words that grow up to {len(ids)}, got {shown(ends)}")
+    return [ids[start:end] for start, end in zip(starts, ends, strict=False)]
+
+
+_READERS: dict[str, Callable[[str, np.ndarray], Any]] = {
+    "input_ids": _list, "stop_words": _list, "bad_words": _list, "stop_word_ids": _words, "bad_word_ids": _words,
+}  # fmt: skip
+"""How fields of more than one value are read."""
 
 
 def _value(name: str, item: Any) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from redraft.request import InvalidRequest, PromptLimits
-from redraft.serving.fields import ENSEMBLE, TENSORRT_LLM
+from redraft.serving.triton.fields import ENSEMBLE, TENSORRT_LLM
 
 
 def text(*words: str) -> np.ndarray:
@@ -21,6 +21,14 @@ def floats(*values: float) -> np.ndarray:
     return np.array([values], dtype=np.float32)
 
 
+def uint64(value: int) -> np.ndarray:
+    return np.array([[value]], dtype=np.uint64)
+
+
+def flag(value: bool) -> np.ndarray:
+    return np.array([[value]])
+
+
 def ensemble(**changes: np.ndarray) -> dict[str, np.ndarray]:
     return {"text_input": text("hi"), "max_tokens": ints(4)} | changes
 
@@ -29,25 +37,98 @@ def test_every_field_reaches_the_worker():
     request = ENSEMBLE.parse(
         "r1",
         ensemble(
-            stream=np.array([[True]]),
+            stream=flag(False),
             temperature=floats(0.7),
             top_p=floats(0.9),
             top_k=ints(5),
-            random_seed=np.array([[2**64 - 1]], dtype=np.uint64),
+            random_seed=uint64(2**64 - 1),
             stop_words=text("a", "é"),
             bad_words=text(""),
             beam_width=ints(1),
             length_penalty=floats(2.0),
-            exclude_input_in_output=np.array([[False]]),
+            exclude_input_in_output=flag(False),
             drafting_method=np.array([[b"rsd"]], object),
         ),
         json.dumps({"id": "7", "triton_enable_empty_final_response": True}),
     )
-    assert (request.text, request.max_tokens, request.stream) == ("hi", 4, True)
+    assert (request.text, request.max_tokens, request.stream) == ("hi", 4, False)
     assert request.sampling.temperature == 0.7, "the decimal that the client wrote, not its float32 neighbour"
     assert request.sampling.seed == 2**64 - 1
     assert request.method == "rsd"
     assert (request.stop_words, request.bad_words, request.exclude_input_in_output) == (["a", "é"], [], False)
+
+
+def test_newer_names_mean_the_same():
+    request = ENSEMBLE.parse("r", ensemble(seed=uint64(7), min_tokens=ints(2)))
+    assert (request.sampling.seed, request.sampling.min_length) == (7, 2)
+    both = ensemble(seed=uint64(7), random_seed=uint64(7), min_length=ints(2), min_tokens=ints(2))
+    assert ENSEMBLE.parse("r", both) == request
+
+
+def test_top_p_0_is_no_top_p():
+    """TensorRT-LLM's client sends it unless it is told otherwise."""
+    assert ENSEMBLE.parse("r", ensemble(top_p=floats(0))).sampling.top_p == 0
+
+
+def test_a_stream_never_starts_with_the_prompt():
+    tensors = ensemble(exclude_input_in_output=flag(False))
+    assert not ENSEMBLE.parse("r", tensors | {"stream": flag(False)}).exclude_input_in_output
+    streamed = ENSEMBLE.parse("r", tensors | {"stream": flag(True)})
+    assert (streamed.stream, streamed.exclude_input_in_output) == (True, True)
+
+
+def test_what_is_not_supported_is_accepted_where_it_is_not_asked_for():
+    unwanted = {name: flag(False) for name in ("return_context_logits", "return_generation_logits")}
+    unwanted |= {name: text("") for name in ("guided_decoding_guide_type", "guided_decoding_guide")}
+    parameters = json.dumps({"accumulate_tokens": True, "id": 7, "Streaming": True})
+    assert ENSEMBLE.parse("r", ensemble(**unwanted), parameters) == ENSEMBLE.parse("r", ensemble())
+
+
+def test_flags_are_those_that_are_set():
+    tensors = ensemble(return_num_input_tokens=flag(True), return_perf_metrics=flag(False))
+    assert ENSEMBLE.flagged(tensors) == {"return_num_input_tokens"}
+    assert ENSEMBLE.parse("r", tensors) == ENSEMBLE.parse("r", ensemble())
+    with pytest.raises(InvalidRequest, match=r"^stop: expected one value, got shape \[1, 2\]$"):
+        TENSORRT_LLM.flagged({"stop": np.array([[True, False]])})
+
+
+def word_list(*rows: list[int]) -> dict[str, np.ndarray]:
+    """A request for `tensorrt_llm` with this `stop_words_list`."""
+    words = np.array([rows], dtype=np.int32)
+    return {"input_ids": ints(5), "request_output_len": ints(3), "stop_words_list": words}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (([5, 6, 7, 0], [1, 3, -1, -1]), [[5], [6, 7]]),
+        (([5, 6], [1, 2]), [[5], [6]]),
+        (([0], [-1]), []),
+        (([], []), []),
+    ],
+)
+def test_words_given_as_token_ids(rows, words):
+    tensors = word_list(*rows)
+    assert TENSORRT_LLM.parse("r", tensors).stop_word_ids == words
+    tensors["bad_words_list"] = tensors.pop("stop_words_list")
+    assert TENSORRT_LLM.parse("r", tensors).bad_word_ids == words
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (([5, 6], [2, 1]), "^stop_words_list: expected ends of words that grow up to 2, got .2, 1."),
+        (([5, 6], [1, 3]), "^stop_words_list: expected ends of words that grow up to 2, got .1, 3."),
+        (([5, 6], [0, 2]), "^stop_words_list: expected ends of words that grow up to 2, got .0, 2."),
+        (([5, -6], [1, 2]), r"^stop_words_list\.1\.0: .*got -6"),
+        (([5],), r"^stop_words_list: expected shape \[1, 2, n\], got \[1, 1, 1\]"),
+        (([5] * 65, list(range(1, 66))), "^stop_words_list: expected at most 64 items, got 65"),
+        (([5] * 4097, [-1] * 4097), "^stop_words_list: expected at most 4096 token ids, got 4097"),
+    ],
+)
+def test_words_that_are_no_token_ids(rows, message):
+    with pytest.raises(InvalidRequest, match=message):
+        TENSORRT_LLM.parse("r", word_list(*rows))
 
 
 def test_token_ids_are_trimmed_to_input_lengths():
@@ -67,6 +148,14 @@ def test_token_ids_are_trimmed_to_input_lengths():
         ({"temperature": floats(float("nan"))}, "^temperature: .*nan"),
         ({"temperature": floats(float("inf"))}, "^temperature: .*inf"),
         ({"top_p": floats(-0.5)}, "^top_p: .*got -0.5"),
+        ({"min_length": ints(-1)}, "^min_length: .*got -1"),
+        ({"min_tokens": ints(-1)}, "^min_tokens: .*got -1"),
+        ({"min_tokens": ints(3), "min_length": ints(2)}, "^min_tokens and min_length mean the same: .*got 3 and 2"),
+        ({"random_seed": uint64(3), "seed": uint64(2)}, "^random_seed and seed mean the same: .*got 3 and 2"),
+        ({"return_context_logits": flag(True)}, "^return_context_logits: logits are not returned: .*got True"),
+        ({"return_generation_logits": flag(True)}, "^return_generation_logits: logits are not returned: .*got True"),
+        ({"guided_decoding_guide_type": text("json")}, "^guided_decoding_guide_type: structured output .*got 'json'"),
+        ({"guided_decoding_guide": text("{}")}, "^guided_decoding_guide: structured output .*got '{}'"),
         ({"top_p": floats(1.5)}, "^top_p: .*got 1.5"),
         ({"top_k": ints(-1)}, "^top_k: .*got -1"),
         ({"repetition_penalty": floats(0)}, "^repetition_penalty: .*got 0"),
@@ -133,3 +222,4 @@ def test_messages_of_the_worker_in_the_terms_of_tensorrt_llm():
     assert TENSORRT_LLM.in_client_terms(text) == (
         "request_output_len: expected at most 9, got 10; runtime_top_p: too small"
     )
+    assert ENSEMBLE.in_client_terms("sampling.seed: no", ["text_input", "random_seed"]) == "random_seed: no"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
-from redraft.serving.fields import ENSEMBLE
+from redraft.serving.triton.fields import ENSEMBLE
 from redraft.worker.client import Message
 from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
 from tests.conftest import wait_until
@@ -45,8 +45,8 @@ class Sender(list):
 class Request:
     """Triton's request; an exception given as a part is raised where the part is read."""
 
-    def __init__(self, parameters: object = "", inputs: object = None, request_id: object = ""):
-        tensors = {"text_input": np.array([[b"hi"]], np.object_), "max_tokens": np.array([[4]], np.int32)}
+    def __init__(self, parameters: object = "", inputs: object = None, request_id: object = "", **changes: np.ndarray):
+        tensors = {"text_input": np.array([[b"hi"]], np.object_), "max_tokens": np.array([[4]], np.int32)} | changes
         usual = [SimpleNamespace(name=lambda n=n: n, as_numpy=lambda t=tensor: t) for n, tensor in tensors.items()]
         self.sender, self._parameters, self._inputs, self._id = Sender(), parameters, inputs or usual, request_id
 
@@ -126,14 +126,15 @@ def module(monkeypatch):
     stand_in = SimpleNamespace(
         MetricFamily=Family,
         TritonError=Error,
-        InferenceResponse=lambda error: SimpleNamespace(error=error),
+        InferenceResponse=lambda tensors=None, error=None: SimpleNamespace(tensors=tensors, error=error),
         Logger=SimpleNamespace(log_error=logged.append),
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         using_decoupled_model_transaction_policy=lambda config: True,
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
-    loaded = importlib.import_module("redraft.serving.model")
-    monkeypatch.setattr(loaded, "pb_utils", stand_in)
+    loaded = importlib.import_module("redraft.serving.triton.model")
+    for part in (loaded, importlib.import_module("redraft.serving.triton.backend")):
+        monkeypatch.setattr(part, "pb_utils", stand_in)
     loaded.logged = logged
     return loaded
 
@@ -230,9 +231,9 @@ def test_the_response_thread_sleeps_while_nothing_is_in_flight(counted, module, 
     request = Request()
     model.execute([request])
     wait_until(lambda: request.sender.asked > 2)
-    client.answer(ErrorMessage(id="r0", code="overloaded", message="full"))
+    client.answer(ErrorMessage(id="r0", code="restarting", message="later"))
     wait_until(lambda: request.sender)
-    assert request.sender == ["unavailable: full"]
+    assert request.sender == ["unavailable: later"]
     before = CountedQueue.waits
     time.sleep(5 * module.CANCELLATION_POLL_S)
     assert CountedQueue.waits <= before + 1

@@ -1,0 +1,1 @@
+"""The code of the Triton models, which run inside Triton's Python backend."""

@@ -1,0 +1,48 @@
+"""What every model needs of Triton's Python backend. Imported inside it only."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from redraft.worker import protocol
+
+_CODES = {  # names: Triton adds its part of pb_utils only after this module has been imported
+    protocol.INVALID: "INVALID_ARG",
+    protocol.OVERLOADED: "UNAVAILABLE",
+    protocol.RESTARTING: "UNAVAILABLE",
+    protocol.CANCELLED: "CANCELLED",
+}
+INTERNAL_ERROR = "internal error: the Triton server's log has the cause"
+_QUEUE_FULL = "Exceeds maximum queue size. Maximum queue size of the service reached"
+"""What TensorRT-LLM's clients look for in the message, over gRPC and over HTTP."""
+
+
+def error_response(code: str, text: str) -> Any:
+    """A response with an error; `code` is one of the codes of `redraft.worker.protocol`."""
+    if code == protocol.OVERLOADED:
+        text = f"{text} ({_QUEUE_FULL})"
+    error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, _CODES.get(code, "INTERNAL")))
+    return pb_utils.InferenceResponse(error=error)
+
+
+def inputs(request: Any) -> dict[str, Any]:
+    """A request's input arrays by name, batch dimension included."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def end_with_supervisor() -> None:
+    """Have the kernel kill this process when the supervisor, which holds a pipe's other end, has gone. A thread could
+    not: a call of Triton's metrics waits for the dead server with the interpreter locked. Parents do not count either:
+    the server's thread that started this process may end before it."""
+    pipe = Path(os.environ["REDRAFT_WORKER_SOCKET"]).with_name(protocol.SUPERVISOR_PIPE)
+    if pipe.exists():
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)

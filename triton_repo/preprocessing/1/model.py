@@ -1,0 +1,11 @@
+"""Text to token ids: the TensorRT-LLM backend's `preprocessing` fields."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.append(os.environ.get("REDRAFT_HOME", str(Path(__file__).resolve().parents[3])))
+
+from redraft.serving.triton.tokens import Preprocessing as TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
