@@ -57,4 +57,14 @@ def save(network: ir.Model, path: Path, constants: Constants) -> None:
     """Write a lowered network, whose programs' weights go to `constants`."""
     fused = fuse(network, constants)
     detach_constants(fused)
+    _declare_bytes(fused)
     ir.save(fused, path)
+
+
+def _declare_bytes(network: ir.Model) -> None:
+    """Declare bfloat16 inputs, which are caches, as the bytes that they are: on a CPU without AVX-512 OpenVINO converts
+    bfloat16 to float32, and an operator would update the copy."""
+    for value in network.graph.inputs:
+        if value.dtype == ir.DataType.BFLOAT16 and value.shape is not None:
+            *outer, last = value.shape
+            value.shape, value.dtype = ir.Shape([*outer, 2 * last]), ir.DataType.UINT8

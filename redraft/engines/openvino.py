@@ -217,9 +217,7 @@ def _allocate_caches(
 
 
 def _shared(cache: np.ndarray) -> ov.Tensor:
-    if cache.dtype == np.uint16:
-        return ov.Tensor(cache, ov.Shape(cache.shape), ov.Type.bf16)
-    return ov.Tensor(cache, shared_memory=True)
+    return ov.Tensor(cache.view(np.uint8) if cache.dtype == np.uint16 else cache, shared_memory=True)
 
 
 def _as_stored(value: float, dtype: np.dtype) -> np.generic:

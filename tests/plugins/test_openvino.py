@@ -11,7 +11,8 @@ from redraft.plugins.library import extension_path
 from redraft.plugins.operators.linear.pack import DTYPES, pack
 from tests.plugins.attention_case import Case, Sequence, make_case
 
-CACHE_TYPES = {"fp32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16}
+CACHE_TYPES = {"fp32": (TensorProto.FLOAT, 1), "bf16": (TensorProto.UINT8, 2)}
+"""By dtype: what a network declares a cache as, and how many of it a number takes."""
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,9 @@ def attention(core: ov.Core, case: Case, dtype: str) -> ov.CompiledModel:
     _, kv_heads, _, head_size = case.arrays["k_cache"].shape
     for name in ("qkv", "rope_table"):
         specs[name] = (TensorProto.FLOAT, [None, case.arrays[name].shape[1]])
+    cache_type, width = CACHE_TYPES[dtype]
     for name in ("k_cache", "v_cache"):
-        specs[name] = (CACHE_TYPES[dtype], [None, kv_heads, None, head_size])
+        specs[name] = (cache_type, [None, kv_heads, None, width * head_size])
     attributes = {"num_heads": case.num_heads, "num_kv_heads": kv_heads, "head_size": head_size}
     node = helper.make_node("TreeAttention", list(specs), ["out"], domain="redraft", **attributes)
     outputs = {"out": (TensorProto.FLOAT, [None, case.num_heads * head_size])}
@@ -69,11 +71,8 @@ def test_tree_attention_updates_the_callers_caches(core, rng, dtype):
     case, direct = (make_case(np.random.default_rng(3), sequences, dtype=dtype) for _ in range(2))
     request = attention(core, case, dtype).create_infer_request()
     for name, array in case.arrays.items():
-        if name.endswith("_cache") and dtype == "bf16":
-            tensor = ov.Tensor(array, array.shape, ov.Type.bf16)
-        else:
-            tensor = ov.Tensor(array, shared_memory=True)
-        request.set_tensor(name, tensor)
+        stored = array.view(np.uint8) if name.endswith("_cache") and dtype == "bf16" else array
+        request.set_tensor(name, ov.Tensor(stored, shared_memory=True))
     request.infer()
     np.testing.assert_array_equal(request.get_output_tensor().data, direct.run())
     for name in ("k_cache", "v_cache"):

@@ -15,10 +15,11 @@ class TreeAttention : public Operator {
         for (std::size_t input : {0, 8}) expect_type(this, input, ov::element::f32);
         for (std::size_t input : {1, 2, 3, 4, 5, 6, 7}) expect_type(this, input, ov::element::i32);
         if (get_input_size() == 12) expect_type(this, 11, ov::element::i32);
+        // u8: the bytes of bf16, which a CPU without AVX-512 would have converted to f32, in a copy.
         const ov::element::Type cache = get_input_element_type(9);
-        OPENVINO_ASSERT((cache == ov::element::f32 || cache == ov::element::bf16) && cache == get_input_element_type(10),
+        OPENVINO_ASSERT((cache == ov::element::f32 || cache == ov::element::u8) && cache == get_input_element_type(10),
                         get_friendly_name(), ": the caches are ", cache, " and ", get_input_element_type(10),
-                        ": expected f32 or bf16");
+                        ": expected f32, or u8 for bf16");
         const ov::PartialShape& qkv = get_input_partial_shape(0);
         const ov::Dimension rows = qkv.rank().is_static() ? qkv[0] : ov::Dimension::dynamic();
         set_output_type(0, ov::element::f32, {rows, num_heads_ * head_size_});
@@ -40,11 +41,13 @@ class TreeAttention : public Operator {
         outputs[0].set_shape({rows, static_cast<std::size_t>(num_heads_ * head_size_)});
         const auto ints = [&](int i) { return inputs[i].data<const int32_t>(); };
         const ov::Shape& cache = inputs[9].get_shape();
+        const bool bf16 = inputs[9].get_element_type() == ov::element::u8;
+        const int64_t row = bf16 ? 2 * head_size_ : head_size_;
         OPENVINO_ASSERT(cache.size() == 4 && cache == inputs[10].get_shape() &&
                             cache[1] == static_cast<std::size_t>(num_kv_heads_) &&
-                            cache[3] == static_cast<std::size_t>(head_size_),
+                            cache[3] == static_cast<std::size_t>(row),
                         "the caches have shapes ", cache, " and ", inputs[10].get_shape(), ": expected [slots, ",
-                        num_kv_heads_, ", rows, ", head_size_, "]");
+                        num_kv_heads_, ", rows, ", row, "]");
         const TreeAttentionArgs args{inputs[0].data<const float>(),
                                      static_cast<int64_t>(rows),
                                      ints(1),
@@ -62,7 +65,7 @@ class TreeAttention : public Operator {
                                      static_cast<int64_t>(inputs[8].get_shape()[0]),
                                      const_cast<void*>(inputs[9].data()),
                                      const_cast<void*>(inputs[10].data()),
-                                     inputs[9].get_element_type() == ov::element::bf16 ? DType::bf16 : DType::fp32,
+                                     bf16 ? DType::bf16 : DType::fp32,
                                      static_cast<int64_t>(cache[0]),
                                      static_cast<int64_t>(cache[2]),
                                      num_heads_,
