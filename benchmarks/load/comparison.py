@@ -131,8 +131,10 @@ def compare(
 
 
 def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> dict[str, Any]:
-    """Figures of a comparison: speeds, speed-ups, acceptance (all also per kind of prompt), where the time went."""
+    """Figures of a comparison: speeds, speed-ups, acceptance (all also per kind of prompt), how far a method's is below
+    the first one's, and where the time went."""
     base = contenders[AR]
+    first = next((contender for name, contender in contenders.items() if name not in (AR, LLAMA)), base)
     places: dict[str, list[int]] = {}
     for place, kind in enumerate(kinds_of(prompts)):
         places.setdefault(kind, []).append(place)
@@ -148,9 +150,9 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
         if contender.clock:
             entry |= {"drafting_share": contender.clock.drafting_share, "host_overhead": contender.clock.host_overhead}
             entry |= acceptance_figures(contender.answers)
-            stats = [answer.stats for answer in contender.answers]
-            accepted, steps = (np.array([getattr(item, key) for item in stats]) for key in ("accepted", "steps"))
-            entry["acceptance_interval"] = interval(1 + ratio(accepted, steps))
+            acceptance = resampled_acceptance(contender)
+            entry["acceptance_interval"] = interval(acceptance)
+            entry["acceptance_below_first_interval"] = interval(resampled_acceptance(first) - acceptance)
             pairs = zip(base.answers, contender.answers, strict=True)
             entry["identical_answers"] = sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
             entry["categories"] = {
@@ -168,6 +170,13 @@ def resampled_speeds(contender: Contender) -> np.ndarray:
     """Its speed over each re-sample of the prompts, float64 [RESAMPLES]."""
     tokens = np.array([len(answer.token_ids) for answer in contender.answers])
     return ratio(tokens, np.array(contender.prompt_seconds()))
+
+
+def resampled_acceptance(contender: Contender) -> np.ndarray:
+    """Its tokens per step over each re-sample of the prompts, float64 [RESAMPLES]."""
+    stats = [answer.stats for answer in contender.answers]
+    accepted, steps = (np.array([getattr(item, key) for item in stats]) for key in ("accepted", "steps"))
+    return 1 + ratio(accepted, steps)
 
 
 def _part_speed(contender: Contender, places: list[int]) -> float:
