@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import httpx
@@ -74,6 +75,21 @@ def test_errors(service):
                 client.infer("ensemble", grpc_inputs(text_input=prompt, max_tokens=tokens))
             assert caught.value.status() == f"StatusCode.{status}"
     assert "--decoupled" in service.generate({"text_input": "hi", "max_tokens": 4, "stream": True})["error"]
+
+
+def test_a_stop_request_over_unary_calls(service):
+    """As TensorRT-LLM's client sends it without --streaming."""
+    results: queue.SimpleQueue = queue.SimpleQueue()
+    with grpcclient.InferenceServerClient(service.grpc) as client:
+        long = grpc_inputs(input_ids=[0], input_lengths=1, request_output_len=400)
+        client.async_infer("tensorrt_llm", long, lambda result, error: results.put((result, error)), request_id="u")
+        wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
+        stop = grpc_inputs(input_ids=[0], input_lengths=0, request_output_len=0, stop=True)
+        assert client.infer("tensorrt_llm", stop, request_id="u").as_numpy("output_ids") is None
+        result, error = results.get(timeout=60)
+        assert error is None
+        assert result.as_numpy("output_ids").shape == (1, 1, result.as_numpy("sequence_length").item())
+        assert result.as_numpy("sequence_length") < 400
 
 
 def test_cancelling_a_unary_call(service):
