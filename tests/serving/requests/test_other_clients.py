@@ -111,10 +111,8 @@ def test_a_stream_never_starts_with_the_prompt(service, stream):
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_stop_request_ends_the_request_with_its_id(service, stream, streaming):
     """Which answers what it has, as with TensorRT-LLM; a neighbour of another id goes on."""
-    neighbour = GrpcStream(service.grpc)
-    long = {"text_input": "slow", "max_tokens": 60, "stream": True}
-    neighbour.send("ensemble", "other", **long)
-    slow = CORE_CLIENT | {"input_ids": [0, 0, 0]}
+    neighbour, slow = GrpcStream(service.grpc), CORE_CLIENT | {"input_ids": [0, 0, 0]}
+    neighbour.send("tensorrt_llm", "other", request_output_len=60, streaming=True, **slow)
     stream.send("tensorrt_llm", "mine", request_output_len=400, streaming=streaming, **slow)
     if streaming:
         stream.receive()
