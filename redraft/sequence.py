@@ -138,13 +138,23 @@ class Sequence:
         self._output = Output(key, len(prompt), log_probs=self._log_probs)
         if not request.exclude_input_in_output:
             self._output.text = request.text if request.text is not None else codec.decode(prompt)
-        self._arrived = time.perf_counter()
-        self._admitted = self._first_token = self._arrived
+        self.arrived = time.perf_counter()
+        self._admitted = self._first_token = self.arrived
 
     @property
     def prefilled(self) -> bool:
         """Whether the whole prompt has been through the target."""
         return self.root >= 0
+
+    @property
+    def to_prefill(self) -> int:
+        """Tokens of the prompt that have not been through the target."""
+        return len(self.prompt) - self.cache_length
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether it has a slot of the cache."""
+        return self.slot >= 0
 
     @property
     def remaining(self) -> int:
@@ -155,7 +165,7 @@ class Sequence:
         """Take a slot of the cache."""
         self.slot = slot
         self._admitted = time.perf_counter()
-        self.stats.queue_ms = 1e3 * (self._admitted - self._arrived)
+        self.stats.queue_ms = 1e3 * (self._admitted - self.arrived)
 
     def kept(self, rows: list[int]) -> list[int]:
         """The rows whose features the drafter will need: all if it has a context cache, else the last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,9 @@ START_S, END_S, POLL_S = 300.0, 20.0, 0.2
 
 
 @contextmanager
-def worker_of(bundle: Path, threads: int | None = None) -> Iterator[WorkerClient]:
-    """A client of a worker that serves `bundle`, started on entry and ended on exit.
+def worker_of(bundle: Path, threads: int | None = None, source: Path | None = None) -> Iterator[WorkerClient]:
+    """A client of a worker that serves `bundle`, started on entry and ended on exit. It runs the code of the checkout
+    `source`, by default this one.
 
     Raises RuntimeError for a worker that ends or does not answer, ServingError where its ranks cannot be started.
     """
@@ -32,12 +34,13 @@ def worker_of(bundle: Path, threads: int | None = None) -> Iterator[WorkerClient
             "-m",
             "redraft.worker.server",
             "--bundle",
-            str(bundle),
+            str(bundle.resolve()),
             "--socket",
             f"{folder}/worker.sock",
         ]
         command += [] if threads is None else ["--threads", str(threads)]
-        process = subprocess.Popen(launch_command(command, bundle_ranks(bundle)))
+        environment = dict(os.environ) if source is None else {**os.environ, "PYTHONPATH": str(source.resolve())}
+        process = subprocess.Popen(launch_command(command, bundle_ranks(bundle)), env=environment, cwd=source)
         try:
             deadline = time.monotonic() + START_S
             while not client.wait_connected(POLL_S):

@@ -18,6 +18,7 @@ from redraft.engines.features import Features, take
 from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
+from redraft.scheduling.prompt_rows import share_rows, step_rows
 from redraft.sequence import Gain, Output, Sequence
 
 
@@ -151,11 +152,10 @@ class Scheduler:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""
         started = time.perf_counter()
         outputs = self._sweep()
-        self._admit()
+        decoding = [sequence for sequence in self._running if sequence.prefilled]
+        chunks = self._prefill_chunks(step_rows(self.limits.prefill_chunk, len(decoding)))
         if not self._running:
             return outputs
-        decoding = [sequence for sequence in self._running if sequence.prefilled]
-        chunks = self._prefill_chunks()
         tree = self._draft(decoding)
         batch = self._batch(decoding, tree, chunks)
         samplers = [self._source(sequence).chooser(sequence) for sequence in (*decoding, *(one for one, _ in chunks))]
@@ -171,14 +171,13 @@ class Scheduler:
         totals.step_s += time.perf_counter() - started
         return outputs
 
-    def _admit(self) -> None:
-        while self._waiting and self._free_slots:
-            sequence = self._waiting.popleft()
-            sequence.admit(self._free_slots.pop())
-            source = self._source(sequence)
-            sequence.ngram, sequence.pairs = source.index(sequence.prompt), source.pairs()
-            self.totals.prompt_tokens += len(sequence.prompt)
-            self._running.append(sequence)
+    def _admit(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        sequence.admit(self._free_slots.pop())
+        source = self._source(sequence)
+        sequence.ngram, sequence.pairs = source.index(sequence.prompt), source.pairs()
+        self.totals.prompt_tokens += len(sequence.prompt)
+        self._running.append(sequence)
 
     def _sweep(self) -> list[Output]:
         """Outputs of all sequences; those that have finished leave and free their slots."""
@@ -193,15 +192,15 @@ class Scheduler:
             outputs += [output for sequence in dropped if (output := sequence.take_output()) is not None]
         return outputs
 
-    def _prefill_chunks(self) -> list[tuple[Sequence, int]]:
-        """Which sequences prefill how many rows in this step: first come, first served, one chunk's rows in all."""
-        left = self.limits.prefill_chunk
-        chunks = []
-        for sequence in self._running:
-            if not sequence.prefilled and left:
-                rows = min(left, len(sequence.prompt) - sequence.cache_length)
-                chunks.append((sequence, rows))
-                left -= rows
+    def _prefill_chunks(self, rows: int) -> list[tuple[Sequence, int]]:
+        """Which sequences prefill how many rows in this step; those that wait take a slot with their first rows."""
+        prompts = [sequence for sequence in self._running if not sequence.prefilled]
+        if self._free_slots:
+            prompts += self._waiting
+        chunks = share_rows(prompts, len(self._free_slots), rows)
+        for sequence, _ in chunks:
+            if not sequence.has_slot:
+                self._admit(sequence)
         return chunks
 
     def _draft(self, sequences: list[Sequence]) -> TokenTree:

@@ -1,0 +1,60 @@
+"""Shares the prompt rows of a step among the prompts that have not been through the target yet.
+
+The shortest remaining prompt goes first, so a short one does not wait for long ones. A part of each step belongs to the
+prompt that arrived first, so a long one does not starve: with its part alone it is through after as many steps as its
+rows and those of the prompts before it take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+FIRST_PART = 4
+"""One row in so many of a step is the earliest prompt's."""
+BESIDE_STREAMS = 2
+"""Beside sequences that decode, a step takes one in so many of the rows that it may take: each row delays them all."""
+
+
+class Prompt(Protocol):
+    """A prompt, or what is left of it."""
+
+    @property
+    def arrived(self) -> float:
+        """When it came, on any clock."""
+
+    @property
+    def to_prefill(self) -> int:
+        """Rows that have not been through the target; at least 1."""
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether it has a slot of the cache."""
+
+
+Waiting = TypeVar("Waiting", bound=Prompt)
+
+
+def step_rows(prefill_chunk: int, decoding: int) -> int:
+    """Most prompt rows of a step in which `decoding` sequences decode."""
+    return max(prefill_chunk // BESIDE_STREAMS, 1) if decoding else prefill_chunk
+
+
+def share_rows(prompts: Iterable[Waiting], free_slots: int, rows: int) -> list[tuple[Waiting, int]]:
+    """Which prompts take how many of a step's `rows`, at least one each. Those without a slot take a free one."""
+    able = [prompt for prompt in prompts if prompt.has_slot or free_slots]
+    if not able:
+        return []
+    first = min(able, key=lambda prompt: prompt.arrived)
+    turns = [(first, -(-rows // FIRST_PART))]
+    turns += [(prompt, rows) for prompt in sorted(able, key=lambda prompt: (prompt.to_prefill, prompt.arrived))]
+    given: dict[int, tuple[Waiting, int]] = {}
+    for prompt, most in turns:
+        _, before = given.get(id(prompt), (prompt, 0))
+        taken = min(most, rows, prompt.to_prefill - before)
+        if not taken or not (before or prompt.has_slot or free_slots):
+            continue
+        free_slots -= not (before or prompt.has_slot)
+        given[id(prompt)] = prompt, before + taken
+        rows -= taken
+    return list(given.values())
