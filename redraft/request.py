@@ -35,6 +35,7 @@ MIN_TEMPERATURE = 1e-4
 """Below it, sampling is greedy: the quotients would leave float32."""
 MAX_TOKENS = 256
 """How many tokens `request` asks for where none are named."""
+MAX_TIMEOUT_S = 86_400.0
 AUTO_REGRESSIVE = "auto_regressive"
 """The method that every bundle has: no drafts."""
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
@@ -145,6 +146,10 @@ class GenerateRequest(Message):
     return_log_probs: bool = False
     exclude_input_in_output: bool = True
     method: str | None = Field(default=None, max_length=200)
+    timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
+    """Seconds from arrival, in the queue or not, after which the request ends with the text so far."""
+    client: str | None = Field(default=None, max_length=200)
+    """Whose request it is, where a worker limits the requests of each client."""
 
     @field_validator("stop_words", "bad_words")
     @classmethod
@@ -194,6 +199,7 @@ class Options(TypedDict, total=False):
     bad_words: list[str]
     end_id: int | None
     return_log_probs: bool
+    timeout_s: float | None
 
 
 def request(

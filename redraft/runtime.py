@@ -116,11 +116,13 @@ class Runtime:
             if (largest := max(map(max, words), default=0)) >= self.vocab_size:
                 raise InvalidRequest(f"{field}: expected token ids below {self.vocab_size}, got {largest}")
 
-    def sequence(self, key: Hashable, request: GenerateRequest) -> Sequence:
-        """The sequence of a request. Raises InvalidRequest where it does not fit the bundle."""
+    def sequence(self, key: Hashable, request: GenerateRequest, arrived: float | None = None) -> Sequence:
+        """The sequence of a request. `arrived`: see `Sequence`. Raises InvalidRequest where it does not fit the
+        bundle."""
         self.check(request)
         seed = secrets.randbits(63)
-        return Sequence(key, request, self._prompt(request), self.codec, self.end_ids, seed, self.stream_interval_s)
+        prompt = self._prompt(request)
+        return Sequence(key, request, prompt, self.codec, self.end_ids, seed, self.stream_interval_s, arrived)
 
     def _prompt(self, request: GenerateRequest) -> list[int]:
         prompt = self.codec.encode(request.text) if request.text is not None else request.input_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Hashable
@@ -19,7 +20,7 @@ from redraft.engines.features import Features, join
 from redraft.request import GenerateRequest, SequenceStats
 from redraft.text import TextCodec, TextStream
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
 MOST_PARTS = 32
 """Most arrays of features kept apart; each may share memory with other sequences of the same step."""
@@ -98,8 +99,10 @@ class Sequence:
         end_ids: frozenset[int],
         seed: int = 0,
         stream_interval_s: float = 0.0,
+        arrived: float | None = None,
     ):
-        """`end_ids` are the model's own end tokens, used unless the request names one; `seed` likewise.
+        """`end_ids` are the model's own end tokens, used unless the request names one; `seed` likewise. `arrived` is
+        when the request came, as `time.perf_counter` tells it; now by default.
 
         A stream's text is given out at most every `stream_interval_s` seconds.
         """
@@ -138,7 +141,8 @@ class Sequence:
         self._output = Output(key, len(prompt), log_probs=self._log_probs)
         if not request.exclude_input_in_output:
             self._output.text = request.text if request.text is not None else codec.decode(prompt)
-        self.arrived = time.perf_counter()
+        self.arrived = time.perf_counter() if arrived is None else arrived
+        self.deadline = math.inf if request.timeout_s is None else self.arrived + request.timeout_s
         self._admitted = self._first_token = self.arrived
 
     @property
@@ -232,8 +236,11 @@ class Sequence:
         """End the sequence: held back text becomes certain."""
         self.finish_reason = reason
         self._text.finish()
+        now = time.perf_counter()
         if self.prefilled:
-            self.stats.decode_ms = 1e3 * (time.perf_counter() - self._first_token)
+            self.stats.decode_ms = 1e3 * (now - self._first_token)
+        if not self.has_slot:
+            self.stats.queue_ms = 1e3 * (now - self.arrived)
 
     def take_output(self) -> Output | None:
         """What is new, for a client that streams and is due some text, or when the sequence has finished; else None."""

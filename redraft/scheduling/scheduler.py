@@ -43,6 +43,7 @@ class Totals:
     `draft_s` inside drafters."""
 
     requests: int = 0
+    timeouts: int = 0
     steps: int = 0
     sequence_steps: int = 0
     prompt_tokens: int = 0
@@ -136,6 +137,12 @@ class Scheduler:
             if sequence.key == key and sequence.finish_reason is None:
                 sequence.finish("cancelled")
 
+    def _end_late(self, now: float) -> None:
+        for sequence in (*self._running, *self._waiting):
+            if sequence.deadline <= now and sequence.finish_reason is None:
+                sequence.finish("timeout")
+                self.totals.timeouts += 1
+
     def drop_all(self) -> None:
         """Forget every sequence, without outputs: after a step that raised, their states are not to be trusted."""
         self._waiting.clear()
@@ -151,6 +158,7 @@ class Scheduler:
     def step(self) -> list[Output]:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""
         started = time.perf_counter()
+        self._end_late(started)
         outputs = self._sweep()
         decoding = [sequence for sequence in self._running if sequence.prefilled]
         chunks = self._prefill_chunks(step_rows(self.limits.prefill_chunk, len(decoding)))

@@ -129,6 +129,11 @@ class Child:
             self._delay = min(2 * self._delay, self._max_delay)
         return time.monotonic() >= self._restart_at
 
+    def terminate(self) -> None:
+        """SIGTERM to it, if it runs."""
+        if self._process is not None:
+            self._process.terminate()
+
     def ends_within(self, seconds: float) -> bool:
         """Whether it ends by itself in that time."""
         deadline = time.monotonic() + seconds

@@ -51,6 +51,9 @@ def serve(
         typer.Option(min=1, help="Threads of the engine, of each rank; default: all cores, or a rank's share."),
     ] = None,
     max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
+    max_per_client: Annotated[
+        int | None, typer.Option(min=1, help="Requests of one client that run and wait before 'overloaded'.")
+    ] = None,
     stream_interval_ms: Annotated[
         int | None, typer.Option(min=0, max=10_000, help="Least time between two pieces of a stream; default: 40.")
     ] = None,
@@ -70,6 +73,9 @@ def serve(
         float,
         typer.Option(min=1, max=86_400, help="So is a Triton server that does not answer for so many seconds."),
     ] = 10.0,
+    drain_s: Annotated[
+        float, typer.Option(min=0, max=86_400, help="Seconds that running requests have to end when it is stopped.")
+    ] = 20.0,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay and print the logs until the service ends, as containers want.")
@@ -87,11 +93,13 @@ def serve(
         decoupled=decoupled,
         threads=threads,
         max_queue=max_queue,
+        max_per_client=max_per_client,
         stream_interval_ms=stream_interval_ms,
         hostfile=hostfile,
         start_timeout_s=start_timeout_s,
         silence_s=silence_s,
         triton_silence_s=triton_silence_s,
+        drain_s=drain_s,
     )
     try:
         with _activities() as say:
@@ -113,7 +121,10 @@ def serve(
 
 @app.command()
 def stop(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
-    """End the service. No process and no shared memory is left."""
+    """End the service when its running requests have ended, or after `serve --drain-s`. A second call ends it at once.
+
+    No process and no shared memory is left.
+    """
     try:
         count = launcher.stop(run_dir)
     except ServingError as error:

@@ -15,8 +15,8 @@ _POLL_S = 0.5
 
 
 def stay(run_path: Path, on_text: Callable[[str], None]) -> str:
-    """Pass the logs of a running service on until it ends; end it at KeyboardInterrupt. Returns why it ended by
-    itself, "" where it was asked to."""
+    """Pass the logs of a running service on until it ends; end it at KeyboardInterrupt, at once at a second one.
+    Returns why it ended by itself, "" where it was asked to."""
     run_dir = RunDir(run_path)
     logs = dict.fromkeys((run_dir.supervisor_log, run_dir.worker_log, run_dir.triton_log), 0)
     asked = False
@@ -27,7 +27,10 @@ def stay(run_path: Path, on_text: Callable[[str], None]) -> str:
     except KeyboardInterrupt:
         asked = True
     state = run_dir.read_state()
-    launcher.stop(run_path)
+    try:
+        launcher.stop(run_path)
+    except KeyboardInterrupt:
+        launcher.stop(run_path)
     _pass_on(logs, on_text)
     if asked or (state and state.phase == "stopped"):
         return ""

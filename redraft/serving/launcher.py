@@ -25,6 +25,7 @@ from redraft.serving.rundir import RunDir, Settings, State, tail
 from redraft.serving.tritonserver import TritonInstallation
 
 STOP_S = 25.0
+"""A supervisor takes at most so long to end all, after its requests have ended or `Settings.drain_s` is over."""
 FREED_S = 3.0
 """A server that was killed a moment ago is no longer listed, but holds its ports until its last thread has ended."""
 _POLL_S = 0.1
@@ -58,6 +59,7 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
 def stop(run_path: Path) -> int:
     """End the service of a run directory, whatever state it is in. Returns how many processes it had.
 
+    Running requests end first, for at most `Settings.drain_s`; called again meanwhile, at once.
     Afterwards no process and no shared memory of it is left, also when parts of it had been killed. Raises
     ServingError where the run directory cannot be used.
     """
@@ -66,7 +68,7 @@ def stop(run_path: Path) -> int:
     processes = owned_processes(run_dir.path)
     state = run_dir.read_state()
     supervisor = [process for process in processes if state and process.pid == state.supervisor_pid]
-    end_processes(supervisor, grace=STOP_S)
+    end_processes(supervisor, grace=STOP_S + (state.settings.drain_s if state else 0))
     end_processes(owned_processes(run_dir.path), grace=0)
     remove_shared_memory(run_dir.path)
     try:

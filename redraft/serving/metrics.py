@@ -20,6 +20,7 @@ _GAUGES = {
 }
 _COUNTERS = {
     "requests": "Requests that the worker accepted",
+    "timeouts": "Requests that ended at their deadline",
     "steps": "Target forwards",
     "sequence_steps": "Steps of sequences: target forwards times the sequences that decoded in them",
     "prompt_tokens": "Prompt tokens of admitted requests",

@@ -33,6 +33,9 @@ class Settings(BaseModel):
     threads: int | None = None
     max_queue: int | None = None
     stream_interval_ms: int | None = None
+    max_per_client: int | None = None
+    drain_s: float = 20.0
+    """How long running requests have to end when the service is stopped."""
     hostfile: Path | None = None
     """Machines of the worker's ranks; None: this one."""
     start_timeout_s: float = 180.0

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ TICK_S, PING_S, PROBE_S = 0.1, 5.0, 2.0
 WORKER_MAX_DELAY_S, TRITON_MAX_DELAY_S = 30.0, 0.5
 """Triton starts in a second or two, and a single request can end it; a worker that ends again and again is broken."""
 LOCK_S = 1.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_asked_again = threading.Event()
 LAUNCHER_END_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
 
@@ -109,15 +112,25 @@ class Supervisor:
                 self._say("ready")
 
     def shut_down(self, error: str = "") -> None:
-        """End the worker, then the server (its requests have failed by then), then whatever they left."""
-        self._say("stopping", error=error)
+        """End the worker with its last request, then the server, then whatever they left."""
+        _expect_another_signal()
+        self._say("stopping", "no new requests, running ones end", error=error)
         self._client.close()
+        if self._worker.up:
+            self._drain()
         self._worker.end(grace=5)
         self._triton.end(grace=tritonserver.EXIT_TIMEOUT_S + 3)
         end_processes(owned_processes(self._run_dir.path), grace=0)
         remove_shared_memory(self._run_dir.path)
         self._run_dir.socket.unlink(missing_ok=True)
         self._say("failed" if error else "stopped", error=error)
+
+    def _drain(self) -> None:
+        """Have the worker end with its last request. A second signal cuts that short."""
+        deadline = time.monotonic() + self._settings.drain_s
+        self._worker.terminate()
+        while not (self._worker.ends_within(TICK_S) or _asked_again.is_set() or time.monotonic() > deadline):
+            pass
 
     def _watch_worker(self) -> None:
         if self._worker.alive and (fallen := ranks.fallen(self._ranks)):
@@ -274,15 +287,22 @@ def _worker_command(run_dir: RunDir, settings: Settings) -> list[str]:
         command += ["--threads", str(settings.threads)]
     if settings.max_queue is not None:
         command += ["--max-queue", str(settings.max_queue)]
+    if settings.max_per_client is not None:
+        command += ["--max-per-client", str(settings.max_per_client)]
     if settings.stream_interval_ms is not None:
         command += ["--stream-interval-ms", str(settings.stream_interval_ms)]
+    command += ["--drain-s", str(settings.drain_s)]
     return ranks.launch_command(command, ranks.bundle_ranks(settings.bundle), settings.hostfile)
 
 
 def _request_stop(*_: object) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    _expect_another_signal()
     raise StopRequested
+
+
+def _expect_another_signal() -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: _asked_again.set())
 
 
 def _hold(lock: IO[str]) -> None:
@@ -304,7 +324,7 @@ def main(path: str) -> int:
     settings = Settings.model_validate_json(run_dir.settings_file.read_text())
     with run_dir.lock_file.open("w") as lock:
         _hold(lock)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             signal.signal(number, _request_stop)
         try:
             supervisor = Supervisor(run_dir, settings)

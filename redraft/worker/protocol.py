@@ -45,7 +45,7 @@ class Chunk(BaseModel):
     log_probs: list[float] | None = None
     prompt_tokens: int = 0
     done: bool = False
-    finish_reason: Literal["stop", "length", "cancelled"] | None = None
+    finish_reason: Literal["stop", "length", "cancelled", "timeout"] | None = None
     stats: SequenceStats | None = None
 
 

@@ -24,7 +24,7 @@ import zmq
 
 from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
-from redraft.request import MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest
+from redraft.request import MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, shown
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import Output, Sequence
@@ -48,19 +48,31 @@ MAX_UNSENT = 100_000
 INLINE_CHARACTERS = 4000
 INLINE_BAD_WORDS = 16
 
+SHUTTING_DOWN = "the engine worker is shutting down"
+DRAIN_S = 20.0
+
 Key = tuple[bytes, str]
 
 
-class Worker:
-    """Serves a runtime's requests on a socket until `stop` is called (from a signal handler or another thread)."""
+class Restarting(RuntimeError):
+    """The worker takes no more requests."""
 
-    def __init__(self, runtime: Runtime, socket_path: str | Path):
+
+class Worker:
+    """Serves a runtime's requests on a socket until it is drained or stopped (from a signal handler or another thread).
+
+    With `max_per_client`, of the requests that name a client, no more of one client's run and wait.
+    """
+
+    def __init__(self, runtime: Runtime, socket_path: str | Path, max_per_client: int | None = None):
         self._runtime = runtime
         self._path = Path(socket_path)
+        self._max_per_client = max_per_client
         self._active: dict[Key, Sequence | Future[Sequence]] = {}
         self._encoder = ThreadPoolExecutor(1, "redraft-encode")
-        self._encoding: list[Key] = []
+        self._encoding: dict[Key, GenerateRequest] = {}
         self._stopping = False
+        self._drained_by: float | None = None
         self._step_s = 0.0
         self._router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -73,8 +85,12 @@ class Worker:
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def stop(self) -> None:
-        """Make `run` return after the current step."""
+        """Make `run` return after the current step. Requests that run or wait fail."""
         self._stopping = True
+
+    def drain(self, seconds: float) -> None:
+        """Refuse new requests, and make `run` return when the others have ended, or after so many seconds."""
+        self._drained_by = time.monotonic() + seconds
 
     def run(self, alive: Callable[[], bool] = lambda: True) -> None:
         """Serve until stopped, or until `alive`, asked about once a second, says False."""
@@ -89,7 +105,10 @@ class Worker:
                     for output in scheduler.step():
                         self._send_output(output)
                     self._step_s = time.perf_counter() - started
-                if (now := time.monotonic()) > next_check:
+                now = time.monotonic()
+                if self._drained_by is not None and (not self._active or now > self._drained_by):
+                    break
+                if now > next_check:
                     next_check = now + PARENT_CHECK_S
                     if not alive():
                         break
@@ -97,7 +116,7 @@ class Worker:
             self._fail_all(INTERNAL, f"the engine worker failed: {error}")
             raise
         finally:
-            self._fail_all(RESTARTING, "the engine worker is shutting down")
+            self._fail_all(RESTARTING, SHUTTING_DOWN)
             self._close()
 
     def _close(self) -> None:
@@ -139,17 +158,32 @@ class Worker:
             self._refuse((client, request_id), error)
 
     def _generate(self, key: Key, request: GenerateRequest) -> None:
+        arrived = time.perf_counter()
+        if self._drained_by is not None:
+            raise Restarting(SHUTTING_DOWN)
         if key in self._active:
             raise InvalidRequest(f"id: {request.id!r} is in use by a request that is still running")
         self._runtime.scheduler.require_room()
+        self._require_share(request.client)
         self._runtime.check(request)
         if len(request.text or "") <= INLINE_CHARACTERS and len(request.bad_words) <= INLINE_BAD_WORDS:
-            self._submit(key, self._runtime.sequence(key, request))
+            self._submit(key, self._runtime.sequence(key, request, arrived))
             return
         if len(self._encoding) >= self._runtime.limits.max_queue:
             raise Overloaded(f"overloaded: {len(self._encoding)} requests wait to be encoded: try again later")
-        self._active[key] = self._encoder.submit(self._runtime.sequence, key, request)
-        self._encoding.append(key)
+        self._active[key] = self._encoder.submit(self._runtime.sequence, key, request, arrived)
+        self._encoding[key] = request
+
+    def _require_share(self, client: str | None) -> None:
+        """Raises Overloaded where a client has as many requests as it may."""
+        if client is None or self._max_per_client is None:
+            return
+        running = (one.request for one in self._active.values() if isinstance(one, Sequence))
+        if sum(request.client == client for request in (*running, *self._encoding.values())) >= self._max_per_client:
+            raise Overloaded(
+                f"overloaded: client {shown(client)} has {self._max_per_client} requests already, the most that "
+                "--max-per-client allows: try again later"
+            )
 
     def _submit(self, key: Key, sequence: Sequence) -> None:
         self._runtime.scheduler.submit(sequence)
@@ -160,7 +194,7 @@ class Worker:
             future = self._active.get(key)
             if isinstance(future, Future) and not future.done():
                 continue
-            self._encoding.remove(key)
+            del self._encoding[key]
             if not isinstance(future, Future):
                 continue
             del self._active[key]
@@ -192,7 +226,7 @@ class Worker:
 
     def _refuse(self, key: Key, error: Exception) -> None:
         """Answer a request that failed before it reached the engine, which serves the others on."""
-        if code := {InvalidRequest: INVALID, Overloaded: OVERLOADED}.get(type(error)):
+        if code := {InvalidRequest: INVALID, Overloaded: OVERLOADED, Restarting: RESTARTING}.get(type(error)):
             self._send_error(key, code, str(error))
         else:
             traceback.print_exception(error)
@@ -203,7 +237,7 @@ class Worker:
 
     def _send_status(self, client: bytes) -> None:
         limits, prompt = self._runtime.limits, self._runtime.prompt_limits
-        status = WorkerStatus(**vars(self._runtime.scheduler.status()))
+        status = WorkerStatus(ready=self._drained_by is None, **vars(self._runtime.scheduler.status()))
         status.limits = {**vars(limits), "vocab_size": self._runtime.vocab_size, "text_bytes": prompt.text_bytes}
         status.bundle, status.pid, status.untuned = self._runtime.name, os.getpid(), self._runtime.untuned
         self._send(client, status.model_dump())
@@ -235,6 +269,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket to bind")
     parser.add_argument("--threads", type=int, help="compute threads (default: the engine's choice)")
     parser.add_argument("--max-queue", type=int, default=128, help="most requests that wait for a slot")
+    parser.add_argument("--max-per-client", type=int, help="most requests of one client that run and wait")
+    parser.add_argument(
+        "--drain-s", type=float, default=DRAIN_S, help="most seconds that requests have to end after SIGTERM"
+    )
     parser.add_argument(
         "--stream-interval-ms", type=int, default=40, help="least time between two pieces of one stream's text"
     )
@@ -251,17 +289,34 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     if runtime.untuned:
         print(f"redraft worker: {untuned_warning(runtime.untuned, options.bundle)}", file=sys.stderr, flush=True)
-    serve(runtime, options.socket, None if options.outlive_parent else parent)
+    watched = None if options.outlive_parent else parent
+    serve(runtime, options.socket, watched, options.max_per_client, options.drain_s)
     return 0
 
 
-def serve(runtime: Runtime, socket_path: Path, parent: int | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, or until `parent` is no longer this process's parent; then free the engine."""
+def serve(
+    runtime: Runtime,
+    socket_path: Path,
+    parent: int | None = None,
+    max_per_client: int | None = None,
+    drain_s: float = DRAIN_S,
+) -> None:
+    """Serve until SIGTERM or SIGINT, or until `parent` is no longer this process's parent; then free the engine.
+
+    After the first signal requests have `drain_s` seconds to end; a second one ends them at once.
+    """
     gc.collect()
     gc.freeze()
-    worker = Worker(runtime, socket_path)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
+    worker = Worker(runtime, socket_path, max_per_client)
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def end(*_: object) -> None:
+        worker.drain(drain_s)
+        for number in signals:
+            signal.signal(number, lambda *_: worker.stop())
+
+    for number in signals:
+        signal.signal(number, end)
     try:
         worker.run(alive=lambda: parent is None or os.getppid() == parent)
     finally:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
+
+from redraft import sequence
+from redraft.scheduling import scheduler as module
 from redraft.scheduling.scheduler import Scheduler
 from tests.scheduling.test_scheduler import LIMITS, PLANS, make
 from tests.toy_engine import ToyEngine, only
@@ -26,3 +31,46 @@ def test_a_short_prompt_overtakes_long_ones_for_rows_and_for_a_slot():
         if step % 3 == 1:
             assert f"short {step - 1}" in finished
     assert [key for key in finished if key.startswith("long")] == ["long 0", "long 1", "long 2"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time in seconds: an item that a test sets."""
+    now = [100.0]
+    for one in (module, sequence):
+        monkeypatch.setattr(one, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+def test_deadlines_end_requests_that_run_are_prefilled_and_wait(clock):
+    """Each between two steps and with the text so far; its slot is free for others."""
+    scheduler = Scheduler(ToyEngine(slots=2), replace(LIMITS, slots=2), only(PLANS["merged"]))
+    texts = dict.fromkeys(("running", "long", "waiting", "other"), "")
+    reasons = {}
+
+    def step() -> None:
+        for output in scheduler.step():
+            texts[output.key] += output.text
+            if output.finish_reason:
+                reasons[output.key] = output.finish_reason, output.stats.output_tokens
+
+    scheduler.submit(make("running", prompt=[1], max_tokens=200, end_ids=frozenset(), timeout_s=9))
+    step()
+    for key, timeout_s in (("long", 8), ("waiting", 7)):
+        scheduler.submit(make(key, prompt=[2] * 99, max_tokens=9, timeout_s=timeout_s))
+    step()
+    clock[0] += 6.9
+    step()
+    assert (scheduler.status().running, scheduler.status().waiting, reasons) == (2, 1, {})
+    for key in ("waiting", "long", "running"):
+        clock[0] += 1
+        step()
+        assert reasons.pop(key)[0] == "timeout"
+        assert reasons == {}
+    assert scheduler.idle
+    assert (len(texts["running"]) > 4, texts["long"], texts["waiting"]) == (True, "", "")
+    assert scheduler.status().totals["timeouts"] == 3
+    scheduler.submit(make("other", prompt=[3], max_tokens=3, end_ids=frozenset(), timeout_s=9))
+    while not scheduler.idle:
+        step()
+    assert reasons == {"other": ("length", 3)}

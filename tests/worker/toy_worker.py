@@ -1,4 +1,4 @@
-"""A worker process on the toy engine: `python tests/worker/toy_worker.py SOCKET [seconds per step]`."""
+"""A worker process on the toy engine: `python tests/worker/toy_worker.py SOCKET [seconds per step [to drain]]`."""
 
 from __future__ import annotations
 
@@ -36,4 +36,5 @@ def toy_runtime(delay: float = 0.0) -> Runtime:
 
 
 if __name__ == "__main__":
-    serve(toy_runtime(float(sys.argv[2]) if len(sys.argv) > 2 else 0.0), Path(sys.argv[1]), os.getppid())
+    step_s, drain_s = (float(sys.argv[place]) if len(sys.argv) > place else 0.0 for place in (2, 3))
+    serve(toy_runtime(step_s), Path(sys.argv[1]), os.getppid(), drain_s=drain_s)

@@ -8,11 +8,13 @@ import threading
 
 import psutil
 import pytest
+from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
 from redraft import cli
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.serving import launcher
+from redraft.serving.processes import owned_processes
 from redraft.worker.client import WorkerClient
 from tests.conftest import wait_until
 from tests.serving.client_side import GrpcStream, Service, start
@@ -83,6 +85,32 @@ def test_a_full_queue_says_so_at_once(service):
 def test_limits_of_the_bundle(service, body, message):
     with pytest.raises(RuntimeError, match=message):
         raise RuntimeError(service.generate(body)["error"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drain_s", "stops"), [(60.0, 1), (60.0, 2), (0.1, 1)])
+def test_stop_lets_running_requests_end(run_folder, fake_bundle, drain_s, stops):
+    """Slow, as it starts a service. It would catch a stop that fails running requests, or waits for them for ever."""
+    folder = run_folder / f"drained-{drain_s}-{stops}"
+    service = start(folder, fake_bundle, worker_command=TOY_WORKER, drain_s=drain_s)
+    stream = GrpcStream(service.grpc)
+    stream.send(text_input="long", max_tokens=240, stream=True, end_id=-1, drafting_method="auto_regressive")
+    stream.receive()
+    stopping = threading.Thread(target=launcher.stop, args=(folder,))
+    stopping.start()
+    wait_until(lambda: service.state.phase == "stopping")
+    if stops == 2:
+        launcher.stop(folder)
+    if stops == 2 or drain_s < 1:
+        with pytest.raises(InferenceServerException, match="shutting down"):
+            stream.receive_all()
+    else:
+        new = {"text_input": "new", "max_tokens": 1}
+        wait_until(lambda: "shutting down" in service.generate(new).get("error", ""))
+        assert len(stream.receive_all()) > 1
+    stopping.join(60)
+    assert owned_processes(folder) == []
+    stream.close()
 
 
 def test_the_default_model(smollm2_bundle, run_folder):

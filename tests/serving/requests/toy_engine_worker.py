@@ -11,4 +11,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--bundle")
     parser.add_argument("--socket", type=Path)
-    serve(toy_runtime(delay=0.01), parser.parse_args().socket, os.getppid())
+    parser.add_argument("--drain-s", type=float)
+    options = parser.parse_args()
+    serve(toy_runtime(delay=0.01), options.socket, os.getppid(), drain_s=options.drain_s)
