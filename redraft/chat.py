@@ -6,13 +6,57 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-Message = Mapping[str, str]
-"""`role` (user, assistant or system) and `content`."""
+Message = Mapping[str, Any]
+"""`role` (user, assistant, system, developer, tool, ...) and `content`: a text, a list of parts such as
+`{"type": "text", "text": "Hello"}`, or None for an assistant that only calls tools. Other fields reach the template as
+they are."""
+
+
+class ChatTemplate:
+    """How a model writes a conversation. Raises TemplateError for a source that is no template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None):
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _refuse
+        environment.filters["tojson"] = _to_json
+        self._template = environment.from_string(source)
+        self._special_tokens = dict(special_tokens or {})
+        self._knows_developers = "developer" in source
+        self.takes_tools = "tools" in source
+        """Whether it has a place for the tools that a model may call."""
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTemplate:
+        """The template of a folder. Raises FileNotFoundError if it holds none."""
+        source, config = _source(folder)
+        if source is None:
+            raise FileNotFoundError(f"{folder}: no chat_template.jinja and no chat_template in tokenizer_config.json")
+        return cls(source, {n: config[n] for n in ("bos_token", "eos_token") if isinstance(config.get(n), str)})
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The prompt for the next turn. Raises ValueError for messages of another form or that the template cannot
+        write, and TemplateError where it refuses them."""
+        if not messages:
+            raise ValueError("expected at least one message, got none")
+        turns = [_turn(message, place) for place, message in enumerate(messages)]
+        for turn in turns:
+            if turn["role"] == "developer" and not self._knows_developers:
+                turn["role"] = "system"
+        try:
+            return self._template.render(
+                messages=turns, tools=list(tools) if tools else None, add_generation_prompt=True, **self._special_tokens
+            )
+        except TemplateError:
+            raise
+        except Exception as error:  # a template is a program: it may do anything with fields that it does not expect
+            raise ValueError(f"the chat template cannot write these messages: {type(error).__name__}") from None
 
 
 def render_chat(folder: Path, messages: str | Sequence[Message]) -> str:
@@ -21,19 +65,8 @@ def render_chat(folder: Path, messages: str | Sequence[Message]) -> str:
     Raises FileNotFoundError if the folder holds no chat template, ValueError for messages of another form, and
     TemplateError where the template refuses them.
     """
-    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-    if not turns:
-        raise ValueError("expected at least one message, got none")
-    for turn in turns:
-        if not isinstance(turn, Mapping) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
-            raise ValueError(f"expected maps with the texts role and content, got {turn!r:.60}")
-    source, config = _template(folder)
-    if source is None:
-        raise FileNotFoundError(f"{folder}: no chat_template.jinja and no chat_template in tokenizer_config.json")
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _refuse
-    tokens = {name: config[name] for name in ("bos_token", "eos_token") if isinstance(config.get(name), str)}
-    return environment.from_string(source).render(messages=turns, add_generation_prompt=True, **tokens)
+    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    return ChatTemplate.load(folder).render(turns)
 
 
 def user_prompt(folder: Path, user: str) -> str:
@@ -46,16 +79,63 @@ def user_prompt(folder: Path, user: str) -> str:
 
 def template_digest(folder: Path) -> str | None:
     """sha256 of a folder's chat template; None where it has none."""
-    source, _ = _template(folder)
+    source, _ = _source(folder)
     return hashlib.sha256(source.encode()).hexdigest() if source is not None else None
 
 
-def _template(folder: Path) -> tuple[str | None, dict]:
+def _turn(message: Message, place: int) -> dict[str, Any]:
+    """A message as templates expect it: its content one text, the arguments of its tool calls JSON values."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError(f"messages[{place}]: expected a map with the texts role and content, got {message!r:.60}")
+    turn = dict(message) | {"content": _text(message.get("content"), message["role"], f"messages[{place}].content")}
+    if calls := turn.get("tool_calls"):
+        turn["tool_calls"] = [_call(call, f"messages[{place}].tool_calls") for call in calls]
+    return turn
+
+
+def _text(content: Any, role: str, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and role == "assistant":
+        return ""
+    if not isinstance(content, Sequence):
+        raise ValueError(f"{where}: expected a text or a list of text parts, got {content!r:.60}")
+    texts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            raise ValueError(f"{where}[{place}]: expected a part of type text, got {kind or part!r:.60}: text only")
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"{where}[{place}].text: expected a text, got {part.get('text')!r:.60}")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """A tool call whose arguments, a JSON text in OpenAI's API, are the value that templates write as JSON."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"{where}: expected function.name and function.arguments, got {call!r:.60}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise ValueError(f"{where}: expected function.arguments in JSON, got {arguments!r:.60}") from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _source(folder: Path) -> tuple[str | None, dict]:
     """A folder's chat template, and its tokenizer's configuration."""
     config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
     source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
     return (source if isinstance(source, str) else None), config
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Plain JSON: Jinja's own filter escapes what HTML would not take."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,13 @@ _REPLACEMENT = "\ufffd"
 _UNFINISHED = 3
 _CONTEXT_TOKENS = 6
 _MOST_TOKENS = 24
+_SPACE = "\u2581"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(0x100 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*_PRINTABLE}))
+}
+"""The bytes that the characters of a byte-level vocabulary stand for."""
 
 
 class TextCodec:
@@ -21,6 +29,8 @@ class TextCodec:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
+        self._added = added.keys()
+        self._byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self.longest_token = _longest_token(tokenizer)
         """Bytes of the longest token: a text of n bytes has at least n / `longest_token` tokens."""
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
@@ -57,6 +67,20 @@ class TextCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens skipped."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, in UTF-8, which may end within a character; a special token's own text. Empty
+        for an id that the tokenizer does not know."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added:
+            return token.encode()
+        if self._byte_level:
+            return bytes(_BYTES[character] for character in token)
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return token.replace(_SPACE, " ").encode()
 
 
 class TextStream:

@@ -126,3 +126,16 @@ def test_no_token_has_more_bytes_than_the_longest():
         assert len(CODEC.encode(text)) * CODEC.longest_token >= len(text.encode()) - CODEC.longest_token
     words = Tokenizer(models.WordLevel({"日本": 0, "abc": 1}, unk_token="abc"))
     assert TextCodec(words).longest_token == len("日本".encode())
+
+
+def test_the_bytes_of_tokens_add_up_to_the_text():
+    """Of a byte-level vocabulary; a character may take several tokens."""
+    assert b"".join(CODEC.token_bytes(token) for token in CODEC.encode(TEXT)) == TEXT.encode()
+    assert CODEC.token_bytes(0) == b"<end>"
+    assert CODEC.token_bytes(10**6) == b""
+
+
+def test_the_bytes_of_tokens_of_another_vocabulary():
+    tokens = {"\u2581a": 0, "<0xE6>": 1, "b": 2}
+    codec = TextCodec(Tokenizer(models.BPE(vocab=tokens, merges=[])))
+    assert [codec.token_bytes(token) for token in range(3)] == [b" a", b"\xe6", b"b"]
