@@ -37,6 +37,7 @@ TUNE_MINUTES ?= 4
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
+OPENAI_PORT ?= 8003
 RUN_DIR   ?= artifacts/run
 PROMPTS   ?= benchmarks/prompts.jsonl
 SPEC_BENCH ?=
@@ -68,7 +69,7 @@ help: ## this list
 	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for drafter DATA HOURS; for distill and"
 	@echo "train DATA TEACHER TOKENS POSITIONS; COLUMN of DATA or PROMPTS that holds the prompts; for tune TUNE_MINUTES;"
-	@echo "for serve, stop, loadtest HTTP_PORT GRPC_PORT METRICS_PORT RUN_DIR; for setup PYTHON TORCH_INDEX TORCH. See README.md."
+	@echo "for serve, stop, loadtest HTTP_PORT GRPC_PORT METRICS_PORT OPENAI_PORT RUN_DIR; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
 $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt $(wildcard requirements/*.txt)
@@ -160,7 +161,7 @@ $(DRAFTING:%=%/budget.json): %/budget.json: always %/manifest.json
 
 serve: mpi $(BUNDLE)/budget.json ## fetch SOURCE, build and tune what is not there, start Triton on 127.0.0.1; returns when a request has succeeded
 	$(PY) -m redraft.cli serve --bundle $(BUNDLE) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) \
-	  --metrics-port $(METRICS_PORT) --run-dir $(RUN_DIR)
+	  --metrics-port $(METRICS_PORT) --openai-port $(OPENAI_PORT) --run-dir $(RUN_DIR)
 
 stop: | $(SETUP) ## stop it
 	$(PY) -m redraft.cli stop --run-dir $(RUN_DIR)

@@ -32,7 +32,7 @@ ANY_GPU = "REDRAFT_ANY_GPU"
 PRECISIONS = {"bf16": (8, 0), "fp8": (8, 9)}
 """The first compute capability with tensor cores for a precision."""
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx", "torch")
-PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "openai": 8003}
 """Inside the container, and by default outside."""
 SHARED_MEMORY = "2g"
 STOP_S = 40

@@ -137,5 +137,7 @@ def test_the_bytes_of_tokens_add_up_to_the_text():
 
 def test_the_bytes_of_tokens_of_another_vocabulary():
     tokens = {"\u2581a": 0, "<0xE6>": 1, "b": 2}
-    codec = TextCodec(Tokenizer(models.BPE(vocab=tokens, merges=[])))
-    assert [codec.token_bytes(token) for token in range(3)] == [b" a", b"\xe6", b"b"]
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    tokenizer.add_special_tokens(["<\u2581>"])
+    codec = TextCodec(tokenizer)
+    assert [codec.token_bytes(token) for token in range(4)] == [b" a", b"\xe6", b"b", "<\u2581>".encode()]

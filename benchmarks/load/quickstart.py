@@ -32,10 +32,11 @@ def run(*arguments: str | Path) -> None:
 
 @contextmanager
 def served(bundle: Path, first_port: int) -> Iterator[None]:
-    """A Triton server of the bundle on three ports (HTTP, gRPC, metrics); stopped at the end."""
+    """A Triton server of the bundle on four ports (HTTP, gRPC, metrics, /v1); stopped at the end."""
     console.rule(f"serve {bundle}")
     run_dir = RUN_DIR / f"run-{first_port}"
-    ports = zip(("--http-port", "--grpc-port", "--metrics-port"), range(first_port, first_port + 3), strict=True)
+    options = ("--http-port", "--grpc-port", "--metrics-port", "--openai-port")
+    ports = zip(options, range(first_port, first_port + len(options)), strict=True)
     try:
         run(
             "redraft.cli",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from redraft.bundle.budget import untuned_warning
 from redraft.chat import render_chat
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
+from redraft.openai.launch import API_KEY_VARIABLE
 from redraft.request import INT32_MAX, InvalidRequest, Options, request
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
@@ -45,6 +47,19 @@ def serve(
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=1, max=65535)] = 8002,
+    openai_port: Annotated[int, typer.Option(min=0, max=65535, help="Of OpenAI's API, /v1; 0: without it.")] = 8003,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar=API_KEY_VARIABLE,
+            help="Key that /v1 asks for. Other users can read arguments: better set the variable.",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name by which clients and web pages may reach /v1; '*': any. Repeatable."),
+    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="The model's name in /v1; default: the bundle's.")] = None,
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
     threads: Annotated[
         int | None,
@@ -84,12 +99,17 @@ def serve(
     """Serve a bundle. Returns when a real request has succeeded."""
     if foreground:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if api_key:
+        os.environ[API_KEY_VARIABLE] = api_key
     settings = Settings(
         bundle=bundle,
         address=address.value,
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
+        openai_port=openai_port,
+        model_name=model_name,
+        allowed_hosts=allow_host or [],
         decoupled=decoupled,
         threads=threads,
         max_queue=max_queue,
@@ -113,6 +133,8 @@ def serve(
     out.print(f"  HTTP     http://{address.value}:{http_port}/v2/models/ensemble/generate")
     out.print(f"  gRPC     {address.value}:{grpc_port}")
     out.print(f"  metrics  http://{address.value}:{metrics_port}/metrics")
+    if openai_port:
+        out.print(f"  OpenAI   http://{address.value}:{openai_port}/v1")
     out.print(f"  logs     {RunDir(run_dir).path}")
     _warn_of_untuned(state)
     if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
@@ -145,13 +167,15 @@ def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
     out.print(f"{state.phase} {state.detail}".rstrip(), markup=False)
     out.print(f"  bundle   {state.settings.bundle}", markup=False)
     out.print(f"  ports    HTTP {state.settings.http_port}, gRPC {state.settings.grpc_port}, "
-              f"metrics {state.settings.metrics_port}")  # fmt: skip
+              f"metrics {state.settings.metrics_port}, OpenAI {state.settings.openai_port or 'off'}")  # fmt: skip
     out.print(f"  worker   pid {state.worker_pid}, restarts {state.worker_restarts}")
     if state.rank_pids:
         out.print("  ranks    " + ", ".join(f"{rank}: pid {pid}" for rank, pid in state.rank_pids.items()))
     if state.last_failure:
         out.print(f"  failed   {state.last_failure}", markup=False)
     out.print(f"  Triton   pid {state.triton_pid}, restarts {state.triton_restarts}")
+    if state.openai_pid:
+        out.print(f"  OpenAI   pid {state.openai_pid}, restarts {state.openai_restarts}")
     _warn_of_untuned(state)
     raise typer.Exit(0 if state.phase == "ready" else 1)
 

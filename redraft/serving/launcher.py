@@ -163,9 +163,11 @@ def _check_free(run_dir: RunDir) -> None:
 
 def _check_ports(settings: Settings) -> None:
     ports = {"HTTP": settings.http_port, "gRPC": settings.grpc_port, "metrics": settings.metrics_port}
+    if settings.openai_port:
+        ports["OpenAI"] = settings.openai_port
     if len(set(ports.values())) < len(ports):
         given = ", ".join(f"{purpose} {port}" for purpose, port in ports.items())
-        raise ServingError(f"the ports are {given}: expected three different ones")
+        raise ServingError(f"the ports are {given}: expected different ones")
     deadline = time.monotonic() + FREED_S
     for purpose, port in ports.items():
         while True:
@@ -181,8 +183,8 @@ def _check_ports(settings: Settings) -> None:
 def _write_settings(settings: Settings, run_dir: RunDir) -> None:
     """Leave the settings to the supervisor, in a directory without the last service's logs and state."""
     try:
-        logs = [run_dir.worker_log, run_dir.supervisor_log, *run_dir.path.glob(f"{run_dir.triton_log.name}*")]
-        for old in (*logs, run_dir.state_file):
+        limited = [log for one in (run_dir.triton_log, run_dir.openai_log) for log in run_dir.path.glob(f"{one.name}*")]
+        for old in (run_dir.worker_log, run_dir.supervisor_log, *limited, run_dir.state_file):
             old.unlink(missing_ok=True)
         run_dir.settings_file.write_text(settings.model_dump_json(indent=1))
         run_dir.settings_file.chmod(0o600)

@@ -29,6 +29,12 @@ class Settings(BaseModel):
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
+    openai_port: int = 8003
+    """Of the front end `/v1`; 0: there is none."""
+    model_name: str | None = None
+    """The model's name there; None: the bundle's."""
+    allowed_hosts: list[str] = []
+    """Names, beside the machine's own addresses, by which `/v1` may be reached."""
     decoupled: bool = True
     threads: int | None = None
     max_queue: int | None = None
@@ -60,8 +66,10 @@ class State(BaseModel):
     supervisor_pid: int = 0
     worker_pid: int = 0
     triton_pid: int = 0
+    openai_pid: int = 0
     worker_restarts: int = 0
     triton_restarts: int = 0
+    openai_restarts: int = 0
     rank_pids: dict[int, int] = {}
     rank_failures: dict[int, int] = {}
     last_failure: str = ""
@@ -89,6 +97,7 @@ class RunDir:
         self.backends = self.path / "backends"
         self.worker_log = self.path / "worker.log"
         self.triton_log = self.path / "triton.log"
+        self.openai_log = self.path / "openai.log"
         self.supervisor_log = self.path / "supervisor.log"
         if len(os.fsencode(self.socket)) > _MAX_SOCKET_PATH:
             raise ServingError(

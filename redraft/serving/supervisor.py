@@ -1,4 +1,4 @@
-"""The daemon that owns the engine worker and the Triton server: starts them, restarts what dies, ends them together.
+"""The daemon that owns the engine worker, Triton and the front end `/v1`: starts them, restarts what dies, ends them.
 
 `python -m redraft.serving.supervisor RUN_DIR`, with settings.json in the run directory; started by `redraft serve`.
 """
@@ -19,6 +19,7 @@ from typing import IO, Any, NoReturn
 
 import psutil
 
+from redraft.openai.launch import DRAIN_S, START_S, FrontEnd
 from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
 from redraft.serving.private_memory import private
@@ -46,7 +47,7 @@ class StopRequested(Exception):
 
 
 class Supervisor:
-    """One service: a worker, a Triton server, and the state file that says how they are."""
+    """One service: a worker, a Triton server, a /v1 front end, and the state file that says how they are."""
 
     def __init__(self, run_dir: RunDir, settings: Settings):
         self._run_dir = run_dir
@@ -82,6 +83,7 @@ class Supervisor:
             TRITON_MAX_DELAY_S,
             tritonserver.MAX_FILE_BYTES,
         )
+        self._openai = FrontEnd(run_dir, settings) if settings.openai_port else None
         self._worker_pulse = Pulse(self._worker_answers, PING_S)
         self._triton_pulse = Pulse(self._triton_answers, PROBE_S)
         self._health_pulse = Pulse(self._health_is_true, PING_S)
@@ -90,12 +92,16 @@ class Supervisor:
         """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
         self._say("starting", f"loading the bundle {self._settings.bundle}")
         self._start_worker()
+        if self._openai:
+            self._openai.start()
         self._wait(self._worker, self._settings.start_timeout_s, self._worker_pulse)
         self._set_worker_up(True)
         self._say("starting", "starting the Triton server")
         self._start_triton()
         self._wait(self._triton, TRITON_START_S, self._triton_pulse)
         self._set_triton_up()
+        if self._openai:
+            self._wait(self._openai.child, START_S, self._openai.pulse)
         self._say("starting", "sending the first requests")
         try:
             tritonserver.send_first_requests(self._settings.http_port, FIRST_REQUEST_S)
@@ -108,8 +114,14 @@ class Supervisor:
             time.sleep(TICK_S)
             self._watch_triton()
             self._watch_worker()
-            if self._state.phase == "degraded" and self._worker.up and self._triton.up and self._health_pulse.answered:
+            if self._openai and (event := self._openai.watch()):
+                self._say("degraded", event)
+            if self._state.phase == "degraded" and self._all_up():
                 self._say("ready")
+
+    def _all_up(self) -> bool:
+        front_end = self._openai is None or self._openai.child.up
+        return self._worker.up and self._triton.up and front_end and self._health_pulse.answered
 
     def shut_down(self, error: str = "") -> None:
         """End the worker with its last request, then the server, then whatever they left."""
@@ -120,6 +132,8 @@ class Supervisor:
             self._drain()
         self._worker.end(grace=5)
         self._triton.end(grace=tritonserver.EXIT_TIMEOUT_S + 3)
+        if self._openai:
+            self._openai.child.end(grace=DRAIN_S + 1)
         end_processes(owned_processes(self._run_dir.path), grace=0)
         remove_shared_memory(self._run_dir.path)
         self._run_dir.socket.unlink(missing_ok=True)
@@ -268,6 +282,8 @@ class Supervisor:
             triton_pid=self._triton.pid,
             worker_restarts=max(self._worker.restarts, 0),
             triton_restarts=max(self._triton.restarts, 0),
+            openai_pid=self._openai.child.pid if self._openai else 0,
+            openai_restarts=max(self._openai.child.restarts, 0) if self._openai else 0,
         )
         log.info("%s %s%s", phase, detail, error)
         try:

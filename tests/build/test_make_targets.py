@@ -44,7 +44,7 @@ def make(tmp_path):
     (source / "chat_template.jinja").write_text("Q{{ messages[0]['content'] }}A")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"say {n} times {7 * n}"}) + "\n" for n in range(70)))
-    ports = free_ports(3)
+    ports = free_ports(4)
     settings = {
         "SOURCE": source,
         "MODEL": tmp_path / "models" / NAME,
@@ -59,7 +59,7 @@ def make(tmp_path):
         "TUNE_MINUTES": 0,
         "HOURS": 0.0025,
         "RATES": "inf",
-    } | dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), ports, strict=True))
+    } | dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "OPENAI_PORT"), ports, strict=True))
 
     def run(*targets: str, status: int = 0) -> str:
         command = ["make", *targets, *(f"{name}={value}" for name, value in settings.items())]

@@ -21,7 +21,7 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICE, DEPLOYMENT = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
 PAGE = (ROOT / "docs" / "guides" / "deployment.md").read_text()
-PORTS = {name: Settings.model_fields[f"{name}_port"].default for name in ("http", "grpc", "metrics")}
+PORTS = {name: Settings.model_fields[f"{name}_port"].default for name in ("http", "grpc", "metrics", "openai")}
 INSTRUCTIONS = [
     line.split(maxsplit=1)
     for line in DOCKERFILE.replace("\\\n", " ").splitlines()

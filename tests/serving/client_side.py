@@ -80,9 +80,10 @@ class Service:
 
 
 def start(folder: Path, bundle: Path, **changes: Any) -> Service:
-    """Start a service on free ports; the caller stops it."""
+    """Start a service on free ports, without the front end `/v1`; the caller stops it."""
     http, grpc, metrics = free_ports(3)
-    settings = Settings(bundle=bundle, http_port=http, grpc_port=grpc, metrics_port=metrics, **changes)
+    ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "openai_port": 0}
+    settings = Settings(bundle=bundle, **(ports | changes))
     launcher.serve(settings, folder, lambda activity: None)
     return Service(settings, RunDir(folder))
 

@@ -1,0 +1,156 @@
+"""Who may reach the front end, checked before a request is read.
+
+A web page in a browser on the same machine can send requests to 127.0.0.1. It cannot choose the Host header, which
+names the page's own site even where DNS points that name here, nor hide its Origin. So both must be this service's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import re
+import time
+import traceback
+import uuid
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from redraft.openai.errors import ApiError, internal
+from redraft.openai.metrics import Metrics
+from redraft.openai.sse import json_response
+from redraft.request import clipped
+
+EVERY_HOST = "*"
+OPEN_PATHS = ("/health", "/metrics")
+"""Paths that need no key."""
+BEARER = "bearer "
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+log = logging.getLogger("redraft.openai")
+
+
+@dataclass(frozen=True)
+class Access:
+    """The names that this service is reached by, and the key that it asks for."""
+
+    address: str = "127.0.0.1"
+    hosts: frozenset[str] = field(default_factory=frozenset)
+    key: str | None = field(default=None, repr=False)
+
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raises ApiError for a request that may not pass."""
+        host = headers.get("host", "")
+        if not self._ours(_host_name(host)):
+            raise ApiError(
+                403, f"Host {clipped(host)!r} is not this server's: --allow-host accepts it", code="host_not_allowed"
+            )
+        for origin in headers.getlist("origin"):
+            if origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()) and not self._named(origin):
+                raise ApiError(
+                    403, f"Origin {clipped(origin)!r} is not this server's: --allow-host accepts it",
+                    code="origin_not_allowed",
+                )  # fmt: skip
+        foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if foreign and headers.get("sec-fetch-mode") != "navigate" and "origin" not in headers:
+            raise ApiError(403, "web pages of other sites may not use this server", code="origin_not_allowed")
+        if self.key is not None and scope["path"] not in OPEN_PATHS:
+            self._check_key(headers.get("authorization", ""))
+
+    def _check_key(self, given: str) -> None:
+        scheme, key = given[: len(BEARER)], given[len(BEARER) :]
+        if scheme.lower() != BEARER or not hmac.compare_digest(key.encode("latin-1"), str(self.key).encode()):
+            message = "expected the header `Authorization: Bearer KEY` with this server's key"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _ours(self, name: str) -> bool:
+        """Whether a host name is this service's. Where it listens on every address, all addresses are: a page's site
+        that DNS points here has a name."""
+        if {name, EVERY_HOST} & self.hosts or name == "localhost":
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or self.address == "0.0.0.0"
+
+    def _named(self, origin: str) -> bool:
+        """Whether a page's site is one of the hosts that the service was told to accept."""
+        return bool({_host_name(origin.partition("://")[2]), EVERY_HOST} & self.hosts)
+
+
+class Gate:
+    """ASGI middleware around everything: access, request ids, the log, and the answer to a failure of this server.
+
+    The log has a line per request: method, path, status, seconds, request id and `traceparent`, nothing of its body.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics):
+        self._app, self._access, self._metrics = app, access, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        own = _own_headers(headers)
+        started, status = time.perf_counter(), 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).update(own)
+            await send(message)
+
+        try:
+            try:
+                self._access.check(scope, headers)
+                await self._app(scope, receive, send_on)
+            except ApiError as error:
+                await json_response(error.body, error.status, error.headers)(scope, receive, send_on)
+            except Exception as error:
+                log_failure(error)
+                if not status:
+                    await json_response(internal().body, 500)(scope, receive, send_on)
+        finally:
+            self._note(scope, status, time.perf_counter() - started, own)
+
+    def _note(self, scope: MutableMapping[str, Any], status: int, seconds: float, own: dict[str, str]) -> None:
+        route = scope.get("route")
+        self._metrics.count_answer(route.path if route else "other", status)
+        level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
+        path, ids = clipped(repr(scope["path"])[1:-1]), " ".join(own.values())
+        log.log(level, "%s %s %s %.3f s %s", scope["method"], path, status or "gone", seconds, ids)
+
+
+def log_failure(error: Exception) -> None:
+    """Log where this server failed; not the error's text, which may hold a part of a prompt."""
+    log.error("%s in\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+
+
+def _own_headers(headers: Headers) -> dict[str, str]:
+    """The headers of the answer that say which request it belongs to: what the client sent, where it is well formed."""
+    given = headers.get("x-request-id", "")
+    own = {"x-request-id": given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex}
+    if _TRACE_PARENT.fullmatch(trace := headers.get("traceparent", "")):
+        own["traceparent"] = trace
+    return own
+
+
+def _host_name(host: str) -> str:
+    """A Host header's name, lower case, without the port; "" for one that cannot be read."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def hosts(names: Iterable[str]) -> frozenset[str]:
+    """Host names as requests are compared with them."""
+    return frozenset(name.lower() for name in names)

@@ -1,0 +1,1 @@
+"""What the worker generates as each endpoint's answer, whole or as a stream."""

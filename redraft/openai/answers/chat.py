@@ -1,0 +1,87 @@
+"""`POST /v1/chat/completions`: answers and streams in OpenAI's form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from redraft.openai.answers.choices import Choice, chat_log_probs, metrics, usage
+from redraft.openai.bridge import Generation
+from redraft.openai.errors import ApiError
+from redraft.openai.model import ServedModel
+from redraft.openai.schemas import ChatBody
+from redraft.openai.service import new_id
+from redraft.openai.sse import END, event
+from redraft.openai.translate import Job
+
+
+class ChatAnswer:
+    """One request's answer, whole or as a stream."""
+
+    def __init__(self, body: ChatBody, job: Job, model: ServedModel):
+        self._body, self._job, self._model = body, job, model
+        self._choices = [Choice() for _ in job.requests]
+        self._head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model.name}
+
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        """The answer, once all choices have ended."""
+        async for place, chunk in generation.chunks():
+            self._choices[place].add(chunk)
+            if self._body.logprobs:
+                self._choices[place].log_probs += chat_log_probs(chunk, self._model)
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [
+                {
+                    "index": index,
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "logprobs": {"content": choice.log_probs, "refusal": None} if self._body.logprobs else None,
+                    "finish_reason": choice.finish_reason,
+                }
+                for index, choice in enumerate(self._choices)
+            ],
+            "usage": usage(self._job.prompt_tokens, self._choices),
+            **metrics(self._choices),
+        }
+
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        """The answer's events; several are sent at once where they come from one chunk."""
+        begun: set[int] = set()
+        async for place, chunk in generation.chunks():
+            choice, parts = self._choices[place], []
+            choice.add(chunk)
+            if place not in begun:
+                begun.add(place)
+                parts.append(self._event(place, {"role": "assistant", "content": ""}))
+            entries = chat_log_probs(chunk, self._model) if self._body.logprobs else []
+            if chunk.text or entries:
+                parts.append(self._event(place, {"content": chunk.text}, entries))
+            if chunk.done:
+                parts.append(self._event(place, {}, finish_reason=choice.finish_reason))
+            if parts:
+                yield b"".join(parts)
+        if self._body.usage_at_end:
+            yield self._write([], usage(self._job.prompt_tokens, self._choices))
+        yield END
+
+    def error(self, error: ApiError) -> bytes:
+        """The event with which a stream ends that fails."""
+        return event(error.body)
+
+    def _event(
+        self, index: int, delta: dict[str, str], entries: list[dict[str, Any]] | None = None, *,
+        finish_reason: str | None = None,
+    ) -> bytes:  # fmt: skip
+        log_probs = {"content": entries, "refusal": None} if entries else None
+        one = {"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": finish_reason}
+        return self._write([one], usage(self._job.prompt_tokens, self._choices) if self._body.usage_always else None)
+
+    def _write(self, choices: list[dict[str, Any]], counts: dict[str, int] | None) -> bytes:
+        data: dict[str, Any] = {**self._head, "object": "chat.completion.chunk", "choices": choices}
+        if self._body.usage_at_end:
+            data["usage"] = counts
+        if not choices or (choices[0]["finish_reason"] and not self._body.usage_at_end):
+            data |= metrics(self._choices)
+        return event(data)

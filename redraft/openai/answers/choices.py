@@ -1,0 +1,128 @@
+"""What the worker's chunks become in an answer: choices, log-probabilities, usage, statistics."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from redraft.openai.model import ServedModel
+from redraft.request import SequenceStats
+from redraft.worker.protocol import Chunk
+
+
+@dataclass
+class Choice:
+    """One sequence so far."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stats: SequenceStats | None = None
+    log_probs: list[dict[str, Any]] = field(default_factory=list)
+    """In the chat form."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self.stats.output_tokens if self.stats else len(self.token_ids)
+
+    def add(self, chunk: Chunk) -> None:
+        """Append what a chunk brings."""
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.stats = chunk.stats or self.stats
+
+
+def usage(prompt_tokens: int, choices: list[Choice]) -> dict[str, int]:
+    """Tokens of a request: those of its prompts, and of all its choices."""
+    completion = sum(choice.output_tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": prompt_tokens + completion,
+    }
+
+
+def metrics(choices: list[Choice]) -> dict[str, Any]:
+    """`{"metrics": ...}` of a request with one choice, in vLLM's names; nothing for several, or before its end."""
+    if len(choices) != 1 or choices[0].stats is None:
+        return {}
+    stats = choices[0].stats
+    seconds = (stats.prefill_ms + stats.decode_ms) / 1e3
+    return {
+        "metrics": {
+            "time_to_first_token_ms": stats.prefill_ms,
+            "generation_time_ms": stats.decode_ms,
+            "queue_time_ms": stats.queue_ms,
+            "tokens_per_second": stats.output_tokens / seconds if seconds else None,
+            "seed": stats.seed,
+            "speculative_decoding": _speculation(stats),
+        }
+    }
+
+
+def _speculation(stats: SequenceStats) -> dict[str, Any] | None:
+    """What drafting gained; None before the first step. Entry j of the histogram counts the steps that accepted exactly
+    j drafted tokens, and entry d of the two lists by depth those of depth d + 1."""
+    if not stats.steps:
+        return None
+    at_least = [stats.steps, *stats.accepted_by_depth, 0]
+    return {
+        "mean_acceptance_length": stats.acceptance_length,
+        "draft_acceptance_rate": stats.accepted / stats.drafted if stats.drafted else 0.0,
+        "acceptance_histogram": [more - fewer for more, fewer in pairwise(at_least)],
+        "num_spec_steps": stats.steps,
+        "num_accepted_draft_tokens": stats.accepted,
+        "num_draft_tokens": stats.drafted,
+        "num_spec_tokens": len(stats.offered_by_depth),
+        "offered_by_depth": stats.offered_by_depth,
+        "accepted_by_depth": stats.accepted_by_depth,
+    }
+
+
+def chat_log_probs(chunk: Chunk, model: ServedModel) -> list[dict[str, Any]]:
+    """A chunk's log-probabilities, token by token, in the form of chats and responses."""
+    return [
+        _entry(token, value, model) | {"top_logprobs": []}
+        for token, value in zip(chunk.token_ids, chunk.log_probs or (), strict=True)
+    ]
+
+
+def _entry(token: int, value: float, model: ServedModel) -> dict[str, Any]:
+    data = model.codec.token_bytes(token)
+    return {"token": data.decode(errors="replace"), "logprob": value, "bytes": list(data)}
+
+
+class CompletionLogProbs:
+    """Log-probabilities in the form of text completions: parallel lists, with each token's offset in the choice's text,
+    in characters."""
+
+    def __init__(self, model: ServedModel):
+        self._model = model
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+
+    def add(
+        self,
+        token_ids: list[int],
+        values: list[float | None],
+        alternatives: list[list[tuple[int, float]]] | None,
+    ) -> dict[str, Any]:
+        """The lists for the next tokens. The chosen token is among its alternatives, also where it is less likely; a
+        prompt's first token has neither."""
+        tokens = [self._model.token_text(token) for token in token_ids]
+        offsets = []
+        for token, text in zip(token_ids, tokens, strict=True):
+            offsets.append(self._offset)
+            if self._model.codec.special_id(text) is None:  # which the text does not have
+                self._offset += len(self._decoder.decode(self._model.codec.token_bytes(token)))
+        best: list[dict[str, float] | None] | None = None
+        if alternatives is not None:
+            best = [
+                None if value is None else {self._model.token_text(one): found for one, found in pairs} | {token: value}
+                for token, value, pairs in zip(tokens, values, alternatives, strict=True)
+            ]
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": best, "text_offset": offsets}

@@ -1,0 +1,96 @@
+"""`POST /v1/completions`: answers and streams in OpenAI's form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from redraft.openai.answers.choices import Choice, CompletionLogProbs, metrics, usage
+from redraft.openai.bridge import Generation
+from redraft.openai.errors import ApiError
+from redraft.openai.model import ServedModel
+from redraft.openai.schemas import CompletionBody
+from redraft.openai.service import new_id
+from redraft.openai.sse import END, event
+from redraft.openai.translate import Job
+from redraft.worker.protocol import Chunk
+
+
+class CompletionAnswer:
+    """One request's answer, whole or as a stream. The choices of a prompt follow each other."""
+
+    def __init__(self, body: CompletionBody, job: Job, model: ServedModel):
+        self._body, self._job = body, job
+        self._choices = [Choice() for _ in job.requests]
+        self._log_probs = [CompletionLogProbs(model) for _ in job.requests]
+        self._begun: set[int] = set()
+        self._head = {
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        """The answer, once all choices have ended."""
+        texts = [""] * len(self._choices)
+        lists: list[dict[str, Any] | None] = [None] * len(self._choices)
+        async for place, chunk in generation.chunks():
+            text, found = self._add(place, chunk)
+            texts[place] += text
+            lists[place] = _joined(lists[place], found)
+        return {
+            **self._head,
+            "choices": [
+                {"index": index, "text": text, "logprobs": found, "finish_reason": choice.finish_reason}
+                for index, (text, found, choice) in enumerate(zip(texts, lists, self._choices, strict=True))
+            ],
+            "usage": usage(self._job.prompt_tokens, self._choices),
+            **metrics(self._choices),
+        }
+
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        """The answer's events."""
+        async for place, chunk in generation.chunks():
+            text, found = self._add(place, chunk)
+            if text or found or chunk.done:
+                reason = self._choices[place].finish_reason
+                yield self._write([{"index": place, "text": text, "logprobs": found, "finish_reason": reason}])
+        if self._body.usage_at_end:
+            yield self._write([])
+        yield END
+
+    def error(self, error: ApiError) -> bytes:
+        """The event with which a stream ends that fails."""
+        return event(error.body)
+
+    def _add(self, place: int, chunk: Chunk) -> tuple[str, dict[str, Any] | None]:
+        """Text and log-probabilities that a chunk adds to a choice; those of an echo with the first."""
+        self._choices[place].add(chunk)
+        text, found, writer = chunk.text, None, self._log_probs[place]
+        if place not in self._begun and self._body.echo:
+            prompt = self._job.prompt_of(place)
+            text = prompt.text + text
+        self._begun.add(place)
+        if self._body.log_probs and chunk.token_ids:
+            new = writer.add(chunk.token_ids, list(chunk.log_probs or ()), None)
+            found = _joined(found, new)
+        return text, found
+
+    def _write(self, choices: list[dict[str, Any]]) -> bytes:
+        data: dict[str, Any] = {**self._head, "choices": choices}
+        if self._body.usage_always or (self._body.usage_at_end and not choices):
+            data["usage"] = usage(self._job.prompt_tokens, self._choices)
+        elif self._body.usage_at_end:
+            data["usage"] = None
+        if not choices or (choices[0]["finish_reason"] and not self._body.usage_at_end):
+            data |= metrics(self._choices)
+        return event(data)
+
+
+def _joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Two parts of the parallel lists, one after the other."""
+    if first is None or second is None:
+        return first or second
+    return {name: None if values is None else values + second[name] for name, values in first.items()}

@@ -1,0 +1,65 @@
+"""The worker's messages on an asyncio loop: one generation per HTTP request, of one or more sequences."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Self
+
+from redraft.openai.errors import of_worker
+from redraft.openai.metrics import Metrics
+from redraft.request import GenerateRequest, SequenceStats
+from redraft.worker.client import Message, WorkerClient, WorkerError
+from redraft.worker.protocol import Chunk, ErrorMessage
+
+
+class Generation:
+    """Requests that run side by side and end together: leaving the context cancels those that have not ended."""
+
+    def __init__(self, client: WorkerClient, requests: Sequence[GenerateRequest], metrics: Metrics):
+        self._client, self._requests, self._metrics = client, requests, metrics
+        self._loop = asyncio.get_running_loop()
+        self._messages: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self._running: set[int] = set()
+
+    def __enter__(self) -> Self:
+        """Submit the requests. Raises ApiError where one cannot be sent."""
+        try:
+            for place, request in enumerate(self._requests):
+                self._client.submit(request, partial(self._pass_on, place))
+                self._running.add(place)
+                self._metrics.running.inc()
+        except WorkerError as error:
+            self.__exit__()
+            raise of_worker(error) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place in self._running:
+            self._client.cancel(self._requests[place].id)
+            self._count("cancelled")
+        self._running.clear()
+
+    async def chunks(self) -> AsyncIterator[tuple[int, Chunk]]:
+        """Each chunk with its request's place, until all have ended. Raises ApiError where one fails."""
+        while self._running:
+            place, message = await self._messages.get()
+            if isinstance(message, ErrorMessage):
+                self._running.discard(place)
+                self._count("error")
+                raise of_worker(WorkerError(message.code, message.message))
+            if message.done:
+                self._running.discard(place)
+                self._count(message.finish_reason or "stop", message.stats)
+            yield place, message
+
+    def _count(self, finish_reason: str, stats: SequenceStats | None = None) -> None:
+        self._metrics.running.dec()
+        self._metrics.count_sequence(finish_reason, stats)
+
+    def _pass_on(self, place: int, message: Message) -> None:
+        """Called on the client's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._messages.put_nowait, (place, message))

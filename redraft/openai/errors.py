@@ -1,0 +1,78 @@
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` with a status that says who is to act."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from redraft.request import clipped, describe
+from redraft.worker.client import WorkerError
+from redraft.worker.protocol import CANCELLED, INVALID, OVERLOADED, RESTARTING
+
+OVERLOADED_RETRY_S, RESTARTING_RETRY_S = 1, 5
+"""What Retry-After says where the queue is full, and where the worker is away."""
+INVALID_TYPE, SERVER_TYPE = "invalid_request_error", "server_error"
+
+
+class ApiError(Exception):
+    """A request that cannot be answered, with all that its answer needs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        kind = "rate_limit_error" if self.status == 429 else SERVER_TYPE if self.status >= 500 else INVALID_TYPE
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def not_served(param: str, text: str) -> ApiError:
+    """A feature that is asked for and that this server does not have."""
+    return ApiError(400, f"{param}: {text}", param, "unsupported_parameter")
+
+
+def too_long(param: str, message: str) -> ApiError:
+    """A prompt, or a prompt and its answer, that the context does not hold."""
+    return ApiError(400, message, param, "context_length_exceeded")
+
+
+def internal() -> ApiError:
+    """A failure of this server; its log has the cause."""
+    return ApiError(500, "internal error: the server's log has the cause", code="internal_error")
+
+
+def invalid_body(error: ValidationError) -> ApiError:
+    """What pydantic found wrong with a body."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {clipped(first['msg'].removeprefix('Invalid JSON: '), 200)}")
+    return ApiError(400, clipped(describe(error), 1000), _path(first["loc"]))
+
+
+def of_worker(error: WorkerError) -> ApiError:
+    """The answer to a request that the worker refused or lost."""
+    text = str(error)
+    if error.code == INVALID:
+        return ApiError(400, text)
+    if error.code == OVERLOADED:
+        return ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(OVERLOADED_RETRY_S)})
+    if error.code in (RESTARTING, CANCELLED):
+        return ApiError(503, text, code="service_unavailable", headers={"Retry-After": str(RESTARTING_RETRY_S)})
+    return internal()
+
+
+def _path(location: tuple[int | str, ...]) -> str | None:
+    """A field's place as OpenAI writes it, such as `messages[0].content`; None for the body itself."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return clipped(path.removeprefix("."), 200) or None

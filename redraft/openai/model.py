@@ -1,0 +1,93 @@
+"""The bundle as the front end sees it: name, tokenizer, chat template, methods and limits; no weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from redraft.bundle.config import BundleConfig
+from redraft.chat import ChatTemplate
+from redraft.openai.errors import ApiError, not_served, too_long
+from redraft.request import AUTO_REGRESSIVE, MAX_MESSAGE_BYTES, InvalidRequest, PromptLimits, shown
+from redraft.text import TextCodec
+
+
+class ServedModel:
+    """What requests are checked against and answers are written with. Raises BundleError, or OSError, for a folder
+    that is no bundle. It may be used from any thread."""
+
+    def __init__(self, bundle: Path, name: str | None = None):
+        config = BundleConfig.read(bundle)
+        self.name = name or config.name
+        self.created = int(time.time())
+        self.codec = TextCodec.load(bundle / "tokenizer.json")
+        self.max_len = config.limits.max_len
+        self.vocab_size = config.target.vocab_size
+        self.methods = tuple(dict.fromkeys((*config.methods, AUTO_REGRESSIVE)))
+        most = self.max_len - 1
+        self._limits = PromptLimits(most, min(most * self.codec.longest_token, MAX_MESSAGE_BYTES))
+        try:
+            self._template: ChatTemplate | None = ChatTemplate.load(bundle)
+        except FileNotFoundError:
+            self._template = None
+
+    def check_name(self, name: str | None) -> None:
+        """Raises ApiError 404 for a model that is not this one; None is this one."""
+        if name not in (None, self.name):
+            raise ApiError(
+                404, f"the model {shown(name)} does not exist: this server has {self.name!r}, and no adapters of it",
+                "model", "model_not_found",
+            )  # fmt: skip
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, param: str = "messages"
+    ) -> list[int]:
+        """Token ids of a conversation, the field `param`. Raises ApiError where the template refuses it or it is too
+        long."""
+        if self._template is None:
+            raise not_served(param, "this model has no chat template; /v1/completions continues a text as it is")
+        if tools and not self._template.takes_tools:
+            raise not_served("tools", "this model's chat template has no place for tools")
+        try:
+            text = self._template.render(messages, tools)
+        except (ValueError, TemplateError) as error:
+            raise ApiError(400, str(error), param) from None
+        return self.encode(text, param)
+
+    def encode(self, text: str, param: str) -> list[int]:
+        """Token ids of a text. Raises ApiError where it is empty, or cannot fit the context."""
+        try:
+            self._limits.check_text(len(text.encode()))
+        except InvalidRequest as error:
+            raise too_long(param, str(error).replace("text:", f"{param}:", 1)) from None
+        return self.check_ids(self.codec.encode(text), param)
+
+    def check_ids(self, ids: list[int], param: str) -> list[int]:
+        """The token ids of a prompt, as they are. Raises ApiError where they cannot be a prompt of this model."""
+        if not ids:
+            raise ApiError(400, f"{param}: expected at least one token, got none", param)
+        try:
+            self._limits.check_tokens(len(ids))
+        except InvalidRequest as error:
+            raise too_long(param, str(error)) from None
+        if max(ids) >= self.vocab_size:
+            raise ApiError(400, f"{param}: expected token ids below {self.vocab_size}, got {max(ids)}", param)
+        return ids
+
+    def check_method(self, method: str | None) -> None:
+        """Raises ApiError for a drafting method that the bundle does not have."""
+        if method is not None and method not in self.methods:
+            known = ", ".join(self.methods)
+            raise ApiError(400, f"drafting_method: expected one of {known}, got {shown(method)}", "drafting_method")
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text; one that is no whole characters as `bytes:` and `\\xe2` for each of its bytes."""
+        data = self.codec.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

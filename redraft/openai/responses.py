@@ -1,0 +1,119 @@
+"""`POST /v1/responses`: text in, text out. What was said before comes with the request, since nothing is stored."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from redraft.openai.errors import ApiError, not_served
+from redraft.openai.model import ServedModel
+from redraft.openai.schemas import MAX_TOP_LOG_PROBS, NOT_YET, Body, Refusals, Sampled, StreamOptions, forced_tool
+from redraft.openai.translate import Job, Prompt, job
+from redraft.request import INT32_MAX, clipped, shown
+
+LOG_PROBS = "message.output_text.logprobs"
+"""The value of `include` that asks for log-probabilities."""
+TEXT_PARTS = ("input_text", "output_text", "text")
+STATELESS = "nothing is stored: send what was said before as input"
+
+
+class TextOptions(Body):
+    """The form of the answer."""
+
+    REFUSED: ClassVar[Refusals] = {
+        "format": (({"type": "text"},), NOT_YET),
+        "verbosity": ((), "this model has no verbosity to set"),
+    }
+
+
+class ResponsesBody(Sampled):
+    """The body, named and bounded as OpenAI's."""
+
+    REFUSED: ClassVar[Refusals] = {
+        "background": ((False,), STATELESS),
+        "context_management": (([],), "no context is compacted"),
+        "conversation": ((), STATELESS),
+        "max_tool_calls": ((), "no hosted tools are served"),
+        "moderation": ((), "no moderation is served"),
+        "previous_response_id": ((), STATELESS),
+        "prompt": ((), "no prompts are stored: expected input"),
+        "reasoning": (({}, {"effort": "none"}), "this model has no reasoning to set"),
+        "store": ((False,), STATELESS),
+        "truncation": (("disabled",), "no input is cut: expected disabled"),
+    }
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    include: list[Literal["message.output_text.logprobs"]] = Field(default=[])
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOG_PROBS)
+    text: TextOptions = TextOptions()
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] = Field(default=[], max_length=1000)
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
+
+    @property
+    def log_probs(self) -> bool:
+        return LOG_PROBS in self.include
+
+    @property
+    def alternatives(self) -> int:
+        return self.top_logprobs if self.log_probs else 0
+
+
+def responses_job(body: ResponsesBody, model: ServedModel) -> Job:
+    """The job of a request. Raises ApiError."""
+    forced_tool(body.tool_choice)
+    tools = [_tool(tool, place) for place, tool in enumerate(body.tools)]
+    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    if isinstance(body.input, str):
+        messages.append({"role": "user", "content": body.input})
+    else:
+        messages += [_message(item, f"input[{place}]") for place, item in enumerate(body.input)]
+    ids = model.chat_prompt(messages, tools if body.tool_choice != "none" else None, "input")
+    return job(body, model, [Prompt(ids)], 1, body.max_output_tokens, "max_output_tokens")
+
+
+def _tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
+    """A function in the form of chats, which is that of the templates."""
+    if tool.get("type") != "function":
+        raise not_served("tools", f"tools[{place}].type: no hosted tools are served: expected function, got "
+                                  f"{shown(tool.get('type'))}")  # fmt: skip
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
+    """An item of the input as a message."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        return {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind == "function_call_output":
+        content = _content(item.get("output"), f"{where}.output")
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+    text = "expected message, function_call or function_call_output"
+    raise not_served("input", f"{where}.type: {text}, got {clipped(str(kind))!r}")
+
+
+def _content(content: Any, where: str) -> str:
+    """The text of an item."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(400, f"{where}: expected a text or a list of text parts, got {shown(content)}", "input")
+    texts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in TEXT_PARTS:
+            raise not_served(
+                "input", f"{where}[{place}]: expected a part of text, got {shown(kind or part)}: text only"
+            )
+        if not isinstance(part.get("text"), str):
+            raise ApiError(400, f"{where}[{place}].text: expected a text, got {shown(part.get('text'))}", "input")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,232 @@
+"""What clients may send: OpenAI's fields, those that other servers added to them, and this one's own.
+
+A null field is an absent one. A field that asks for what this server does not have is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PlainValidator, model_validator
+
+from redraft.openai.errors import not_served
+from redraft.request import INT32_MAX, MAX_PENALTY, MAX_WORDS, Word
+
+MAX_CHOICES = 128
+"""Sequences of one HTTP request: prompts times `n`."""
+MAX_TOP_LOG_PROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_TIMEOUT_S = 86_400
+
+NO_ADAPTER = "LoRA adapters are not served"
+TEXT_ONLY = "this model reads and writes text only"
+NOT_YET = "structured output is not served"
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Refusals = dict[str, tuple[tuple[Any, ...], str]]
+Stop = Annotated[list[Word], BeforeValidator(_one_or_more), Field(max_length=MAX_WORDS["stop_words"])]
+Penalty = Annotated[FiniteFloat, Field(ge=-2, le=2)]
+Bias = Annotated[FiniteFloat, Field(ge=-100, le=100)]
+TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+
+
+def forced_tool(choice: Any) -> None:
+    """Raises ApiError for a `tool_choice` that asks for a call."""
+    if choice not in (None, "auto", "none"):
+        raise not_served("tool_choice", "a call of a tool cannot be forced: expected auto or none")
+
+
+class Body(BaseModel):
+    """A JSON body: no conversion of types, unknown fields refused by name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user"}
+    )
+    """Fields that are about the service, not about the text."""
+    REFUSED: ClassVar[Refusals] = {}
+    """Fields that are not served, each with the values that ask for nothing, and what to say of others."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = {}
+        for name, value in data.items():
+            if value is None or name in cls.WITHOUT_EFFECT:
+                continue
+            if name in cls.REFUSED:
+                harmless, text = cls.REFUSED[name]
+                if not any(value == one and type(value) is type(one) for one in harmless):
+                    raise not_served(name, text)
+                continue
+            kept[name] = value
+        return kept
+
+
+class StreamOptions(Body):
+    """What a stream says beside its text."""
+
+    REFUSED: ClassVar[Refusals] = {"include_obfuscation": ((False, True), "")}
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Sampled(Body):
+    """The fields that every endpoint which generates text has, named and bounded as OpenAI's and vLLM's."""
+
+    model: str | None = None
+    temperature: FiniteFloat = Field(default=1.0, ge=0)
+    top_p: FiniteFloat = Field(default=1.0, ge=0, le=1)
+    top_k: int = Field(default=0, ge=-1, le=INT32_MAX)
+    stream: bool = False
+    seed: Seed | None = None
+    stop: Stop = []
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: FiniteFloat = Field(default=1.0, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
+    logit_bias: dict[TokenKey, Bias] = Field(default={}, max_length=MAX_LOGIT_BIAS)
+    min_tokens: int = Field(default=0, ge=0, le=INT32_MAX)
+    ignore_eos: bool = False
+    timeout: FiniteFloat | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
+    drafting_method: str | None = None
+    speculative: bool = True
+
+    @property
+    def log_probs(self) -> bool:
+        """Whether log-probabilities are wanted."""
+        return False
+
+    @property
+    def alternatives(self) -> int:
+        """Alternatives wanted for each token."""
+        return 0
+
+
+class Choices(Sampled):
+    """What chat and text completions have in common."""
+
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> Self:
+        if self.stream_options and not self.stream:
+            raise ValueError("stream_options: expected only with stream true")
+        return self
+
+    @property
+    def usage_at_end(self) -> bool:
+        """Whether a last event of the stream has the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def usage_always(self) -> bool:
+        """Whether every event of the stream has the usage so far."""
+        return self.usage_at_end and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+class ChatMessage(BaseModel):
+    """One message; the chat template reads it, so that its other fields are passed on."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class ChatBody(Choices):
+    """`POST /v1/chat/completions`."""
+
+    REFUSED: ClassVar[Refusals] = {
+        "audio": ((), TEXT_ONLY),
+        "function_call": (("none", "auto"), "expected tools and tool_choice"),
+        "functions": (([],), "expected tools"),
+        "modalities": ((["text"],), TEXT_ONLY),
+        "moderation": ((), "no moderation is served"),
+        "prediction": ((), "no predicted outputs are served"),
+        "reasoning_effort": (("none",), "this model has no reasoning to set"),
+        "response_format": (({"type": "text"},), NOT_YET),
+        "store": ((False,), "nothing is stored"),
+        "verbosity": ((), "this model has no verbosity to set"),
+        "web_search_options": ((), "no hosted tools are served"),
+    }
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
+    max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOG_PROBS)
+    tools: list[dict[str, Any]] = Field(default=[], max_length=1000)
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def _fitting_together(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: expected only with logprobs true")
+        forced_tool(self.tool_choice)
+        return self
+
+    @property
+    def log_probs(self) -> bool:
+        return self.logprobs
+
+    @property
+    def alternatives(self) -> int:
+        return self.top_logprobs
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """Each prompt, a text or token ids, of one of the four forms that a field `prompt` has."""
+    given = [value] if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])) else value
+    if isinstance(given, list) and given and all(isinstance(one, str) or _are_ids(one) for one in given):
+        return given
+    raise ValueError("expected a text, token ids, or a list of either")
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_id, value))
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= INT32_MAX
+
+
+class CompletionBody(Choices):
+    """`POST /v1/completions`: the text is continued as it is, without a chat template."""
+
+    REFUSED: ClassVar[Refusals] = {"suffix": (("",), "no text is put between two others: expected prompt only")}
+
+    prompt: Annotated[
+        list[str | list[int]],
+        PlainValidator(_prompts),
+        Field(max_length=MAX_CHOICES),
+    ]
+    max_tokens: int = Field(default=16, ge=0, le=INT32_MAX)
+    best_of: int | None = None
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOG_PROBS)
+
+    @model_validator(mode="after")
+    def _fitting_together(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: expected at least 1, or 0 with echo true, got 0")
+        if self.best_of not in (None, self.n):
+            raise not_served("best_of", f"no choices are dropped: expected as many as n, {self.n}")
+        return self
+
+    @property
+    def log_probs(self) -> bool:
+        return self.logprobs is not None
+
+    @property
+    def alternatives(self) -> int:
+        return self.logprobs or 0

@@ -1,0 +1,63 @@
+"""The front end's process: `python -m redraft.openai.server --bundle PATH --socket PATH --port 8003`.
+
+The key that it asks for, if any, is in the environment variable REDRAFT_API_KEY: arguments can be read by other users.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from redraft.openai.access import Access, Gate, hosts
+from redraft.openai.app import create_app
+from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S
+from redraft.openai.metrics import Metrics
+from redraft.openai.model import ServedModel
+from redraft.openai.service import Service
+from redraft.worker.client import WorkerClient
+
+KEEP_ALIVE_S = 60
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until SIGTERM; the exit status is 2 where the bundle cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m redraft.openai.server", description=__doc__.split("\n")[0])
+    parser.add_argument("--bundle", type=Path, required=True, help="folder of the engine bundle")
+    parser.add_argument("--socket", type=Path, required=True, help="the worker's socket")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--address", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--allow-host", action="append", default=[], help="another name that clients may use")
+    parser.add_argument("--model-name", help="the model's name in the API (default: the bundle's)")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        model = ServedModel(options.bundle, options.model_name)
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"redraft /v1: {error}", file=sys.stderr)
+        return 2
+    metrics = Metrics()
+    access = Access(options.address, hosts(options.allow_host), os.environ.get(API_KEY_VARIABLE) or None)
+    with WorkerClient(options.socket) as client:
+        uvicorn.run(
+            Gate(create_app(Service(model, client, metrics)), access, metrics),
+            host=options.address,
+            port=options.port,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

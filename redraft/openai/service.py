@@ -1,0 +1,118 @@
+"""What all endpoints share: the model, the worker, and how a body becomes running requests."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from redraft.openai.access import log_failure
+from redraft.openai.bridge import Generation
+from redraft.openai.errors import ApiError, internal, invalid_body
+from redraft.openai.metrics import Metrics
+from redraft.openai.model import ServedModel
+from redraft.openai.schemas import Sampled
+from redraft.openai.sse import ClientGone
+from redraft.openai.translate import Job
+from redraft.worker.client import WorkerClient, WorkerError
+
+MAX_BODY_BYTES = 16 * 2**20
+INLINE_BYTES = 16_384
+"""Larger bodies are read and encoded in another thread, so that streams go on."""
+BODY_S = 30.0
+"""A body that takes longer to arrive is given up."""
+HEALTH_S = 2.0
+JSON_TYPE = "application/json"
+
+B = TypeVar("B", bound=Sampled)
+
+
+class Service:
+    """The served model and the connection to its worker."""
+
+    def __init__(self, model: ServedModel, client: WorkerClient, metrics: Metrics):
+        self.model, self.client, self.metrics = model, client, metrics
+        self._question: asyncio.Future[bool] | None = None
+
+    async def accept(
+        self, request: Request, schema: type[B], translate: Callable[[B, ServedModel], Job]
+    ) -> tuple[B, Job]:
+        """Read a request: its body, and what it asks of the worker. Raises ApiError."""
+        data = await _read(request)
+
+        def work() -> tuple[B, Job]:
+            try:
+                body = schema.model_validate_json(data)
+            except ValidationError as error:
+                raise invalid_body(error) from None
+            self.model.check_name(body.model)
+            return body, translate(body, self.model)
+
+        return work() if len(data) <= INLINE_BYTES else await asyncio.to_thread(work)
+
+    async def worker_ready(self) -> bool:
+        """Whether the worker answers within HEALTH_S. Those who want to know at the same time share one question."""
+        if self._question is None or self._question.done():
+            self._question = asyncio.ensure_future(asyncio.to_thread(self._ask_worker))
+        return await asyncio.shield(self._question)
+
+    def _ask_worker(self) -> bool:
+        try:
+            return self.client.status(HEALTH_S).ready
+        except WorkerError:
+            return False
+
+    def generation(self, request: Request, job: Job) -> Generation:
+        """The job's requests, to be run within the context. Their client is the address that they come from."""
+        client = request.client.host if request.client else None
+        requests = [one.model_copy(update={"id": self.client.new_id(), "client": client}) for one in job.requests]
+        return Generation(self.client, requests, self.metrics)
+
+
+def new_id(kind: str) -> str:
+    """The id of an answer, such as `chatcmpl-...`."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+async def ending_with_errors(
+    first: bytes, events: AsyncIterator[bytes], write_error: Callable[[ApiError], bytes]
+) -> AsyncIterator[bytes]:
+    """A stream after its first event, which says so where it fails: its status is sent already."""
+    try:
+        yield first
+        async for data in events:
+            yield data
+    except ApiError as error:
+        yield write_error(error)
+    except Exception as error:
+        log_failure(error)
+        yield write_error(internal())
+
+
+async def _read(request: Request) -> bytes:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON_TYPE:
+        raise ApiError(415, f"Content-Type: expected {JSON_TYPE}, got {kind[:60]!r}")
+    most = f"the body is too large: expected at most {MAX_BODY_BYTES} bytes"
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:
+        raise ApiError(413, most, headers={"Connection": "close"})
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > MAX_BODY_BYTES:
+                    raise ApiError(413, most, headers={"Connection": "close"})
+    except ClientDisconnect:
+        raise ClientGone from None
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_S:.0f} s", headers={"Connection": "close"}) from None
+    if not size:
+        raise ApiError(400, "the body is empty: expected a JSON object")
+    return b"".join(parts)

@@ -1,0 +1,151 @@
+"""HTTP bodies as the worker's requests."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from redraft.openai.errors import ApiError, not_served, too_long
+from redraft.openai.model import ServedModel
+from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sampled
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, SamplingConfig, describe
+
+NOTHING_ENDS = -1
+"""The end token of a text that no token ends."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as token ids, and as the text that an echo begins with."""
+
+    ids: list[int]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The worker's requests of one HTTP request: those of each prompt together, in the order of the choices."""
+
+    prompts: list[Prompt]
+    n: int
+    requests: list[GenerateRequest] = field(default_factory=list)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once however many choices it has."""
+        return sum(len(prompt.ids) for prompt in self.prompts)
+
+    def prompt_of(self, choice: int) -> Prompt:
+        """The prompt of a choice."""
+        return self.prompts[choice // self.n]
+
+
+def derived_seed(seed: int, choice: int) -> int:
+    """The seed of one of several choices: the request's for the first, for choice i the first 63 bits of the SHA-256 of
+    the text `SEED:i`. A negative seed counts as the one 2**64 above it."""
+    seed %= 2**64
+    if choice == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}:{choice}".encode()).digest()[:8]) >> 1
+
+
+def chat_job(body: ChatBody, model: ServedModel) -> Job:
+    """A conversation's job. Raises ApiError."""
+    tools = None if body.tool_choice == "none" else body.tools
+    messages = [message.model_dump() for message in body.messages]
+    prompt = Prompt(model.chat_prompt(messages, tools))
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return job(body, model, [prompt], body.n, getattr(body, name), name)
+
+
+def completion_job(body: CompletionBody, model: ServedModel) -> Job:
+    """The job of one or more prompts. Raises ApiError."""
+    prompts = []
+    for given in body.prompt:
+        if isinstance(given, str):
+            prompts.append(Prompt(model.encode(given, "prompt"), given))
+        else:
+            ids = model.check_ids(given, "prompt")
+            prompts.append(Prompt(ids, model.codec.decode(ids) if body.echo else ""))
+    return job(body, model, prompts, body.n, body.max_tokens, "max_tokens", body.echo and body.log_probs)
+
+
+def job(
+    body: Sampled,
+    model: ServedModel,
+    prompts: list[Prompt],
+    n: int,
+    max_tokens: int | None,
+    max_tokens_name: str,
+    prompt_log_probs: bool = False,
+) -> Job:
+    """The worker's requests for prompts, `n` for each; `max_tokens` None is what is left of the context. Ids are unique
+    only within the job. Raises ApiError."""
+    model.check_name(body.model)
+    model.check_method(body.drafting_method)
+    if len(prompts) * n > MAX_CHOICES:
+        raise ApiError(400, f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
+    if body.alternatives or prompt_log_probs or max_tokens == 0:
+        raise not_served(
+            "logprobs", "alternatives and scores of prompts are not served: expected 0, and no echo of them"
+        )
+    base = body.seed if body.seed is not None else secrets.randbits(63)
+    seeds = [derived_seed(base, choice) for choice in range(n)] if body.seed is not None or n > 1 else [None]
+    result = Job(prompts, n)
+    for prompt in prompts:
+        left = model.max_len - len(prompt.ids)
+        if max_tokens is not None and max_tokens > left:
+            raise too_long(
+                max_tokens_name,
+                f"{max_tokens_name}: expected at most {left} after a prompt of {len(prompt.ids)} tokens in a context "
+                f"of {model.max_len}, got {max_tokens}",
+            )
+        wanted = left if max_tokens is None else max_tokens
+        for seed in seeds:
+            result.requests.append(
+                _checked(
+                    {
+                        "id": f"c{len(result.requests)}",
+                        "input_ids": prompt.ids,
+                        "max_tokens": wanted,
+                        "stream": body.stream,
+                        "sampling": _sampling(body, seed),
+                        "end_id": NOTHING_ENDS if body.ignore_eos else None,
+                        "stop_words": body.stop,
+                        "include_stop_words": False,
+                        "return_log_probs": body.log_probs,
+                        "method": body.drafting_method if body.speculative else AUTO_REGRESSIVE,
+                        "timeout_s": body.timeout,
+                    }
+                )
+            )
+    if not body.speculative and body.drafting_method not in (None, AUTO_REGRESSIVE):
+        raise ApiError(400, "speculative: expected true with a drafting_method, got false", "speculative")
+    return result
+
+
+def _sampling(body: Sampled, seed: int | None) -> dict[str, Any]:
+    return {
+        "temperature": body.temperature,
+        "top_k": body.top_k if body.top_k > 0 else None,
+        "top_p": body.top_p or None,
+        "seed": seed,
+        "repetition_penalty": body.repetition_penalty if body.repetition_penalty != 1 else None,
+        "presence_penalty": body.presence_penalty or None,
+        "frequency_penalty": body.frequency_penalty or None,
+        "min_length": body.min_tokens or None,
+        "logit_bias": {int(token): bias for token, bias in body.logit_bias.items()} or None,
+    }
+
+
+def _checked(fields: dict[str, Any]) -> GenerateRequest:
+    try:
+        sampling = SamplingConfig.model_validate(fields["sampling"])
+        return GenerateRequest.model_validate(fields | {"sampling": sampling})
+    except (ValidationError, InvalidRequest) as error:
+        text = describe(error) if isinstance(error, ValidationError) else str(error)
+        raise ApiError(400, text) from None

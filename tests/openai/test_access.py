@@ -1,0 +1,85 @@
+"""Who reaches the front end: no web page, nobody without the key; and what its log says of them."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.openai.serving import MODEL, front_end
+
+HELLO = {"messages": [{"role": "user", "content": "a secret recipe"}], "max_tokens": 3}
+CHAT = "/v1/chat/completions"
+KEY = "sk-0123456789"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "evil.example:{port}"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "192.168.1.5"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": "localhost:{port}"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "127.0.0.1:{port}"}, 200),
+        ({"Host": "[::1]:{port}"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://[::1"}, 403),
+        ({"Origin": "http://localhost:3000"}, 403),
+        ({"Origin": "http://127.0.0.1:{port}"}, 200),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, 200),
+    ],
+)
+def test_a_web_page_does_not_reach_it(server, headers, status):
+    """A page sends its own Origin; where DNS was turned to 127.0.0.1, the Host of its own site."""
+    named = {name: value.format(port=server.port) for name, value in headers.items()}
+    for answer in (server.post(CHAT, HELLO, named), httpx.get(f"{server.url}/v1/models", headers=named)):
+        assert answer.status_code == status, answer.text
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+        if status == 403:
+            assert answer.json()["error"]["code"] in ("host_not_allowed", "origin_not_allowed")
+
+
+def test_no_preflight_succeeds(server):
+    headers = {"Origin": server.url, "Access-Control-Request-Method": "POST"}
+    answer = httpx.options(f"{server.url}{CHAT}", headers=headers)
+    assert answer.status_code == 405
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_key_and_a_name(bundle, tmp_path):
+    with front_end(tmp_path, bundle, "--allow-host", "My.example", "--model-name", "my-name", key=KEY) as server:
+        assert server.client().chat.completions.create(model="my-name", **HELLO).model == "my-name"
+        with pytest.raises(openai.AuthenticationError) as refused:
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()
+        assert refused.value.code == "invalid_api_key"
+        wrong = (None, "", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer \xe9")
+        for header in wrong:
+            headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+            assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401, header
+        good = {"Authorization": f"bearer {KEY}", "Host": "my.example", "Origin": "https://my.example"}
+        assert httpx.get(f"{server.url}/v1/models", headers=good).status_code == 200
+        assert server.health() == 200, "probes have no key"
+        assert KEY not in " ".join(psutil.Process(server.process.pid).cmdline())
+        assert KEY not in server.log
+
+
+def test_requests_are_told_apart_and_prompts_are_not_logged(server):
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    answer = server.post(CHAT, HELLO, {"X-Request-Id": "mine-1", "traceparent": trace})
+    assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("mine-1", trace)
+    other = server.post(CHAT, HELLO, {"X-Request-Id": "two words", "traceparent": "junk"})
+    assert len(other.headers["x-request-id"]) == 32
+    assert "traceparent" not in other.headers
+    server.post(CHAT, HELLO | {"temperature": "a secret value"})
+    assert f"POST {CHAT} 200 " in server.log
+    assert f"mine-1 {trace}" in server.log
+    assert "secret" not in server.log
+    refused = server.client().chat.completions.with_raw_response.create(model=MODEL, **HELLO)
+    assert refused.headers["x-request-id"]

@@ -1,0 +1,79 @@
+"""Conversations as chat templates take them."""
+
+from __future__ import annotations
+
+import pytest
+from jinja2 import TemplateError
+
+from redraft.chat import ChatTemplate
+
+CALL = {"function": {"name": "f", "arguments": '{"a": [1]}'}}
+
+
+def render(source: str, message: dict, **options) -> str:
+    return ChatTemplate(source).render([message], **options)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "user", "content": "a"}, "a"),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, ""),
+        ({"role": "assistant"}, ""),
+    ],
+)
+def test_content_is_one_text(message, expected):
+    """Most templates add it to a text, where a list or None would fail."""
+    assert render("{{ '' + messages[0].content }}", message) == expected
+
+
+def test_arguments_are_values_and_json_is_plain():
+    """Templates write arguments as JSON: a text would be quoted twice, and Jinja's own filter escapes < for HTML."""
+    source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}{{ tools | tojson }}"
+    message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    assert render(source, message, tools=[{"a": "<é>"}]) == '{"a": [1]}[{"a": "<é>"}]'
+
+
+def test_no_tools_are_none():
+    """Templates ask whether tools are defined and none."""
+    assert render("{{ tools is none }}", {"role": "user", "content": "a"}, tools=[]) == "True"
+
+
+@pytest.mark.parametrize(("source", "role"), [("", "system"), ("{# developer #}", "developer")])
+def test_a_developer_is_the_system_where_the_template_knows_none(source, role):
+    assert render(source + "{{ messages[0].role }}", {"role": "developer", "content": "a"}) == role
+
+
+def test_other_fields_reach_the_template():
+    assert render("{{ messages[0].name }}", {"role": "user", "content": "a", "name": "me"}) == "me"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"content": "a"}, r"messages\[0\]: expected a map with the texts role and content"),
+        ("a", r"messages\[0\]: expected a map"),
+        (
+            {"role": "user", "content": None},
+            r"messages\[0\].content: expected a text or a list of text parts, got None",
+        ),
+        ({"role": "user", "content": ["a"]}, r"messages\[0\].content\[0\]: expected a part of type text, got 'a'"),
+        ({"role": "user", "content": [{"type": "text", "text": 1}]}, r"content\[0\].text: expected a text, got 1"),
+        ({"role": "assistant", "tool_calls": ["x"]}, r"tool_calls: expected function.name and function.arguments"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            r"tool_calls: expected function.arguments in JSON, got '{'",
+        ),
+    ],
+)
+def test_another_form_is_refused(message, said):
+    with pytest.raises(ValueError, match=said):
+        render("x", message)
+
+
+def test_what_a_template_cannot_do_is_no_crash():
+    with pytest.raises(ValueError, match="cannot write these messages: TypeError"):
+        render("{{ 1 + messages[0].content }}", {"role": "user", "content": "a"})
+    with pytest.raises(TemplateError, match="no users"):
+        render("{{ raise_exception('no users') }}", {"role": "user", "content": "a"})

@@ -1,0 +1,49 @@
+"""`/v1/completions` with the openai package: forms of prompts, echoes, and scores as evaluation harnesses read them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from redraft.openai.answers.choices import CompletionLogProbs
+from redraft.openai.model import ServedModel
+from tests.openai.serving import MODEL, directly, toy_bundle
+from tests.toy_engine import toy_codec
+
+CODEC = toy_codec()
+IDS = CODEC.encode("Once upon")
+
+
+def test_the_text_is_continued_as_it_is(server):
+    answer = server.client().completions.create(model=MODEL, prompt="Once upon", seed=3)
+    expected = directly(server, "Once upon", 16, sampling={"temperature": 1.0, "seed": 3})
+    assert (answer.choices[0].text, answer.usage.completion_tokens) == (expected.text, 16)
+    parts = server.client().completions.create(model=MODEL, prompt="Once upon", seed=3, stream=True)
+    assert "".join(part.choices[0].text for part in parts) == expected.text
+
+    async def ask() -> str:
+        return (await server.async_client().completions.create(model=MODEL, prompt=IDS, seed=3)).choices[0].text
+
+    assert asyncio.run(ask()) == expected.text
+
+
+@pytest.mark.parametrize("prompts", [["Once upon", "a time"], [IDS, CODEC.encode("a time")]])
+def test_several_prompts_answer_in_their_order(server, prompts):
+    answer = server.client().completions.create(model=MODEL, prompt=prompts, n=2, seed=3, max_tokens=6)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    for place, prompt in enumerate(prompts):
+        single = server.client().completions.create(model=MODEL, prompt=prompt, n=2, seed=3, max_tokens=6)
+        found = [choice.text for choice in answer.choices[2 * place : 2 * place + 2]]
+        assert found == [choice.text for choice in single.choices]
+    assert answer.usage.prompt_tokens == len(IDS) + len(CODEC.encode("a time"))
+
+
+def test_offsets_count_characters_of_the_text(tmp_path):
+    """Also where a character takes several tokens, and after a special token, which the text does not have."""
+    model = ServedModel(toy_bundle(tmp_path, vocab_size=257))
+    ids = [0, *model.encode("a日é!", "prompt")]
+    found = CompletionLogProbs(model).add(ids, [None, *[-1.0] * (len(ids) - 1)], None)
+    places = dict(zip(found["tokens"], found["text_offset"], strict=True))
+    assert (places["<end>"], places["a"], places["!"]) == (0, 0, 3)
+    assert found["tokens"][2] == "bytes:\\xe6"

@@ -1,0 +1,104 @@
+"""Clients that go away, a full queue, and a worker that dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from redraft.request import GenerateRequest
+from redraft.worker.client import WorkerClient
+from tests.conftest import wait_until
+from tests.openai.serving import MODEL, front_end
+
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+LONG = HELLO | {"ignore_eos": True, "max_tokens": 200, "speculative": False}
+"""With the slow server, 20 s and more."""
+CHAT = "/v1/chat/completions"
+
+
+def totals(server) -> dict[str, float]:
+    with WorkerClient(server.socket) as client:
+        assert client.wait_connected(10)
+        status = client.status()
+    return status.totals | {"running": status.running, "waiting": status.waiting}
+
+
+@pytest.mark.parametrize("body", [LONG, LONG | {"stream": True}, LONG | {"n": 2}])
+def test_a_client_that_goes_away_ends_its_requests(slow_server, body):
+    before = totals(slow_server)
+    if body.get("stream"):
+        with httpx.stream("POST", f"{slow_server.url}{CHAT}", json=body) as answer:
+            next(answer.iter_lines())
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{slow_server.url}{CHAT}", json=body, timeout=httpx.Timeout(10, read=0.3))
+    wait_until(lambda: totals(slow_server)["running"] == 0)
+    assert totals(slow_server)["output_tokens"] - before["output_tokens"] < 150
+    wait_until(lambda: slow_server.metric("redraft_openai_sequences_running") == 0)
+
+
+def test_one_that_ends_of_n_leaves_the_others(slow_server):
+    body = HELLO | {"n": 2, "max_tokens": 8, "ignore_eos": True}
+    answer = slow_server.post(CHAT, body).json()
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 2
+
+
+def test_a_full_queue_is_a_429(slow_server):
+    """Two sequences run and two wait; the fifth is told when to come back."""
+    with WorkerClient(slow_server.socket) as client:
+        assert client.wait_connected(10)
+        for _ in range(4):
+            long = GenerateRequest(id=client.new_id(), text="a", max_tokens=200, end_id=-1, method="auto_regressive")
+            client.submit(long, lambda _: None)
+        wait_until(lambda: client.status().waiting == 2)
+        for body in (HELLO, HELLO | {"stream": True}, HELLO | {"n": 3}):
+            answer = slow_server.post(CHAT, body)
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1"), answer.text
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+        with pytest.raises(openai.RateLimitError):
+            slow_server.client().chat.completions.create(model=MODEL, **HELLO)
+    wait_until(lambda: totals(slow_server)["running"] == 0)
+    assert slow_server.post(CHAT, HELLO | {"max_tokens": 2}).status_code == 200
+
+
+def test_a_worker_that_dies(bundle):
+    with (
+        tempfile.TemporaryDirectory(prefix="redraft-test-") as folder,
+        front_end(Path(folder), bundle, delay=0.02) as server,
+    ):
+        with httpx.stream("POST", f"{server.url}{CHAT}", json=LONG | {"stream": True}, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.worker.kill()
+            server.worker.wait()
+            last = [line for line in lines if line][-1]
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert (error["type"], error["code"]) == ("server_error", "service_unavailable")
+        assert server.health() == 503
+        refused = server.post(CHAT, HELLO)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        server.start_worker()
+        wait_until(lambda: server.health() == 200)
+        assert server.post(CHAT, HELLO | {"max_tokens": 2}).status_code == 200
+        server.worker.send_signal(signal.SIGSTOP)
+        assert server.health() == 503, "a worker that hangs is not healthy"
+        server.worker.send_signal(signal.SIGCONT)
+        wait_until(lambda: server.health() == 200)
+
+
+def test_a_stream_that_fails_raises_in_the_openai_package(bundle):
+    with (
+        tempfile.TemporaryDirectory(prefix="redraft-test-") as folder,
+        front_end(Path(folder), bundle, delay=0.02) as server,
+    ):
+        stream = server.client().chat.completions.create(model=MODEL, stream=True, max_tokens=200, **HELLO)
+        next(stream)
+        server.worker.kill()
+        with pytest.raises(openai.APIError, match="went away"):
+            list(stream)
