@@ -14,6 +14,7 @@ from typing import Self, Unpack, overload
 from jinja2 import TemplateError
 
 from redraft.chat import Message, render_chat
+from redraft.decoding.log_probs import Alternatives
 from redraft.request import (
     AUTO_REGRESSIVE,
     MAX_TOKENS,
@@ -21,6 +22,7 @@ from redraft.request import (
     InvalidRequest,
     Options,
     SequenceStats,
+    joined_log_probs,
     request,
 )
 from redraft.runtime import Runtime
@@ -31,8 +33,10 @@ from redraft.sequence import FinishReason, Output
 class Answer:
     """A finished request: its generated tokens without the end token, statistics, and seconds from submission to end.
 
-    `log_probs` are the target's natural logarithms, one per token, where asked for. `str(stats)` is a line with tokens,
-    tokens/s, tokens/step and accepted drafted tokens.
+    Where asked for, `log_probs` are the target's natural logarithms, one per token. `prompt_log_probs` are those of the
+    prompt's tokens, None for the first. `top_log_probs` and `prompt_top_log_probs` list (token id, log-probability) of
+    the most likely tokens at each place. `str(stats)` is a line with tokens, tokens/s, tokens/step and accepted drafted
+    tokens.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -41,6 +45,9 @@ class Answer:
     stats: SequenceStats = field(default_factory=SequenceStats)
     seconds: float = 0.0
     log_probs: list[float] | None = None
+    top_log_probs: list[Alternatives] | None = None
+    prompt_log_probs: list[float | None] | None = None
+    prompt_top_log_probs: list[Alternatives] | None = None
 
 
 class LLM:
@@ -245,5 +252,5 @@ def _joined(outputs: Sequence[Output], seconds: float) -> Answer:
         finish_reason=last.finish_reason,
         stats=last.stats or SequenceStats(),
         seconds=seconds,
-        log_probs=None if last.log_probs is None else [value for output in outputs for value in output.log_probs or ()],
+        **joined_log_probs(outputs),
     )

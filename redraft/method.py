@@ -128,9 +128,10 @@ class Method:
 
     def chooser(self, sequence: Sequence) -> Sampler | None:
         """The sampler that may choose the sequence's token at every node; None where verification needs the logits."""
-        sampler = sequence.sampler
+        sampler, request = sequence.sampler, sequence.request
         walks = self.verify is walk or sampler.greedy
-        return sampler if walks and sampler.plain and not sequence.request.return_log_probs else None
+        scored = request.return_log_probs or (request.prompt_log_probs and not sequence.prefilled)
+        return sampler if walks and sampler.plain and not scored else None
 
     def draft(self, sequences: list[Sequence], running: int) -> TokenTree:
         """Draft trees of the sequences, in their order, while `running` decode.

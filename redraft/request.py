@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pydantic import (
@@ -33,13 +34,16 @@ MAX_PENALTY = 1e6
 """The largest size of a penalty: products and sums of logits stay far inside float32."""
 MIN_TEMPERATURE = 1e-4
 """Below it, sampling is greedy: the quotients would leave float32."""
+MOST_ALTERNATIVES = 20
+"""The largest `top_log_probs`."""
+LOG_PROBS = ("log_probs", "top_log_probs", "prompt_log_probs", "prompt_top_log_probs")
+"""Fields of log-probabilities that an `Output`, a `Chunk` and an `Answer` have."""
 MAX_TOKENS = 256
 """How many tokens `request` asks for where none are named."""
 MAX_TIMEOUT_S = 86_400.0
 AUTO_REGRESSIVE = "auto_regressive"
 """The method that every bundle has: no drafts."""
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-PositiveInt32 = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Word = Annotated[str, Field(max_length=1000)]
 
@@ -127,13 +131,17 @@ class GenerateRequest(Message):
     `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces the model's own end
     tokens; -1 means that nothing ends the text. `method` names one of the bundle's methods of drafting, or
     `auto_regressive`; the bundle's first is the default.
+
+    Log-probabilities are the target's own, before processors and filters: of the answer's tokens with
+    `return_log_probs`, of the prompt's with `prompt_log_probs`. `top_log_probs` adds so many alternatives to each
+    token, and implies `return_log_probs`. `max_tokens` 0 only scores the prompt.
     """
 
     op: Literal["generate"] = "generate"
     id: str = Field(min_length=1, max_length=200)
     text: str | None = None
     input_ids: list[TokenId] | None = Field(default=None, max_length=MAX_INPUT_IDS, fail_fast=True)
-    max_tokens: PositiveInt32
+    max_tokens: Annotated[int, Field(le=INT32_MAX)]
     stream: bool = False
     sampling: SamplingConfig = SamplingConfig()
     end_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
@@ -144,6 +152,8 @@ class GenerateRequest(Message):
     stop_word_ids: list[list[TokenId]] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
     bad_word_ids: list[list[TokenId]] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
     return_log_probs: bool = False
+    top_log_probs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
+    prompt_log_probs: bool = False
     exclude_input_in_output: bool = True
     method: str | None = Field(default=None, max_length=200)
     timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
@@ -177,6 +187,14 @@ class GenerateRequest(Message):
             raise ValueError("input_ids is empty: expected at least one token")
         return self
 
+    @model_validator(mode="after")
+    def _some_result(self) -> GenerateRequest:
+        least = 0 if self.prompt_log_probs else 1
+        if self.max_tokens < least:
+            raise ValueError(f"max_tokens: expected at least {least}, got {shown(self.max_tokens)}")
+        self.return_log_probs |= self.top_log_probs > 0
+        return self
+
 
 class Options(TypedDict, total=False):
     """Options of a request, with the names and meaning of `GenerateRequest` and `SamplingConfig`.
@@ -199,6 +217,8 @@ class Options(TypedDict, total=False):
     bad_words: list[str]
     end_id: int | None
     return_log_probs: bool
+    top_log_probs: int
+    prompt_log_probs: bool
     timeout_s: float | None
 
 
@@ -254,6 +274,12 @@ class SequenceStats:
             f"{self.output_tokens} tokens in {seconds:.2f} s, {rate:.0f} tokens/s, {self.acceptance_length:.2f} "
             f"tokens/step, {self.accepted} of {self.drafted} drafted tokens accepted"
         )
+
+
+def joined_log_probs(parts: Sequence[Any]) -> dict[str, Any]:
+    """An answer's log-probabilities, from those of its outputs or chunks; None for fields that none of them has."""
+    found = {name: [value for part in parts if (value := getattr(part, name)) is not None] for name in LOG_PROBS}
+    return {name: list(chain.from_iterable(values)) if values else None for name, values in found.items()}
 
 
 _LENGTH_UNITS = {"too_long": "items", "string_too_long": "characters"}

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from redraft.decoding.log_probs import Alternatives, LogProbs
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.sampling import Sampler
@@ -28,7 +29,12 @@ MOST_PARTS = 32
 
 @dataclass
 class Output:
-    """What one request gained since its last output; the final one has a finish reason and statistics."""
+    """What one request gained since its last output; the final one has a finish reason and statistics.
+
+    Log-probabilities are there where asked for: one per token and, in the first output, one per token of the prompt,
+    None for its first. The `top` ones have a list of (token id, log-probability) per token, the most likely first; for
+    the prompt's first token it is empty.
+    """
 
     key: Hashable
     prompt_tokens: int = 0
@@ -37,6 +43,9 @@ class Output:
     drafted: list[bool] = field(default_factory=list)
     """Whether each token was drafted and accepted, rather than chosen after the draft's last accepted one."""
     log_probs: list[float] | None = None
+    top_log_probs: list[Alternatives] | None = None
+    prompt_log_probs: list[float | None] | None = None
+    prompt_top_log_probs: list[Alternatives] | None = None
     finish_reason: FinishReason | None = None
     stats: SequenceStats | None = None
 
@@ -137,8 +146,8 @@ class Sequence:
         self._tail: deque[int] = deque(maxlen=max(map(len, request.stop_word_ids), default=0))
         self._stream_interval_s = stream_interval_s
         self._next_output = 0.0
-        self._log_probs: list[float] | None = [] if request.return_log_probs else None
-        self._output = Output(key, len(prompt), log_probs=self._log_probs)
+        self._scores = LogProbs()
+        self._output = self._new_output()
         if not request.exclude_input_in_output:
             self._output.text = request.text if request.text is not None else codec.decode(prompt)
         self.arrived = time.perf_counter() if arrived is None else arrived
@@ -171,6 +180,12 @@ class Sequence:
         self._admitted = time.perf_counter()
         self.stats.queue_ms = 1e3 * (self._admitted - self.arrived)
 
+    def logits_of(self, rows: int) -> int:
+        """How many logit rows, the last ones, the next `rows` tokens of the prompt have."""
+        if self.request.prompt_log_probs:
+            return rows
+        return int(self.cache_length + rows == len(self.prompt))
+
     def kept(self, rows: list[int]) -> list[int]:
         """The rows whose features the drafter will need: all if it has a context cache, else the last."""
         return rows if self.pairs is not None else rows[-1:]
@@ -187,13 +202,26 @@ class Sequence:
         self.stats.rows_executed += rows
         self.stats.rows_unpacked += rows
 
-    def begin(self, verdict: Verdict) -> None:
-        """Take the first token, chosen from the prompt's last row."""
+    def score(self, logits: np.ndarray) -> None:
+        """Take the log-probabilities of the prompt's tokens after its last n rows, whose logits are float32 [n, V]."""
+        following = self.prompt[self.cache_length - len(logits) + 1 : self.cache_length + 1].tolist()
+        self._scores.add(logits[: len(following)], following, self.request.top_log_probs)
+
+    def begin(self, verdict: Verdict | None) -> None:
+        """Take the first token, chosen from the prompt's last row. None: the request wants no token, and ends."""
         self._first_token = time.perf_counter()
         self.stats.prefill_ms = 1e3 * (self._first_token - self._admitted)
+        if self.request.prompt_log_probs:
+            self._output.prompt_log_probs = [None, *self._scores.chosen]
+            if self.request.top_log_probs:
+                self._output.prompt_top_log_probs = [[], *self._scores.top]
+            self._scores = LogProbs()
+        if verdict is None:
+            return self.finish("length")
         if self.pairs is not None:
             self.pairs.tokens += verdict.tokens
         self._advance(verdict)
+        return None
 
     def step(self, verdict: Verdict, features: Features | None, nodes: int, unpacked: int, goes_on: bool) -> Gain:
         """Take the tokens of a step over a tree of `nodes` rows, and return what it gained.
@@ -254,9 +282,17 @@ class Sequence:
         output.finish_reason = self.finish_reason
         if self.finish_reason:
             output.stats = self.stats
-        self._log_probs = [] if self._log_probs is not None else None
-        self._output = Output(self.key, len(self.prompt), log_probs=self._log_probs)
+        self._output = self._new_output()
         return output
+
+    def _new_output(self) -> Output:
+        scored, alternatives = self.request.return_log_probs, self.request.top_log_probs
+        return Output(
+            self.key,
+            len(self.prompt),
+            log_probs=[] if scored else None,
+            top_log_probs=[] if alternatives else None,
+        )
 
     def _advance(self, verdict: Verdict) -> int:
         """Take the tokens up to the text's end, an end token included; how many they are."""
@@ -273,10 +309,13 @@ class Sequence:
         token = verdict.tokens[place]
         if token in self.end_ids:
             return self.finish("stop")
-        self._output.token_ids.append(token)
-        self._output.drafted.append(place + 1 < len(verdict.tokens))
-        if self._log_probs is not None:
-            self._log_probs.append(verdict.log_probs[place])
+        output, scores = self._output, verdict.log_probs
+        output.token_ids.append(token)
+        output.drafted.append(place + 1 < len(verdict.tokens))
+        if scores is not None and output.log_probs is not None:
+            output.log_probs.append(scores.chosen[place])
+            if output.top_log_probs is not None:
+                output.top_log_probs.append(scores.top[place])
         self.stats.output_tokens += 1
         if self._text.push(token) or self._completes_stop_word(token):
             return self.finish("stop")

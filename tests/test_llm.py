@@ -16,7 +16,7 @@ from redraft import LLM
 from redraft.bundle.budget import BudgetTable
 from redraft.errors import BundleError
 from redraft.method import MethodPlan
-from redraft.request import InvalidRequest
+from redraft.request import GenerateRequest, InvalidRequest
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from tests.engines.tiny import tiny_bundle, tiny_target
@@ -52,6 +52,29 @@ def test_prompts_are_answered_together_as_one_by_one(llm):
     assert sum(answer.stats.accepted for answer in together) > 0
     assert llm.generate([], max_tokens=4) == []
     assert llm.generate("hello", max_tokens=4).log_probs is None
+
+
+def test_a_prompt_and_its_answer_are_scored(llm):
+    """The prompt's log-probabilities are those that the same tokens have in an answer."""
+    whole = llm.generate("hello", max_tokens=20, end_id=-1, top_log_probs=2)
+    ids = llm.runtime.codec.encode("hello")
+    again = GenerateRequest(
+        id="r", input_ids=[*ids, *whole.token_ids], max_tokens=0, prompt_log_probs=True, top_log_probs=2
+    )
+    (scored,) = llm.run([again])
+    assert (scored.token_ids, scored.text, scored.finish_reason, scored.log_probs) == ([], "", "length", [])
+    assert scored.prompt_log_probs[len(ids) :] == pytest.approx(whole.log_probs, abs=1e-5)
+    alternatives = zip(scored.prompt_top_log_probs[len(ids) :], whole.top_log_probs, strict=True)
+    assert all([token for token, _ in one] == [token for token, _ in other] for one, other in alternatives)
+    assert [top[0][0] for top in whole.top_log_probs] == whole.token_ids, "greedy"
+    assert whole.prompt_log_probs is None
+    assert llm.generate("hello", 0, prompt_log_probs=True).prompt_log_probs[0] is None
+
+
+def test_a_bias_steers_an_answer(llm):
+    forced = llm.generate("hello", max_tokens=5, logit_bias={40: 100.0})
+    assert forced.token_ids == [40] * 5
+    assert 40 not in llm.generate("hello", max_tokens=30, temperature=3.0, logit_bias={40: -100.0}).token_ids
 
 
 def test_a_method_is_chosen_by_name(llm):

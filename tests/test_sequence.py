@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from redraft import sequence as module
+from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.verification import Verdict
 from redraft.request import GenerateRequest
@@ -34,7 +35,7 @@ def begun(first: str, **fields) -> Sequence:
 
 def verdict(text: str) -> Verdict:
     tokens = CODEC.encode(text)
-    return Verdict(list(range(len(tokens))), tokens, [-0.5] * len(tokens))
+    return Verdict(list(range(len(tokens))), tokens, LogProbs([-0.5] * len(tokens)))
 
 
 def step(sequence: Sequence, text: str) -> None:

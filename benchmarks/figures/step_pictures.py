@@ -50,7 +50,7 @@ class Example:
         """The walk over the tree by the tokens that the target's rows gave."""
         sampling = SamplingConfig(temperature=self.recorded["temperature"], seed=self.recorded["seed"])
         tokens = np.array([row["token"] for row in self.recorded["target"]], np.int32)
-        return walk(self.tree, 0, tokens, Sampler(sampling, []), with_log_probs=False)
+        return walk(self.tree, 0, tokens, Sampler(sampling, []))
 
     @property
     def root(self) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from redraft.decoding.construction import Draws
 from redraft.decoding.draws import log_softmax
-from redraft.decoding.sampling import Sampler, log_probability
+from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import NodeDraws, TokenTree
 from redraft.decoding.verification import Verdict, Verifier, register_verifier, walk
 
@@ -107,9 +107,7 @@ def _coin(sampler: Sampler) -> Accept:
     return lambda chance: sampler.flip(chance, next(tries))
 
 
-def verify(
-    rule: Rule, tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, with_log_probs: bool
-) -> Verdict:
+def verify(rule: Rule, tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler) -> Verdict:
     """Walk down from the root: at each node the rule accepts one of its draws, or the bonus token is drawn.
 
     The target's distribution is the sampler's, filters and processors applied to the node's own path. Acceptance and
@@ -117,7 +115,7 @@ def verify(
     walked: only one token is right, however the tree was made.
     """
     if sampler.greedy:
-        return walk(tree, sequence, logits, sampler, with_log_probs)
+        return walk(tree, sequence, logits, sampler)
     draws = tree.draws[sequence] if tree.draws is not None else {}
     verdict = Verdict(path=[], tokens=[])
     node: int | None = 0
@@ -137,8 +135,6 @@ def verify(
                 token = sampler.draw(q)
         sampler.accept(token)
         verdict.tokens.append(token)
-        if with_log_probs:
-            verdict.log_probs.append(log_probability(node_logits, token))
         node = None if token in sampler.end_ids else child
     return verdict
 

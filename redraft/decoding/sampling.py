@@ -177,9 +177,3 @@ class Sampler:
         if self._repetition != 1:
             seen = np.where(seen > 0, seen / self._repetition, seen * self._repetition)
         logits[ids] = seen - self._presence - self._frequency * counts
-
-
-def log_probability(logits: np.ndarray, token: int) -> float:
-    """Natural log of the target's own probability of `token`, before processors and filters; logits float32 [V]."""
-    top = logits.max()
-    return float(logits[token] - top - np.log(np.exp(logits - top).sum(dtype=np.float64)))

@@ -8,30 +8,32 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from redraft.decoding.construction import CONSTRUCTIONS, UNPACKED, Draws
+from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
-from redraft.decoding.sampling import Sampler, log_probability
+from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, TokenTree
 
 
 @dataclass
 class Verdict:
     """What one sequence gains in a step: `tokens` are the accepted tokens and then the bonus token; `path` are the
-    nodes whose cache rows stay, the root first; `log_probs` the target's own, where asked for."""
+    nodes at which they were chosen and whose cache rows stay, the root first. The scheduler adds the tokens'
+    `log_probs` where they are asked for."""
 
     path: list[int]
     tokens: list[int]
-    log_probs: list[float] = field(default_factory=list)
+    log_probs: LogProbs | None = None
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """`verify(tree, sequence, logits float32 [nodes, V], sampler, with_log_probs)`; `lossless` are the kinds of
-    draws that it goes with; all others are refused, for the `reasons` where given. `merges` says whether it is lossless
-    on merged or pruned trees. `walk` takes what a plain sampler chooses at every node, int32 [nodes], too."""
+    """`verify(tree, sequence, logits float32 [nodes, V], sampler)`; `lossless` are the kinds of draws that it goes
+    with; all others are refused, for the `reasons` where given. `merges` says whether it is lossless on merged or
+    pruned trees. `walk` takes what a plain sampler chooses at every node, int32 [nodes], too."""
 
     name: str
-    verify: Callable[[TokenTree, int, np.ndarray, Sampler, bool], Verdict]
+    verify: Callable[[TokenTree, int, np.ndarray, Sampler], Verdict]
     lossless: Collection[Draws]
     reasons: Mapping[Draws, str] = field(default_factory=dict)
     merges: bool = False
@@ -81,13 +83,13 @@ def check_pairing(construction: str, verification: str, merged: bool = False) ->
         raise PairingError(f"{verification!r} does not go with merged trees: merging forgets the order of the draws")
 
 
-def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, with_log_probs: bool) -> Verdict:
+def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler) -> Verdict:
     """Choose the target's token at the root, follow the child that has it, and so on until there is none.
 
     Each token is chosen as auto-regressive decoding would choose it after the same tokens, so the walk is lossless on
     any tree, greedy or sampled. It stops after an end token. Where siblings repeat a token, it follows all of them:
     of unpacked beams, the longest that matches. `logits`: float32 [nodes, V], or the tokens that a plain
-    sampler chooses at every node, int32 [nodes], where log-probabilities are not asked for.
+    sampler chooses at every node, int32 [nodes].
     """
     chosen = logits.ndim == 1
     nodes = tree.nodes[sequence]
@@ -101,8 +103,6 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler, w
         token = int(logits[node]) if chosen else sampler.choose(logits[node])
         sampler.accept(token)
         verdict.tokens.append(token)
-        if with_log_probs:
-            verdict.log_probs.append(log_probability(logits[node], token))
         node = None if token in sampler.end_ids else child_at.get((node, token))
     return verdict
 

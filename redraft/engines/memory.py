@@ -67,8 +67,8 @@ def working_bytes(config: BundleConfig) -> int:
         return 0
     limits, target = config.limits, config.target
     rows, hidden = limits.slots * limits.max_tree, target.hidden_size
-    largest = [(rows, rows), (rows + limits.prefill_chunk, rows + limits.slots)]
-    numbers = (max(logits * target.vocab_size + 2 * rows * hidden, WORKING * rows * hidden) for rows, logits in largest)
+    largest = [rows, rows + limits.prefill_chunk]
+    numbers = (max(rows * target.vocab_size + 2 * rows * hidden, WORKING * rows * hidden) for rows in largest)
     return sum(numbers) * WIDTH.get(config.precision, 2)
 
 
@@ -79,10 +79,11 @@ def drawing_bytes(config: BundleConfig) -> int:
 
 
 def returned_bytes(config: BundleConfig) -> int:
-    """Bytes of the logits that the host is given, where it needs those of all rows of the largest decode step:
-    gathered, and converted to float32."""
+    """Bytes of the logits that the host is given, where it needs those of all rows of the largest step: gathered, and
+    converted to float32."""
     limits = config.limits
-    return limits.slots * limits.max_tree * config.target.vocab_size * (WIDTH.get(config.precision, 2) + 4)
+    rows = limits.slots * limits.max_tree + limits.prefill_chunk
+    return rows * config.target.vocab_size * (WIDTH.get(config.precision, 2) + 4)
 
 
 def chain_bytes(config: BundleConfig) -> int:

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from redraft.batch import TargetBatch
+from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
 from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine, LogitRows
@@ -238,11 +239,10 @@ class Scheduler:
         logit_rows = list(range(len(input_ids)))
         for sequence, count in chunks:
             start, end = sequence.cache_length, sequence.cache_length + count
+            logit_rows += range(len(input_ids) + count - sequence.logits_of(count), len(input_ids) + count)
             input_ids += sequence.prompt[start:end].tolist()
             paths += [0] * count
             positions += range(start, end)
-            if end == len(sequence.prompt):
-                logit_rows.append(len(input_ids) - 1)
         batch = TargetBatch(
             **_int32_arrays(
                 input_ids=input_ids,
@@ -263,9 +263,7 @@ class Scheduler:
         verdicts, start = [], 0
         for place, sequence in enumerate(sequences):
             end = start + len(tree.nodes[place])
-            verdict = self._source(sequence).verify(
-                tree, place, logits[start:end], sequence.sampler, sequence.request.return_log_probs
-            )
+            verdict = self._verdict(sequence, tree, place, logits[start:end])
             if self._observe:
                 self._observe(tree, place, verdict)
             verdicts.append(verdict)
@@ -308,19 +306,31 @@ class Scheduler:
         self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: list[Features | None]
     ) -> None:
         for (sequence, count), features in zip(chunks, kept, strict=True):
+            wanted = sequence.logits_of(count)
             sequence.prefill(count, features)
             self.totals.rows_executed += count
             self.totals.rows_unpacked += count
+            if not wanted:
+                continue
+            rows = logits[logit_row : logit_row + wanted]
+            logit_row += wanted
+            if sequence.request.prompt_log_probs:
+                sequence.score(rows)
             if sequence.cache_length == len(sequence.prompt):
-                verdict = self._first_token(sequence, logits[logit_row : logit_row + 1])
-                sequence.begin(verdict)
+                sequence.begin(self._first_token(sequence, rows[-1:]) if sequence.remaining else None)
                 self.totals.output_tokens += sequence.stats.output_tokens
-                logit_row += 1
 
     def _first_token(self, sequence: Sequence, logits: np.ndarray) -> Verdict:
         """From its logits float32 [1, V], or its token int32 [1]."""
-        root = TokenTree.root_only(sequence.prompt[-1:])
-        return self._source(sequence).verify(root, 0, logits, sequence.sampler, sequence.request.return_log_probs)
+        return self._verdict(sequence, TokenTree.root_only(sequence.prompt[-1:]), 0, logits)
+
+    def _verdict(self, sequence: Sequence, tree: TokenTree, place: int, logits: np.ndarray) -> Verdict:
+        """What its method keeps of a tree, with log-probabilities where the request wants them."""
+        verdict, request = self._source(sequence).verify(tree, place, logits, sequence.sampler), sequence.request
+        if request.return_log_probs:
+            verdict.log_probs = LogProbs()
+            verdict.log_probs.add((logits[node] for node in verdict.path), verdict.tokens, request.top_log_probs)
+        return verdict
 
 
 def _int32_arrays(**columns: list[int]) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from redraft.request import MAX_MESSAGE_BYTES, PROTOCOL_LIMITS, GenerateRequest, PromptLimits
+from redraft.request import MAX_MESSAGE_BYTES, PROTOCOL_LIMITS, GenerateRequest, PromptLimits, joined_log_probs
 from redraft.worker.protocol import CANCELLED, INVALID, RESTARTING, Chunk, ErrorMessage, WorkerStatus, pack, unpack
 
 Message = Chunk | ErrorMessage
@@ -113,13 +113,12 @@ class WorkerClient:
     def complete(self, request: GenerateRequest, timeout: float | None = None) -> Chunk:
         """The whole answer as one chunk: all text, tokens and log-probabilities, and the statistics."""
         chunks = list(self.generate(request, timeout))
-        log_probs = [value for chunk in chunks for value in chunk.log_probs or ()] if request.return_log_probs else None
         return chunks[-1].model_copy(
             update={
                 "text": "".join(chunk.text for chunk in chunks),
                 "token_ids": [token for chunk in chunks for token in chunk.token_ids],
-                "log_probs": log_probs,
             }
+            | joined_log_probs(chunks)
         )
 
     def cancel(self, request_id: str) -> None:

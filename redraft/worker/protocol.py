@@ -36,14 +36,21 @@ class StatusRequest(Message):
 
 class Chunk(BaseModel):
     """New text of one request, whose prompt has `prompt_tokens`; the last one has `done`, a finish reason and
-    statistics."""
+    statistics.
+
+    Log-probabilities are there where asked for: one per token, with `top_log_probs` (token id, log-probability) of the
+    most likely tokens first. Those of the prompt's tokens come with the first chunk; the first token has none.
+    """
 
     op: Literal["chunk"] = "chunk"
     id: str
     text: str = ""
     token_ids: list[int] = Field(default_factory=list)
     log_probs: list[float] | None = None
+    top_log_probs: list[list[tuple[int, float]]] | None = None
     prompt_tokens: int = 0
+    prompt_log_probs: list[float | None] | None = None
+    prompt_top_log_probs: list[list[tuple[int, float]]] | None = None
     done: bool = False
     finish_reason: Literal["stop", "length", "cancelled", "timeout"] | None = None
     stats: SequenceStats | None = None

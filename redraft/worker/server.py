@@ -24,7 +24,7 @@ import zmq
 
 from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
-from redraft.request import MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, shown
+from redraft.request import LOG_PROBS, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, shown
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import Output, Sequence
@@ -215,8 +215,7 @@ class Worker:
         client, request_id = key
         message: dict[str, Any] = {"op": "chunk", "id": request_id, "text": output.text, "token_ids": output.token_ids}
         message["prompt_tokens"] = output.prompt_tokens
-        if output.log_probs is not None:
-            message["log_probs"] = output.log_probs
+        message |= {name: value for name in LOG_PROBS if (value := getattr(output, name)) is not None}
         if output.finish_reason:
             self._active.pop(key, None)
             message["done"] = True

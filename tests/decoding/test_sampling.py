@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from redraft.decoding import verification
 from redraft.decoding.construction import CONSTRUCTIONS, Construction, Draws
 from redraft.decoding.noise import coin, race
-from redraft.decoding.sampling import Distribution, Sampler, log_probability
+from redraft.decoding.sampling import Distribution, Sampler
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import PairingError, Verifier, check_pairing, walk
 from redraft.plugins.operators.sampling.reference import winner
@@ -239,12 +239,6 @@ def test_bad_words_that_a_prompt_begins_which_is_shorter_than_others():
     assert words.choose(np.array([5, 3, 2, 4], np.float32)) == 3
 
 
-def test_log_probability():
-    logits = np.random.default_rng(0).normal(size=111).astype(np.float32) * 9
-    expected = logits[7] - np.log(np.exp(logits.astype(np.float64)).sum())
-    assert log_probability(logits, 7) == pytest.approx(expected, rel=1e-5)
-
-
 TREE = TokenTree.from_nodes([[(0, -1, 0.0), (1, 0, -0.1), (2, 0, -0.2), (1, 1, -0.3), (2, 1, -0.4), (0, 2, -0.5)]])
 RNG = np.random.default_rng(3)
 NODE_LOGITS = RNG.normal(size=(6, 4)).astype(np.float32) * 1.5
@@ -259,7 +253,7 @@ def joint_counts(verify, trials: int) -> tuple[np.ndarray, np.ndarray]:
     counts = np.zeros((4, 4))
     for seed in range(trials):
         chooser = sampler(seed=seed, temperature=0.9)
-        tokens = verify(TREE, 0, NODE_LOGITS, chooser, False).tokens
+        tokens = verify(TREE, 0, NODE_LOGITS, chooser).tokens
         second = tokens[1] if len(tokens) > 1 else chooser.choose(NODE_LOGITS[nodes.get(tokens[0], 5)])
         counts[tokens[0], second] += 1
     return counts.ravel(), expected.ravel() * trials
@@ -269,9 +263,9 @@ def test_sampled_walk_has_the_targets_joint_distribution():
     assert chi_square(*joint_counts(walk, 6000)) < 4.5
 
 
-def biased_walk(tree, sequence, logits, chooser, with_log_probs):
+def biased_walk(tree, sequence, logits, chooser):
     """A planted bias: in one of twelve draws the best child is accepted where the target chose another token."""
-    verdict = walk(tree, sequence, logits, chooser, with_log_probs)
+    verdict = walk(tree, sequence, logits, chooser)
     if coin(chooser.seed, 99, 1) < 1 / 12:
         verdict.tokens[0] = int(tree.tokens[sequence, 1])
         del verdict.tokens[1:]
@@ -284,13 +278,12 @@ def test_the_joint_distribution_test_has_power():
 
 def test_walk_equals_choosing_one_by_one_and_reports_the_path():
     for seed in range(200):
-        verdict = walk(TREE, 0, NODE_LOGITS, sampler(temperature=1.2, seed=seed), True)
+        verdict = walk(TREE, 0, NODE_LOGITS, sampler(temperature=1.2, seed=seed))
         chooser, node, tokens = sampler(temperature=1.2, seed=seed), 0, []
-        for step, at in enumerate(verdict.path):
+        for at in verdict.path:
             assert at == node
             tokens.append(chooser.choose(NODE_LOGITS[node]))
             chooser.accept(tokens[-1])
-            assert verdict.log_probs[step] == pytest.approx(log_probability(NODE_LOGITS[node], tokens[-1]))
             children = {int(TREE.tokens[0, n]): n for n in range(1, 6) if TREE.parents[0, n] == node}
             node = children.get(tokens[-1], -1)
         assert node == -1
@@ -300,8 +293,8 @@ def test_walk_equals_choosing_one_by_one_and_reports_the_path():
 def test_walk_stops_after_an_end_token():
     logits = np.full((6, 4), -9, np.float32)
     logits[:, 1] = 9
-    assert walk(TREE, 0, logits, sampler(), False).path == [0, 1, 3]
-    assert walk(TREE, 0, logits, sampler(end_ids={1}), False).path == [0]
+    assert walk(TREE, 0, logits, sampler()).path == [0, 1, 3]
+    assert walk(TREE, 0, logits, sampler(end_ids={1})).path == [0]
 
 
 def test_walk_takes_tokens_that_a_plain_sampler_chose():
@@ -312,7 +305,7 @@ def test_walk_takes_tokens_that_a_plain_sampler_chose():
         for node, depth in enumerate((0, 1, 1, 2, 2, 2)):
             chooser.position = depth
             chosen[node] = chooser.choose(logits[node])
-        verdicts = [walk(TREE, 0, given, sampler(temperature=1.2, seed=seed), False) for given in (logits, chosen)]
+        verdicts = [walk(TREE, 0, given, sampler(temperature=1.2, seed=seed)) for given in (logits, chosen)]
         assert verdicts[0] == verdicts[1]
 
 

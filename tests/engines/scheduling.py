@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
+from model_defs.target.model import Target
 from redraft.bundle.budget import BudgetEntry, BudgetTable
 from redraft.engines.api import Engine
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
+from tests.engines.tiny import METHOD, VOCAB, chain, expected
 from tests.toy_engine import toy_codec
 
-VOCAB, METHOD = 111, "tiny"
 CODEC = toy_codec(VOCAB)
 SAMPLINGS = [
     {},
@@ -41,6 +43,28 @@ def requests() -> list[Sequence]:
         request = GenerateRequest(id=str(key), input_ids=prompt, max_tokens=25 - key, sampling=sampling)
         made.append(Sequence(key, request, prompt, CODEC, frozenset({0})))
     return made
+
+
+def scores(engine: Engine) -> tuple[list[int], list[float]]:
+    """Tokens of a prompt of several chunks and of its answer, beside requests that nobody scores, and the
+    log-probabilities of all but the first."""
+    limits = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16)
+    scheduler = Scheduler(engine, limits)
+    prompt = np.random.default_rng(2).integers(1, VOCAB, 37).tolist()
+    request = GenerateRequest(id="scored", input_ids=prompt, max_tokens=9, return_log_probs=True, prompt_log_probs=True)
+    for sequence in (*requests()[1:3], Sequence("scored", request, prompt, CODEC, frozenset())):
+        scheduler.submit(sequence)
+    outputs = []
+    while not scheduler.idle:
+        outputs += [output for output in scheduler.step() if output.key == "scored"]
+    (output,) = outputs
+    return [*prompt, *output.token_ids], [*output.prompt_log_probs[1:], *output.log_probs]
+
+
+def scores_of(target: Target, text: list[int]) -> list[float]:
+    """The module's own log-probabilities of all tokens of a text but the first."""
+    logits, _ = expected(target, [chain(0, [], text[:-1])])
+    return torch.from_numpy(logits).log_softmax(1)[range(len(text) - 1), text[1:]].tolist()
 
 
 def generate(

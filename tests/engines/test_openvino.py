@@ -14,6 +14,7 @@ from redraft.batch import DraftBatch, DraftCandidates
 from redraft.engines import load_engine
 from redraft.engines.openvino import OpenVINOEngine
 from redraft.errors import BundleError
+from tests.engines.scheduling import scores, scores_of
 from tests.engines.tiny import (
     METHOD,
     VOCAB,
@@ -63,6 +64,11 @@ def test_mixed_batches_agree_with_the_module(engine, target, sequences, seed):
     want_logits, want_hidden = expected(target, batch)
     np.testing.assert_allclose(logits, want_logits, atol=1e-4, rtol=1e-5)
     np.testing.assert_allclose(hidden, want_hidden, atol=1e-4, rtol=1e-5)
+
+
+def test_prompts_are_scored_as_the_module_says(engine, target):
+    text, values = scores(engine)
+    assert values == pytest.approx(scores_of(target, text), abs=1e-4)
 
 
 def test_committed_paths_continue_as_the_module_says(engine, target):

@@ -66,12 +66,18 @@ def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, t
 
 
 def test_stream_and_whole_answer_agree(client):
-    chunks = list(client.generate(request(client, stream=True, return_log_probs=True), timeout=60))
-    whole = client.complete(request(client, return_log_probs=True), timeout=60)
+    options = {"top_log_probs": 2, "prompt_log_probs": True, "sampling": {"logit_bias": {7: 2.0}}}
+    chunks = list(client.generate(request(client, stream=True, **options), timeout=60))
+    whole = client.complete(request(client, **options), timeout=60)
     assert len(chunks) > 3
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids
-    assert [value for chunk in chunks for value in chunk.log_probs or []] == whole.log_probs
+    assert [value for chunk in chunks for value in chunk.log_probs] == whole.log_probs
+    assert [top for chunk in chunks for top in chunk.top_log_probs] == whole.top_log_probs
+    assert [len(top) for top in whole.top_log_probs] == [2] * 20
+    assert (chunks[0].prompt_log_probs, chunks[1].prompt_log_probs) == (whole.prompt_log_probs, None)
+    assert [value is None for value in whole.prompt_log_probs] == [True] + [False] * 4
+    assert [len(top) for top in chunks[0].prompt_top_log_probs] == [0] + [2] * 4
     assert chunks[-1].finish_reason == whole.finish_reason == "length"
     assert whole.stats is not None
     assert whole.stats.output_tokens == 20
@@ -104,8 +110,10 @@ BAD = [
     ({"input_ids": [1]}, "exactly one of text and input_ids"),
     ({"colour": "red"}, "colour: unknown field"),
     ({"max_tokens": None}, "max_tokens: input should be a valid integer, got None"),
-    ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1, got 0"),
-    ({"max_tokens": -5}, "max_tokens: input should be greater than or equal to 1, got -5"),
+    ({"max_tokens": 0}, "max_tokens: expected at least 1, got 0"),
+    ({"max_tokens": -5}, "max_tokens: expected at least 1, got -5"),
+    ({"max_tokens": -5, "prompt_log_probs": True}, "max_tokens: expected at least 0, got -5"),
+    ({"top_log_probs": 21}, "top_log_probs: input should be less than or equal to 20, got 21"),
     ({"max_tokens": 256}, "max_tokens: expected at most 251 after a prompt of 5 tokens in a context of 256, got 256"),
     ({"max_tokens": 99999999999}, "max_tokens: input should be less than or equal to 2147483647"),
     ({"max_tokens": 3.5}, "max_tokens: input should be a valid integer, got 3.5"),
@@ -128,7 +136,6 @@ BAD = [
     ({"sampling": {"logit_bias": {-1: 1.0}}}, "logit_bias.-1: input should be greater than or equal to 0, got -1"),
     ({"sampling": {"logit_bias": {"1": 1.0}}}, "sampling.logit_bias.1: input should be a valid integer, got '1'"),
     ({"sampling": {"logit_bias": {1: 100.5}}}, "logit_bias.1: input should be less than or equal to 100, got 100.5"),
-    ({"sampling": {"logit_bias": {1: float("nan")}}}, "sampling.logit_bias.1"),
     ({"sampling": {"logit_bias": dict.fromkeys(range(1025), 1.0)}}, "expected at most 1024 items, got 1025"),
     ({"sampling": {"beams": 2}}, "sampling.beams: unknown field"),
     ({"end_id": 111}, "end_id: expected an id below 111, got 111"),

@@ -82,9 +82,9 @@ def plugin_target(limits: LimitsInfo) -> Buckets:
     """Buckets of ragged rows: batches of 1, 2, 4, ... sequences by trees of up to a quarter, half and all of
     `max_tree`."""
     steps = [Bucket(b, b * n, b * n) for b in _doubling(limits.slots) for n in _budgets(limits.max_tree)]
-    most, trees = limits.slots * limits.max_tree + limits.prefill_chunk, limits.slots * limits.max_tree + limits.slots
+    most = limits.slots * limits.max_tree + limits.prefill_chunk
     usual = min(most, limits.prefill_chunk)
-    return Buckets(steps, (Bucket(1, 1, 1), Bucket(limits.slots, usual, 1), Bucket(limits.slots, most, trees)))
+    return Buckets(steps, (Bucket(1, 1, 1), Bucket(limits.slots, usual, 1), Bucket(limits.slots, most, most)))
 
 
 def native_target(limits: LimitsInfo, by_rows: bool) -> Buckets:

@@ -19,7 +19,7 @@ from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
 from redraft.engines.api import Engine
 from redraft.method import MethodPlan
-from tests.engines.scheduling import METHOD, generate
+from tests.engines.scheduling import METHOD, generate, scores
 
 BUDGET = 7
 
@@ -59,6 +59,7 @@ def main() -> None:
     bundle, plans, output = sys.argv[1:]
     engine = load_engine(Bundle.load(Path(bundle)))
     report = {"refused": refused(engine), "answers": answers(engine, json.loads(plans))}
+    report["scores"] = scores(engine)
     report["mpi"] = "mpi4py" in sys.modules
     Path(output).write_text(json.dumps(report))
 

@@ -26,6 +26,7 @@ from redraft.errors import BundleError
 from tests.conftest import slow
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers
+from tests.engines.scheduling import scores_of
 from tests.engines.tiny import (
     bundle_of_methods,
     chain,
@@ -88,8 +89,11 @@ def run(bundle: Bundle, plans: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def test_two_ranks_give_the_tokens_of_one(grouped, two_ranks, tmp_path):
+    """And the log-probabilities, whose rows all ranks gather."""
     report = run(two_ranks, PLANS, tmp_path / "report.json")
     assert report["answers"] == answers(load_engine(tiny_bundle(tmp_path, grouped)), PLANS)
+    text, values = report["scores"]
+    assert values == pytest.approx(scores_of(grouped, text), abs=1e-4)
     assert report["answers"]["best first"]["tokens"] == report["answers"]["auto-regressive"]["tokens"]
 
 
@@ -101,6 +105,8 @@ def test_two_ranks_give_the_tokens_of_one_with_the_torch_backend(grouped, tmp_pa
     report = run(bundles[1], PLANS, tmp_path / "report.json")
     expected = answers(load_engine(bundles[0]), PLANS)
     assert report["answers"] == expected
+    text, values = report["scores"]
+    assert values == pytest.approx(scores_of(grouped, text), abs=1e-4)
     assert report["answers"]["best first"]["tokens"] == report["answers"]["auto-regressive"]["tokens"]
     program = """
 import atexit

@@ -18,8 +18,8 @@ from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_tree, 
     [*((backend, *case) for backend, case in BACKENDS.items()), ("tensorrt_rtx", tiny_lm, "bf16", 0.15)],
 )
 def test_steps_are_those_of_the_module(backend, make_target, precision, tolerance, monkeypatch, tmp_path):
-    """Prompts beyond a tree's rows, trees with an absent neighbour between them, commits; steps of the same and of
-    other buckets."""
+    """Prompts beyond a tree's rows, all of which have logits beside the largest trees, trees with an absent neighbour
+    between them, commits; steps of the same and of other buckets."""
     target = make_target()
     engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, target=make_target(), precision=precision))
     rng = np.random.default_rng(0)
@@ -37,6 +37,8 @@ def test_steps_are_those_of_the_module(backend, make_target, precision, toleranc
             assert np.sqrt(np.square(error).mean()) < tolerance / 5
 
     check([chain(slot, [], tokens, causal=True) for slot, tokens in contexts.items()])
+    trees = [random_tree(rng, slot, context, 8 - (slot == 0)) for slot, context in contexts.items()]
+    check([*trees, chain(2, [], rng.integers(0, VOCAB, 16).tolist(), causal=True)])
     first = random_tree(rng, 1, contexts[1], 8)
     check([random_tree(rng, 3, contexts[3], 3), first, chain(0, contexts[0], [7])])
     path = first.ancestors(7)[::-1]

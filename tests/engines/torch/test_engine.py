@@ -16,6 +16,7 @@ import torch
 from redraft.batch import DraftBatch
 from redraft.engines import load_engine
 from redraft.engines.cuda.device import describe
+from tests.engines.scheduling import scores, scores_of
 from tests.engines.tiny import (
     LIMITS,
     METHOD,
@@ -52,6 +53,12 @@ def test_trees_prefill_and_commits_agree_with_the_module(engine, target):
     np.testing.assert_allclose(
         engine.execute(make_batch([following]))[0], expected(target, [following])[0], atol=1e-4, rtol=1e-5
     )
+
+
+def test_prompts_are_scored_as_the_module_says(engine, target):
+    """Where a step with a chunk fits a decode step's bucket, too, since all its rows have logits."""
+    text, values = scores(engine)
+    assert values == pytest.approx(scores_of(target, text), abs=1e-4)
 
 
 def test_drafts_are_those_of_the_embedded_engine(engine, fp32_bundle):
