@@ -94,7 +94,12 @@ def all_methods(load: Load) -> Table:
 
 def single_stream(load: Load) -> Table:
     """The default against auto-regressive decoding, by machine."""
-    machines = {"Xeon with AMX": "single_stream", "Zen 5": "zen5/single_stream", "Ice Lake": "icelake/single_stream"}
+    machines = {
+        "Xeon with AMX": "single_stream",
+        "Zen 5": "zen5/single_stream",
+        "Ice Lake": "icelake/single_stream",
+        "Zen 3": "zen3/single_stream",
+    }
     columns = [
         "machine",
         "temperature",

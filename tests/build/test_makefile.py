@@ -30,6 +30,7 @@ NOT_OF_BENCH = {
     "zen5": "the same files of another machine",
     "zen4": "likewise",
     "icelake": "some of them, of a third",
+    "zen3": "one of them, of a fourth",
 }
 
 
