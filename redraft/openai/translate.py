@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from redraft.openai.errors import ApiError, not_served, too_long
+from redraft.openai.errors import ApiError, too_long
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sampled
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, SamplingConfig, describe
@@ -89,10 +89,6 @@ def job(
     model.check_method(body.drafting_method)
     if len(prompts) * n > MAX_CHOICES:
         raise ApiError(400, f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
-    if body.alternatives or prompt_log_probs or max_tokens == 0:
-        raise not_served(
-            "logprobs", "alternatives and scores of prompts are not served: expected 0, and no echo of them"
-        )
     base = body.seed if body.seed is not None else secrets.randbits(63)
     seeds = [derived_seed(base, choice) for choice in range(n)] if body.seed is not None or n > 1 else [None]
     result = Job(prompts, n)
@@ -118,6 +114,8 @@ def job(
                         "stop_words": body.stop,
                         "include_stop_words": False,
                         "return_log_probs": body.log_probs,
+                        "top_log_probs": body.alternatives,
+                        "prompt_log_probs": prompt_log_probs or wanted == 0,
                         "method": body.drafting_method if body.speculative else AUTO_REGRESSIVE,
                         "timeout_s": body.timeout,
                     }

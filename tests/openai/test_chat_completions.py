@@ -110,13 +110,15 @@ def test_choices_without_a_seed_differ(server):
 
 
 def test_log_probabilities_are_the_targets(server):
-    options = {"messages": HELLO, "max_tokens": 12, "seed": 7, "logprobs": True}
+    options = {"messages": HELLO, "max_tokens": 12, "seed": 7, "logprobs": True, "top_logprobs": 3}
     answer = server.post("/v1/chat/completions", options).json()
-    expected = directly(server, PROMPT, 12, sampling=SEEDED, return_log_probs=True)
+    expected = directly(server, PROMPT, 12, sampling=SEEDED, top_log_probs=3)
     entries = answer["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in entries] == expected.log_probs
     codec = toy_codec()
     assert [bytes(entry["bytes"]) for entry in entries] == [codec.token_bytes(token) for token in expected.token_ids]
+    for entry, best in zip(entries, expected.top_log_probs, strict=True):
+        assert [one["logprob"] for one in entry["top_logprobs"]] == [value for _, value in best]
     streamed = [
         entry
         for event in server.events("/v1/chat/completions", options)

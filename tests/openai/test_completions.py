@@ -39,6 +39,47 @@ def test_several_prompts_answer_in_their_order(server, prompts):
     assert answer.usage.prompt_tokens == len(IDS) + len(CODEC.encode("a time"))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_with_scores(server, stream):
+    """A harness sums `token_logprobs` from the context's length on, and compares with the best of `top_logprobs`."""
+    body = {"prompt": IDS, "max_tokens": 2, "echo": True, "logprobs": 2, "temperature": 0}
+    expected = directly(server, IDS, 2, prompt_log_probs=True, top_log_probs=2)
+    if stream:
+        events = [event["choices"][0] for event in server.events("/v1/completions", body) if event["choices"]]
+        text = "".join(event["text"] for event in events)
+        lists = [event["logprobs"] for event in events if event["logprobs"]]
+        found = {name: [value for one in lists for value in one[name]] for name in lists[0]}
+    else:
+        (choice,) = server.post("/v1/completions", body).json()["choices"]
+        text, found = choice["text"], choice["logprobs"]
+    assert text == "Once upon" + expected.text
+    assert found["token_logprobs"] == [*expected.prompt_log_probs, *expected.log_probs]
+    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+    tokens = [*IDS, *expected.token_ids]
+    assert "".join(found["tokens"][: len(IDS)]) == "Once upon"
+    assert found["text_offset"][: len(IDS)] == list(range(len(IDS)))
+    best = [*expected.prompt_top_log_probs, *expected.top_log_probs]
+    for place in range(1, len(tokens)):
+        alternatives = found["top_logprobs"][place]
+        assert alternatives[found["tokens"][place]] == found["token_logprobs"][place]
+        assert max(alternatives.values()) == best[place][0][1]
+        assert 2 <= len(alternatives) <= 3
+
+
+def test_a_prompt_is_scored_without_an_answer(server):
+    body = {"prompt": ["Once upon", "a"], "max_tokens": 0, "echo": True, "logprobs": 0}
+    answer = server.post("/v1/completions", body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["Once upon", "a"]
+    assert (
+        answer["choices"][0]["logprobs"]["token_logprobs"]
+        == directly(server, IDS, 0, prompt_log_probs=True).prompt_log_probs
+    )
+    assert answer["choices"][0]["logprobs"]["top_logprobs"] is None
+    assert answer["usage"]["completion_tokens"] == 0
+    plain = server.post("/v1/completions", {"prompt": "Once upon", "max_tokens": 0, "echo": True}).json()
+    assert (plain["choices"][0]["text"], plain["choices"][0]["logprobs"]) == ("Once upon", None)
+
+
 def test_offsets_count_characters_of_the_text(tmp_path):
     """Also where a character takes several tokens, and after a special token, which the text does not have."""
     model = ServedModel(toy_bundle(tmp_path, vocab_size=257))

@@ -40,7 +40,7 @@ def test_a_conversation_is_sent_with_each_request(server):
 
 @pytest.mark.parametrize("include", [[], ["message.output_text.logprobs"]])
 def test_a_stream_builds_the_answer_up(server, include):
-    options = {"model": MODEL, "input": "Hello", "max_output_tokens": 12, "include": include}
+    options = {"model": MODEL, "input": "Hello", "max_output_tokens": 12, "include": include, "top_logprobs": 2}
     whole = server.client().responses.create(**options, **EXTRA)
     events = list(server.client().responses.create(**options, **EXTRA, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))

@@ -85,9 +85,10 @@ def _speculation(stats: SequenceStats) -> dict[str, Any] | None:
 
 def chat_log_probs(chunk: Chunk, model: ServedModel) -> list[dict[str, Any]]:
     """A chunk's log-probabilities, token by token, in the form of chats and responses."""
+    alternatives = chunk.top_log_probs or [[]] * len(chunk.token_ids)
     return [
-        _entry(token, value, model) | {"top_logprobs": []}
-        for token, value in zip(chunk.token_ids, chunk.log_probs or (), strict=True)
+        _entry(token, value, model) | {"top_logprobs": [_entry(*one, model) for one in best]}
+        for token, value, best in zip(chunk.token_ids, chunk.log_probs or (), alternatives, strict=True)
     ]
 
 

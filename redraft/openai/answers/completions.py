@@ -72,9 +72,11 @@ class CompletionAnswer:
         if place not in self._begun and self._body.echo:
             prompt = self._job.prompt_of(place)
             text = prompt.text + text
+            if self._body.log_probs:
+                found = writer.add(prompt.ids, chunk.prompt_log_probs or [], chunk.prompt_top_log_probs)
         self._begun.add(place)
         if self._body.log_probs and chunk.token_ids:
-            new = writer.add(chunk.token_ids, list(chunk.log_probs or ()), None)
+            new = writer.add(chunk.token_ids, list(chunk.log_probs or ()), chunk.top_log_probs)
             found = _joined(found, new)
         return text, found
 
