@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import signal
 import time
@@ -35,6 +36,7 @@ class FakeWorker:
         Path(socket_path).unlink(missing_ok=True)
         self._socket.bind(f"ipc://{socket_path}")
         self._running: dict[tuple[bytes, str], tuple[GenerateRequest, int, float]] = {}
+        self._deadlines: dict[tuple[bytes, str], float] = {}
         self._steps = 0
 
     def run(self) -> None:
@@ -66,6 +68,7 @@ class FakeWorker:
                 self._send(peer, ErrorMessage(id=request.id, code="overloaded", message="the queue is full (4)"))
             else:
                 self._running[peer, request.id] = (request, 0, 0.0)
+                self._deadlines[peer, request.id] = time.monotonic() + (request.timeout_s or math.inf)
         elif isinstance(request, CancelRequest):
             if self._running.pop((peer, request.id), None):
                 self._send(peer, Chunk(id=request.id, done=True, finish_reason="cancelled"))
@@ -81,6 +84,10 @@ class FakeWorker:
     def _step(self, key: tuple[bytes, str], request: GenerateRequest, produced: int) -> None:
         self._steps += 1
         prompt = request.text or ""
+        if time.monotonic() > self._deadlines[key]:
+            self._send(key[0], Chunk(id=request.id, done=True, finish_reason="timeout"))
+            del self._running[key]
+            return
         if prompt.startswith("die") and produced == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         words = list(itertools.islice(itertools.cycle(WORDS), produced, produced + 1))

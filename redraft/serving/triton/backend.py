@@ -12,11 +12,14 @@ import triton_python_backend_utils as pb_utils
 
 from redraft.worker import protocol
 
+TIMEOUT = "timeout"
+"""The code of a request that met its deadline."""
 _CODES = {  # names: Triton adds its part of pb_utils only after this module has been imported
     protocol.INVALID: "INVALID_ARG",
     protocol.OVERLOADED: "UNAVAILABLE",
     protocol.RESTARTING: "UNAVAILABLE",
     protocol.CANCELLED: "CANCELLED",
+    TIMEOUT: "UNAVAILABLE",
 }
 INTERNAL_ERROR = "internal error: the Triton server's log has the cause"
 _QUEUE_FULL = "Exceeds maximum queue size. Maximum queue size of the service reached"
@@ -24,7 +27,7 @@ _QUEUE_FULL = "Exceeds maximum queue size. Maximum queue size of the service rea
 
 
 def error_response(code: str, text: str) -> Any:
-    """A response with an error; `code` is one of the codes of `redraft.worker.protocol`."""
+    """A response with an error; `code` is one of the codes of `redraft.worker.protocol`, or TIMEOUT."""
     if code == protocol.OVERLOADED:
         text = f"{text} ({_QUEUE_FULL})"
     error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, _CODES.get(code, "INTERNAL")))

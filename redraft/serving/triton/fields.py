@@ -83,14 +83,18 @@ class Contract:
         tensors: Mapping[str, np.ndarray],
         parameters: str = "",
         limits: PromptLimits = PROTOCOL_LIMITS,
+        timeout_us: int = 0,
     ) -> GenerateRequest:
         """The worker's request for one Triton request. The answer of a stream never starts with the prompt.
 
         `tensors` are the inputs by name, batch dimension included; `parameters` is Triton's JSON of request
-        parameters, where the HTTP generate endpoint puts the id and every field that the model does not know; `limits`
-        are the worker's. Raises InvalidRequest with the client's field name, the value and the expectation.
+        parameters, where the HTTP generate endpoint puts the id, the timeout and every field that the model does not
+        know; `limits` are the worker's; `timeout_us` is the timeout of the other endpoints, 0 for none. Raises
+        InvalidRequest with the client's field name, the value and the expectation.
         """
-        self._refuse_unknown(parameters)
+        timeout_us = self._check_parameters(parameters).get("timeout", timeout_us)
+        if type(timeout_us) is not int or timeout_us < 0:
+            raise InvalidRequest(f"timeout: expected a whole number of microseconds, got {shown(timeout_us)}")
         for name in self.required:
             if name not in tensors:
                 raise InvalidRequest(f"{name}: required field is missing")
@@ -117,6 +121,8 @@ class Contract:
         message: dict[str, Any] = {"id": request_id}
         for field, (_, value) in values.items():
             _put(message, field, value)
+        if timeout_us:
+            message["timeout_s"] = timeout_us / 1e6
         if message.get("stream"):
             message["exclude_input_in_output"] = True
         try:
@@ -135,13 +141,14 @@ class Contract:
         pattern = "|".join(re.escape(name) for name in names)
         return re.sub(rf"(?:^|(?<=; ))({pattern})(?!\w)", lambda match: names[match.group()], text)
 
-    def _refuse_unknown(self, parameters: str) -> None:
+    def _check_parameters(self, parameters: str) -> dict[str, Any]:
+        """Triton's parameters, none of which is unknown."""
         if len(parameters) > _MAX_PARAMETERS:
             raise InvalidRequest(
                 f"id and unknown fields: expected at most {_MAX_PARAMETERS} characters, got {len(parameters)}"
             )
         try:
-            given = json.loads(parameters) if parameters else {}
+            given: dict[str, Any] = json.loads(parameters) if parameters else {}
         except RecursionError:
             raise InvalidRequest("id and unknown fields: expected JSON that is not nested so deeply") from None
         expected = _TRITON_PARAMETERS | _CLIENT_PARAMETERS
@@ -151,6 +158,7 @@ class Contract:
             named = ", ".join(shown(name) for name in sorted(unknown)[:_MOST_NAMED])
             more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
             raise InvalidRequest(f"unknown field {named}{more}: expected some of {known}")
+        return given
 
     def _check_size(self, name: str, tensor: np.ndarray, limits: PromptLimits) -> None:
         """Refuse what is too large before it is converted."""

@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 
 from redraft.request import GenerateRequest, InvalidRequest, SequenceStats
 from redraft.serving.metrics import LatencyMetrics, RestartMetrics, WorkerMetrics
-from redraft.serving.triton.backend import INTERNAL_ERROR, end_with_supervisor, error_response, inputs
+from redraft.serving.triton.backend import INTERNAL_ERROR, TIMEOUT, end_with_supervisor, error_response, inputs
 from redraft.serving.triton.fields import NUM_TOKENS, PERF_METRICS, STOP, Contract
 from redraft.worker import protocol
 from redraft.worker.client import Message, WorkerClient, WorkerError
@@ -150,7 +150,8 @@ class GenerationModel:
             if STOP in flags:
                 self._stop(client_id, sender)
                 return
-            parsed = self.contract.parse(request_id, tensors, parameters, self._client.prompt_limits)
+            limits, timeout_us = self._client.prompt_limits, request.timeout()
+            parsed = self.contract.parse(request_id, tensors, parameters, limits, timeout_us)
             if parsed.stream and not self._decoupled:
                 raise InvalidRequest("stream: expected false, since this server runs without --decoupled, got true")
             self._in_flight[request_id] = Exchange(parsed, sender, client_id, tensors.keys(), flags)
@@ -212,6 +213,9 @@ class GenerationModel:
             if isinstance(message, ErrorMessage):
                 text = self.contract.in_client_terms(message.message, exchange.fields)
                 _send_last(exchange.sender, error_response(message.code, text))
+            elif message.finish_reason == "timeout":
+                text = f"Request timeout expired: it did not end within {exchange.request.timeout_s} s"
+                _send_last(exchange.sender, error_response(TIMEOUT, text))
             elif message.finish_reason == "cancelled" and not exchange.stopped:
                 _send_last(exchange.sender, error_response(protocol.CANCELLED, "the request was cancelled"))
             elif chunk := exchange.take(message):

@@ -187,6 +187,15 @@ def test_unary_calls_are_refused_in_this_mode(service):
     assert "decoupled" in str(caught.value)
 
 
+def test_a_timeout_over_http(service):
+    """The text so far has come by then."""
+    body = {"text_input": "slow", "max_tokens": 400, "timeout": 150_000}
+    assert "Request timeout expired: it did not end within 0.15 s" in service.generate(body)["error"]
+    *chunks, last = service.generate_stream(body | {"stream": True})
+    assert [chunk["text_output"] for chunk in chunks][:2] == [" w0é", " w1é"]
+    assert "Request timeout expired" in last["error"]
+
+
 def test_cancelling_frees_the_slot_at_once(service):
     connection = GrpcStream(service.grpc)
     connection.send(text_input="slow", max_tokens=400, stream=True)

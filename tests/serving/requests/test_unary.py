@@ -92,6 +92,13 @@ def test_a_stop_request_over_unary_calls(service):
         assert result.as_numpy("sequence_length") < 400
 
 
+def test_a_timeout_over_grpc(service):
+    with grpcclient.InferenceServerClient(service.grpc) as client:
+        with pytest.raises(InferenceServerException, match=r"Request timeout expired: .* within 0\.15 s") as caught:
+            client.infer("ensemble", grpc_inputs(text_input="slow", max_tokens=400), timeout=150_000)
+        assert caught.value.status() == "StatusCode.UNAVAILABLE"
+
+
 def test_cancelling_a_unary_call(service):
     with grpcclient.InferenceServerClient(service.grpc) as client:
         done = threading.Event()

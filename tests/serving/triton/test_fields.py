@@ -84,6 +84,19 @@ def test_what_is_not_supported_is_accepted_where_it_is_not_asked_for():
     assert ENSEMBLE.parse("r", ensemble(**unwanted), parameters) == ENSEMBLE.parse("r", ensemble())
 
 
+def test_a_timeout_comes_with_the_request_or_among_its_parameters():
+    assert ENSEMBLE.parse("r", ensemble()).timeout_s is None
+    assert ENSEMBLE.parse("r", ensemble(), timeout_us=1_500_000).timeout_s == 1.5
+    assert ENSEMBLE.parse("r", ensemble(), '{"timeout": 250000}').timeout_s == 0.25
+    assert ENSEMBLE.parse("r", ensemble(), '{"timeout": 0}').timeout_s is None
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", '"1"', "true", "null"])
+def test_a_timeout_that_is_no_number_of_microseconds(value):
+    with pytest.raises(InvalidRequest, match=r"^timeout: expected a whole number of microseconds, got "):
+        ENSEMBLE.parse("r", ensemble(), f'{{"timeout": {value}}}')
+
+
 def test_flags_are_those_that_are_set():
     tensors = ensemble(return_num_input_tokens=flag(True), return_perf_metrics=flag(False))
     assert ENSEMBLE.flagged(tensors) == {"return_num_input_tokens"}

@@ -62,6 +62,9 @@ class Request:
     def request_id(self):
         return self._read(self._id)
 
+    def timeout(self):
+        return 0
+
     def _read(self, value):
         if isinstance(value, Exception):
             raise value
