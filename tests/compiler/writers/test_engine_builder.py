@@ -58,7 +58,7 @@ def test_full_tensorrt_is_asked_for_typed_networks_with_plugins(monkeypatch, tmp
     assert steps[1]["k_cache.0"] == [[5, 2, 88, 64]] * 3
     prefill = head["profiles"][-1]
     assert prefill["input_ids"] == [[1], [16], [56]]
-    assert prefill["logit_rows"] == [[1], [1], [45]]
+    assert prefill["logit_rows"] == [[1], [1], [56]]
     drafts = head_of(bundle, f"drafter.{METHOD}")["profiles"]
     assert [p["features"] for p in drafts] == [[[1, 56]] * 3, [[2, 56], [5, 56], [5, 56]]]
     assert bundle.manifest.versions["tensorrt"] == stand_in_tensorrt.VERSION
