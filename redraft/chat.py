@@ -84,10 +84,12 @@ def template_digest(folder: Path) -> str | None:
 
 
 def _turn(message: Message, place: int) -> dict[str, Any]:
-    """A message as templates expect it: its content one text, the arguments of its tool calls JSON values."""
+    """A message as templates expect it: its content one text, the arguments of its tool calls JSON values, and nothing
+    that is None: templates ask whether a field is there."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"messages[{place}]: expected a map with the texts role and content, got {message!r:.60}")
-    turn = dict(message) | {"content": _text(message.get("content"), message["role"], f"messages[{place}].content")}
+    content = _text(message.get("content"), message["role"], f"messages[{place}].content")
+    turn = {name: value for name, value in message.items() if value is not None} | {"content": content}
     if calls := turn.get("tool_calls"):
         turn["tool_calls"] = [_call(call, f"messages[{place}].tool_calls") for call in calls]
     return turn

@@ -92,7 +92,8 @@ class SamplingConfig(Message):
 
     Only a temperature samples. Decoding is greedy without one, with one below 1e-4, and where `top_k` is 1. `top_k` 0
     and `top_p` 0 count as absent. `logit_bias` is added to the logits of the tokens with these ids, before penalties
-    and filters.
+    and filters. `repetition_penalty` counts the tokens of prompt and answer. So do the presence and frequency
+    penalties; with `penalize_prompt` false they count those of the answer only.
     """
 
     temperature: float | None = Field(default=None, ge=0)
@@ -102,6 +103,7 @@ class SamplingConfig(Message):
     repetition_penalty: float | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
     presence_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     frequency_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
+    penalize_prompt: bool = True
     min_length: int | None = Field(default=None, ge=0, le=INT32_MAX)
     logit_bias: dict[TokenId, Bias] | None = Field(default=None, max_length=MAX_BIASES)
 
@@ -129,8 +131,8 @@ class GenerateRequest(Message):
     which the text includes, as with TensorRT-LLM, unless `include_stop_words` is false; `bad_words` are never
     generated. `stop_word_ids` and `bad_word_ids` are further words as token ids, matched token by token. With
     `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces the model's own end
-    tokens; -1 means that nothing ends the text. `method` names one of the bundle's methods of drafting, or
-    `auto_regressive`; the bundle's first is the default.
+    tokens, unless it is one of them; -1 means that nothing ends the text. `method` names one of the bundle's methods of
+    drafting, or `auto_regressive`; the bundle's first is the default.
 
     Log-probabilities are the target's own, before processors and filters: of the answer's tokens with
     `return_log_probs`, of the prompt's with `prompt_log_probs`. `top_log_probs` adds so many alternatives to each
@@ -210,6 +212,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
+    penalize_prompt: bool
     min_length: int | None
     logit_bias: dict[int, float] | None
     stop_words: list[str]

@@ -110,13 +110,13 @@ class Sequence:
         stream_interval_s: float = 0.0,
         arrived: float | None = None,
     ):
-        """`end_ids` are the model's own end tokens, used unless the request names one; `seed` likewise. `arrived` is
-        when the request came, as `time.perf_counter` tells it; now by default.
+        """`end_ids` are the model's own end tokens, used unless the request names another; `seed` likewise. `arrived`
+        is when the request came, as `time.perf_counter` tells it; now by default.
 
         A stream's text is given out at most every `stream_interval_s` seconds.
         """
         special = {word: codec.special_id(word) for word in request.stop_words}
-        if request.end_id is not None:
+        if request.end_id is not None and request.end_id not in end_ids:
             end_ids = frozenset({request.end_id} - {-1})
         self.end_ids = end_ids | {token for token in special.values() if token is not None}
         self.key = key

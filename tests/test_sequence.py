@@ -33,6 +33,13 @@ def begun(first: str, **fields) -> Sequence:
     return sequence
 
 
+@pytest.mark.parametrize(("end_id", "kept"), [(None, {0, 5}), (5, {0, 5}), (7, {7}), (-1, set())])
+def test_an_end_id_of_the_models_keeps_all_of_them(end_id, kept):
+    """Clients of TensorRT-LLM send the tokenizer's end token; a chat model has one more."""
+    request = GenerateRequest(id="r", input_ids=PROMPT, max_tokens=20, end_id=end_id)
+    assert Sequence("r", request, PROMPT, CODEC, frozenset({0, 5})).end_ids == kept
+
+
 def verdict(text: str) -> Verdict:
     tokens = CODEC.encode(text)
     return Verdict(list(range(len(tokens))), tokens, LogProbs([-0.5] * len(tokens)))

@@ -68,6 +68,7 @@ class Sampler:
 
     Verification calls `choose` at a node, `accept` with the token that it keeps, and goes on at the child: the history
     is then always the visited node's own path. Penalties count prompt and output, as TensorRT-LLM's do by default.
+    Without `penalize_prompt` the prompt's tokens have a count of 0, to which only the repetition penalty applies.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Sampler:
         self._counts: dict[int, int] = {}
         if self._penalized:
             for token in prompt:
-                self._counts[token] = self._counts.get(token, 0) + 1
+                self._counts[token] = self._counts.get(token, 0) + config.penalize_prompt
 
     @property
     def plain(self) -> bool:
@@ -176,4 +177,4 @@ class Sampler:
         seen = logits[ids]
         if self._repetition != 1:
             seen = np.where(seen > 0, seen / self._repetition, seen * self._repetition)
-        logits[ids] = seen - self._presence - self._frequency * counts
+        logits[ids] = seen - self._presence * (counts > 0) - self._frequency * counts

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from redraft.openai.errors import ApiError, internal
+from redraft.openai.errors import ApiError
 from redraft.openai.metrics import Metrics
 from redraft.openai.sse import json_response
 from redraft.request import clipped
@@ -86,7 +86,7 @@ class Access:
 
 
 class Gate:
-    """ASGI middleware around everything: access, request ids, the log, and the answer to a failure of this server.
+    """ASGI middleware around everything: access, request ids, and the log.
 
     The log has a line per request: method, path, status, seconds, request id and `traceparent`, nothing of its body.
     """
@@ -114,10 +114,8 @@ class Gate:
                 await self._app(scope, receive, send_on)
             except ApiError as error:
                 await json_response(error.body, error.status, error.headers)(scope, receive, send_on)
-            except Exception as error:
+            except Exception as error:  # the application has answered, and raises it again
                 log_failure(error)
-                if not status:
-                    await json_response(internal().body, 500)(scope, receive, send_on)
         finally:
             self._note(scope, status, time.perf_counter() - started, own)
 

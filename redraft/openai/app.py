@@ -14,7 +14,7 @@ from redraft.openai.answers.chat import ChatAnswer
 from redraft.openai.answers.completions import CompletionAnswer
 from redraft.openai.answers.responses import ResponsesAnswer
 from redraft.openai.bridge import Generation
-from redraft.openai.errors import ApiError
+from redraft.openai.errors import ApiError, internal
 from redraft.openai.metrics import CONTENT_TYPE
 from redraft.openai.responses import ResponsesBody, responses_job
 from redraft.openai.schemas import ChatBody, CompletionBody
@@ -86,6 +86,10 @@ def create_app(service: Service) -> FastAPI:
     @app.exception_handler(ClientGone)
     async def client_gone(_: Request, __: ClientGone) -> Response:
         return Response(status_code=CLIENT_CLOSED)
+
+    @app.exception_handler(Exception)
+    async def failure(_: Request, __: Exception) -> Response:
+        return json_response(internal().body, 500)
 
     return app
 

@@ -12,6 +12,8 @@ from redraft.worker.protocol import CANCELLED, INVALID, OVERLOADED, RESTARTING
 
 OVERLOADED_RETRY_S, RESTARTING_RETRY_S = 1, 5
 """What Retry-After says where the queue is full, and where the worker is away."""
+CLIENTS_FIELDS = {"sampling.logit_bias": "logit_bias", "stop_words": "stop"}
+"""The fields of a worker's request that only the worker can check to the end, and their names in `/v1`."""
 INVALID_TYPE, SERVER_TYPE = "invalid_request_error", "server_error"
 
 
@@ -52,6 +54,13 @@ def internal() -> ApiError:
     return ApiError(500, "internal error: the server's log has the cause", code="internal_error")
 
 
+def invalid_request(text: str) -> ApiError:
+    """What a worker's request may not say; its first word is the field, by the worker's name."""
+    name, _, rest = text.partition(":")
+    param = CLIENTS_FIELDS.get(name)
+    return ApiError(400, f"{param}:{rest}" if param else text, param)
+
+
 def invalid_body(error: ValidationError) -> ApiError:
     """What pydantic found wrong with a body."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
@@ -64,7 +73,7 @@ def of_worker(error: WorkerError) -> ApiError:
     """The answer to a request that the worker refused or lost."""
     text = str(error)
     if error.code == INVALID:
-        return ApiError(400, text)
+        return invalid_request(text)
     if error.code == OVERLOADED:
         return ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(OVERLOADED_RETRY_S)})
     if error.code in (RESTARTING, CANCELLED):

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from redraft.bundle.config import BundleConfig
 from redraft.chat import ChatTemplate
 from redraft.openai.errors import ApiError, not_served, too_long
-from redraft.request import AUTO_REGRESSIVE, MAX_MESSAGE_BYTES, InvalidRequest, PromptLimits, shown
+from redraft.request import AUTO_REGRESSIVE, InvalidRequest, shown
 from redraft.text import TextCodec
 
 
@@ -28,8 +28,7 @@ class ServedModel:
         self.max_len = config.limits.max_len
         self.vocab_size = config.target.vocab_size
         self.methods = tuple(dict.fromkeys((*config.methods, AUTO_REGRESSIVE)))
-        most = self.max_len - 1
-        self._limits = PromptLimits(most, min(most * self.codec.longest_token, MAX_MESSAGE_BYTES))
+        self._limits = self.codec.limits(self.max_len)
         try:
             self._template: ChatTemplate | None = ChatTemplate.load(bundle)
         except FileNotFoundError:
@@ -59,9 +58,11 @@ class ServedModel:
         return self.encode(text, param)
 
     def encode(self, text: str, param: str) -> list[int]:
-        """Token ids of a text. Raises ApiError where it is empty, or cannot fit the context."""
+        """Token ids of a text. Raises ApiError where it is empty, is no Unicode, or cannot fit the context."""
         try:
             self._limits.check_text(len(text.encode()))
+        except UnicodeEncodeError:
+            raise ApiError(400, f"{param}: expected Unicode text, got a lone surrogate", param) from None
         except InvalidRequest as error:
             raise too_long(param, str(error).replace("text:", f"{param}:", 1)) from None
         return self.check_ids(self.codec.encode(text), param)

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from redraft.openai.errors import ApiError, not_served
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import MAX_TOP_LOG_PROBS, NOT_YET, Body, Refusals, Sampled, StreamOptions, forced_tool
+from redraft.openai.schemas import NOT_YET, Body, Refusals, Sampled, StreamOptions, forced_tool
 from redraft.openai.translate import Job, Prompt, job
-from redraft.request import INT32_MAX, clipped, shown
+from redraft.request import INT32_MAX, MOST_ALTERNATIVES, clipped, shown
 
 LOG_PROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
@@ -47,7 +47,7 @@ class ResponsesBody(Sampled):
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     include: list[Literal["message.output_text.logprobs"]] = Field(default=[])
-    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOG_PROBS)
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     text: TextOptions = TextOptions()
     stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] = Field(default=[], max_length=1000)

@@ -10,13 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PlainValidator, model_validator
 
 from redraft.openai.errors import not_served
-from redraft.request import INT32_MAX, MAX_PENALTY, MAX_WORDS, Word
+from redraft.request import INT32_MAX, MAX_BIASES, MAX_PENALTY, MAX_TIMEOUT_S, MAX_WORDS, MOST_ALTERNATIVES, Bias, Word
 
 MAX_CHOICES = 128
 """Sequences of one HTTP request: prompts times `n`."""
-MAX_TOP_LOG_PROBS = 20
-MAX_LOGIT_BIAS = 1024
-MAX_TIMEOUT_S = 86_400
 
 NO_ADAPTER = "LoRA adapters are not served"
 TEXT_ONLY = "this model reads and writes text only"
@@ -30,7 +27,6 @@ def _one_or_more(value: Any) -> Any:
 Refusals = dict[str, tuple[tuple[Any, ...], str]]
 Stop = Annotated[list[Word], BeforeValidator(_one_or_more), Field(max_length=MAX_WORDS["stop_words"])]
 Penalty = Annotated[FiniteFloat, Field(ge=-2, le=2)]
-Bias = Annotated[FiniteFloat, Field(ge=-100, le=100)]
 TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
@@ -93,7 +89,7 @@ class Sampled(Body):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: FiniteFloat = Field(default=1.0, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
-    logit_bias: dict[TokenKey, Bias] = Field(default={}, max_length=MAX_LOGIT_BIAS)
+    logit_bias: dict[TokenKey, Bias] = Field(default={}, max_length=MAX_BIASES)
     min_tokens: int = Field(default=0, ge=0, le=INT32_MAX)
     ignore_eos: bool = False
     timeout: FiniteFloat | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
@@ -163,7 +159,7 @@ class ChatBody(Choices):
     max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     logprobs: bool = False
-    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOG_PROBS)
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     tools: list[dict[str, Any]] = Field(default=[], max_length=1000)
     tool_choice: Any = None
     parallel_tool_calls: bool = True
@@ -213,7 +209,7 @@ class CompletionBody(Choices):
     max_tokens: int = Field(default=16, ge=0, le=INT32_MAX)
     best_of: int | None = None
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOG_PROBS)
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
 
     @model_validator(mode="after")
     def _fitting_together(self) -> Self:

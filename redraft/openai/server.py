@@ -47,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
             Gate(create_app(Service(model, client, metrics)), access, metrics),
             host=options.address,
             port=options.port,
+            workers=1,
+            proxy_headers=False,
             http="h11",
             ws="none",
             lifespan="off",

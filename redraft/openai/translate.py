@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from redraft.openai.errors import ApiError, too_long
+from redraft.openai.errors import ApiError, invalid_request, too_long
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sampled
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, SamplingConfig, describe
@@ -85,7 +85,6 @@ def job(
 ) -> Job:
     """The worker's requests for prompts, `n` for each; `max_tokens` None is what is left of the context. Ids are unique
     only within the job. Raises ApiError."""
-    model.check_name(body.model)
     model.check_method(body.drafting_method)
     if len(prompts) * n > MAX_CHOICES:
         raise ApiError(400, f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
@@ -101,6 +100,8 @@ def job(
                 f"of {model.max_len}, got {max_tokens}",
             )
         wanted = left if max_tokens is None else max_tokens
+        # A harness that asks for the prompt's scores and one token drops one entry at the end: an end token has none.
+        min_length = 1 if prompt_log_probs and wanted == 1 else body.min_tokens
         for seed in seeds:
             result.requests.append(
                 _checked(
@@ -109,7 +110,7 @@ def job(
                         "input_ids": prompt.ids,
                         "max_tokens": wanted,
                         "stream": body.stream,
-                        "sampling": _sampling(body, seed),
+                        "sampling": _sampling(body, seed, min_length),
                         "end_id": NOTHING_ENDS if body.ignore_eos else None,
                         "stop_words": body.stop,
                         "include_stop_words": False,
@@ -126,7 +127,7 @@ def job(
     return result
 
 
-def _sampling(body: Sampled, seed: int | None) -> dict[str, Any]:
+def _sampling(body: Sampled, seed: int | None, min_length: int) -> dict[str, Any]:
     return {
         "temperature": body.temperature,
         "top_k": body.top_k if body.top_k > 0 else None,
@@ -135,7 +136,8 @@ def _sampling(body: Sampled, seed: int | None) -> dict[str, Any]:
         "repetition_penalty": body.repetition_penalty if body.repetition_penalty != 1 else None,
         "presence_penalty": body.presence_penalty or None,
         "frequency_penalty": body.frequency_penalty or None,
-        "min_length": body.min_tokens or None,
+        "penalize_prompt": False,
+        "min_length": min_length or None,
         "logit_bias": {int(token): bias for token, bias in body.logit_bias.items()} or None,
     }
 
@@ -145,5 +147,4 @@ def _checked(fields: dict[str, Any]) -> GenerateRequest:
         sampling = SamplingConfig.model_validate(fields["sampling"])
         return GenerateRequest.model_validate(fields | {"sampling": sampling})
     except (ValidationError, InvalidRequest) as error:
-        text = describe(error) if isinstance(error, ValidationError) else str(error)
-        raise ApiError(400, text) from None
+        raise invalid_request(describe(error) if isinstance(error, ValidationError) else str(error)) from None

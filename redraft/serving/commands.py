@@ -67,7 +67,8 @@ def serve(
     ] = None,
     max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
     max_per_client: Annotated[
-        int | None, typer.Option(min=1, help="Requests of one client that run and wait before 'overloaded'.")
+        int | None,
+        typer.Option(min=1, help="Requests of one client of /v1, an address, that run and wait before 'overloaded'."),
     ] = None,
     stream_interval_ms: Annotated[
         int | None, typer.Option(min=0, max=10_000, help="Least time between two pieces of a stream; default: 40.")

@@ -202,6 +202,16 @@ def test_penalties_count_prompt_and_output_and_leave_the_input_alone():
     assert (logits == before).all()
 
 
+def test_a_prompt_that_only_the_repetition_penalty_counts():
+    """OpenAI's penalties are of what was generated; token 0 was only asked, 1 asked and answered."""
+    config = {"repetition_penalty": 2.0, "presence_penalty": 0.25, "frequency_penalty": 0.5}
+    penalized = sampler(prompt=[0, 0, 1], penalize_prompt=False, **config)
+    for token in (1, 2):
+        penalized.accept(token)
+    logits = np.array([2.0, 2.0, 1.0, 0.5], np.float32)
+    assert penalized.process(logits).tolist() == [1.0, 1 - 0.75, 0.5 - 0.75, 0.5]
+
+
 def test_min_length_holds_back_end_tokens():
     held = sampler(end_ids={1}, min_length=2)
     logits = np.array([0, 5, 1], np.float32)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import httpx
 import openai
 import psutil
 import pytest
 
+from redraft.openai import access
+from redraft.openai.access import Access, Gate
+from redraft.openai.app import create_app
+from redraft.openai.metrics import Metrics
 from tests.openai.serving import MODEL, front_end
 
 HELLO = {"messages": [{"role": "user", "content": "a secret recipe"}], "max_tokens": 3}
@@ -68,6 +75,25 @@ def test_a_key_and_a_name(bundle, tmp_path):
         assert server.health() == 200, "probes have no key"
         assert KEY not in " ".join(psutil.Process(server.process.pid).cmdline())
         assert KEY not in server.log
+
+
+def test_a_failure_is_an_answer_in_openais_form(monkeypatch):
+    failures: list[Exception] = []
+    monkeypatch.setattr(access, "log_failure", failures.append)
+
+    async def fail() -> bool:
+        raise RuntimeError
+
+    gate = Gate(create_app(SimpleNamespace(worker_ready=fail)), Access(), Metrics())
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:
+            return await client.get("/health")
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert answer.headers["x-request-id"]
+    assert [type(one) for one in failures] == [RuntimeError]
 
 
 def test_requests_are_told_apart_and_prompts_are_not_logged(server):

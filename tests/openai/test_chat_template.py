@@ -45,6 +45,12 @@ def test_a_developer_is_the_system_where_the_template_knows_none(source, role):
     assert render(source + "{{ messages[0].role }}", {"role": "developer", "content": "a"}) == role
 
 
+def test_fields_of_nothing_are_absent():
+    """The openai package sends an answer back with all of its fields; templates ask which there are."""
+    message = {"role": "assistant", "content": None, "tool_calls": None, "refusal": None}
+    assert render("{{ messages[0] | list | sort | join(' ') }}", message) == "content role"
+
+
 def test_other_fields_reach_the_template():
     assert render("{{ messages[0].name }}", {"role": "user", "content": "a", "name": "me"}) == "me"
 

@@ -80,6 +80,22 @@ def test_a_prompt_is_scored_without_an_answer(server):
     assert (plain["choices"][0]["text"], plain["choices"][0]["logprobs"]) == ("Once upon", None)
 
 
+def test_an_end_token_is_not_the_one_that_a_harness_drops(server):
+    """It leaves out the last entry, which must be a generated token's, be it that the model would end."""
+    body = {"prompt": IDS, "max_tokens": 1, "echo": True, "logprobs": 1, "logit_bias": {"0": 100}}
+    (choice,) = server.post("/v1/completions", body).json()["choices"]
+    assert len(choice["logprobs"]["tokens"]) == len(IDS) + 1
+
+
+def test_penalties_are_of_what_was_generated(server):
+    body = {"prompt": [*range(1, 56)] * 2, "temperature": 0, "frequency_penalty": 2}
+    expected, other = (
+        directly(server, body["prompt"], 16, sampling={"frequency_penalty": 2.0, "penalize_prompt": counted}).text
+        for counted in (False, True)
+    )
+    assert server.post("/v1/completions", body).json()["choices"][0]["text"] == expected != other
+
+
 def test_offsets_count_characters_of_the_text(tmp_path):
     """Also where a character takes several tokens, and after a special token, which the text does not have."""
     model = ServedModel(toy_bundle(tmp_path, vocab_size=257))

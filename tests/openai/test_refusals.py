@@ -46,7 +46,7 @@ CASES = [
     (chat(seed=1.5), 400, "seed", "valid integer"),
     (chat(logit_bias={"a": 1}), 400, "logit_bias.a.[key]", "match pattern"),
     (chat(logit_bias={"5": 101}), 400, "logit_bias.5", "less than or equal to 100"),
-    (chat(logit_bias={"999": 1}), 400, None, "logit_bias"),
+    (chat(logit_bias={"999": 1}), 400, "logit_bias", "logit_bias: expected token ids below 111"),
     (chat(top_logprobs=3), 400, None, "top_logprobs: expected only with logprobs true"),
     (chat(stream_options={"include_usage": True}), 400, None, "stream_options: expected only with stream true"),
     (chat(surprise=1), 400, "surprise", "unknown field"),
@@ -58,6 +58,7 @@ CASES = [
     (chat(store=True), 400, "store", "nothing is stored"),
     (chat(modalities=["text", "audio"]), 400, "modalities", "text only"),
     (chat(stop=["x"] * 65), 400, "stop", "at most 64 items, got 65"),
+    (chat(stop=["x" * 1000] * 5), 400, "stop", "stop: expected at most 4096 characters in all, got 5000"),
     (content(None), 400, "messages", "messages[0].content: expected a text"),
     (content(5), 400, "messages", "messages[0].content: expected a text"),
     (content([{"type": "image_url", "image_url": {"url": "data:,"}}]), 400, "messages", "'image_url': text only"),
@@ -108,7 +109,8 @@ def test_what_is_no_request_is_a_400(server, body):
 
 
 def test_a_message_that_the_template_cannot_write(server):
-    for value in ({"tool_calls": [1]}, {"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}):
+    calls = ([1], *([{"function": {"name": "f", "arguments": text}}] for text in ("{", '{"a": "\\ud800"}')))
+    for value in ({"tool_calls": one} for one in calls):
         answer = server.post(CHAT, {"messages": [{"role": "assistant", "content": "x"} | value]})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
 
