@@ -29,6 +29,8 @@ RTX_CAPABILITIES = ("8.6", "8.9", "12.0", "12.1")
 """The compute capabilities that TensorRT for RTX supports."""
 ANY_GPU = "REDRAFT_ANY_GPU"
 """The environment variable that lets a bundle load on any other GPU; the container gets it too."""
+API_KEY, ALLOW_HOST = "REDRAFT_API_KEY", "REDRAFT_ALLOW_HOST"
+"""Environment variables with the key of /v1, and with the names that clients reach it by; the container gets both."""
 PRECISIONS = {"bf16": (8, 0), "fp8": (8, 9)}
 """The first compute capability with tensor cores for a precision."""
 GPU_BACKENDS = ("tensorrt", "tensorrt_rtx", "torch")
@@ -230,7 +232,8 @@ def docker_command(bundle: BundleFacts, options: argparse.Namespace) -> list[str
         *("--gpus", options.gpus or str(bundle.ranks)),
         *("--shm-size", SHARED_MEMORY, "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
         *("--mount", f"type=bind,source={bundle.path},target=/bundle,readonly"),
-        *(("--env", ANY_GPU) if os.environ.get(ANY_GPU) else ()),
+        *(part for name in (ANY_GPU, API_KEY) if os.environ.get(name) for part in ("--env", name)),
+        *(("--env", f"{ALLOW_HOST}={' '.join(options.allow_host)}") if options.allow_host else ()),
         *(part for name, port in published.items() for part in ("-p", f"{options.address}:{port}:{PORTS[name]}")),
         options.image,
     ]
@@ -244,6 +247,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--address", default="127.0.0.1", help="where the ports are published; default: %(default)s")
     for name, port in PORTS.items():
         parser.add_argument(f"--{name}-port", type=int, default=port, help="default: %(default)s")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=os.environ.get(ALLOW_HOST, "").split(),
+        help="another name by which clients may reach /v1; '*': any. Repeatable",
+    )
     parser.add_argument("--gpus", help="as Docker takes it, such as '\"device=2,3\"'; default: one for each rank")
     parser.add_argument("--dry-run", action="store_true", help="print the command and what would stop it here")
     return parser.parse_args(arguments)

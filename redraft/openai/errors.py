@@ -69,13 +69,18 @@ def invalid_body(error: ValidationError) -> ApiError:
     return ApiError(400, clipped(describe(error), 1000), _path(first["loc"]))
 
 
+def overloaded(text: str) -> ApiError:
+    """The answer to a request too many."""
+    return ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(OVERLOADED_RETRY_S)})
+
+
 def of_worker(error: WorkerError) -> ApiError:
     """The answer to a request that the worker refused or lost."""
     text = str(error)
     if error.code == INVALID:
         return invalid_request(text)
     if error.code == OVERLOADED:
-        return ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(OVERLOADED_RETRY_S)})
+        return overloaded(text)
     if error.code in (RESTARTING, CANCELLED):
         return ApiError(503, text, code="service_unavailable", headers={"Retry-After": str(RESTARTING_RETRY_S)})
     return internal()

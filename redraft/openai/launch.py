@@ -14,6 +14,8 @@ from redraft.serving.rundir import RunDir, Settings
 
 API_KEY_VARIABLE = "REDRAFT_API_KEY"
 """Environment variable with the key that the front end asks clients for."""
+ALLOW_HOST_VARIABLE = "REDRAFT_ALLOW_HOST"
+"""Environment variable with names for `--allow-host`, separated by spaces."""
 DRAIN_S = 2
 """How long requests may go on after SIGTERM."""
 PROBE_S, ANSWER_S, SILENCE_S, START_S = 2.0, 5.0, 15.0, 60.0
@@ -74,6 +76,7 @@ def command(run_dir: RunDir, settings: Settings) -> list[str]:
     return [
         *(sys.executable, "-m", "redraft.openai.server"),
         *("--bundle", str(settings.bundle), "--socket", str(run_dir.socket)),
+        *("--log", str(run_dir.openai_log), "--silence-s", str(settings.silence_s)),
         *("--address", settings.address, "--port", str(settings.openai_port)),
         *(["--model-name", settings.model_name] if settings.model_name else []),
         *(argument for name in settings.allowed_hosts for argument in ("--allow-host", name)),

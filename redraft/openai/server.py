@@ -9,19 +9,35 @@ import argparse
 import logging
 import os
 import sys
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import uvicorn
 
 from redraft.openai.access import Access, Gate, hosts
 from redraft.openai.app import create_app
-from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S
+from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S, MAX_LOG_BYTES
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
 from redraft.worker.client import WorkerClient
 
 KEEP_ALIVE_S = 60
+
+
+class Log(RotatingFileHandler):
+    """A log that standard output and error go to as well. When it has half of what it may, it is moved to a file with
+    `.1` after its name, as the supervisor does at a restart."""
+
+    def __init__(self, path: Path):
+        super().__init__(path, maxBytes=MAX_LOG_BYTES // 2, backupCount=1)
+
+    def _open(self) -> TextIOWrapper:
+        stream = super()._open()
+        for descriptor in (1, 2):
+            os.dup2(stream.fileno(), descriptor)
+        return stream
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,8 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--allow-host", action="append", default=[], help="another name that clients may use")
     parser.add_argument("--model-name", help="the model's name in the API (default: the bundle's)")
+    parser.add_argument("--silence-s", type=float, default=30.0, help="a worker silent for longer is away")
+    parser.add_argument("--log", type=Path, help="the file that the output goes to, which this process keeps short")
     options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    handlers = [Log(options.log)] if options.log else None
+    logging.basicConfig(level=logging.INFO, handlers=handlers, format="%(asctime)s %(levelname)s %(message)s")
     try:
         model = ServedModel(options.bundle, options.model_name)
     except (OSError, ValueError, RuntimeError) as error:
@@ -44,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     access = Access(options.address, hosts(options.allow_host), os.environ.get(API_KEY_VARIABLE) or None)
     with WorkerClient(options.socket) as client:
         uvicorn.run(
-            Gate(create_app(Service(model, client, metrics)), access, metrics),
+            Gate(create_app(Service(model, client, metrics, options.silence_s)), access, metrics),
             host=options.address,
             port=options.port,
             workers=1,

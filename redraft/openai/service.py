@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -12,17 +15,21 @@ from starlette.requests import ClientDisconnect, Request
 
 from redraft.openai.access import log_failure
 from redraft.openai.bridge import Generation
-from redraft.openai.errors import ApiError, internal, invalid_body
+from redraft.openai.errors import ApiError, internal, invalid_body, overloaded
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import Sampled
 from redraft.openai.sse import ClientGone
 from redraft.openai.translate import Job
 from redraft.worker.client import WorkerClient, WorkerError
+from redraft.worker.protocol import WorkerStatus
 
 MAX_BODY_BYTES = 16 * 2**20
+MAX_BODIES_BYTES = 4 * MAX_BODY_BYTES
+"""All bodies together that arrive or are encoded; what is beyond is refused."""
 INLINE_BYTES = 16_384
-"""Larger bodies are read and encoded in another thread, so that streams go on."""
+"""Larger bodies are read and encoded in threads of their own, so that streams and `/health` go on."""
+READERS = 2
 BODY_S = 30.0
 """A body that takes longer to arrive is given up."""
 HEALTH_S = 2.0
@@ -34,40 +41,73 @@ B = TypeVar("B", bound=Sampled)
 class Service:
     """The served model and the connection to its worker."""
 
-    def __init__(self, model: ServedModel, client: WorkerClient, metrics: Metrics):
+    def __init__(self, model: ServedModel, client: WorkerClient, metrics: Metrics, silence_s: float):
+        """A worker that has not answered for `silence_s` seconds is away."""
         self.model, self.client, self.metrics = model, client, metrics
+        self._readers = ThreadPoolExecutor(READERS, "redraft-read")
+        self._bodies_bytes = 0
+        self._silence_s = silence_s
+        self._status: WorkerStatus | None = None
+        self._answered = -silence_s
         self._question: asyncio.Future[bool] | None = None
 
     async def accept(
         self, request: Request, schema: type[B], translate: Callable[[B, ServedModel], Job]
     ) -> tuple[B, Job]:
         """Read a request: its body, and what it asks of the worker. Raises ApiError."""
-        data = await _read(request)
+        with self._room() as take:
+            data = await _read(request, take)
 
-        def work() -> tuple[B, Job]:
-            try:
-                body = schema.model_validate_json(data)
-            except ValidationError as error:
-                raise invalid_body(error) from None
-            self.model.check_name(body.model)
-            return body, translate(body, self.model)
+            def work() -> tuple[B, Job]:
+                try:
+                    body = schema.model_validate_json(data)
+                except ValidationError as error:
+                    raise invalid_body(error) from None
+                self.model.check_name(body.model)
+                return body, translate(body, self.model)
 
-        return work() if len(data) <= INLINE_BYTES else await asyncio.to_thread(work)
+            if len(data) <= INLINE_BYTES:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    @contextmanager
+    def _room(self) -> Iterator[Callable[[int], None]]:
+        """Within it, one body's room: what it yields takes so many bytes more. Raises ApiError where there is none."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._bodies_bytes + size > MAX_BODIES_BYTES:
+                raise overloaded(f"overloaded: bodies of {MAX_BODIES_BYTES} bytes are being read: try again later")
+            self._bodies_bytes += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._bodies_bytes -= taken
 
     async def worker_ready(self) -> bool:
-        """Whether the worker answers within HEALTH_S. Those who want to know at the same time share one question."""
+        """Whether the worker is there and ready. While it is slow to answer, what it last said holds, until it has been
+        silent for too long. Those who want to know at the same time share one question."""
         if self._question is None or self._question.done():
             self._question = asyncio.ensure_future(asyncio.to_thread(self._ask_worker))
         return await asyncio.shield(self._question)
 
     def _ask_worker(self) -> bool:
         try:
-            return self.client.status(HEALTH_S).ready
+            self._status = self.client.status(HEALTH_S)
+            self._answered = time.monotonic()
         except WorkerError:
-            return False
+            if not self.client.connected or time.monotonic() - self._answered > self._silence_s:
+                return False
+        return self._status is not None and self._status.ready
 
     def generation(self, request: Request, job: Job) -> Generation:
         """The job's requests, to be run within the context. Their client is the address that they come from."""
+        wanted, limits = len(job.requests), self._status.limits if self._status else {}
+        if limits and wanted > (most := limits["slots"] + limits["max_queue"]):
+            raise ApiError(400, f"n: expected at most {most} choices in all, as many run and wait, got {wanted}", "n")
         client = request.client.host if request.client else None
         requests = [one.model_copy(update={"id": self.client.new_id(), "client": client}) for one in job.requests]
         return Generation(self.client, requests, self.metrics)
@@ -93,7 +133,8 @@ async def ending_with_errors(
         yield write_error(internal())
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, take: Callable[[int], None]) -> bytes:
+    """A request's body; `take` is told how long each of its parts is."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON_TYPE:
         raise ApiError(415, f"Content-Type: expected {JSON_TYPE}, got {kind[:60]!r}")
@@ -105,6 +146,7 @@ async def _read(request: Request) -> bytes:
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
+                take(len(part))
                 parts.append(part)
                 size += len(part)
                 if size > MAX_BODY_BYTES:

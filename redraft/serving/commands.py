@@ -17,7 +17,7 @@ from redraft.bundle.budget import untuned_warning
 from redraft.chat import render_chat
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
-from redraft.openai.launch import API_KEY_VARIABLE
+from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE
 from redraft.request import INT32_MAX, InvalidRequest, Options, request
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
@@ -57,7 +57,10 @@ def serve(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="Another name by which clients and web pages may reach /v1; '*': any. Repeatable."),
+        typer.Option(
+            envvar=ALLOW_HOST_VARIABLE,
+            help="Another name by which clients and web pages may reach /v1; '*': any. Repeatable.",
+        ),
     ] = None,
     model_name: Annotated[str | None, typer.Option(help="The model's name in /v1; default: the bundle's.")] = None,
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,

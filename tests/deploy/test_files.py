@@ -12,6 +12,7 @@ from typer.main import get_command
 
 import launch
 from redraft.cli import app
+from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE
 from redraft.serving.rundir import Settings
 from redraft.serving.tritonserver import CONTAINER_SERVER, SERVER_VARIABLE
 
@@ -134,7 +135,7 @@ def test_bundles_and_shared_memory_are_mounted_where_they_are_looked_for():
 def test_compose_has_known_keys_and_a_gpu():
     known = {
         *("build", "image", "init", "restart", "stop_grace_period", "volumes", "ports", "shm_size", "ulimits"),
-        "deploy",
+        *("environment", "deploy"),
     }
     assert set(COMPOSE) == {"services"}
     service = COMPOSE["services"]["redraft"]
@@ -143,6 +144,18 @@ def test_compose_has_known_keys_and_a_gpu():
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
     build = service["build"]
     assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+
+
+def test_the_key_and_the_names_of_v1_reach_the_container(monkeypatch):
+    """A client inside a cluster sends the service's name as Host."""
+    assert (launch.API_KEY, launch.ALLOW_HOST) == (API_KEY_VARIABLE, ALLOW_HOST_VARIABLE)
+    assert COMPOSE["services"]["redraft"]["environment"] == [API_KEY_VARIABLE, ALLOW_HOST_VARIABLE]
+    (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": ALLOW_HOST_VARIABLE, "value": SERVICE["metadata"]["name"]}]
+    monkeypatch.setenv(ALLOW_HOST_VARIABLE, "a.example b.example")
+    serve = get_command(app).get_command(None, "serve")
+    with serve.make_context("serve", ["--bundle", "/b"]) as context:
+        assert context.params["allow_host"] == ["a.example", "b.example"]
 
 
 def test_selectors_find_the_deployments_pods():

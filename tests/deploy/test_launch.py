@@ -64,14 +64,30 @@ def test_what_docker_is_asked_to_run(bundle, machine, tmp_path, capsys):
     assert (tmp_path / "ran").read_text().splitlines() == expected
 
 
-def test_flags_reach_docker(tmp_path, machine, capsys):
+def test_flags_reach_docker(tmp_path, machine, monkeypatch, capsys):
+    monkeypatch.setenv(launch.API_KEY, "sk-secret")
     smi(machine, *["NVIDIA H200, 9.0, 590.44"] * 4)
     folder = write_bundle(tmp_path / "two", ranks=2)
-    options = ["--http-port", "9000", "--address", "0.0.0.0", "--name", "b", "--image", "here/redraft:1"]
+    options = [
+        "--allow-host",
+        "a.example",
+        "--allow-host",
+        "b.example",
+        "--http-port",
+        "9000",
+        "--address",
+        "0.0.0.0",
+        "--name",
+        "b",
+        "--image",
+        "here/redraft:1",
+    ]
     assert launch.main(["--bundle", str(folder), "--dry-run", *options]) == 0
     out = capsys.readouterr().out
     assert "--gpus 2 " in out
     assert "-p 0.0.0.0:9000:8000 -p 0.0.0.0:8001:8001" in out
+    assert f"--env {launch.API_KEY} --env '{launch.ALLOW_HOST}=a.example b.example' " in out
+    assert "sk-secret" not in out, "other users can read arguments"
     assert out.endswith("here/redraft:1\n")
     assert launch.main(["--bundle", str(folder), "--dry-run", "--gpus", '"device=2,3"']) == 0
     assert """--gpus '"device=2,3"' """ in capsys.readouterr().out

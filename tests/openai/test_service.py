@@ -6,6 +6,7 @@ ready without it, and an answer of the default model that the command line's dif
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from redraft import cli
-from redraft.openai import launch
+from redraft.openai import launch, server
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir, Settings
@@ -80,6 +81,22 @@ def test_the_options_reach_the_service(tmp_path, monkeypatch):
     command = launch.command(RunDir(tmp_path), wanted)
     assert KEY not in command
     assert command[-6:] == ["--model-name", "mine", "--allow-host", "a.example", "--allow-host", "b.example"]
+
+
+def test_a_log_that_is_full_begins_anew(tmp_path, monkeypatch):
+    """Otherwise the limit on the process's files ends it, and nobody is told. A crash is written there too."""
+    monkeypatch.setattr(server, "MAX_LOG_BYTES", 40)
+    outputs = []
+    monkeypatch.setattr(os, "dup2", lambda source, to: outputs.append((os.readlink(f"/proc/self/fd/{source}"), to)))
+    log = server.Log(tmp_path / "openai.log")
+    for text in ("first line", "second line"):
+        log.emit(logging.makeLogRecord({"msg": text}))
+    log.close()
+    assert [(tmp_path / name).read_text() for name in ("openai.log.1", "openai.log")] == [
+        "first line\n",
+        "second line\n",
+    ]
+    assert outputs == 2 * [(str(tmp_path / "openai.log"), descriptor) for descriptor in (1, 2)]
 
 
 @pytest.mark.slow
