@@ -25,6 +25,7 @@ from redraft.decoding.verification import Verdict
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
+from redraft.scheduling.prompt_rows import step_rows
 from redraft.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingConfig()
@@ -134,13 +135,14 @@ class Bench:
 
     def mean_step(self, shape: Shape, prompts: Sequence[str], temperature: float, cell: Cell, tokens: int) -> float:
         """Mean seconds of the steps in which all prompts are answered together, about `tokens` each, with one cut of
-        the trees. Nothing is drafted until all prompts are prefilled, so that none ends before."""
+        the trees. Nothing is drafted until all prompts are prefilled, so that none ends before. 0 where the context is
+        too short for that."""
         table = self._constant(0)
         entry = table.entries[0]
         self._draft(shape, table)
         scheduler = self.runtime.scheduler
         rows = sum(len(self.runtime.codec.encode(prompt)) for prompt in prompts)
-        waited = rows // self.runtime.limits.prefill_chunk + len(prompts)
+        waited = rows // step_rows(self.runtime.limits.prefill_chunk, 1) + len(prompts)
         for place, prompt in enumerate(prompts):
             self._join(place, prompt, waited + tokens + 1, SamplingConfig(temperature=temperature, seed=place))
         while scheduler.prefilling:

@@ -218,7 +218,7 @@ class Tuner:
         return tried
 
     def _speed_up(self, shape: Shape, running: int, temperature: float, cell: Cell) -> float:
-        """The speed-up by the mean times of steps with and without drafts, in turns."""
+        """The speed-up by the mean times of steps with and without drafts, in turns; 1 where none could be timed."""
         texts = -(-TRIED // running) * running
         prompts = [self.bench.prompts[place % len(self.bench.prompts)] for place in range(texts)]
         plain = drafted = 0.0
@@ -226,6 +226,8 @@ class Tuner:
             group = prompts[first : first + running]
             plain += self.bench.mean_step(shape, group, temperature, NOTHING, TRIAL_TOKENS)
             drafted += self.bench.mean_step(shape, group, temperature, cell, TRIAL_TOKENS)
+        if not drafted:
+            return 1.0
         return self._accepted[shape][temperature].expect(cell.nodes, cell.chance, running).tokens * plain / drafted
 
     def _measured(self, shape: Shape, cells: Cells, tried: dict[str, dict[str, float]]) -> dict:

@@ -97,10 +97,24 @@ def test_drafts_that_are_never_right_are_not_made():
     assert not any(entry.nodes for entry in table.entries)
 
 
-def test_budgets_that_do_not_pay_when_they_are_tried_are_dropped(runtime, monkeypatch):
-    monkeypatch.setattr(Tuner, "_speed_up", lambda self, shape, running, temperature, cell: 1.01)
+@pytest.mark.parametrize(
+    ("owner", "name", "found"),
+    [(Tuner, "_speed_up", 1.01), (Bench, "mean_step", 0.0)],
+    ids=["too little gained", "nothing timed"],
+)
+def test_budgets_that_do_not_pay_when_they_are_tried_are_dropped(runtime, monkeypatch, owner, name, found):
+    monkeypatch.setattr(owner, name, lambda *_: found)
     table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID).tune()
     assert not any(entry.nodes for entry in table.entries)
+
+
+def test_steps_are_timed_after_prompts_of_many_chunks(runtime):
+    """Beside a sequence that decodes a prompt takes two steps per chunk; none ends before all are through."""
+    runtime.limits = replace(LIMITS, prefill_chunk=16)
+    bench = bench_of(runtime, [], 0)
+    assert bench.mean_step(Shape("best_first", False), ["x" * 120] * 4, 0.0, Cell(0, 0.0, 1.0), 6) == pytest.approx(
+        0.016
+    )
 
 
 def test_a_temperature_is_not_tried_where_a_higher_one_paid(runtime, monkeypatch):
