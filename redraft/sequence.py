@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -146,7 +147,7 @@ class Sequence:
         self._tail: deque[int] = deque(maxlen=max(map(len, request.stop_word_ids), default=0))
         self._stream_interval_s = stream_interval_s
         self._next_output = 0.0
-        self._scores = LogProbs()
+        self._scores: list[LogProbs] = []
         self._output = self._new_output()
         if not request.exclude_input_in_output:
             self._output.text = request.text if request.text is not None else codec.decode(prompt)
@@ -170,6 +171,11 @@ class Sequence:
         return self.slot >= 0
 
     @property
+    def scored(self) -> bool:
+        """Whether all rows of the prompt have logits, for its log-probabilities."""
+        return self.request.prompt_log_probs
+
+    @property
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.request.max_tokens - self.stats.output_tokens
@@ -182,7 +188,7 @@ class Sequence:
 
     def logits_of(self, rows: int) -> int:
         """How many logit rows, the last ones, the next `rows` tokens of the prompt have."""
-        if self.request.prompt_log_probs:
+        if self.scored:
             return rows
         return int(self.cache_length + rows == len(self.prompt))
 
@@ -205,17 +211,12 @@ class Sequence:
     def score(self, logits: np.ndarray) -> None:
         """Take the log-probabilities of the prompt's tokens after its last n rows, whose logits are float32 [n, V]."""
         following = self.prompt[self.cache_length - len(logits) + 1 : self.cache_length + 1].tolist()
-        self._scores.add(logits[: len(following)], following, self.request.top_log_probs)
+        self._scores.append(LogProbs.of(logits[: len(following)], following, self.request.top_log_probs))
 
     def begin(self, verdict: Verdict | None) -> None:
         """Take the first token, chosen from the prompt's last row. None: the request wants no token, and ends."""
         self._first_token = time.perf_counter()
         self.stats.prefill_ms = 1e3 * (self._first_token - self._admitted)
-        if self.request.prompt_log_probs:
-            self._output.prompt_log_probs = [None, *self._scores.chosen]
-            if self.request.top_log_probs:
-                self._output.prompt_top_log_probs = [[], *self._scores.top]
-            self._scores = LogProbs()
         if verdict is None:
             return self.finish("length")
         if self.pairs is not None:
@@ -276,6 +277,8 @@ class Sequence:
         due = self.request.stream and output.token_ids and now >= self._next_output
         if self.finish_reason is None and not due:
             return None
+        if self._scores and self.to_prefill <= 0:
+            self._give_scores(output)
         output.text += self._text.take()
         if output.text:
             self._next_output = now + self._stream_interval_s
@@ -284,6 +287,12 @@ class Sequence:
             output.stats = self.stats
         self._output = self._new_output()
         return output
+
+    def _give_scores(self, output: Output) -> None:
+        output.prompt_log_probs = [None, *chain.from_iterable(scores.chosen.tolist() for scores in self._scores)]
+        if self.request.top_log_probs:
+            output.prompt_top_log_probs = [[], *chain.from_iterable(scores.top for scores in self._scores)]
+        self._scores = []
 
     def _new_output(self) -> Output:
         scored, alternatives = self.request.return_log_probs, self.request.top_log_probs
@@ -313,7 +322,7 @@ class Sequence:
         output.token_ids.append(token)
         output.drafted.append(place + 1 < len(verdict.tokens))
         if scores is not None and output.log_probs is not None:
-            output.log_probs.append(scores.chosen[place])
+            output.log_probs.append(float(scores.chosen[place]))
             if output.top_log_probs is not None:
                 output.top_log_probs.append(scores.top[place])
         self.stats.output_tokens += 1

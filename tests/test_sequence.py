@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from redraft import sequence as module
@@ -42,7 +43,8 @@ def test_an_end_id_of_the_models_keeps_all_of_them(end_id, kept):
 
 def verdict(text: str) -> Verdict:
     tokens = CODEC.encode(text)
-    return Verdict(list(range(len(tokens))), tokens, LogProbs([-0.5] * len(tokens)))
+    none = np.empty((len(tokens), 0))
+    return Verdict(list(range(len(tokens))), tokens, LogProbs(np.full(len(tokens), -0.5), none, none))
 
 
 def step(sequence: Sequence, text: str) -> None:

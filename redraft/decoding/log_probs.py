@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,27 +12,39 @@ Alternatives = list[tuple[int, float]]
 """The most likely tokens at a place, each with its log-probability, the most likely first, of equals the lowest id."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class LogProbs:
-    """Natural logarithms of the probabilities of n tokens and, where asked for, n lists of alternatives to them."""
+    """Natural logarithms of the probabilities of n tokens, and of the k most likely tokens at each one's place."""
 
-    chosen: list[float] = field(default_factory=list)
-    top: list[Alternatives] = field(default_factory=list)
+    chosen: np.ndarray  # float64 [n]
+    likeliest: np.ndarray  # int64 [n, k], token ids in the order of `Alternatives`
+    values: np.ndarray  # float64 [n, k]
 
-    def add(self, rows: Iterable[np.ndarray], tokens: Iterable[int], alternatives: int = 0) -> None:
-        """Append those of tokens, each chosen from a row of logits float32 [V], with so many alternatives."""
-        for logits, token in zip(rows, tokens, strict=True):
-            top = logits.max()
-            norm = float(top) + float(np.log(np.exp(logits - top).sum(dtype=np.float64)))
-            self.chosen.append(float(logits[token]) - norm)
-            if alternatives:
-                ids = _likeliest(logits, alternatives)
-                values = logits[ids].astype(np.float64) - norm
-                self.top.append(list(zip(ids.tolist(), values.tolist(), strict=True)))
+    @classmethod
+    def of(cls, logits: np.ndarray, tokens: Sequence[int], alternatives: int = 0) -> LogProbs:
+        """Those of tokens, each chosen from a row of logits float32 [n, V], with so many alternatives, at most V."""
+        top = logits.max(axis=1, keepdims=True)
+        exponentials = logits - top
+        np.exp(exponentials, out=exponentials)
+        norms = top + np.log(exponentials.sum(axis=1, dtype=np.float64, keepdims=True))
+        likeliest = _likeliest(logits, min(alternatives, logits.shape[1]))
+        chosen = np.asarray(tokens, dtype=np.int64).reshape(-1, 1)
+        values = [np.take_along_axis(logits, ids, axis=1) - norms for ids in (chosen, likeliest)]
+        return cls(values[0][:, 0], likeliest, values[1])
+
+    @cached_property
+    def top(self) -> list[Alternatives]:
+        """The alternatives to each token."""
+        pairs = zip(self.likeliest.tolist(), self.values.tolist(), strict=True)
+        return [list(zip(ids, values, strict=True)) for ids, values in pairs]
 
 
 def _likeliest(logits: np.ndarray, count: int) -> np.ndarray:
-    """The ids int [count] of the largest logits float32 [V]; all where V is smaller."""
-    count = min(count, len(logits))
-    ids = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
-    return ids[np.argsort(-logits[ids], kind="stable")][:count]
+    """The ids int64 [n, count] of each row's largest logits float32 [n, V]."""
+    if not count:
+        return np.empty((len(logits), 0), dtype=np.int64)
+    least = np.partition(logits, -count, axis=1)[:, -count, None]
+    rows, ids = np.nonzero(logits >= least)  # more than `count` of a row where logits are equal
+    order = np.lexsort((ids, -logits[rows, ids], rows))
+    starts = np.searchsorted(rows, np.arange(len(logits)))
+    return ids[order][starts[:, None] + np.arange(count)]

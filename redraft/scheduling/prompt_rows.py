@@ -14,6 +14,8 @@ FIRST_PART = 4
 """One row in so many of a step is the earliest prompt's."""
 BESIDE_STREAMS = 2
 """Beside sequences that decode, a step takes one in so many of the rows that it may take: each row delays them all."""
+SCORED_ROW = 8
+"""There a row of a scored prompt counts as so many: the host gets its logits, the whole vocabulary's, and sums them."""
 
 
 class Prompt(Protocol):
@@ -31,6 +33,10 @@ class Prompt(Protocol):
     def has_slot(self) -> bool:
         """Whether it has a slot of the cache."""
 
+    @property
+    def scored(self) -> bool:
+        """Whether all its rows have logits, for log-probabilities."""
+
 
 Waiting = TypeVar("Waiting", bound=Prompt)
 
@@ -40,8 +46,9 @@ def step_rows(prefill_chunk: int, decoding: int) -> int:
     return max(prefill_chunk // BESIDE_STREAMS, 1) if decoding else prefill_chunk
 
 
-def share_rows(prompts: Iterable[Waiting], free_slots: int, rows: int) -> list[tuple[Waiting, int]]:
-    """Which prompts take how many of a step's `rows`, at least one each. Those without a slot take a free one."""
+def share_rows(prompts: Iterable[Waiting], free_slots: int, rows: int, decoding: int = 0) -> list[tuple[Waiting, int]]:
+    """Which prompts take how many of the `rows` of a step in which `decoding` sequences decode, at least one each.
+    Those without a slot take a free one."""
     able = [prompt for prompt in prompts if prompt.has_slot or free_slots]
     if not able:
         return []
@@ -51,10 +58,11 @@ def share_rows(prompts: Iterable[Waiting], free_slots: int, rows: int) -> list[t
     given: dict[int, tuple[Waiting, int]] = {}
     for prompt, most in turns:
         _, before = given.get(id(prompt), (prompt, 0))
-        taken = min(most, rows, prompt.to_prefill - before)
+        price = SCORED_ROW if decoding and prompt.scored else 1
+        taken = min(-(-min(most, rows) // price), prompt.to_prefill - before)
         if not taken or not (before or prompt.has_slot or free_slots):
             continue
         free_slots -= not (before or prompt.has_slot)
         given[id(prompt)] = prompt, before + taken
-        rows -= taken
+        rows = max(rows - taken * price, 0)
     return list(given.values())

@@ -162,7 +162,7 @@ class Scheduler:
         self._end_late(started)
         outputs = self._sweep()
         decoding = [sequence for sequence in self._running if sequence.prefilled]
-        chunks = self._prefill_chunks(step_rows(self.limits.prefill_chunk, len(decoding)))
+        chunks = self._prefill_chunks(len(decoding))
         if not self._running:
             return outputs
         tree = self._draft(decoding)
@@ -201,12 +201,14 @@ class Scheduler:
             outputs += [output for sequence in dropped if (output := sequence.take_output()) is not None]
         return outputs
 
-    def _prefill_chunks(self, rows: int) -> list[tuple[Sequence, int]]:
-        """Which sequences prefill how many rows in this step; those that wait take a slot with their first rows."""
+    def _prefill_chunks(self, decoding: int) -> list[tuple[Sequence, int]]:
+        """Which sequences prefill how many rows in this step, in which `decoding` decode; those that wait take a slot
+        with their first rows."""
         prompts = [sequence for sequence in self._running if not sequence.prefilled]
         if self._free_slots:
             prompts += self._waiting
-        chunks = share_rows(prompts, len(self._free_slots), rows)
+        rows = step_rows(self.limits.prefill_chunk, decoding)
+        chunks = share_rows(prompts, len(self._free_slots), rows, decoding)
         for sequence, _ in chunks:
             if not sequence.has_slot:
                 self._admit(sequence)
@@ -314,7 +316,7 @@ class Scheduler:
                 continue
             rows = logits[logit_row : logit_row + wanted]
             logit_row += wanted
-            if sequence.request.prompt_log_probs:
+            if sequence.scored:
                 sequence.score(rows)
             if sequence.cache_length == len(sequence.prompt):
                 sequence.begin(self._first_token(sequence, rows[-1:]) if sequence.remaining else None)
@@ -328,8 +330,7 @@ class Scheduler:
         """What its method keeps of a tree, with log-probabilities where the request wants them."""
         verdict, request = self._source(sequence).verify(tree, place, logits, sequence.sampler), sequence.request
         if request.return_log_probs:
-            verdict.log_probs = LogProbs()
-            verdict.log_probs.add((logits[node] for node in verdict.path), verdict.tokens, request.top_log_probs)
+            verdict.log_probs = LogProbs.of(logits[verdict.path], verdict.tokens, request.top_log_probs)
         return verdict
 
 

@@ -34,9 +34,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def of_row(logits: np.ndarray, token: int, alternatives: int = 0) -> LogProbs:
-    found = LogProbs()
-    found.add([logits], [token], alternatives)
-    return found
+    """After a row of equal logits, more of which are among the likeliest than are asked for."""
+    found = LogProbs.of(np.stack([np.ones_like(logits), logits]), [0, token], alternatives)
+    return LogProbs(found.chosen[1:], found.likeliest[1:], found.values[1:])
 
 
 @pytest.mark.parametrize("offset", [0, 1e4, -1e4])
@@ -45,7 +45,7 @@ def test_a_tokens_log_probability(offset):
     logits = (np.random.default_rng(0).normal(size=111) * 9 + offset).astype(np.float32)
     found = of_row(logits, 7)
     assert found.chosen == pytest.approx([log_softmax(logits)[7]], rel=1e-5)
-    assert found.top == []
+    assert found.top == [[]]
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redraft.scheduling.prompt_rows import FIRST_PART, share_rows, step_rows
+from redraft.scheduling.prompt_rows import FIRST_PART, SCORED_ROW, share_rows, step_rows
 
 
 @dataclass(eq=False)
@@ -17,6 +17,7 @@ class Prompt:
     arrived: float
     to_prefill: int
     has_slot: bool = False
+    scored: bool = False
     short: bool = False
 
 
@@ -86,6 +87,17 @@ def test_long_prompts_that_wait_hold_no_slot():
     prompts.append(Prompt(9, 90))
     step(prompts, 4, 128)
     assert len(prompts) == 8, "the short one is through"
+
+
+@given(PROMPTS, st.integers(1, 200))
+def test_scored_prompts_take_few_rows_beside_streams_only(prompts, rows):
+    """Together, not each; and at least one, so that they get on in the smallest chunks."""
+    for prompt in prompts:
+        prompt.scored = True
+    chunks = share_rows(prompts, len(prompts), rows, decoding=1)
+    assert 1 <= sum(count for _, count in chunks) <= -(-rows // SCORED_ROW)
+    alone = share_rows(prompts, len(prompts), rows)
+    assert sum(count for _, count in alone) == min(rows, sum(prompt.to_prefill for prompt in prompts))
 
 
 def test_a_step_takes_fewer_rows_beside_streams():
