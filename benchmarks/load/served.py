@@ -17,8 +17,9 @@ from redraft.llm import Answer
 from redraft.request import GenerateRequest
 from redraft.serving.ranks import bundle_ranks, launch_command
 from redraft.worker.client import WorkerClient
+from redraft.worker.protocol import DRAIN_S
 
-START_S, END_S, POLL_S = 300.0, 20.0, 0.2
+START_S, END_S, POLL_S = 300.0, DRAIN_S + 10, 0.2
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from redraft.serving.foreground import stay
 from redraft.serving.processes import ServingError, owned_processes
 from redraft.serving.rundir import RunDir, Settings, State
 from redraft.worker.client import WorkerClient, WorkerError
+from redraft.worker.protocol import DRAIN_S
 
 app = typer.Typer()
 
@@ -94,7 +95,7 @@ def serve(
     ] = 10.0,
     drain_s: Annotated[
         float, typer.Option(min=0, max=86_400, help="Seconds that running requests have to end when it is stopped.")
-    ] = 20.0,
+    ] = DRAIN_S,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay and print the logs until the service ends, as containers want.")

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from redraft.serving.processes import ServingError
-from redraft.worker.protocol import SUPERVISOR_PIPE
+from redraft.worker.protocol import DRAIN_S, SUPERVISOR_PIPE
 
 _MAX_SOCKET_PATH = 100
 
@@ -40,7 +40,7 @@ class Settings(BaseModel):
     max_queue: int | None = None
     stream_interval_ms: int | None = None
     max_per_client: int | None = None
-    drain_s: float = 20.0
+    drain_s: float = DRAIN_S
     """How long running requests have to end when the service is stopped."""
     hostfile: Path | None = None
     """Machines of the worker's ranks; None: this one."""

@@ -71,12 +71,13 @@ class WorkerClient:
         return f"r{next(self._ids)}"
 
     def submit(self, request: GenerateRequest, on_message: Callable[[Message], None]) -> None:
-        """Send a request. `on_message` gets its chunks and errors, in order, on the client's own thread: it must not
-        block. The last message is an ErrorMessage or a Chunk with `done`.
+        """Send a request, without fields that are as by default, which an older worker may not know. `on_message` gets
+        its chunks and errors, in order, on the client's own thread: it must not block. The last message is an
+        ErrorMessage or a Chunk with `done`.
 
         Raises WorkerError "restarting" when there is no worker, "invalid" for a message that is too large to send.
         """
-        data = pack(request)
+        data = pack({"op": request.op} | request.model_dump(exclude_defaults=True, exclude_none=True))
         if len(data) > MAX_MESSAGE_BYTES:
             raise WorkerError(INVALID, f"the request has {len(data)} bytes: expected at most {MAX_MESSAGE_BYTES}")
         with self._lock:

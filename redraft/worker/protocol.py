@@ -18,6 +18,8 @@ SUPERVISOR_PIPE = "supervisor.pipe"
 """Name of a pipe beside the worker's socket that a supervisor, where there is one, keeps open as long as it lives."""
 PROBE = "redraft-probe"
 """Id of a request that a Triton model answers without the worker, to show that it lives."""
+DRAIN_S = 20.0
+"""How long a worker's requests have to end after SIGTERM, by default."""
 INVALID, OVERLOADED, CANCELLED, INTERNAL, RESTARTING = "invalid", "overloaded", "cancelled", "internal", "restarting"
 
 

@@ -1,8 +1,8 @@
 """The engine worker: one process that owns an engine and serves clients over a local ZeroMQ socket.
 
 `python -m redraft.worker.server --bundle PATH --socket PATH`. One thread does it all: messages are taken between
-steps, and only what is slow to encode (long texts, many bad words) goes to a helper thread, so that no request delays
-a step.
+steps, and only what is slow to encode (long texts, many words) goes to a helper thread, so that no request delays a
+step.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import zmq
 
 from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
-from redraft.request import LOG_PROBS, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, shown
+from redraft.request import LOG_PROBS, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
-from redraft.sequence import Output, Sequence
+from redraft.sequence import FinishReason, Output, Sequence
 from redraft.worker.protocol import (
+    DRAIN_S,
     INTERNAL,
     INVALID,
     OVERLOADED,
@@ -46,16 +47,29 @@ RECEIVE_S, RECEIVE_SHARE = 0.002, 0.25
 """Between two steps messages are taken for so long, or for this share of the time of a step."""
 MAX_UNSENT = 100_000
 INLINE_CHARACTERS = 4000
-INLINE_BAD_WORDS = 16
+INLINE_WORDS = 16
 
 SHUTTING_DOWN = "the engine worker is shutting down"
-DRAIN_S = 20.0
 
 Key = tuple[bytes, str]
 
 
 class Restarting(RuntimeError):
     """The worker takes no more requests."""
+
+
+class Encoding(NamedTuple):
+    """A request that the helper thread encodes or will encode."""
+
+    request: GenerateRequest
+    arrived: float
+    future: Future[Sequence]
+
+    @property
+    def late(self) -> bool:
+        """Whether its deadline has passed."""
+        timeout_s = self.request.timeout_s
+        return timeout_s is not None and time.perf_counter() >= self.arrived + timeout_s
 
 
 class Worker:
@@ -68,9 +82,8 @@ class Worker:
         self._runtime = runtime
         self._path = Path(socket_path)
         self._max_per_client = max_per_client
-        self._active: dict[Key, Sequence | Future[Sequence]] = {}
+        self._active: dict[Key, Sequence | Encoding] = {}
         self._encoder = ThreadPoolExecutor(1, "redraft-encode")
-        self._encoding: dict[Key, GenerateRequest] = {}
         self._stopping = False
         self._drained_by: float | None = None
         self._step_s = 0.0
@@ -126,7 +139,7 @@ class Worker:
         self._path.unlink(missing_ok=True)
 
     def _receive(self) -> None:
-        wait = 0 if not self._runtime.scheduler.idle else 1 if self._encoding else IDLE_WAIT_MS
+        wait = 0 if not self._runtime.scheduler.idle else 1 if self._encoding() else IDLE_WAIT_MS
         ready = dict(self._poller.poll(wait))
         if self._router in ready:
             deadline = time.perf_counter() + max(RECEIVE_S, RECEIVE_SHARE * self._step_s)
@@ -166,20 +179,20 @@ class Worker:
         self._runtime.scheduler.require_room()
         self._require_share(request.client)
         self._runtime.check(request)
-        if len(request.text or "") <= INLINE_CHARACTERS and len(request.bad_words) <= INLINE_BAD_WORDS:
+        words = [*request.stop_words, *request.bad_words, *request.stop_word_ids, *request.bad_word_ids]
+        if len(request.text or "") <= INLINE_CHARACTERS and len(words) <= INLINE_WORDS:
             self._submit(key, self._runtime.sequence(key, request, arrived))
             return
-        if len(self._encoding) >= self._runtime.limits.max_queue:
-            raise Overloaded(f"overloaded: {len(self._encoding)} requests wait to be encoded: try again later")
-        self._active[key] = self._encoder.submit(self._runtime.sequence, key, request, arrived)
-        self._encoding[key] = request
+        if (waiting := len(self._encoding())) >= self._runtime.limits.max_queue:
+            raise Overloaded(f"overloaded: {waiting} requests wait to be encoded: try again later")
+        future = self._encoder.submit(self._runtime.sequence, key, request, arrived)
+        self._active[key] = Encoding(request, arrived, future)
 
     def _require_share(self, client: str | None) -> None:
         """Raises Overloaded where a client has as many requests as it may."""
         if client is None or self._max_per_client is None:
             return
-        running = (one.request for one in self._active.values() if isinstance(one, Sequence))
-        if sum(request.client == client for request in (*running, *self._encoding.values())) >= self._max_per_client:
+        if sum(one.request.client == client for one in self._active.values()) >= self._max_per_client:
             raise Overloaded(
                 f"overloaded: client {shown(client)} has {self._max_per_client} requests already, the most that "
                 "--max-per-client allows: try again later"
@@ -189,24 +202,34 @@ class Worker:
         self._runtime.scheduler.submit(sequence)
         self._active[key] = sequence
 
+    def _encoding(self) -> list[Key]:
+        return [key for key, one in self._active.items() if isinstance(one, Encoding)]
+
     def _collect_encoded(self) -> None:
-        for key in list(self._encoding):
-            future = self._active.get(key)
-            if isinstance(future, Future) and not future.done():
-                continue
-            del self._encoding[key]
-            if not isinstance(future, Future):
-                continue
-            del self._active[key]
-            try:
-                self._submit(key, future.result())
-            except Exception as error:
-                self._refuse(key, error)
+        for key in self._encoding():
+            encoding = self._active.get(key)
+            if not isinstance(encoding, Encoding):
+                continue  # sending to its client has shown that it is gone
+            if encoding.future.done():
+                del self._active[key]
+                try:
+                    self._submit(key, encoding.future.result())
+                except Exception as error:
+                    self._refuse(key, error)
+            elif encoding.late:
+                self._runtime.scheduler.totals.timeouts += 1
+                self._end_encoding(key, encoding, "timeout")
+
+    def _end_encoding(self, key: Key, encoding: Encoding, reason: FinishReason) -> None:
+        encoding.future.cancel()
+        del self._active[key]
+        stats = SequenceStats(queue_ms=1e3 * (time.perf_counter() - encoding.arrived))
+        message = {"op": "chunk", "id": key[1], "done": True, "finish_reason": reason, "stats": asdict(stats)}
+        self._send(key[0], message)
 
     def _cancel(self, key: Key) -> None:
-        if isinstance(self._active.get(key), Future):
-            del self._active[key]
-            self._send(key[0], {"op": "chunk", "id": key[1], "done": True, "finish_reason": "cancelled"})
+        if isinstance(encoding := self._active.get(key), Encoding):
+            self._end_encoding(key, encoding, "cancelled")
         else:
             self._runtime.scheduler.cancel(key)
 
@@ -252,7 +275,9 @@ class Worker:
 
     def _forget(self, client: bytes) -> None:
         for key in [key for key in self._active if key[0] == client]:
-            if isinstance(self._active.pop(key), Sequence):
+            if isinstance(one := self._active.pop(key), Encoding):
+                one.future.cancel()
+            else:
                 self._runtime.scheduler.cancel(key)
 
     def _fail_all(self, code: str, text: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from redraft.request import GenerateRequest
+from redraft.runtime import Runtime
 from redraft.worker.client import WorkerClient, WorkerError, wait_for_worker
 from redraft.worker.server import Worker
 from tests.conftest import wait_until
@@ -58,6 +59,38 @@ def test_a_deadline_ends_running_and_waiting_requests(serving):
     assert len(running.token_ids) == running.stats.output_tokens < 240
     wait_until(lambda: client.status().running == 0)
     assert client.status().totals["timeouts"] == 2
+
+
+def test_requests_that_end_before_they_are_encoded(serving, monkeypatch):
+    """At their deadline, or cancelled: the encoder takes none of them, and goes on with others."""
+    encoded, free, sequence = [], threading.Event(), Runtime.sequence
+
+    def encode(self, key, wanted, arrived):
+        if len(wanted.text) > 100:
+            encoded.append(wanted.text[0])
+            free.wait(60)
+        return sequence(self, key, wanted, arrived)
+
+    monkeypatch.setattr("redraft.worker.server.INLINE_CHARACTERS", 100)
+    monkeypatch.setattr(Runtime, "sequence", encode)
+    client, ended = serving(), {}
+
+    def submit(letter, **fields) -> str:
+        wanted = request(client, text=letter * 200, max_tokens=1, **fields)
+        client.submit(wanted, lambda message: ended.setdefault(letter, message))
+        return wanted.id
+
+    for letter in "ab":
+        submit(letter, timeout_s=0.05)
+    wait_until(lambda: set(ended) == {"a", "b"})
+    client.cancel(submit("c"))
+    wait_until(lambda: "c" in ended)
+    assert [ended[letter].finish_reason for letter in "abc"] == ["timeout", "timeout", "cancelled"]
+    assert client.status().totals["timeouts"] == 2
+    submit("e")
+    free.set()
+    wait_until(lambda: "e" in ended)
+    assert encoded == ["a", "e"]
 
 
 @pytest.mark.parametrize("text", ["hello", "x" * 240])

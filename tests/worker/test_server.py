@@ -91,9 +91,30 @@ def test_text_and_its_token_ids_are_the_same_prompt(client, worker):
     assert echoed.text == "hello" + by_ids.text
 
 
-def test_a_long_text_takes_the_helper_thread(client):
-    answer = client.complete(request(client, text="a" * 200, bad_words=[f"x{i}" for i in range(20)]), timeout=60)
-    assert answer.stats.prompt_tokens == 200
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": "a" * 240},
+        {"bad_words": [f"x{i}" for i in range(20)]},
+        {"bad_word_ids": [[i] for i in range(9)], "stop_word_ids": [[i] for i in range(9)]},
+    ],
+    ids=["text", "words", "token ids"],
+)
+def test_what_is_slow_to_encode_takes_the_helper_thread(client, worker, monkeypatch, fields):
+    threads, sequence = [], worker[1].sequence
+
+    def encode(*args):
+        threads.append(threading.current_thread().name)
+        return sequence(*args)
+
+    monkeypatch.setattr("redraft.worker.server.INLINE_CHARACTERS", 100)
+    monkeypatch.setattr(worker[1], "sequence", encode)
+    for given in ({}, fields):
+        assert client.complete(request(client, **{**given, "max_tokens": 1}), timeout=60).finish_reason in (
+            "length",
+            "stop",
+        )
+    assert [name.startswith("redraft-encode") for name in threads] == [False, True]
 
 
 BAD = [
@@ -258,31 +279,6 @@ def test_an_error_of_ours_ends_one_request(client, worker, monkeypatch, capfd, l
     assert "LookupError: a bug" in capfd.readouterr().err
     assert list(running)[-1].finish_reason == "length"
     assert client.complete(request(client), timeout=60).finish_reason == "length"
-
-
-def test_clients_come_and_go(tmp_path):
-    for _ in range(300):
-        WorkerClient(tmp_path / "none.sock").close()
-
-
-def test_a_worker_of_another_version_tells_other_limits(tmp_path):
-    """The client's only thread goes on, with the protocol's limits."""
-    router = zmq.Context.instance().socket(zmq.ROUTER)
-    router.bind(f"ipc://{tmp_path / 'socket'}")
-
-    def answer() -> None:
-        for _ in range(2):  # the client asks for itself, then for the test
-            peer, _ = router.recv_multipart()
-            router.send_multipart([peer, msgpack.packb({"op": "status", "limits": {"max_len": 10}})])
-
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    with WorkerClient(tmp_path / "socket") as client:
-        assert client.wait_connected(60)
-        assert client.status(10).limits == {"max_len": 10}
-        assert client.prompt_limits == PROTOCOL_LIMITS
-        thread.join(60)
-    router.close(linger=0)
 
 
 def test_cancel_and_status(client):
