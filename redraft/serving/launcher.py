@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
+
 from redraft.errors import IN_CLONE
 from redraft.serving.processes import (
     OWNER_VARIABLE,
     ServingError,
     check_port,
     end_processes,
+    is_alive,
     owned_processes,
     remove_shared_memory,
 )
@@ -25,7 +28,8 @@ from redraft.serving.rundir import RunDir, Settings, State, tail
 from redraft.serving.tritonserver import TritonInstallation
 
 STOP_S = 25.0
-"""A supervisor takes at most so long to end all, after its requests have ended or `Settings.drain_s` is over."""
+"""A supervisor takes at most so long to begin to end all, and to end it after its requests have ended or
+`Settings.drain_s` is over."""
 FREED_S = 3.0
 """A server that was killed a moment ago is no longer listed, but holds its ports until its last thread has ended."""
 _POLL_S = 0.1
@@ -59,7 +63,8 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
 def stop(run_path: Path) -> int:
     """End the service of a run directory, whatever state it is in. Returns how many processes it had.
 
-    Running requests end first, for at most `Settings.drain_s`; called again meanwhile, at once.
+    Running requests end first, for at most `Settings.drain_s`; called again meanwhile, at once. A supervisor that
+    hangs is killed.
     Afterwards no process and no shared memory of it is left, also when parts of it had been killed. Raises
     ServingError where the run directory cannot be used.
     """
@@ -67,8 +72,9 @@ def stop(run_path: Path) -> int:
     _check_owner(run_dir)
     processes = owned_processes(run_dir.path)
     state = run_dir.read_state()
-    supervisor = [process for process in processes if state and process.pid == state.supervisor_pid]
-    end_processes(supervisor, grace=STOP_S + (state.settings.drain_s if state else 0))
+    for process in processes:
+        if state and process.pid == state.supervisor_pid:
+            _end_supervisor(run_dir, process)
     end_processes(owned_processes(run_dir.path), grace=0)
     remove_shared_memory(run_dir.path)
     try:
@@ -79,6 +85,20 @@ def stop(run_path: Path) -> int:
         with contextlib.suppress(OSError), _private():
             run_dir.write_state(state.model_copy(update={"phase": "stopped", "detail": ""}))
     return len(processes)
+
+
+def _end_supervisor(run_dir: RunDir, supervisor: psutil.Process) -> None:
+    """Ask it to end, and kill it where it says nothing of that within STOP_S, or takes longer than it may."""
+    begun = time.monotonic()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        supervisor.terminate()
+    while is_alive(supervisor):
+        state = run_dir.read_state()
+        drain_s = state.settings.drain_s if state and state.phase == "stopping" else 0.0
+        if time.monotonic() > begun + STOP_S + drain_s:
+            break
+        time.sleep(_POLL_S)
+    end_processes([supervisor], grace=0)
 
 
 def is_running(run_dir: RunDir) -> bool:

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,9 +34,11 @@ WORKER_MAX_DELAY_S, TRITON_MAX_DELAY_S = 30.0, 0.5
 """Triton starts in a second or two, and a single request can end it; a worker that ends again and again is broken."""
 LOCK_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_asked_again = threading.Event()
+WORKER_END_S = 5.0
+"""A worker without requests may take so long to end."""
 LAUNCHER_END_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
+_asked_again = False
 
 log = logging.getLogger("redraft.supervisor")
 
@@ -62,6 +63,8 @@ class Supervisor:
         os.mkfifo(run_dir.pipe)
         self._pipe = os.open(run_dir.pipe, os.O_RDWR)  # it closes with this process: the models end with it
         self._ranks: dict[int, psutil.Process] = {}
+        self._worker_ends_by: float | None = None
+        """When a worker that somebody else has asked to end must have ended."""
         self._worker = Child(
             run_dir,
             "worker",
@@ -129,8 +132,10 @@ class Supervisor:
         self._say("stopping", "no new requests, running ones end", error=error)
         self._client.close()
         if self._worker.up:
+            self._worker.up = False
+            self._health_pulse.reset()
             self._drain()
-        self._worker.end(grace=5)
+        self._worker.end(grace=WORKER_END_S)
         self._triton.end(grace=tritonserver.EXIT_TIMEOUT_S + 3)
         if self._openai:
             self._openai.child.end(grace=DRAIN_S + 1)
@@ -143,7 +148,7 @@ class Supervisor:
         """Have the worker end with its last request. A second signal cuts that short."""
         deadline = time.monotonic() + self._settings.drain_s
         self._worker.terminate()
-        while not (self._worker.ends_within(TICK_S) or _asked_again.is_set() or time.monotonic() > deadline):
+        while not (self._worker.ends_within(TICK_S) or _asked_again or time.monotonic() > deadline):
             pass
 
     def _watch_worker(self) -> None:
@@ -156,6 +161,11 @@ class Supervisor:
             if self._worker.restart_due():
                 self._start_worker()
                 self._say("degraded", "the engine worker is starting again")
+        elif self._worker_ends_by is not None:
+            if self._worker.up:
+                self._set_worker_up(False, "the engine worker was asked to end, and restarts after its last request")
+            if time.monotonic() > self._worker_ends_by:
+                self._worker.end(grace=0)
         elif not self._worker.up:
             if self._worker_pulse.answered:
                 self._set_worker_up(True)
@@ -195,6 +205,8 @@ class Supervisor:
         try:
             status = self._client.status(self._settings.silence_s / 2)
             self._untuned = status.untuned
+            if not status.ready and self._worker_ends_by is None:
+                self._worker_ends_by = time.monotonic() + self._settings.drain_s + WORKER_END_S
             if status.ready and self._triton.up and not self._worker.up:
                 tritonserver.send_first_requests(self._settings.http_port, RESTARTED_REQUEST_S)
             return status.ready
@@ -218,10 +230,11 @@ class Supervisor:
             return False
 
     def _start_worker(self) -> None:
+        self._worker_ends_by = None
         self._worker.start()
         self._worker_pulse.reset()
 
-    def _set_worker_up(self, up: bool) -> None:
+    def _set_worker_up(self, up: bool, why: str = "the engine worker died and is restarting") -> None:
         self._worker.up = up
         self._worker_pulse.reset()
         self._health_pulse.reset()
@@ -229,7 +242,7 @@ class Supervisor:
             self._find_ranks()
             self._update(untuned=self._untuned)
         else:
-            self._say("degraded", "the engine worker died and is restarting")
+            self._say("degraded", why)
 
     def _start_triton(self) -> None:
         remove_shared_memory(self._run_dir.path)
@@ -318,7 +331,12 @@ def _request_stop(*_: object) -> None:
 
 def _expect_another_signal() -> None:
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: _asked_again.set())
+        signal.signal(number, _ask_again)
+
+
+def _ask_again(*_: object) -> None:
+    global _asked_again
+    _asked_again = True
 
 
 def _hold(lock: IO[str]) -> None:

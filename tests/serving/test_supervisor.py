@@ -1,0 +1,51 @@
+"""What a supervisor makes of a worker that drains, without any process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from redraft.serving import supervisor as module
+from redraft.serving.rundir import RunDir, Settings
+from redraft.serving.supervisor import Supervisor
+from redraft.worker.protocol import WorkerStatus
+
+
+@pytest.fixture
+def supervisor(tmp_path, monkeypatch) -> Supervisor:
+    """One whose worker is up, silent for long, and says that it is not ready."""
+    for name in ("tritonserver.TritonInstallation", "tritonserver.prepare", "tritonserver.command"):
+        monkeypatch.setattr(f"redraft.serving.supervisor.{name}", MagicMock())
+    for name in ("tritonserver.environment", "private", "Child", "Pulse", "WorkerClient", "_expect_another_signal"):
+        monkeypatch.setattr(f"redraft.serving.supervisor.{name}", MagicMock())
+    made = Supervisor(RunDir(tmp_path), Settings(bundle=Path("b"), openai_port=0))
+    made._client = MagicMock(status=lambda _: WorkerStatus(ready=False))
+    made._worker = MagicMock(up=True, alive=True, age=999.0, pid=0, restarts=0)
+    made._triton = MagicMock(up=True, pid=0, restarts=0)
+    made._worker_pulse = MagicMock(silence=999.0, answered=False)
+    made._health_pulse = MagicMock()
+    return made
+
+
+def test_a_worker_that_drains_is_away_and_not_hung(supervisor):
+    """Somebody else has signalled it. It is killed only where it takes too long."""
+    worker = supervisor._worker
+    assert not supervisor._worker_answers()
+    for _ in range(2):
+        supervisor._watch_worker()
+        assert not worker.up
+        worker.end.assert_not_called()
+    supervisor._health_pulse.reset.assert_called()
+    supervisor._worker_ends_by = 0.0
+    supervisor._watch_worker()
+    worker.end.assert_called_once_with(grace=0)
+
+
+def test_a_drain_begins_when_health_no_longer_counts_on_the_worker(supervisor, monkeypatch):
+    seen = []
+    supervisor._worker.terminate = lambda: seen.append((supervisor._worker.up, supervisor._health_pulse.reset.called))
+    monkeypatch.setattr(module, "_asked_again", True)
+    supervisor.shut_down()
+    assert seen == [(False, True)]
