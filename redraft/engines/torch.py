@@ -1,8 +1,8 @@
 """The `torch` backend: exported programs, on CUDA where there is a device, else on the CPU, as the reference
 in tests.
 
-Decode steps and drafts are padded to a few buckets: on a GPU CUDA graphs, captured at load. Steps with a part of a
-prompt run as they are: see `redraft.engines.cuda.buckets`.
+Decode steps and drafts are padded to a few buckets: on a GPU CUDA graphs, captured at load. Steps with rows of a prompt
+run as they are, unless all rows have logits: see `redraft.engines.cuda.buckets`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Shape buckets of the torch backend: the sizes that decode steps and drafts are padded to, a CUDA graph each.
 
-Steps with a part of a prompt fit no bucket. They run without a graph and without padding: a large model's chunk of 512
-rows keeps the GPU busy for longer than its kernels take to launch, and chunks come in all sizes.
+Steps with rows that have no logits, most of a prompt's, fit no bucket. They run without a graph and without padding: a
+large model's chunk of 512 rows keeps the GPU busy for longer than its kernels take to launch, and chunks come in all
+sizes. A scored prompt's rows all have logits: their steps take a bucket that they fit.
 """
 
 from __future__ import annotations
