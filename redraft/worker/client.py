@@ -19,8 +19,6 @@ from redraft.worker.protocol import CANCELLED, INVALID, RESTARTING, Chunk, Error
 
 Message = Chunk | ErrorMessage
 _NUMBERS = itertools.count()
-LAST_MESSAGES_MS = 50
-"""ZeroMQ tells that a connection has ended before it hands over the last messages that came; they follow within this."""
 
 
 class WorkerError(RuntimeError):
@@ -228,8 +226,7 @@ class WorkerClient:
                 dealer.send(pack({"op": "status"}), zmq.NOBLOCK)  # for the limits; no waiter needs the answer
         elif event == zmq.EVENT_DISCONNECTED:
             self._connected.clear()
-            while dealer.poll(LAST_MESSAGES_MS):
-                self._receive(dealer)
+            self._receive(dealer)
             self._fail_all(RESTARTING, "the engine worker went away while it served this request: try again shortly")
 
     def _send(self, dealer: zmq.Socket[bytes]) -> bool:

@@ -46,6 +46,8 @@ PARENT_CHECK_S = 1.0
 RECEIVE_S, RECEIVE_SHARE = 0.002, 0.25
 """Between two steps messages are taken for so long, or for this share of the time of a step."""
 MAX_UNSENT = 100_000
+FAREWELL_S = 0.2
+"""A worker that ends leaves clients so long to read its last messages, which ZeroMQ drops with the connection."""
 INLINE_CHARACTERS = 4000
 INLINE_WORDS = 16
 
@@ -134,6 +136,7 @@ class Worker:
 
     def _close(self) -> None:
         self._encoder.shutdown(wait=False, cancel_futures=True)
+        time.sleep(FAREWELL_S)
         self._router.disable_monitor()
         self._router.close(linger=500)
         self._path.unlink(missing_ok=True)
