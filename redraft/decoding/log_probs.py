@@ -17,7 +17,7 @@ class LogProbs:
     """Natural logarithms of the probabilities of n tokens, and of the k most likely tokens at each one's place."""
 
     chosen: np.ndarray  # float64 [n]
-    likeliest: np.ndarray  # int64 [n, k], token ids in the order of `Alternatives`
+    best: np.ndarray  # int64 [n, k], token ids in the order of `Alternatives`
     values: np.ndarray  # float64 [n, k]
 
     @classmethod
@@ -27,19 +27,19 @@ class LogProbs:
         exponentials = logits - top
         np.exp(exponentials, out=exponentials)
         norms = top + np.log(exponentials.sum(axis=1, dtype=np.float64, keepdims=True))
-        likeliest = _likeliest(logits, min(alternatives, logits.shape[1]))
+        best = _most_likely(logits, min(alternatives, logits.shape[1]))
         chosen = np.asarray(tokens, dtype=np.int64).reshape(-1, 1)
-        values = [np.take_along_axis(logits, ids, axis=1) - norms for ids in (chosen, likeliest)]
-        return cls(values[0][:, 0], likeliest, values[1])
+        values = [np.take_along_axis(logits, ids, axis=1) - norms for ids in (chosen, best)]
+        return cls(values[0][:, 0], best, values[1])
 
     @cached_property
     def top(self) -> list[Alternatives]:
         """The alternatives to each token."""
-        pairs = zip(self.likeliest.tolist(), self.values.tolist(), strict=True)
+        pairs = zip(self.best.tolist(), self.values.tolist(), strict=True)
         return [list(zip(ids, values, strict=True)) for ids, values in pairs]
 
 
-def _likeliest(logits: np.ndarray, count: int) -> np.ndarray:
+def _most_likely(logits: np.ndarray, count: int) -> np.ndarray:
     """The ids int64 [n, count] of each row's largest logits float32 [n, V]."""
     if not count:
         return np.empty((len(logits), 0), dtype=np.int64)

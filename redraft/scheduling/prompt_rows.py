@@ -1,8 +1,8 @@
 """Shares the prompt rows of a step among the prompts that have not been through the target yet.
 
 The shortest remaining prompt goes first, so a short one does not wait for long ones. A part of each step belongs to the
-prompt that arrived first, so a long one does not starve: with its part alone it is through after as many steps as its
-rows and those of the prompts before it take.
+prompt that arrived first, so a long one does not starve: that part lets it through after as many steps as its rows
+and those of the prompts before it take.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FIRST_PART = 4
 BESIDE_STREAMS = 2
 """Beside sequences that decode, a step takes one in so many of the rows that it may take: each row delays them all."""
 SCORED_ROW = 8
-"""There a row of a scored prompt counts as so many: the host gets its logits, the whole vocabulary's, and sums them."""
+"""Beside streams, a row of a scored prompt counts as this many rows: the host sums over its logits."""
 
 
 class Prompt(Protocol):

@@ -30,7 +30,7 @@ class Settings(BaseModel):
     grpc_port: int = 8001
     metrics_port: int = 8002
     openai_port: int = 8003
-    """Of the front end `/v1`; 0: there is none."""
+    """The port of the `/v1` front end; 0 leaves it out."""
     model_name: str | None = None
     """The model's name there; None: the bundle's."""
     allowed_hosts: list[str] = []

@@ -36,7 +36,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def of_row(logits: np.ndarray, token: int, alternatives: int = 0) -> LogProbs:
     """After a row of equal logits, more of which are among the likeliest than are asked for."""
     found = LogProbs.of(np.stack([np.ones_like(logits), logits]), [0, token], alternatives)
-    return LogProbs(found.chosen[1:], found.likeliest[1:], found.values[1:])
+    return LogProbs(found.chosen[1:], found.best[1:], found.values[1:])
 
 
 @pytest.mark.parametrize("offset", [0, 1e4, -1e4])
