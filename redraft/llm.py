@@ -18,11 +18,12 @@ from redraft.decoding.log_probs import Alternatives
 from redraft.request import (
     AUTO_REGRESSIVE,
     MAX_TOKENS,
+    DraftTree,
     GenerateRequest,
     InvalidRequest,
     Options,
     SequenceStats,
-    joined_log_probs,
+    joined_extras,
     request,
 )
 from redraft.runtime import Runtime
@@ -35,8 +36,8 @@ class Answer:
 
     Where asked for, `log_probs` are the target's natural logarithms, one per token. `prompt_log_probs` are those of the
     prompt's tokens, None for the first. `top_log_probs` and `prompt_top_log_probs` list (token id, log-probability) of
-    the most likely tokens at each place. `str(stats)` is a line with tokens, tokens/s, tokens/step and accepted drafted
-    tokens.
+    the most likely tokens at each place. `draft_trees` has the tree of each step. `str(stats)` is a line with tokens,
+    tokens/s, tokens/step and accepted drafted tokens.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Answer:
     top_log_probs: list[Alternatives] | None = None
     prompt_log_probs: list[float | None] | None = None
     prompt_top_log_probs: list[Alternatives] | None = None
+    draft_trees: list[DraftTree] | None = None
 
 
 class LLM:
@@ -252,5 +254,5 @@ def _joined(outputs: Sequence[Output], seconds: float) -> Answer:
         finish_reason=last.finish_reason,
         stats=last.stats or SequenceStats(),
         seconds=seconds,
-        **joined_log_probs(outputs),
+        **joined_extras(outputs),
     )

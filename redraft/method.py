@@ -15,6 +15,7 @@ from redraft.decoding.construction import CONSTRUCTIONS, best_first
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.growth import grow_trees
 from redraft.decoding.ngram import NgramIndex, ngram_chains
+from redraft.decoding.origins import Source
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.retrieval import NGRAM_TRIE, Retrieval, RetrievalText, retrieved_trees
 from redraft.decoding.sampling import Sampler
@@ -169,10 +170,13 @@ class Method:
         resampled = None if self._plan.resample_above is None else self._resampled(sequences, largest)
         trees = []
         if self._plan.shape is not None:
-            trees.append(self._random_trees(self._plan.shape, sequences, budgets, deepest))
+            trees.append(
+                _proposed("drafter", sequences, self._random_trees(self._plan.shape, sequences, budgets, deepest))
+            )
         elif self._plan.retrieves:
             texts = [sequence.ngram for sequence in sequences if isinstance(sequence.ngram, RetrievalText)]
-            trees.append(retrieved_trees(texts, budgets, self._plan.ngram_length, least))
+            retrieved = retrieved_trees(texts, budgets, self._plan.ngram_length, least)
+            trees.append(_proposed("ngrams", sequences, retrieved))
         elif self._plan.construction is not None:
             anew = [not _left(sequence, self._plan.skip_above) for sequence in sequences]
             skipped = self._ngram_chains if self._plan.joins_ngrams else _root_only
@@ -200,16 +204,23 @@ class Method:
         if self._plan.resample_above is not None and candidates.raw_logits is not None:
             for sequence, logits in zip(sequences, candidates.raw_logits, strict=True):
                 sequence.chain = logits.copy()
-        if self._plan.joins_ngrams:
-            indices, odds = _indices(sequences), [one.ngram_odds for one in self._scores(sequences)]
-            return grow_trees(candidates, roots, budget, indices, odds, self._drafter.reads_context)
-        return CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
+        if not self._plan.joins_ngrams:
+            tree = CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
+            return _proposed("drafter", sequences, tree)
+        indices, odds = _indices(sequences), [one.ngram_odds for one in self._scores(sequences)]
+        tree = grow_trees(candidates, roots, budget, indices, odds, self._drafter.reads_context)
+        if any(sequence.proposals is not None for sequence in sequences):
+            _proposed("drafter", sequences, best_first(candidates, roots, candidates.candidates[0].size))
+            for sequence, nodes, index in zip(sequences, tree.nodes, indices, strict=True):
+                if sequence.proposals is not None:
+                    sequence.proposals.add_guesses(nodes, index)
+        return tree
 
     def _ngram_chains(self, sequences: list[Sequence]) -> TokenTree:
         assert self._plan is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
         odds = [one.ngram_odds for one in self._scores(sequences)]
-        return ngram_chains(roots, _indices(sequences), odds, self._plan.ngram_length)
+        return _proposed("ngrams", sequences, ngram_chains(roots, _indices(sequences), odds, self._plan.ngram_length))
 
     def _resampled(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """Trees from what earlier drafts left (Lyanna, algorithm 2); only the root where too little is left."""
@@ -220,7 +231,7 @@ class Method:
             roots = np.array([sequence.root for sequence in some], dtype=np.int32)
             chains = [sequence.chain for sequence in some if sequence.chain is not None]
             noise = _shared_noise(some, self._scores(some))
-            return best_first(self._drafter.resample(chains, roots, noise), roots, budget)
+            return _proposed("resampled", some, best_first(self._drafter.resample(chains, roots, noise), roots, budget))
 
         return _spread_over(sequences, [_left(sequence, self._plan.resample_above) for sequence in sequences], again)
 
@@ -242,6 +253,14 @@ class Method:
         sampling = DraftSampling(np.stack(noise), **_filters(sequences))
         draws = self._drafter.draw(_batch(sequences, roots), sampling)
         return pack_draws(draws, roots, shape.kept(np.array(limits), np.array(deepest)))
+
+
+def _proposed(source: Source, sequences: list[Sequence], tree: TokenTree) -> TokenTree:
+    """The tree, noted as what a source proposes for the sequences that want to know."""
+    for place, sequence in enumerate(sequences):
+        if sequence.proposals is not None:
+            sequence.proposals.add(source, tree.nodes[place])
+    return tree
 
 
 def _filters(sequences: list[Sequence]) -> dict[str, np.ndarray]:

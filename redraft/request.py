@@ -36,8 +36,8 @@ MIN_TEMPERATURE = 1e-4
 """Below it, sampling is greedy: the quotients would leave float32."""
 MOST_ALTERNATIVES = 20
 """The largest `top_log_probs`."""
-LOG_PROBS = ("log_probs", "top_log_probs", "prompt_log_probs", "prompt_top_log_probs")
-"""Fields of log-probabilities that an `Output`, a `Chunk` and an `Answer` have."""
+EXTRAS = ("log_probs", "top_log_probs", "prompt_log_probs", "prompt_top_log_probs", "draft_trees")
+"""Lists that an `Output`, a `Chunk` and an `Answer` have only where the request asks for them."""
 MAX_TOKENS = 256
 """How many tokens `request` asks for where none are named."""
 MAX_TIMEOUT_S = 86_400.0
@@ -137,6 +137,8 @@ class GenerateRequest(Message):
     Log-probabilities are the target's own, before processors and filters: of the answer's tokens with
     `return_log_probs`, of the prompt's with `prompt_log_probs`. `top_log_probs` adds so many alternatives to each
     token, and implies `return_log_probs`. `max_tokens` 0 only scores the prompt.
+
+    With `draft_trees` an output has the tree that each of its steps verified: see `DraftTree`.
     """
 
     op: Literal["generate"] = "generate"
@@ -156,6 +158,7 @@ class GenerateRequest(Message):
     return_log_probs: bool = False
     top_log_probs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     prompt_log_probs: bool = False
+    draft_trees: bool = False
     exclude_input_in_output: bool = True
     method: str | None = Field(default=None, max_length=200)
     timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
@@ -222,6 +225,7 @@ class Options(TypedDict, total=False):
     return_log_probs: bool
     top_log_probs: int
     prompt_log_probs: bool
+    draft_trees: bool
     timeout_s: float | None
 
 
@@ -236,6 +240,32 @@ def request(
         return GenerateRequest.model_validate(fields | {"sampling": SamplingConfig.model_validate(sampling)})
     except ValidationError as error:
         raise InvalidRequest(describe(error)) from None
+
+
+Origin = Literal["root", "drafter", "ngrams", "both", "resampled"]
+"""What proposed a node of a draft tree: the drafter network, n-grams, both of them, or, where neither did now, an
+earlier draft that was sampled again."""
+
+
+@dataclass
+class DraftTree:
+    """What one step verified: a tree of N nodes, and what became of it.
+
+    Node 0 is the root, the last token that was certain before the step; parents come before children. The prompt's last
+    token is the root of the first tree, which has no other nodes.
+    """
+
+    token_ids: list[int]
+    parents: list[int]
+    """-1 for the root."""
+    scores: list[float]
+    """Estimated log-probability that a node is accepted; of random draws, that it was drawn. 0 for the root."""
+    origins: list[Origin]
+    path: list[int]
+    """The accepted nodes, the root first."""
+    gained: list[int]
+    """The tokens that the step added to the answer: those of the path below the root, then one of the target's own
+    choice unless the text ended before it."""
 
 
 @dataclass
@@ -279,9 +309,9 @@ class SequenceStats:
         )
 
 
-def joined_log_probs(parts: Sequence[Any]) -> dict[str, Any]:
-    """An answer's log-probabilities, from those of its outputs or chunks; None for fields that none of them has."""
-    found = {name: [value for part in parts if (value := getattr(part, name)) is not None] for name in LOG_PROBS}
+def joined_extras(parts: Sequence[Any]) -> dict[str, Any]:
+    """An answer's `EXTRAS`, from those of its outputs or chunks; None for fields that none of them has."""
+    found = {name: [value for part in parts if (value := getattr(part, name)) is not None] for name in EXTRAS}
     return {name: list(chain.from_iterable(values)) if values else None for name, values in found.items()}
 
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from redraft.decoding.log_probs import Alternatives, LogProbs
 from redraft.decoding.ngram import NgramIndex
+from redraft.decoding.origins import Proposals
 from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, follow
 from redraft.decoding.verification import Verdict
 from redraft.engines.features import Features, join
-from redraft.request import GenerateRequest, SequenceStats
+from redraft.request import DraftTree, GenerateRequest, SequenceStats
 from redraft.text import TextCodec, TextStream
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
@@ -34,7 +35,8 @@ class Output:
 
     Log-probabilities are there where asked for: one per token and, in the first output, one per token of the prompt,
     None for its first. The `top` ones have a list of (token id, log-probability) per token, the most likely first; for
-    the prompt's first token it is empty.
+    the prompt's first token it is empty. Draft trees, where asked for, are those of its steps: what they `gained` are
+    its tokens.
     """
 
     key: Hashable
@@ -47,6 +49,7 @@ class Output:
     top_log_probs: list[Alternatives] | None = None
     prompt_log_probs: list[float | None] | None = None
     prompt_top_log_probs: list[Alternatives] | None = None
+    draft_trees: list[DraftTree] | None = None
     finish_reason: FinishReason | None = None
     stats: SequenceStats | None = None
 
@@ -98,6 +101,7 @@ class Sequence:
 
     `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens after
     the root. `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
+    `proposals` say what proposed the next tree's nodes; None unless the request wants its trees.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class Sequence:
         self.pairs: Pairs | None = None
         self.chain: np.ndarray | None = None
         self.fresh: list[Node] | None = None
+        self.proposals = Proposals() if request.draft_trees else None
         self.finish_reason: FinishReason | None = None
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
@@ -221,18 +226,20 @@ class Sequence:
             return self.finish("length")
         if self.pairs is not None:
             self.pairs.tokens += verdict.tokens
-        self._advance(verdict)
+        self._advance(verdict, [(int(self.prompt[-1]), -1, 0.0)])
         return None
 
-    def step(self, verdict: Verdict, features: Features | None, nodes: int, unpacked: int, goes_on: bool) -> Gain:
-        """Take the tokens of a step over a tree of `nodes` rows, and return what it gained.
+    def step(
+        self, verdict: Verdict, features: Features | None, nodes: list[Node], unpacked: int, goes_on: bool
+    ) -> Gain:
+        """Take the tokens of a step over a tree, and return what it gained.
 
         `features` are those of `kept`'s rows. `unpacked` is the number of rows that the tree would take without
         shared prefixes; `goes_on` says whether it has nodes below the accepted path. Tokens after the text's end count
         as rejected.
         """
         before = self.stats.output_tokens
-        accepted = self._advance(verdict) - 1
+        accepted = self._advance(verdict, nodes) - 1
         goes_on = goes_on or accepted + 1 < len(verdict.tokens)
         self.cache_length += accepted + 1
         self.commit = verdict.path if verdict.path[-1] != accepted else []
@@ -245,7 +252,8 @@ class Sequence:
             self.chain = self.chain[len(verdict.tokens) :]
         fresh = accepted if self.fresh is None else len(follow(self.fresh, verdict.tokens[:accepted]))
         stats = self.stats
-        gain = Gain(stats.output_tokens - before, nodes - 1, accepted, accepted - fresh, nodes, unpacked)
+        rows = len(nodes)
+        gain = Gain(stats.output_tokens - before, rows - 1, accepted, accepted - fresh, rows, unpacked)
         stats.steps += 1
         stats.drafted += gain.drafted
         stats.accepted += gain.accepted
@@ -301,15 +309,21 @@ class Sequence:
             len(self.prompt),
             log_probs=[] if scored else None,
             top_log_probs=[] if alternatives else None,
+            draft_trees=[] if self.request.draft_trees else None,
         )
 
-    def _advance(self, verdict: Verdict) -> int:
-        """Take the tokens up to the text's end, an end token included; how many they are."""
+    def _advance(self, verdict: Verdict, nodes: list[Node]) -> int:
+        """Take the tokens up to the text's end, an end token included; how many they are. `nodes` are the tree's."""
         self.root = verdict.tokens[-1]
-        taken = 0
+        taken, before = 0, self.stats.output_tokens
         while not self.finish_reason and taken < len(verdict.tokens):
             self._append(verdict, taken)
             taken += 1
+        if self.proposals is not None and self._output.draft_trees is not None:
+            gained = verdict.tokens[: self.stats.output_tokens - before]
+            origins, path = self.proposals.take(nodes), verdict.path[: len(gained) + 1]
+            tokens, parents, scores = (list(column) for column in zip(*nodes, strict=True))
+            self._output.draft_trees.append(DraftTree(tokens, parents, scores, origins, path, gained))
         if self.ngram is not None:
             self.ngram.extend(verdict.tokens[:taken])
         return taken

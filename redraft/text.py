@@ -64,6 +64,10 @@ class TextCodec:
         """The id of a special token given by its text, None for any other text."""
         return self._special.get(word)
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is a special one, which `decode` skips."""
+        return token_id in self._special.values()
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens skipped."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)

@@ -15,6 +15,7 @@ from tests.toy_engine import toy_codec
 
 CODEC = toy_codec()
 PROMPT = [1, 2, 3]
+NODES = [(1, node - 1, 0.0) for node in range(9)]
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def verdict(text: str) -> Verdict:
 
 def step(sequence: Sequence, text: str) -> None:
     gained = verdict(text)
-    sequence.step(gained, None, len(gained.tokens), len(gained.tokens), False)
+    sequence.step(gained, None, NODES[: len(gained.tokens)], len(gained.tokens), False)
 
 
 def test_the_first_text_comes_at_once_and_the_rest_is_gathered(clock):
@@ -97,7 +98,7 @@ def test_nothing_counts_behind_the_end_of_the_text(word, accepted):
     sequence.ngram = RetrievalText(retrieval, [*PROMPT, *CODEC.encode("a")])
     word_tokens = [0] if word == "<end>" else CODEC.encode("P")
     tokens = [*CODEC.encode("STO"), *word_tokens, *CODEC.encode("xyz")]
-    sequence.step(Verdict(list(range(7)), tokens), None, 9, 9, False)
+    sequence.step(Verdict(list(range(7)), tokens), None, NODES, 9, False)
     assert sequence.stats.accepted == accepted
     assert sum(sequence.stats.accepted_by_depth) == accepted
     assert len(sequence.stats.offered_by_depth) == min(accepted + 1, 6)

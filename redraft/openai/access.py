@@ -23,12 +23,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from redraft.openai.errors import ApiError
 from redraft.openai.metrics import Metrics
+from redraft.openai.page import FILES
 from redraft.openai.sse import json_response
 from redraft.request import clipped
 
 EVERY_HOST = "*"
-OPEN_PATHS = ("/health", "/metrics")
-"""Paths that need no key."""
+PROBED_PATHS = ("/health", "/metrics")
+OPEN_PATHS = (*PROBED_PATHS, *FILES)
+"""Paths that need no key: the live page asks for it."""
 BEARER = "bearer "
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -122,7 +124,7 @@ class Gate:
     def _note(self, scope: MutableMapping[str, Any], status: int, seconds: float, own: dict[str, str]) -> None:
         route = scope.get("route")
         self._metrics.count_answer(route.path if route else "other", status)
-        level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
+        level = logging.DEBUG if scope["path"] in PROBED_PATHS else logging.INFO
         path, ids = clipped(repr(scope["path"])[1:-1]), " ".join(own.values())
         log.log(level, "%s %s %s %.3f s %s", scope["method"], path, status or "gone", seconds, ids)
 

@@ -16,6 +16,7 @@ from redraft.openai.answers.responses import ResponsesAnswer
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError, internal
 from redraft.openai.metrics import CONTENT_TYPE
+from redraft.openai.page import add_page
 from redraft.openai.responses import ResponsesBody, responses_job
 from redraft.openai.schemas import ChatBody, CompletionBody
 from redraft.openai.service import Service, ending_with_errors
@@ -39,6 +40,7 @@ class Answer(Protocol):
 def create_app(service: Service) -> FastAPI:
     """The application; access is checked around it."""
     app = FastAPI(title="redraft", docs_url=None, redoc_url=None, openapi_url=None)
+    add_page(app)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:

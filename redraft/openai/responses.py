@@ -34,6 +34,7 @@ class ResponsesBody(Sampled):
         "background": ((False,), STATELESS),
         "context_management": (([],), "no context is compacted"),
         "conversation": ((), STATELESS),
+        "draft_trees": ((False,), "completions and chat completions have them"),
         "max_tool_calls": ((), "no hosted tools are served"),
         "moderation": ((), "no moderation is served"),
         "previous_response_id": ((), STATELESS),

@@ -95,6 +95,7 @@ class Sampled(Body):
     timeout: FiniteFloat | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
     drafting_method: str | None = None
     speculative: bool = True
+    draft_trees: bool = False
 
     @property
     def log_probs(self) -> bool:

@@ -117,6 +117,7 @@ def job(
                         "return_log_probs": body.log_probs,
                         "top_log_probs": body.alternatives,
                         "prompt_log_probs": prompt_log_probs or wanted == 0,
+                        "draft_trees": body.draft_trees,
                         "method": body.drafting_method if body.speculative else AUTO_REGRESSIVE,
                         "timeout_s": body.timeout,
                     }

@@ -302,7 +302,7 @@ class Scheduler:
             sequences, verdicts, kept, tree.nodes, tree.inner, tree.unpacked_rows(), strict=True
         ):
             goes_on = bool(inner >> verdict.path[-1] & 1)
-            self.totals.add(sequence.step(verdict, features, len(nodes), unpacked, goes_on))
+            self.totals.add(sequence.step(verdict, features, nodes, unpacked, goes_on))
 
     def _take_chunks(
         self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: list[Features | None]

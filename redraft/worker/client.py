@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from redraft.request import MAX_MESSAGE_BYTES, PROTOCOL_LIMITS, GenerateRequest, PromptLimits, joined_log_probs
+from redraft.request import MAX_MESSAGE_BYTES, PROTOCOL_LIMITS, GenerateRequest, PromptLimits, joined_extras
 from redraft.worker.protocol import CANCELLED, INVALID, RESTARTING, Chunk, ErrorMessage, WorkerStatus, pack, unpack
 
 Message = Chunk | ErrorMessage
@@ -112,14 +112,14 @@ class WorkerClient:
                 self.cancel(request.id)
 
     def complete(self, request: GenerateRequest, timeout: float | None = None) -> Chunk:
-        """The whole answer as one chunk: all text, tokens and log-probabilities, and the statistics."""
+        """The whole answer as one chunk: all text, tokens and `EXTRAS`, and the statistics."""
         chunks = list(self.generate(request, timeout))
         return chunks[-1].model_copy(
             update={
                 "text": "".join(chunk.text for chunk in chunks),
                 "token_ids": [token for chunk in chunks for token in chunk.token_ids],
             }
-            | joined_log_probs(chunks)
+            | joined_extras(chunks)
         )
 
     def cancel(self, request_id: str) -> None:

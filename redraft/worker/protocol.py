@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgpack
 from pydantic import BaseModel, Field, ValidationError
 
-from redraft.request import GenerateRequest, InvalidRequest, Message, SequenceStats, describe, shown
+from redraft.request import DraftTree, GenerateRequest, InvalidRequest, Message, SequenceStats, describe, shown
 
 SUPERVISOR_PIPE = "supervisor.pipe"
 """Name of a pipe beside the worker's socket that a supervisor, where there is one, keeps open as long as it lives."""
@@ -42,6 +42,7 @@ class Chunk(BaseModel):
 
     Log-probabilities are there where asked for: one per token, with `top_log_probs` (token id, log-probability) of the
     most likely tokens first. Those of the prompt's tokens come with the first chunk; the first token has none.
+    Draft trees, where asked for, are those of the steps that gained the chunk's tokens.
     """
 
     op: Literal["chunk"] = "chunk"
@@ -53,6 +54,7 @@ class Chunk(BaseModel):
     prompt_tokens: int = 0
     prompt_log_probs: list[float | None] | None = None
     prompt_top_log_probs: list[list[tuple[int, float]]] | None = None
+    draft_trees: list[DraftTree] | None = None
     done: bool = False
     finish_reason: Literal["stop", "length", "cancelled", "timeout"] | None = None
     stats: SequenceStats | None = None

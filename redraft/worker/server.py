@@ -24,7 +24,7 @@ import zmq
 
 from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
-from redraft.request import LOG_PROBS, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
+from redraft.request import EXTRAS, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import FinishReason, Output, Sequence
@@ -241,7 +241,9 @@ class Worker:
         client, request_id = key
         message: dict[str, Any] = {"op": "chunk", "id": request_id, "text": output.text, "token_ids": output.token_ids}
         message["prompt_tokens"] = output.prompt_tokens
-        message |= {name: value for name in LOG_PROBS if (value := getattr(output, name)) is not None}
+        message |= {name: value for name in EXTRAS if (value := getattr(output, name)) is not None}
+        if output.draft_trees is not None:
+            message["draft_trees"] = list(map(asdict, output.draft_trees))
         if output.finish_reason:
             self._active.pop(key, None)
             message["done"] = True

@@ -139,7 +139,7 @@ def test_only_json_is_taken(server, kind):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/", 404), ("GET", "/docs", 404), ("GET", "/openapi.json", 404), ("POST", "/v1/embeddings", 404),
+    [("GET", "/page", 404), ("GET", "/docs", 404), ("GET", "/openapi.json", 404), ("POST", "/v1/embeddings", 404),
      ("GET", CHAT, 405), ("POST", "/v1/models", 405), ("DELETE", f"/v1/models/{MODEL}", 405)],
 )  # fmt: skip
 def test_what_is_not_there(server, method, path, status):

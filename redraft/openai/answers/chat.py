@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from redraft.openai.answers.choices import Choice, chat_log_probs, metrics, usage
+from redraft.openai.answers.trees import DraftTrees
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
@@ -22,6 +23,7 @@ class ChatAnswer:
     def __init__(self, body: ChatBody, job: Job, model: ServedModel):
         self._body, self._job, self._model = body, job, model
         self._choices = [Choice() for _ in job.requests]
+        self._trees = [DraftTrees(model) for _ in job.requests]
         self._head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model.name}
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
@@ -30,6 +32,7 @@ class ChatAnswer:
             self._choices[place].add(chunk)
             if self._body.logprobs:
                 self._choices[place].log_probs += chat_log_probs(chunk, self._model)
+            self._choices[place].trees += self._trees[place].write(chunk.draft_trees or ())
         return {
             **self._head,
             "object": "chat.completion",
@@ -40,6 +43,7 @@ class ChatAnswer:
                     "logprobs": {"content": choice.log_probs, "refusal": None} if self._body.logprobs else None,
                     "finish_reason": choice.finish_reason,
                 }
+                | ({"draft_trees": choice.trees} if self._body.draft_trees else {})
                 for index, choice in enumerate(self._choices)
             ],
             "usage": usage(self._job.prompt_tokens, self._choices),
@@ -56,8 +60,9 @@ class ChatAnswer:
                 begun.add(place)
                 parts.append(self._event(place, {"role": "assistant", "content": ""}))
             entries = chat_log_probs(chunk, self._model) if self._body.logprobs else []
-            if chunk.text or entries:
-                parts.append(self._event(place, {"content": chunk.text}, entries))
+            trees = self._trees[place].write(chunk.draft_trees or ())
+            if chunk.text or entries or trees:
+                parts.append(self._event(place, {"content": chunk.text}, entries, trees))
             if chunk.done:
                 parts.append(self._event(place, {}, finish_reason=choice.finish_reason))
             if parts:
@@ -71,11 +76,13 @@ class ChatAnswer:
         return event(error.body)
 
     def _event(
-        self, index: int, delta: dict[str, str], entries: list[dict[str, Any]] | None = None, *,
-        finish_reason: str | None = None,
+        self, index: int, delta: dict[str, str], entries: list[dict[str, Any]] | None = None,
+        trees: list[dict[str, Any]] | None = None, *, finish_reason: str | None = None,
     ) -> bytes:  # fmt: skip
         log_probs = {"content": entries, "refusal": None} if entries else None
         one = {"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": finish_reason}
+        if trees:
+            one["draft_trees"] = trees
         return self._write([one], usage(self._job.prompt_tokens, self._choices) if self._body.usage_always else None)
 
     def _write(self, choices: list[dict[str, Any]], counts: dict[str, int] | None) -> bytes:

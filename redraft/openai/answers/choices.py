@@ -22,6 +22,8 @@ class Choice:
     stats: SequenceStats | None = None
     log_probs: list[dict[str, Any]] = field(default_factory=list)
     """In the chat form."""
+    trees: list[dict[str, Any]] = field(default_factory=list)
+    """Draft trees, where they are asked for."""
 
     @property
     def output_tokens(self) -> int:

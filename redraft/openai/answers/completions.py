@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from redraft.openai.answers.choices import Choice, CompletionLogProbs, metrics, usage
+from redraft.openai.answers.trees import DraftTrees
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
@@ -24,6 +25,7 @@ class CompletionAnswer:
         self._body, self._job = body, job
         self._choices = [Choice() for _ in job.requests]
         self._log_probs = [CompletionLogProbs(model) for _ in job.requests]
+        self._trees = [DraftTrees(model) for _ in job.requests]
         self._begun: set[int] = set()
         self._head = {
             "id": new_id("cmpl"),
@@ -38,12 +40,14 @@ class CompletionAnswer:
         lists: list[dict[str, Any] | None] = [None] * len(self._choices)
         async for place, chunk in generation.chunks():
             text, found = self._add(place, chunk)
+            self._choices[place].trees += self._trees[place].write(chunk.draft_trees or ())
             texts[place] += text
             lists[place] = _joined(lists[place], found)
         return {
             **self._head,
             "choices": [
                 {"index": index, "text": text, "logprobs": found, "finish_reason": choice.finish_reason}
+                | ({"draft_trees": choice.trees} if self._body.draft_trees else {})
                 for index, (text, found, choice) in enumerate(zip(texts, lists, self._choices, strict=True))
             ],
             "usage": usage(self._job.prompt_tokens, self._choices),
@@ -54,9 +58,11 @@ class CompletionAnswer:
         """The answer's events."""
         async for place, chunk in generation.chunks():
             text, found = self._add(place, chunk)
-            if text or found or chunk.done:
+            trees = self._trees[place].write(chunk.draft_trees or ())
+            if text or found or trees or chunk.done:
                 reason = self._choices[place].finish_reason
-                yield self._write([{"index": place, "text": text, "logprobs": found, "finish_reason": reason}])
+                one = {"index": place, "text": text, "logprobs": found, "finish_reason": reason}
+                yield self._write([one | ({"draft_trees": trees} if trees else {})])
         if self._body.usage_at_end:
             yield self._write([])
         yield END

@@ -1,0 +1,120 @@
+"""The live page in a headless Chromium, by hand: `python -m tests.openai.page_in_chromium URL FOLDER`.
+
+Asks a question, waits for the answer and for plain decoding of it, and fails where the page logs an error or the answer
+has no drafted tokens. Writes pictures of the page, light, dark and narrow, into FOLDER. Needs Debian's `chromium`.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+QUESTION = "Why is the sky blue?"
+WAIT_S = 120.0
+LONGEST_STEP = """
+[...document.querySelectorAll('#timeline button')]
+  .reduce((a, b) => (b.children.length > a.children.length ? b : a)).click()
+"""
+
+
+class Chromium:
+    """A page of a headless browser, over the DevTools protocol on a pair of pipes."""
+
+    def __init__(self, profile: str):
+        (their_input, self._out), (self._in, their_output) = os.pipe(), os.pipe()
+        script = f"exec 3<&{their_input} 4>&{their_output}; exec chromium --headless=new --no-sandbox --disable-gpu " \
+                 f"--hide-scrollbars --remote-debugging-pipe --user-data-dir={profile} about:blank"  # fmt: skip
+        self._process = subprocess.Popen(
+            ["bash", "-c", script], pass_fds=(their_input, their_output), stderr=subprocess.DEVNULL
+        )
+        self._numbers, self._rest, self.errors = itertools.count(1), b"", list[str]()
+        self._session: str | None = None
+        (page,) = [one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"]
+        attached = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """The answer to a command. Errors that the page logs meanwhile are kept in `errors`."""
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self._rest:
+                self._rest += os.read(self._in, 2**20)
+            data, _, self._rest = self._rest.partition(b"\0")
+            event = json.loads(data)
+            if event.get("id") == number:
+                assert "error" not in event, event
+                return event["result"]
+            if event.get("method") == "Runtime.exceptionThrown":
+                self.errors.append(str(event["params"]["exceptionDetails"]))
+            elif event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
+                self.errors.append(str(event["params"]["entry"]))
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def wait(self, condition: str) -> None:
+        """Until an expression is true, or anything that counts as true."""
+        deadline = time.monotonic() + WAIT_S
+        while not self.run(f"Boolean({condition})"):
+            assert time.monotonic() < deadline, (condition, self.errors)
+            time.sleep(0.1)
+
+    def picture(self, file: Path, width: int, height: int, scheme: str = "light") -> None:
+        """The page as it looks."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        time.sleep(0.3)
+        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def main(url: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        page = Chromium(profile)
+        try:
+            page.call("Emulation.setDeviceMetricsOverride", width=1440, height=900, deviceScaleFactor=1, mobile=False)
+            page.call("Page.navigate", url=url)
+            page.wait("document.querySelectorAll('#method option').length")
+            page.picture(folder / "empty.png", 1440, 900)
+            page.run(f"document.querySelector('#prompt').value = {json.dumps(QUESTION)}")
+            page.run("document.querySelector('#composer').requestSubmit()")
+            page.wait("document.querySelectorAll('#timeline button').length > 4")
+            page.picture(folder / "running.png", 1440, 900)
+            page.wait("document.querySelector('.compare > button:enabled')")
+            page.run("document.querySelectorAll('#timeline button')[5].click()")
+            page.picture(folder / "answered.png", 1440, 900)
+            page.run("document.querySelector('.compare > button').click()")
+            page.wait("document.querySelector('.verdict > *')")
+            print(page.run("document.querySelector('.compare').innerText"))
+            print(page.run("document.querySelector('.figures').innerText").replace("\n", " "))
+            assert page.run("document.querySelectorAll('.text .drafter, .text .both, .text .ngrams').length") > 0
+            page.run(LONGEST_STEP)
+            page.picture(folder / "light.png", 1440, 900)
+            page.picture(folder / "dark.png", 1440, 900, "dark")
+            page.picture(folder / "narrow.png", 420, 900)
+            assert not page.errors, page.errors
+        finally:
+            page.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,144 @@
+"""Draft trees as outputs show them: what each step verified, and where its nodes came from."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from redraft.bundle.budget import BudgetTable
+from redraft.decoding.ngram import NgramIndex
+from redraft.decoding.origins import Proposals
+from redraft.decoding.verification import Verdict
+from redraft.method import MethodPlan
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, joined_extras
+from redraft.scheduling.scheduler import Limits, Scheduler
+from redraft.sequence import Sequence
+from tests import joint_law
+from tests.toy_engine import TOY, ToyEngine, only, toy_codec
+
+CODEC = toy_codec()
+LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16)
+BUDGET = BudgetTable.constant(9)
+PLANS = {
+    "grown": (MethodPlan("best_first", ngram=True, budget=BUDGET), {"drafter", "ngrams", "both"}),
+    "best first": (MethodPlan("best_first", budget=BUDGET), {"drafter"}),
+    "beam beside n-grams": (MethodPlan("beam", ngram=True, budget=BUDGET), {"drafter", "ngrams"}),
+    "chain": (MethodPlan("chain", budget=BUDGET), {"drafter"}),
+    "n-grams": (MethodPlan(None, ngram=True, budget=BUDGET), {"ngrams"}),
+    "retrieval": (MethodPlan("ngram_trie", ngram=True, budget=BUDGET), {"ngrams"}),
+}
+
+
+def outputs_of(scheduler, sequences):
+    for sequence in sequences:
+        scheduler.submit(sequence)
+    found = {sequence.key: [] for sequence in sequences}
+    while not scheduler.idle:
+        for output in scheduler.step():
+            found[output.key].append(output)
+    return found
+
+
+def check(outputs) -> Counter:
+    """That each output's trees tell its tokens and each tree its path; how many nodes came from where."""
+    origins: Counter = Counter()
+    for output in outputs:
+        assert [token for tree in output.draft_trees for token in tree.gained] == output.token_ids
+        for tree in output.draft_trees:
+            origins.update(tree.origins)
+            assert tree.path[0] == 0
+            assert [tree.parents[node] for node in tree.path] == [-1, *tree.path[:-1]]
+            assert len(tree.path) - 1 <= len(tree.gained) <= len(tree.path)
+            assert [tree.token_ids[node] for node in tree.path[1:]] == tree.gained[: len(tree.path) - 1]
+            assert all(parent < node for node, parent in enumerate(tree.parents))
+    return origins
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_trees_tell_the_tokens_and_change_nothing(name):
+    """Beside requests that want none, of another method, and cut by stop words and by their end."""
+    plan, kinds = PLANS[name]
+
+    def sequences(wanted):
+        for key, fields in enumerate(
+            ({"stream": True}, {"stop_words": ["q", "T"]}, {}, {"method": AUTO_REGRESSIVE}, {"stream": True})
+        ):
+            prompt = [*range(1, 20 + key)] * 2
+            one = GenerateRequest(
+                id=str(key), input_ids=prompt, max_tokens=40, sampling={"temperature": key / 2, "seed": key},
+                draft_trees=wanted and key != 2, **fields,
+            )  # fmt: skip
+            yield Sequence(key, one, prompt, CODEC, frozenset({0, 17}))
+
+    def run(wanted):
+        return outputs_of(Scheduler(ToyEngine(slots=3), LIMITS, only(plan)), list(sequences(wanted)))
+
+    shown, hidden = run(True), run(False)
+    origins = Counter()
+    for key, outputs in shown.items():
+        assert [token for one in outputs for token in one.token_ids] == [
+            token for one in hidden[key] for token in one.token_ids
+        ]
+        assert all(one.draft_trees is None for one in hidden[key])
+        if key == 2:
+            assert all(one.draft_trees is None for one in outputs)
+            continue
+        origins += check(outputs)
+        trees, stats = joined_extras(outputs)["draft_trees"], outputs[-1].stats
+        assert len(trees) == 1 + stats.steps
+        assert sum(len(tree.token_ids) - 1 for tree in trees) == stats.drafted
+    assert set(origins) - {"root"} == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("RSD-S", {"drafter"}),
+        ("beams merged with n-grams and re-sampled trees", {"drafter", "ngrams", "both", "resampled"}),
+    ],
+)
+def test_random_and_resampled_trees(name, kinds):
+    case = joint_law.CASES[name]
+    plan = MethodPlan(
+        case.construction, case.verification, case.ngram, budget=BUDGET, levels=case.levels, support=case.support,
+        resample_above=case.resample_above,
+    )  # fmt: skip
+    engine = joint_law.engine_of(case)
+    made = []
+    for key in range(20):
+        one = GenerateRequest(
+            id=str(key), input_ids=engine.prompt, max_tokens=joint_law.TOKENS, draft_trees=True,
+            sampling={"temperature": 1.0, "seed": key},
+        )  # fmt: skip
+        made.append(Sequence(key, one, engine.prompt, CODEC, frozenset()))
+    found = outputs_of(Scheduler(engine, joint_law.LIMITS, {TOY: plan}), made)
+    origins = sum((check(outputs) for outputs in found.values()), Counter())
+    assert set(origins) - {"root"} == kinds
+
+
+def test_a_path_ends_with_the_text():
+    """A stop word ends it among the accepted nodes; the target's own token is not gained then."""
+    one = GenerateRequest(id="r", input_ids=[1, 2], max_tokens=20, stop_words=["STO"], draft_trees=True)
+    sequence = Sequence("r", one, [1, 2], CODEC, frozenset())
+    sequence.prefill(2, None)
+    sequence.begin(Verdict([0], CODEC.encode("a")))
+    tokens = CODEC.encode("STOPS")
+    nodes = [(1, -1, 0.0), *((token, place, 0.0) for place, token in enumerate(tokens[:-1]))]
+    sequence.step(Verdict([0, 1, 2, 3, 4], tokens), None, nodes, 5, False)
+    first, last = sequence.take_output().draft_trees
+    assert (first.token_ids, first.path, first.gained) == ([2], [0], CODEC.encode("a"))
+    assert (last.path, last.gained) == ([0, 1, 2, 3], tokens[:3])
+
+
+def test_a_node_is_a_guess_only_where_n_grams_made_it():
+    """After the same tokens: the token of a guess is none elsewhere, and the text goes on after the draft."""
+    index, proposals = NgramIndex([1, 2, 3, 1, 2]), Proposals()
+    grown = [(2, -1, 0.0), (3, 0, -1.0), (7, 0, -2.0), (1, 1, -2.0), (3, 2, -3.0), (5, 1, -4.0)]
+    proposals.add("drafter", [(2, -1, 0.0), (3, 0, -1.0), (7, 0, -2.0), (3, 2, -3.0)])
+    proposals.add("resampled", [(2, -1, 0.0), (3, 0, -1.0), (5, 1, -3.0)])
+    proposals.add_guesses(grown, index)
+    index.extend([9])
+    nodes = [*grown[:5], (5, 1, -4.0)]
+    assert proposals.take(nodes) == ["root", "both", "drafter", "ngrams", "drafter", "resampled"]
+    assert proposals.take(nodes[:1]) == ["root"]
