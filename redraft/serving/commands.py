@@ -179,6 +179,7 @@ def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
     if state.last_failure:
         out.print(f"  failed   {state.last_failure}", markup=False)
     out.print(f"  Triton   pid {state.triton_pid}, restarts {state.triton_restarts}")
+    out.print(f"  guard    pid {state.guard_pid}, restarts {state.guard_restarts}")
     if state.openai_pid:
         out.print(f"  OpenAI   pid {state.openai_pid}, restarts {state.openai_restarts}")
     _warn_of_untuned(state)

@@ -18,7 +18,8 @@ def stay(run_path: Path, on_text: Callable[[str], None]) -> str:
     """Pass the logs of a running service on until it ends; end it at KeyboardInterrupt, at once at a second one.
     Returns why it ended by itself, "" where it was asked to."""
     run_dir = RunDir(run_path)
-    logs = dict.fromkeys((run_dir.supervisor_log, run_dir.worker_log, run_dir.triton_log, run_dir.openai_log), 0)
+    files = (run_dir.supervisor_log, run_dir.worker_log, run_dir.triton_log, run_dir.guard_log, run_dir.openai_log)
+    logs = dict.fromkeys(files, 0)
     asked = False
     try:
         while launcher.is_running(run_dir):

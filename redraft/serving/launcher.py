@@ -203,7 +203,8 @@ def _check_ports(settings: Settings) -> None:
 def _write_settings(settings: Settings, run_dir: RunDir) -> None:
     """Leave the settings to the supervisor, in a directory without the last service's logs and state."""
     try:
-        limited = [log for one in (run_dir.triton_log, run_dir.openai_log) for log in run_dir.path.glob(f"{one.name}*")]
+        written = (run_dir.triton_log, run_dir.guard_log, run_dir.openai_log)
+        limited = [log for one in written for log in run_dir.path.glob(f"{one.name}*")]
         for old in (run_dir.worker_log, run_dir.supervisor_log, *limited, run_dir.state_file):
             old.unlink(missing_ok=True)
         run_dir.settings_file.write_text(settings.model_dump_json(indent=1))

@@ -66,9 +66,11 @@ class State(BaseModel):
     supervisor_pid: int = 0
     worker_pid: int = 0
     triton_pid: int = 0
+    guard_pid: int = 0
     openai_pid: int = 0
     worker_restarts: int = 0
     triton_restarts: int = 0
+    guard_restarts: int = 0
     openai_restarts: int = 0
     rank_pids: dict[int, int] = {}
     rank_failures: dict[int, int] = {}
@@ -89,6 +91,9 @@ class RunDir:
                 f"cannot use the run directory {path}: its links lead in a circle; choose another with --run-dir"
             ) from None
         self.socket = self.path / "worker.sock"
+        self.http_socket = self.path / "http.sock"
+        self.grpc_socket = self.path / "grpc.sock:1"  # Triton ends the name with a port
+        """Where Triton listens, for the guard and the supervisor."""
         self.pipe = self.path / SUPERVISOR_PIPE
         self.state_file = self.path / "state.json"
         self.settings_file = self.path / "settings.json"
@@ -98,6 +103,7 @@ class RunDir:
         self.worker_log = self.path / "worker.log"
         self.triton_log = self.path / "triton.log"
         self.openai_log = self.path / "openai.log"
+        self.guard_log = self.path / "guard.log"
         self.supervisor_log = self.path / "supervisor.log"
         if len(os.fsencode(self.socket)) > _MAX_SOCKET_PATH:
             raise ServingError(

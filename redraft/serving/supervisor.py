@@ -1,4 +1,5 @@
-"""The daemon that owns the engine worker, Triton and the front end `/v1`: starts them, restarts what dies, ends them.
+"""The daemon that owns the engine worker, Triton, its guard and the front end `/v1`: starts them, restarts what dies,
+ends them.
 
 `python -m redraft.serving.supervisor RUN_DIR`, with settings.json in the run directory; started by `redraft serve`.
 """
@@ -18,13 +19,15 @@ from typing import IO, Any, NoReturn
 
 import psutil
 
-from redraft.openai.launch import DRAIN_S, START_S, FrontEnd
+from redraft.openai.launch import DRAIN_S, front_end
 from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
+from redraft.serving.guard.launch import guard
 from redraft.serving.private_memory import private
 from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
 from redraft.serving.pulse import Pulse
 from redraft.serving.rundir import Phase, RunDir, Settings, State
+from redraft.serving.watched import START_S, Watched
 from redraft.worker.client import WorkerClient, WorkerError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -48,7 +51,7 @@ class StopRequested(Exception):
 
 
 class Supervisor:
-    """One service: a worker, a Triton server, a /v1 front end, and the state file that says how they are."""
+    """One service: worker, Triton server, its guard, /v1 front end, and the state file that says how they are."""
 
     def __init__(self, run_dir: RunDir, settings: Settings):
         self._run_dir = run_dir
@@ -86,7 +89,9 @@ class Supervisor:
             TRITON_MAX_DELAY_S,
             tritonserver.MAX_FILE_BYTES,
         )
-        self._openai = FrontEnd(run_dir, settings) if settings.openai_port else None
+        self._guard = guard(run_dir, settings)
+        self._openai = front_end(run_dir, settings) if settings.openai_port else None
+        self._listeners: list[Watched] = [self._guard, *filter(None, [self._openai])]
         self._worker_pulse = Pulse(self._worker_answers, PING_S)
         self._triton_pulse = Pulse(self._triton_answers, PROBE_S)
         self._health_pulse = Pulse(self._health_is_true, PING_S)
@@ -95,19 +100,19 @@ class Supervisor:
         """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
         self._say("starting", f"loading the bundle {self._settings.bundle}")
         self._start_worker()
-        if self._openai:
-            self._openai.start()
+        for listener in self._listeners:
+            listener.start()
         self._wait(self._worker, self._settings.start_timeout_s, self._worker_pulse)
         self._set_worker_up(True)
         self._say("starting", "starting the Triton server")
         self._start_triton()
         self._wait(self._triton, TRITON_START_S, self._triton_pulse)
         self._set_triton_up()
-        if self._openai:
-            self._wait(self._openai.child, START_S, self._openai.pulse)
+        for listener in self._listeners:
+            self._wait(listener.child, START_S, listener.pulse)
         self._say("starting", "sending the first requests")
         try:
-            tritonserver.send_first_requests(self._settings.http_port, FIRST_REQUEST_S)
+            tritonserver.send_first_requests(self._run_dir.http_socket, FIRST_REQUEST_S)
         except ServingError:
             if self._worker.ends_within(1.0):
                 raise ServingError(self._worker.death) from None
@@ -117,14 +122,14 @@ class Supervisor:
             time.sleep(TICK_S)
             self._watch_triton()
             self._watch_worker()
-            if self._openai and (event := self._openai.watch()):
+            for event in filter(None, [listener.watch() for listener in self._listeners]):
                 self._say("degraded", event)
             if self._state.phase == "degraded" and self._all_up():
                 self._say("ready")
 
     def _all_up(self) -> bool:
-        front_end = self._openai is None or self._openai.child.up
-        return self._worker.up and self._triton.up and front_end and self._health_pulse.answered
+        listening = all(listener.child.up for listener in self._listeners)
+        return self._worker.up and self._triton.up and listening and self._health_pulse.answered
 
     def shut_down(self, error: str = "") -> None:
         """End the worker with its last request, then the server, then whatever they left."""
@@ -137,8 +142,8 @@ class Supervisor:
             self._drain()
         self._worker.end(grace=WORKER_END_S)
         self._triton.end(grace=tritonserver.EXIT_TIMEOUT_S + 3)
-        if self._openai:
-            self._openai.child.end(grace=DRAIN_S + 1)
+        for listener in self._listeners:
+            listener.child.end(grace=DRAIN_S + 1)
         end_processes(owned_processes(self._run_dir.path), grace=0)
         remove_shared_memory(self._run_dir.path)
         self._run_dir.socket.unlink(missing_ok=True)
@@ -208,7 +213,7 @@ class Supervisor:
             if not status.ready and self._worker_ends_by is None:
                 self._worker_ends_by = time.monotonic() + self._settings.drain_s + WORKER_END_S
             if status.ready and self._triton.up and not self._worker.up:
-                tritonserver.send_first_requests(self._settings.http_port, RESTARTED_REQUEST_S)
+                tritonserver.send_first_requests(self._run_dir.http_socket, RESTARTED_REQUEST_S)
             return status.ready
         except WorkerError:
             return False
@@ -217,14 +222,12 @@ class Supervisor:
             return False
 
     def _triton_answers(self) -> bool:
-        return tritonserver.models_live(self._settings.http_port, self._settings.triton_silence_s / 2)
+        return tritonserver.models_live(self._run_dir.http_socket, self._settings.triton_silence_s / 2)
 
     def _health_is_true(self) -> bool:
         """Have Triton's health say how the worker is. Returns whether it does."""
         try:
-            return self._triton.up and tritonserver.show_worker(
-                self._run_dir, self._settings.http_port, self._worker.up
-            )
+            return self._triton.up and tritonserver.show_worker(self._run_dir, self._worker.up)
         except OSError as error:
             log.error("cannot tell Triton how the engine worker is: %s", error)
             return False
@@ -246,7 +249,7 @@ class Supervisor:
 
     def _start_triton(self) -> None:
         remove_shared_memory(self._run_dir.path)
-        tritonserver.remove_stand_in(self._run_dir)
+        tritonserver.clear(self._run_dir)
         self._triton.start()
         self._triton_pulse.reset()
 
@@ -295,6 +298,8 @@ class Supervisor:
             triton_pid=self._triton.pid,
             worker_restarts=max(self._worker.restarts, 0),
             triton_restarts=max(self._triton.restarts, 0),
+            guard_pid=self._guard.child.pid,
+            guard_restarts=max(self._guard.child.restarts, 0),
             openai_pid=self._openai.child.pid if self._openai else 0,
             openai_restarts=max(self._openai.child.restarts, 0) if self._openai else 0,
         )

@@ -11,11 +11,10 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from redraft.serving.processes import ServingError, shared_memory_prefix
@@ -38,11 +37,6 @@ EXIT_TIMEOUT_S = 3
 HEALTH_S = 2.0
 MAX_FILE_BYTES = 32 * 2**20
 """Size of its log and of each model's shared memory, through which requests pass and which never shrinks again."""
-LOOPBACK = "127.0.0.1"
-CLOSED_APIS = "model-repository,shared-memory,trace,logging"
-CLOSED_HEADER = "closed\n"
-"""Triton opens a restricted API to requests with a header of this name. No request has one: a line feed ends a header
-in HTTP/1, and gRPC refuses it in a name. In a value gRPC would let it pass."""
 _ENVIRONMENT = f"{sys.prefix}/triton"
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 ADD = (
@@ -60,7 +54,6 @@ _FIRST_REQUESTS = {
     "ensemble": {"text_input": "Hello", "max_tokens": 4},
     "tensorrt_llm": {"input_ids": [0], "request_output_len": 1},
 }
-_HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)\.so\S* => (not found)?")
 
 
@@ -143,21 +136,18 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, settings: Setting
 
 
 def command(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> list[str]:
-    """Command line of the server: what changes it is closed to everybody, and models come from the run directory."""
-    closed = f"{CLOSED_APIS}:{CLOSED_HEADER}=closed"
+    """Command line of the server: it listens on sockets in the run directory, and models come from there."""
+    grpc_name, _, grpc_port = str(run_dir.grpc_socket).rpartition(":")
     return [
         str(installation.server),
         f"--model-repository={run_dir.models}",
         f"--backend-directory={run_dir.backends}",
         "--model-control-mode=poll",
         "--repository-poll-secs=1",
-        f"--http-restricted-api={closed}",
-        f"--grpc-restricted-protocol={closed}",
-        f"--http-address={settings.address}",
-        f"--grpc-address={settings.address}",
+        f"--http-address=unix:{run_dir.http_socket}",
+        f"--grpc-address=unix:{grpc_name}",
+        f"--grpc-port={grpc_port}",
         f"--metrics-address={settings.address}",
-        f"--http-port={settings.http_port}",
-        f"--grpc-port={settings.grpc_port}",
         f"--metrics-port={settings.metrics_port}",
         f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(run_dir.path)}",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
@@ -188,12 +178,12 @@ def environment(installation: TritonInstallation, run_dir: RunDir) -> dict[str, 
     )
 
 
-def is_ready(http_port: int) -> bool:
+def is_ready(http_socket: Path) -> bool:
     """What /v2/health/ready says."""
-    return _call(http_port, "v2/health/ready", None, timeout=HEALTH_S)[0] == 200
+    return _call(http_socket, "v2/health/ready", None, timeout=HEALTH_S)[0] == 200
 
 
-def show_worker(run_dir: RunDir, http_port: int, up: bool) -> bool:
+def show_worker(run_dir: RunDir, up: bool) -> bool:
     """Take one step towards a /v2/health/ready that says whether the engine worker is up. Returns whether it does now.
 
     Triton looks for changes in its repository once a second. It is not ready while a model's last load has failed, and
@@ -201,17 +191,24 @@ def show_worker(run_dir: RunDir, http_port: int, up: bool) -> bool:
     is well; while the worker is away it has a configuration that cannot load and says why; then one that loads; then
     none again. One that is loaded is removed before it is broken: Triton would keep it when the broken one fails.
     """
-    folder, ready = run_dir.models / STAND_IN, is_ready(http_port)
-    if ready and (up or _call(http_port, f"v2/models/{STAND_IN}/ready", None, timeout=HEALTH_S)[0] == 200):
-        remove_stand_in(run_dir)
+    folder, ready = run_dir.models / STAND_IN, is_ready(run_dir.http_socket)
+    loaded = f"v2/models/{STAND_IN}/ready"
+    if ready and (up or _call(run_dir.http_socket, loaded, None, timeout=HEALTH_S)[0] == 200):
+        _remove_stand_in(run_dir)
     else:
         whole, broken = REPOSITORY / STAND_IN / "config.pbtxt", 'backend: "worker_is_restarting"'
         _write_config(folder, whole.read_text() if up else broken)
     return ready == up
 
 
-def remove_stand_in(run_dir: RunDir) -> None:
-    """Take the stand-in's folder away, as it must be when Triton starts: a broken one would end it."""
+def clear(run_dir: RunDir) -> None:
+    """Take away what keeps Triton from starting: the sockets of the last one, and a stand-in that cannot load."""
+    _remove_stand_in(run_dir)
+    for path in (run_dir.http_socket, run_dir.grpc_socket):
+        path.unlink(missing_ok=True)
+
+
+def _remove_stand_in(run_dir: RunDir) -> None:
     shutil.rmtree(run_dir.models / STAND_IN, ignore_errors=True)
 
 
@@ -226,34 +223,48 @@ def _write_config(folder: Path, text: str) -> None:
     new.replace(config)
 
 
-def send_first_requests(http_port: int, timeout: float) -> None:
+def send_first_requests(http_socket: Path, timeout: float) -> None:
     """A request to each model that generates: they have connections of their own to the worker, which may be a while in
     the making. Raises ServingError with Triton's message if one fails or takes longer than `timeout` seconds.
     """
     for model, body in _FIRST_REQUESTS.items():
-        status, answer = _call(http_port, f"v2/models/{model}/generate", body, timeout)
+        status, answer = _call(http_socket, f"v2/models/{model}/generate", body, timeout)
         if status != 200:
             raise ServingError(f"the first request to {model} failed: {answer.strip() or 'no answer from Triton'}")
 
 
-def models_live(http_port: int, timeout: float) -> bool:
+def models_live(http_socket: Path, timeout: float) -> bool:
     """Whether each model that generates answers in that time, the worker left out: how busy that is does not matter."""
     bodies = {model: body | {"id": PROBE} for model, body in _FIRST_REQUESTS.items()}
     return all(
-        _call(http_port, f"v2/models/{model}/generate", body, timeout)[0] == 200 for model, body in bodies.items()
+        _call(http_socket, f"v2/models/{model}/generate", body, timeout)[0] == 200 for model, body in bodies.items()
     )
 
 
-def _call(http_port: int, path: str, body: dict | None, timeout: float) -> tuple[int, str]:
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout: float):
+        super().__init__("triton", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _call(http_socket: Path, path: str, body: dict | None, timeout: float) -> tuple[int, str]:
     """Status and text of an HTTP request (GET without body), status 0 when there is no answer."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{LOOPBACK}:{http_port}/{path}", data)
+    connection = _Connection(http_socket, timeout)
     try:
-        try:
-            response = _HTTP.open(request, timeout=timeout)
-        except urllib.error.HTTPError as error:
-            response = error
-        with response:
-            return response.status, response.read().decode()
+        if body is None:
+            connection.request("GET", f"/{path}")
+        else:
+            connection.request("POST", f"/{path}", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read().decode()
     except (OSError, http.client.HTTPException, UnicodeDecodeError):
         return 0, ""
+    finally:
+        connection.close()

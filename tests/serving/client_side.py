@@ -121,9 +121,9 @@ class GrpcStream:
         self._events: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self._client.start_stream(lambda result, error: self._events.put((result, error)))
 
-    def send(self, model: str = "ensemble", request_id: str = "", **fields: Any) -> None:
+    def send(self, model: str = "ensemble", request_id: str = "", outputs: Any = None, **fields: Any) -> None:
         self._client.async_stream_infer(
-            model, grpc_inputs(**fields), request_id=request_id, enable_empty_final_response=True
+            model, grpc_inputs(**fields), outputs=outputs, request_id=request_id, enable_empty_final_response=True
         )
 
     def receive(self, timeout: float = 60.0) -> Any:

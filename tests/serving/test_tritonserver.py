@@ -61,7 +61,7 @@ def test_a_server_in_ngcs_layout(container, tmp_path):
     assert STUB in laid_out
     command = tritonserver.command(found, run_dir, settings)
     assert command[0] == str(container / "bin" / "tritonserver")
-    assert {"--http-address=0.0.0.0", "--grpc-address=0.0.0.0", "--metrics-address=0.0.0.0"} < set(command)
+    assert {f"--http-address=unix:{run_dir.http_socket}", "--metrics-address=0.0.0.0"} < set(command)
     assert tritonserver.environment(found, run_dir)["PATH"].startswith(f"{found.environment}/bin:")
 
 
@@ -110,9 +110,12 @@ def test_a_library_that_is_missing_is_named(container, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("status", ["200 OK", "400 Bad Request"])
 @pytest.mark.parametrize("rest", ["Content-Length: 10\r\n\r\nhalf", "Content-Length: 1\r\n\r\n\xff"])
-def test_a_server_that_dies_while_it_answers_gives_no_answer(status, rest):
+def test_a_server_that_dies_while_it_answers_gives_no_answer(tmp_path, status, rest):
     """The supervisor, which asks, must outlive it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
 
         def answer_in_part() -> None:
             connection, _ = server.accept()
@@ -122,5 +125,5 @@ def test_a_server_that_dies_while_it_answers_gives_no_answer(status, rest):
 
         thread = threading.Thread(target=answer_in_part)
         thread.start()
-        assert not tritonserver.is_ready(server.getsockname()[1])
+        assert not tritonserver.is_ready(path)
         thread.join()

@@ -10,6 +10,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from redraft.serving.triton.messages import QUEUE_FULL
 from redraft.worker import protocol
 
 TIMEOUT = "timeout"
@@ -21,15 +22,12 @@ _CODES = {  # names: Triton adds its part of pb_utils only after this module has
     protocol.CANCELLED: "CANCELLED",
     TIMEOUT: "UNAVAILABLE",
 }
-INTERNAL_ERROR = "internal error: the Triton server's log has the cause"
-_QUEUE_FULL = "Exceeds maximum queue size. Maximum queue size of the service reached"
-"""What TensorRT-LLM's clients look for in the message, over gRPC and over HTTP."""
 
 
 def error_response(code: str, text: str) -> Any:
     """A response with an error; `code` is one of the codes of `redraft.worker.protocol`, or TIMEOUT."""
     if code == protocol.OVERLOADED:
-        text = f"{text} ({_QUEUE_FULL})"
+        text = f"{text} ({QUEUE_FULL})"
     error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, _CODES.get(code, "INTERNAL")))
     return pb_utils.InferenceResponse(error=error)
 

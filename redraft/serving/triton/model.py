@@ -21,9 +21,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from redraft.request import GenerateRequest, InvalidRequest, SequenceStats
-from redraft.serving.metrics import LatencyMetrics, RestartMetrics, WorkerMetrics
-from redraft.serving.triton.backend import INTERNAL_ERROR, TIMEOUT, end_with_supervisor, error_response, inputs
+from redraft.serving.triton.backend import TIMEOUT, end_with_supervisor, error_response, inputs
 from redraft.serving.triton.fields import NUM_TOKENS, PERF_METRICS, STOP, Contract
+from redraft.serving.triton.messages import INTERNAL_ERROR, TIMED_OUT
+from redraft.serving.triton.metrics import LatencyMetrics, RestartMetrics, WorkerMetrics
 from redraft.worker import protocol
 from redraft.worker.client import Message, WorkerClient, WorkerError
 from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
@@ -214,7 +215,7 @@ class GenerationModel:
                 text = self.contract.in_client_terms(message.message, exchange.fields)
                 _send_last(exchange.sender, error_response(message.code, text))
             elif message.finish_reason == "timeout":
-                text = f"Request timeout expired: it did not end within {exchange.request.timeout_s} s"
+                text = f"{TIMED_OUT}: it did not end within {exchange.request.timeout_s} s"
                 _send_last(exchange.sender, error_response(TIMEOUT, text))
             elif message.finish_reason == "cancelled" and not exchange.stopped:
                 _send_last(exchange.sender, error_response(protocol.CANCELLED, "the request was cancelled"))

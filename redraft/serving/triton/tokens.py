@@ -16,8 +16,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from redraft.request import InvalidRequest
-from redraft.serving.triton.backend import INTERNAL_ERROR, end_with_supervisor, error_response, inputs
+from redraft.serving.triton.backend import end_with_supervisor, error_response, inputs
 from redraft.serving.triton.fields import PREPROCESSING
+from redraft.serving.triton.messages import INTERNAL_ERROR
 from redraft.text import TextCodec
 from redraft.worker import protocol
 

@@ -1,11 +1,14 @@
-"""A Triton server that requests end, or that hangs: it is back soon, also the next time.
+"""Requests that would end the Triton server, and a server or guard that ends or hangs: it is back soon, also the next
+time.
 
-Slow, as each fault restarts Triton. It would catch a server that is never restarted, or is restarted for ever.
+Slow, as each fault restarts Triton. It would catch a request that gets past the guard, and a server that is never
+restarted, or is restarted for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -16,11 +19,12 @@ import httpx
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 from redraft.serving.processes import is_alive
 from redraft.serving.tritonserver import models_live
 from tests.conftest import wait_until
-from tests.serving.client_side import FAKE_WORKER, Service, grpc_inputs, start
+from tests.serving.client_side import FAKE_WORKER, GrpcStream, Service, start
 
 pytestmark = pytest.mark.slow
 
@@ -30,33 +34,37 @@ def service(run_folder, fake_bundle):
     return start(run_folder, fake_bundle, worker_command=FAKE_WORKER, silence_s=60.0, triton_silence_s=4.0)
 
 
-def class_count(service: Service) -> None:
+def class_count(service: Service) -> str:
     """Ends Triton 24.10 with SIGFPE."""
     output = grpcclient.InferRequestedOutput("text_output", class_count=1)
-    with grpcclient.InferenceServerClient(service.grpc) as client:
-        client.start_stream(lambda result, error: None)
-        client.async_stream_infer("ensemble", grpc_inputs(text_input="hi", max_tokens=1), outputs=[output])
+    stream = GrpcStream(service.grpc)
+    stream.send(text_input="hi", max_tokens=1, outputs=[output])
+    with pytest.raises(InferenceServerException) as refused:
+        stream.receive()
+    stream.close()
+    return str(refused.value)
 
 
-def brackets(service: Service) -> None:
+def brackets(service: Service) -> str:
     """Ends Triton 24.10 with SIGSEGV."""
-    httpx.post(f"{service.url}/v2/models/ensemble/generate", content="[" * 1_000_000, timeout=60)
+    return httpx.post(f"{service.url}/v2/models/ensemble/generate", content="[" * 1_000_000, timeout=60).text
 
 
-def chunks(service: Service) -> None:
+def chunks(service: Service) -> str:
     """Ends Triton 24.10 with SIGSEGV: CVE-2025-23310."""
     with socket.create_connection(("127.0.0.1", service.settings.http_port), timeout=60) as connection:
         connection.sendall(
             b"POST /v2/models/ensemble/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         connection.sendall(b"1\r\n[\r\n" * 600_000 + b"0\r\n\r\n")
-        connection.recv(1)
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode()
 
 
-def form(service: Service) -> None:
-    """Ends Triton 24.10 with SIGSEGV: the content type that curl -d sends."""
+def form(service: Service) -> str:
+    """Ends Triton 24.10 with SIGSEGV, whatever the path: the content type that curl -d sends."""
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
-    httpx.post(f"{service.url}/v2/health/live", content="a" * 5_000_000, headers=headers, timeout=60)
+    url = f"{service.url}/v2/models/ensemble/generate"
+    return httpx.post(url, content="a" * 5_000_000, headers=headers, timeout=60).text
 
 
 def answers(service: Service, model: str = "ensemble") -> bool:
@@ -74,18 +82,37 @@ def assert_it_comes_back(service: Service, after: Callable[[], None]) -> None:
     assert service.ready()
 
 
-def test_requests_that_end_the_server_do_not_delay_its_next_start(service):
-    for request in (class_count, brackets, chunks, form):
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (class_count, "'text_output': the parameter 'classification' is not served"),
+        (brackets, "not valid JSON: recursion limit exceeded"),
+        (chunks, "too many chunks: expected at most"),
+        (form, "the body is too large"),
+    ],
+)
+def test_requests_that_would_end_the_server_are_refused(service, request_, message):
+    restarts = service.state.triton_restarts
+    assert message in request_(service)
+    assert answers(service)
+    assert service.state.triton_restarts == restarts
+    assert is_alive(psutil.Process(service.state.triton_pid))
 
-        def send(request=request) -> None:
-            with contextlib.suppress(httpx.HTTPError, OSError):
-                request(service)
 
-        assert_it_comes_back(service, send)
-    log = service.run_dir.supervisor_log.read_text()
-    assert len(re.findall(r"Triton server was killed by signal (?:8|11)", log)) == 4
-    delays = [float(delay) for delay in re.findall(r"It starts again in (\S+) s", log)]
+def test_a_server_that_ends_again_and_again_is_back_as_soon_each_time(service):
+    for _ in range(3):
+        assert_it_comes_back(service, lambda: os.kill(service.state.triton_pid, signal.SIGSEGV))
+    delays = [float(d) for d in re.findall(r"It starts again in (\S+) s", service.run_dir.supervisor_log.read_text())]
     assert max(delays) <= 0.5
+
+
+def test_a_guard_that_ends_or_hangs_comes_back(service):
+    for number, kill in enumerate((signal.SIGKILL, signal.SIGSTOP), start=1):
+        os.kill(service.state.guard_pid, kill)
+        wait_until(lambda: service.state.phase == "degraded")
+        wait_until(lambda: service.state.phase == "ready")
+        assert service.state.guard_restarts == number
+        assert answers(service)
 
 
 @pytest.mark.parametrize("victim", ["server", "tensorrt_llm"])
@@ -106,7 +133,7 @@ def test_a_hung_worker_does_not_delay_the_servers_next_start(service):
         restarts = service.state.triton_restarts
         psutil.Process(service.state.triton_pid).kill()
         wait_until(lambda: service.state.triton_restarts > restarts, timeout=20)
-        wait_until(lambda: models_live(service.settings.http_port, 5), timeout=30)
+        wait_until(lambda: models_live(service.run_dir.http_socket, 5), timeout=30)
         assert service.state.worker_pid == worker.pid
     finally:
         worker.resume()

@@ -1,0 +1,28 @@
+"""What a request may be, in one place for both protocols."""
+
+from __future__ import annotations
+
+MAX_BODY_BYTES = 4 * 2**20
+"""A body or message. A prompt of 128k tokens takes 0.5 MB as text and 1 MB as token ids."""
+MAX_BODIES_BYTES = 16 * MAX_BODY_BYTES
+"""All HTTP bodies together that are arriving or in a request that runs."""
+MAX_ELEMENTS = MAX_BODY_BYTES
+"""Elements of a tensor, each of which takes a byte at least. Larger shapes overflow where sizes are computed."""
+MAX_CHUNKS = 4096
+"""Chunks of an HTTP body: 1 KB each in the largest. Triton before 25.07 keeps each one on its stack."""
+MAX_HEADER_BYTES, MAX_HEADERS = 8192, 64
+"""An HTTP header line and their number; all metadata of a gRPC call. Clients send a tenth of it."""
+MAX_REQUESTS = 1024
+"""Requests of each protocol in flight, of which the worker runs and queues far fewer."""
+BODY_S = 30.0
+"""A body takes longer only where its sender holds it back, or at less than 1 Mbit/s."""
+IDLE_S = 60.0
+"""A connection without a complete request header is closed after so long."""
+LINGER_S = 2.0
+"""How long the rest of a refused body is read and dropped, so that its client sees the answer."""
+METADATA_S = 5.0
+"""Triton answers anything but inference in milliseconds, or hangs."""
+RESTART_S, OVERLOAD_S = 5, 1
+"""Retry-After where Triton or the worker is away, and where there is too much work."""
+END_S = 1.0
+"""What is in flight when the guard is asked to end may take so long: Triton has ended before it."""

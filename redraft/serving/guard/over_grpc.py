@@ -1,0 +1,167 @@
+"""Triton's gRPC protocol. Messages are passed on as bytes, as they came, after they have been checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from grpc import aio
+from tritonclient.grpc import service_pb2 as pb
+
+from redraft.serving.guard.checks import check_model, checked_infer, parsed
+from redraft.serving.guard.limits import END_S, MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_REQUESTS, METADATA_S
+from redraft.serving.guard.refusal import CLOSED, TRITON_AWAY, Refusal
+
+_SERVICE = "/inference.GRPCInferenceService/"
+_HEALTH = "/grpc.health.v1.Health/Check"
+_ASKED: dict[str, Callable[[], Message] | None] = {
+    "ServerLive": None, "ServerReady": None, "ServerMetadata": None,
+    "ModelReady": pb.ModelReadyRequest, "ModelMetadata": pb.ModelMetadataRequest, "ModelConfig": pb.ModelConfigRequest,
+    "ModelStatistics": pb.ModelStatisticsRequest,
+}  # fmt: skip
+"""Calls that run nothing, with the messages of those that name a model."""
+_CLOSED = ("Repository", "SystemSharedMemory", "CudaSharedMemory", "TraceSetting", "LogSettings")
+"""Beginnings of the names of closed calls."""
+_LOST = ("unix:", "Socket closed", "recvmsg", "GOAWAY", "Broken pipe")
+"""What gRPC's own messages of a lost connection hold."""
+_TO_TRITON = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+_FROM_CLIENTS = (
+    ("grpc.max_receive_message_length", MAX_BODY_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", MAX_HEADER_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class GrpcGuard(grpc.GenericRpcHandler):
+    """Passes calls on to the Triton server at a channel's other end."""
+
+    def __init__(self, triton: aio.Channel):
+        self._triton = triton
+        self._infer = triton.unary_unary(f"{_SERVICE}ModelInfer")
+        self._stream_infer = triton.stream_stream(f"{_SERVICE}ModelStreamInfer")
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """The handler of a call; None, which gRPC answers with UNIMPLEMENTED, for one that Triton does not know."""
+        name = call.method.removeprefix(_SERVICE)
+        if name == "ModelStreamInfer":
+            return grpc.stream_stream_rpc_method_handler(self._run_stream)
+        if name == "ModelInfer":
+            return grpc.unary_unary_rpc_method_handler(self._run)
+        if name in _ASKED or name == _HEALTH:
+            return grpc.unary_unary_rpc_method_handler(self._asker(call.method, _ASKED.get(name)))
+        if name.startswith(_CLOSED):
+            return grpc.unary_unary_rpc_method_handler(_closed(name))
+        return None
+
+    async def _run(self, data: bytes, context: aio.ServicerContext) -> bytes:
+        try:
+            checked_infer(data)
+        except Refusal as refusal:
+            await context.abort(refusal.code, refusal.message)
+        return await _answer(self._infer(data, timeout=context.time_remaining()), context)
+
+    def _asker(self, method: str, kind: Callable[[], Message] | None) -> Callable[[bytes, aio.ServicerContext], Any]:
+        call = self._triton.unary_unary(method)
+
+        async def ask(data: bytes, context: aio.ServicerContext) -> bytes:
+            try:
+                if kind:
+                    asked = parsed(kind, data)
+                    if asked.name or kind is not pb.ModelStatisticsRequest:
+                        check_model(asked.name, asked.version)
+            except Refusal as refusal:
+                await context.abort(refusal.code, refusal.message)
+            return await _answer(call(data, timeout=METADATA_S), context)
+
+        return ask
+
+    async def _run_stream(self, requests: AsyncIterator[bytes], context: aio.ServicerContext) -> None:
+        """Run a stream's requests. One that is refused gets an error in the stream, as with Triton, which goes on.
+        Where the client cancels or goes, gRPC cancels this."""
+        call = self._stream_infer(timeout=context.time_remaining())
+        one_at_a_time = asyncio.Lock()
+
+        async def answer(data: bytes) -> None:
+            async with one_at_a_time:
+                await context.write(data)
+
+        passing = asyncio.create_task(_pass_on(requests, call, answer))
+        try:
+            while (data := await call.read()) is not aio.EOF:
+                await answer(data)
+        except aio.AioRpcError as error:
+            await _fail(error, context)
+        finally:
+            passing.cancel()
+            call.cancel()
+
+
+async def _pass_on(requests: AsyncIterator[bytes], call: Any, answer: Callable[[bytes], Any]) -> None:
+    """Send a stream's requests to Triton. Where that has gone, who reads its answers is told."""
+    with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
+        async for data in requests:
+            try:
+                checked_infer(data)
+            except Refusal as refusal:
+                await answer(pb.ModelStreamInferResponse(error_message=refusal.message).SerializeToString())
+            else:
+                await call.write(data)
+        await call.done_writing()
+
+
+async def _answer(call: Any, context: aio.ServicerContext) -> bytes:
+    """Triton's answer, or its error."""
+    try:
+        return await call
+    except aio.AioRpcError as error:
+        await _fail(error, context)
+        raise
+    finally:
+        call.cancel()
+
+
+async def _fail(error: aio.AioRpcError, context: aio.ServicerContext) -> None:
+    """End a call as Triton ended it."""
+    await context.abort(error.code(), _details(error.code(), error.details()))
+
+
+def _details(code: grpc.StatusCode, details: str | None) -> str:
+    """Triton's message, or that it is away where the message is this client library's."""
+    lost = code is grpc.StatusCode.UNAVAILABLE and any(sign in (details or "unix:") for sign in _LOST)
+    return TRITON_AWAY if lost else details or code.value[1]
+
+
+def _closed(name: str) -> Callable[[bytes, aio.ServicerContext], Any]:
+    refusal = Refusal(CLOSED, f"{name} is closed: this server takes requests for its models only")
+
+    async def refuse(_: bytes, context: aio.ServicerContext) -> None:
+        await context.abort(refusal.code, refusal.message)
+
+    return refuse
+
+
+@contextlib.asynccontextmanager
+async def listening(address: str, port: int, socket: Path) -> AsyncIterator[None]:
+    """Pass calls on to Triton's socket within the context."""
+    async with aio.insecure_channel(f"unix:{socket}", options=_TO_TRITON) as triton:
+        server = aio.server(options=_FROM_CLIENTS, maximum_concurrent_rpcs=MAX_REQUESTS)
+        server.add_generic_rpc_handlers((GrpcGuard(triton),))
+        server.add_insecure_port(f"{address}:{port}")
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(END_S)

@@ -1,0 +1,267 @@
+"""Triton's HTTP protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from redraft.request import clipped
+from redraft.serving.guard.answers import failure
+from redraft.serving.guard.checks import check_model, checked_json
+from redraft.serving.guard.limits import (
+    BODY_S,
+    END_S,
+    IDLE_S,
+    LINGER_S,
+    MAX_BODIES_BYTES,
+    MAX_BODY_BYTES,
+    MAX_CHUNKS,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_REQUESTS,
+    METADATA_S,
+)
+from redraft.serving.guard.refusal import (
+    AWAY,
+    CLOSED,
+    INTERNAL,
+    INVALID,
+    OVERLOADED,
+    RETRY_AFTER,
+    SLOW,
+    TOO_LARGE,
+    TRITON_AWAY,
+    UNKNOWN,
+    WRONG_ENCODING,
+    WRONG_METHOD,
+    Refusal,
+)
+
+JSON_LENGTH = "Inference-Header-Content-Length"
+"""Header with the length of a body's JSON, which tensors in binary follow."""
+_EVENT, _EVENT_END, _ERROR = b"data: ", b"\n\n", b'{"error":'
+_FIXED = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats")
+_MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<action>[^/]+))?")
+_ASKED, _RUN = ("", "config", "ready", "stats"), ("infer", "generate", "generate_stream")
+_CLOSED = re.compile(r"/v2/(?:models/[^/]+/)?(repository|systemsharedmemory|cudasharedmemory|trace|logging)(?:/.*)?")
+_PASSED_BACK = ("Content-Type", JSON_LENGTH)
+
+log = logging.getLogger("redraft.guard")
+
+
+class HttpGuard:
+    """Passes requests on to the Triton server at a Unix socket."""
+
+    def __init__(self, triton: aiohttp.ClientSession):
+        self._triton = triton
+        self._requests = self._bodies_bytes = 0
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request."""
+        self._requests += 1
+        try:
+            if self._requests > MAX_REQUESTS:
+                raise Refusal(OVERLOADED, f"overloaded: {MAX_REQUESTS} requests are in flight: try again later")
+            path, action = _route(request.method, request.rel_url.raw_path)
+            if action in _RUN:
+                with self._room() as take:
+                    return await self._run(request, path, action, await _read(request, take))
+            return await self._ask(path)
+        except Refusal as refusal:
+            return _refused(request, refusal)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # its text may hold a part of a prompt
+            log.error("%s at line %s", type(error).__name__, error.__traceback__ and error.__traceback__.tb_lineno)
+            return _refused(request, Refusal(INTERNAL, "internal error: the guard's log has the cause"))
+        finally:
+            self._requests -= 1
+
+    async def _ask(self, path: str) -> web.Response:
+        try:
+            async with asyncio.timeout(METADATA_S), self._triton.get(path) as answer:
+                return await _whole(answer)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            raise Refusal(AWAY, TRITON_AWAY) from None
+
+    async def _run(self, request: web.BaseRequest, path: str, action: str, body: bytes) -> web.StreamResponse:
+        """Run a request for as long as its client waits: where that goes, aiohttp cancels this."""
+        headers = {"Content-Type": "application/json"}
+        if action == "infer" and (given := request.headers.get(JSON_LENGTH)) is not None:
+            if not (given.isascii() and given.isdecimal() and len(given) < 9 and int(given) <= len(body)):
+                raise Refusal(INVALID, f"{JSON_LENGTH}: expected 0 to {len(body)}, the body's length")
+            text, rest = body[: int(given)], body[int(given) :]
+            text = checked_json(text, infer=True)
+            body, headers[JSON_LENGTH] = text + rest, str(len(text))
+        else:
+            body = checked_json(body, infer=action == "infer")
+        try:
+            answer = await self._triton.post(path, data=body, headers=headers)
+        except (aiohttp.ClientError, OSError):
+            raise Refusal(AWAY, TRITON_AWAY) from None
+        async with answer:
+            if answer.content_type == "text/event-stream" and answer.status == 200:
+                return await _stream(request, answer)
+            return await _whole(answer)
+
+    @contextmanager
+    def _room(self) -> Iterator[Callable[[int], None]]:
+        """Within it, one body's room: what it yields takes so many bytes more. Raises Refusal where there is none."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._bodies_bytes + size > MAX_BODIES_BYTES:
+                raise Refusal(OVERLOADED, f"overloaded: bodies of {MAX_BODIES_BYTES} bytes are held: try again later")
+            self._bodies_bytes += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._bodies_bytes -= taken
+
+
+def _route(method: str, path: str) -> tuple[str, str]:
+    """The path at Triton and, for a model's, what is asked of it. Raises Refusal for what is not served."""
+    if (closed := _CLOSED.fullmatch(path)) and closed[1]:
+        raise Refusal(CLOSED, f"{closed[1]} is closed: this server takes requests for its models only")
+    fixed = path.rstrip("/")
+    if fixed in _FIXED:
+        wanted, action = "GET", ""
+    else:
+        found = _MODEL.fullmatch(path)
+        action = (found["action"] or "") if found else ""
+        if found is None or action not in (*_ASKED, *_RUN):
+            raise Refusal(UNKNOWN, f"unknown path {clipped(path, 100)!r}")
+        check_model(found["model"], found["version"] or "")
+        fixed, wanted = path, "POST" if action in _RUN else "GET"
+    if method != wanted:
+        raise Refusal(WRONG_METHOD, f"{clipped(method)} is not for this path: expected {wanted}")
+    return f"http://triton{fixed}", action
+
+
+async def _read(request: web.BaseRequest, take: Callable[[int], None]) -> bytes:
+    """A request's body; `take` is told how long each of its parts is. Raises Refusal."""
+    if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+        raise Refusal(WRONG_ENCODING, f"Content-Encoding: expected identity, got {clipped(encoding)!r}")
+    too_large = Refusal(TOO_LARGE, f"the body is too large: expected at most {MAX_BODY_BYTES} bytes")
+    if (request.content_length or 0) > MAX_BODY_BYTES:
+        raise too_large
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # nothing of the answer has been sent
+    parts, size, chunks = [], 0, 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part, chunk_ended in request.content.iter_chunks():
+                take(len(part))
+                parts.append(part)
+                size += len(part)
+                chunks += chunk_ended
+                if size > MAX_BODY_BYTES:
+                    raise too_large
+                if chunks > MAX_CHUNKS:
+                    raise Refusal(TOO_LARGE, f"the body has too many chunks: expected at most {MAX_CHUNKS}")
+    except TimeoutError:
+        raise Refusal(SLOW, f"the body did not arrive within {BODY_S:.0f} s") from None
+    except (HttpProcessingError, web.PayloadAccessError, web.RequestPayloadError):
+        raise Refusal(INVALID, "the body's chunks are malformed, or it ended early") from None
+    return b"".join(parts)
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> web.Response:
+    """Triton's answer, its status set right where it is an error. It has one with status 200 for several responses."""
+    try:
+        body = await answer.read()
+    except (aiohttp.ClientError, OSError):
+        raise Refusal(AWAY, TRITON_AWAY) from None
+    if text := _error(body):
+        raise failure(text, max(answer.status, INVALID))
+    headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
+    return web.Response(body=body, status=answer.status, headers=headers)
+
+
+async def _stream(request: web.BaseRequest, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    """Pass events on as they come. A stream that begins with an error becomes an answer with a status."""
+    begun = b""
+    try:
+        while _EVENT_END not in begun and (piece := await answer.content.readany()):
+            begun += piece
+    except (aiohttp.ClientError, OSError):
+        raise Refusal(AWAY, TRITON_AWAY) from None
+    if text := _error(begun):
+        raise failure(text, INVALID)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    await response.write(begun)
+    async for piece in _pieces(answer):
+        await response.write(piece)
+    await response.write_eof()
+    return response
+
+
+async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The rest of a stream, which ends with an error event where Triton goes away."""
+    try:
+        while piece := await answer.content.readany():
+            yield piece
+    except (aiohttp.ClientError, OSError):
+        yield _EVENT_END + _EVENT + json.dumps({"error": TRITON_AWAY}).encode() + _EVENT_END
+
+
+def _error(body: bytes) -> str:
+    """The text of an error of Triton, as JSON or as an event, "" for anything else."""
+    body = body.removeprefix(_EVENT)
+    if not body.startswith(_ERROR):
+        return ""
+    text = json.loads(body.partition(_EVENT_END)[0])["error"]
+    return text if isinstance(text, str) else ""
+
+
+def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
+    """The answer to a refused request. A body that has not been read to its end ends the connection."""
+    headers = {"Retry-After": str(seconds)} if (seconds := RETRY_AFTER.get(refusal.status)) else {}
+    response = web.json_response({"error": refusal.message}, status=refusal.status, headers=headers)
+    if not request.content.is_eof():
+        response.force_close()
+    return response
+
+
+@asynccontextmanager
+async def listening(address: str, port: int, socket: Path) -> AsyncIterator[None]:
+    """Pass requests on to Triton's socket within the context."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(str(socket), limit=0),
+        timeout=aiohttp.ClientTimeout(total=None),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+    ) as triton:
+        server = web.Server(
+            HttpGuard(triton).handle,
+            handler_cancellation=True,
+            keepalive_timeout=IDLE_S,
+            lingering_time=LINGER_S,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            auto_decompress=False,
+            access_log=None,
+        )
+        runner = web.ServerRunner(server, shutdown_timeout=END_S)
+        await runner.setup()
+        await web.TCPSite(runner, address, port).start()
+        try:
+            yield
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,31 @@
+"""Requests that are refused, and the statuses that say so in both protocols."""
+
+from __future__ import annotations
+
+import grpc
+
+from redraft.serving.guard.limits import OVERLOAD_S, RESTART_S
+
+INVALID, CLOSED, UNKNOWN, WRONG_METHOD, SLOW, TOO_LARGE, WRONG_ENCODING = 400, 403, 404, 405, 408, 413, 415
+OVERLOADED, INTERNAL, AWAY, EXPIRED = 429, 500, 503, 504
+RETRY_AFTER = {OVERLOADED: OVERLOAD_S, AWAY: RESTART_S}
+TRITON_AWAY = "the Triton server is restarting or not running: try again shortly"
+_CODES = {
+    CLOSED: grpc.StatusCode.PERMISSION_DENIED,
+    UNKNOWN: grpc.StatusCode.NOT_FOUND,
+    TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    AWAY: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class Refusal(Exception):
+    """A request that is not passed on; `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status, self.message = status, message
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        """The status in gRPC."""
+        return _CODES.get(self.status, grpc.StatusCode.INVALID_ARGUMENT)

@@ -1,0 +1,164 @@
+"""gRPC through the guard: what passes, what is refused with which status, and clients that go away."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from redraft.serving.guard.limits import MAX_BODY_BYTES, MAX_HEADER_BYTES
+
+CODE = grpc.StatusCode
+
+
+@pytest.fixture
+def channel(guard) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(guard.grpc) as channel:
+        yield channel
+
+
+@pytest.fixture
+def triton(channel) -> GRPCInferenceServiceStub:
+    return GRPCInferenceServiceStub(channel)
+
+
+def request(model_name: str = "ensemble", **fields: Any) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(model_name=model_name, **fields)
+
+
+def with_output(name: str) -> pb.ModelInferRequest:
+    """A request with a parameter of an output."""
+    made = request()
+    made.outputs.add(name="y").parameters[name].int64_param = 1
+    return made
+
+
+def with_input(*shape: int, parameter: str = "") -> pb.ModelInferRequest:
+    made = request()
+    tensor = made.inputs.add(name="x", datatype="INT32", shape=shape)
+    if parameter:
+        tensor.parameters[parameter].string_param = "r"
+    return made
+
+
+REFUSED = [
+    (request("nope"), CODE.NOT_FOUND, "unknown model 'nope': expected one of ensemble"),
+    (request(model_version="2"), CODE.NOT_FOUND, "unknown version '2' of ensemble"),
+    (with_output("classification"), CODE.INVALID_ARGUMENT, "'y': the parameter 'classification' is not served"),
+    (with_output("shared_memory_region"), CODE.INVALID_ARGUMENT, "'y': the parameter 'shared_memory_region'"),
+    (with_input(1, parameter="shared_memory_region"), CODE.INVALID_ARGUMENT, "'x': the parameter 'shared_memory_reg"),
+    (with_input(1, -1), CODE.INVALID_ARGUMENT, "input 'x': shape: expected no negative size"),
+    (with_input(2**62, 4), CODE.RESOURCE_EXHAUSTED, "input 'x': shape: expected at most"),
+]
+
+
+@pytest.mark.parametrize(("message", "code", "text"), REFUSED)
+def test_requests_that_triton_must_not_see(guard, triton, message, code, text):
+    with pytest.raises(grpc.RpcError) as refused:
+        triton.ModelInfer(message, timeout=30)
+    assert (refused.value.code(), text in refused.value.details()) == (code, True), refused.value.details()
+    assert not guard.calls
+
+
+def test_a_request_passes_as_it_came(guard, channel):
+    """With what this version of the protocol does not know."""
+    data = with_input(1, 1).SerializeToString() + b"\xba\x3e\x01a"
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    assert call(data, timeout=30) == data
+    assert guard.calls == [("ModelInfer", data)]
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x02\xff\xff", b"\x0a" * 1000])
+def test_what_is_no_request(guard, channel, data):
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    with pytest.raises(grpc.RpcError) as refused:
+        call(data, timeout=30)
+    assert refused.value.code() is CODE.INVALID_ARGUMENT
+    assert not guard.calls
+
+
+def test_sizes_are_limited(guard, triton):
+    for options in ({"id": "a" * (MAX_BODY_BYTES + 1)}, {"metadata": (("a", "b" * (MAX_HEADER_BYTES + 1)),)}):
+        with pytest.raises(grpc.RpcError) as refused:
+            triton.ModelInfer(request(id=options.get("id", "")), metadata=options.get("metadata"), timeout=30)
+        assert refused.value.code() is CODE.RESOURCE_EXHAUSTED
+    assert not guard.calls
+
+
+def test_calls_that_run_nothing(guard, channel, triton):
+    triton.ServerReady(pb.ServerReadyRequest(), timeout=30)
+    triton.ModelReady(pb.ModelReadyRequest(name="tensorrt_llm"), timeout=30)
+    triton.ModelStatistics(pb.ModelStatisticsRequest(), timeout=30)
+    channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=30)
+    assert [name for name, _ in guard.calls] == [
+        "ServerReady", "ModelReady", "ModelStatistics", "/grpc.health.v1.Health/Check"
+    ]  # fmt: skip
+    with pytest.raises(grpc.RpcError) as refused:
+        triton.ModelConfig(pb.ModelConfigRequest(), timeout=30)
+    assert refused.value.code() is CODE.NOT_FOUND, "without a name"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("RepositoryModelLoad", CODE.PERMISSION_DENIED),
+        ("RepositoryIndex", CODE.PERMISSION_DENIED),
+        ("SystemSharedMemoryRegister", CODE.PERMISSION_DENIED),
+        ("CudaSharedMemoryStatus", CODE.PERMISSION_DENIED),
+        ("TraceSetting", CODE.PERMISSION_DENIED),
+        ("LogSettings", CODE.PERMISSION_DENIED),
+        ("Surprise", CODE.UNIMPLEMENTED),
+    ],
+)
+def test_other_calls_are_refused(guard, channel, name, code):
+    with pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(b"", timeout=30)
+    assert refused.value.code() is code
+    assert not guard.calls
+
+
+def test_tritons_errors_pass(triton):
+    with pytest.raises(grpc.RpcError) as failed:
+        triton.ModelInfer(request(id="die"), timeout=30)
+    assert (failed.value.code(), failed.value.details()) == (CODE.UNAVAILABLE, "the queue is full")
+
+
+def test_a_stream_outlives_its_refused_requests(guard, triton):
+    """Each is answered in the stream, as Triton does."""
+    asked = [request(id="1"), *(message for message, _, _ in REFUSED), request(id="2")]
+    answers = list(triton.ModelStreamInfer(iter(asked), timeout=30))
+    texts = [answer.error_message for answer in answers if answer.error_message]
+    assert all(text in given for given, (_, _, text) in zip(texts, REFUSED, strict=True))
+    assert [answer.infer_response.id for answer in answers if not answer.error_message] == ["1", "2"]
+    assert len(guard.calls) == 2
+
+
+def test_a_stream_that_triton_ends(triton):
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    requests.put(request(id="die"))
+    with pytest.raises(grpc.RpcError) as failed:
+        list(triton.ModelStreamInfer(iter(requests.get, None), timeout=30))
+    requests.put(None)
+    assert (failed.value.code(), failed.value.details()) == (CODE.INTERNAL, "died")
+
+
+@pytest.mark.parametrize("way", ["cancels", "disconnects", "has waited long enough"])
+def test_a_client_that_goes_away_is_noticed_at_once(guard, way):
+    channel = grpc.insecure_channel(guard.grpc)
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    requests.put(request(id="hang"))
+    stub = GRPCInferenceServiceStub(channel)
+    call = stub.ModelStreamInfer(iter(requests.get, None), timeout=1 if way == "has waited long enough" else None)
+    assert next(call).infer_response.id == "hang"
+    if way == "cancels":
+        call.cancel()
+    elif way == "disconnects":
+        channel.close()
+    assert guard.ended.wait(10)
+    requests.put(None)
+    channel.close()

@@ -1,0 +1,254 @@
+"""HTTP through the guard: what passes and how, what is refused with which status, and clients that go away."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from redraft.serving.guard import over_http
+from redraft.serving.guard.limits import MAX_BODY_BYTES, MAX_CHUNKS, MAX_HEADER_BYTES, MAX_HEADERS
+from redraft.serving.guard.over_http import HttpGuard
+from redraft.serving.guard.refusal import Refusal
+from redraft.serving.triton.messages import INTERNAL_ERROR, QUEUE_FULL, TIMED_OUT
+
+GENERATE = "/v2/models/ensemble/generate"
+INFER = "/v2/models/ensemble/infer"
+HEADER = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\n".encode()
+
+
+def post(guard, body: Any, path: str = GENERATE, **options: Any) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    return httpx.post(f"{guard.url}{path}", content=content, timeout=30, **options)
+
+
+def raw(guard, data: bytes) -> bytes:
+    """All that comes back, to the connection's end."""
+    with socket.create_connection(("127.0.0.1", guard.http_port), timeout=30) as connection:
+        connection.sendall(data)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_request_passes_with_its_numbers_as_they_are(guard):
+    """Written anew; a seed beyond 2**53 and NaN, which a model refuses by name, included."""
+    body = b'{"text_input": "a \xc3\xa9 \\ud83d\\ude00", "seed": 18446744073709551615, "t": [0.1, -0.0, NaN, 1e400]}'
+    answer = post(guard, body, headers={"Authorization": "secret", "Content-Type": "text/plain"})
+    assert answer.status_code == 200
+    ((path, headers, passed),) = guard.requests
+    assert path == f"POST {GENERATE}"
+    assert {name.lower() for name in headers} == {"host", "content-type", "content-length"}
+    assert headers["Content-Type"] == "application/json"
+    assert passed.decode() == '{"text_input":"a é 😀","seed":18446744073709551615,"t":[0.1,-0.0,NaN,Infinity]}'
+
+
+def test_of_a_repeated_key_the_checked_one_passes(guard):
+    """Triton would read the first."""
+    bad = '[{"name": "text_output", "parameters": {"classification": 1}}]'
+    assert post(guard, f'{{"inputs": [], "outputs": {bad}, "outputs": []}}'.encode(), INFER).status_code == 200
+    assert b"classification" not in guard.requests[-1][2]
+    assert post(guard, f'{{"inputs": [], "outputs": [], "outputs": {bad}}}'.encode(), INFER).status_code == 400
+
+
+def test_tensors_in_binary_pass_as_they_are(guard):
+    text, tail = b'{"inputs": [ ]}', b"\xff\x00{"
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    assert post(guard, text + tail, INFER, headers=headers).status_code == 200
+    ((_, headers, passed),) = guard.requests
+    assert passed == b'{"inputs":[]}' + tail
+    assert headers["Inference-Header-Content-Length"] == str(len(passed) - len(tail))
+    for length in ("99", "-1", "x", "9" * 5000):
+        refused = post(guard, text, INFER, headers={"Inference-Header-Content-Length": length})
+        assert (refused.status_code, "expected 0 to 15" in refused.text) == (400, True), length
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v2", "/v2/", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/models/tensorrt_llm",
+     "/v2/models/ensemble/config", "/v2/models/ensemble/versions/1/ready", "/v2/models/ensemble/stats"],
+)  # fmt: skip
+def test_what_runs_nothing_passes_without_a_body(guard, path):
+    assert httpx.request("GET", f"{guard.url}{path}", content=b"a=b").status_code == 200
+    ((asked, _, body),) = guard.requests
+    assert (asked, body) == (f"GET {path.rstrip('/')}", b"")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/", 404, "unknown path '/'"),
+        ("GET", "/v2/models/engine_worker/ready", 404, "unknown model 'engine_worker': expected one of ensemble"),
+        ("POST", "/v2/models/ensemble/versions/2/infer", 404, "unknown version '2' of ensemble: expected 1"),
+        ("POST", "/v2/models/ensemble/generate/more", 404, "unknown path"),
+        ("GET", "/v2/models/%65nsemble", 404, "unknown model '%65nsemble'"),
+        ("GET", GENERATE, 405, "expected POST"),
+        ("POST", "/v2/health/live", 405, "expected GET"),
+        ("DELETE", "/v2", 405, "DELETE is not for this path"),
+        ("POST", "/v2/repository/models/ensemble/unload", 403, "repository is closed"),
+        ("POST", "/v2/repository/index", 403, "repository is closed"),
+        ("POST", "/v2/systemsharedmemory/region/x/register", 403, "systemsharedmemory is closed"),
+        ("GET", "/v2/cudasharedmemory/status", 403, "cudasharedmemory is closed"),
+        ("POST", "/v2/models/ensemble/trace/setting", 403, "trace is closed"),
+        ("POST", "/v2/logging", 403, "logging is closed"),
+    ],
+)
+def test_other_paths_are_refused_by_name(guard, method, path, status, message):
+    answer = httpx.request(method, f"{guard.url}{path}")
+    assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
+    assert not guard.requests
+
+
+BODIES = [
+    (b"", "the body is empty"),
+    (b" ", "the body is empty"),
+    (b"[]", "not a JSON object but list"),
+    (b'{"a": 1', "not valid JSON: EOF"),
+    (b'{"a": 1} x', "not valid JSON: trailing characters"),
+    (b'{"a": "\\ud800"}', "not valid JSON: half of a surrogate pair"),
+    (b'{"a": "\xff"}', "not valid JSON: expected UTF-8 text, got invalid start byte at byte 7"),
+    (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON: number out of range"),
+    (b'{"a": ' + b"[" * 201 + b"]" * 201 + b"}", "not valid JSON: recursion limit"),
+    (b'{"a": ' * 500_000, "not valid JSON: recursion limit"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BODIES, ids=range(len(BODIES)))
+def test_malformed_bodies_are_a_400(guard, body, message):
+    """Triton answers some of them with 500, and deep nesting ends it."""
+    answer = post(guard, body)
+    assert (answer.status_code, message in answer.json()["error"]) == (400, True), answer.text
+    assert not guard.requests
+
+
+def tensor(**fields: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "INT32", "data": [1]} | fields]}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"inputs": 5}, 400, "inputs: expected a list of objects"),
+        ({"outputs": ["a"]}, 400, "outputs: expected a list of objects"),
+        (tensor(parameters=[]), 400, "inputs 'x': parameters: expected an object"),
+        (tensor(parameters={"shared_memory_region": "r"}), 400, "'x': the parameter 'shared_memory_region' is not"),
+        ({"outputs": [{"name": "y", "parameters": {"classification": 1}}]}, 400, "'y': the parameter 'classification'"),
+        (tensor(shape=[-1]), 400, "input 'x': shape: expected no negative size"),
+        (tensor(shape=["1"]), 400, "inputs 'x': shape: expected a list of integers"),
+        (tensor(shape=[0, 2**62, 4]), 413, "input 'x': shape: expected at most"),
+        (tensor(shape=[1] * 17), 413, "input 'x': shape: expected at most"),
+    ],
+)
+def test_tensors_that_triton_must_not_see(guard, body, status, message):
+    answer = post(guard, body, INFER)
+    assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
+    assert not guard.requests
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "message"),
+    [
+        (HEADER + b"Content-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), 413, b"the body is too large"),
+        (HEADER + b"Transfer-Encoding: chunked\r\n\r\n500000\r\n" + b"a" * 0x500000, 413, b"the body is too large"),
+        (HEADER + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * (MAX_CHUNKS + 1), 413, b"too many chunks"),
+        (HEADER + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, b""),
+        (HEADER + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\nzz\r\n", 400, b""),
+        (HEADER + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}", 400, b""),
+        (HEADER + b"Content-Length: -1\r\n\r\n", 400, b""),
+        (HEADER + b"Connection: close\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 415, b"identity, got"),
+        (HEADER + b"A: " + b"a" * (MAX_HEADER_BYTES + 1) + b"\r\n\r\n", 400, b""),
+        (HEADER + b"A: a\r\n" * MAX_HEADERS + b"\r\n", 400, b""),
+        (b"GET /" + b"a" * (MAX_HEADER_BYTES + 1) + b" HTTP/1.1\r\n\r\n", 400, b""),
+        (b"\x16\x03\x01\x00\r\n\r\n", 400, b""),
+    ],
+)  # fmt: skip
+def test_malformed_http(guard, data, status, message):
+    answer = raw(guard, data)
+    assert (int(answer.split()[1]), message in answer) == (status, True), answer
+    assert not guard.requests
+
+
+def test_a_slow_body_is_given_up(guard, monkeypatch):
+    monkeypatch.setattr(over_http, "BODY_S", 0.2)
+    answer = raw(guard, HEADER + b"Content-Length: 9\r\n\r\n{")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"did not arrive within" in answer
+
+
+def test_a_client_that_waits_to_be_told_to_go_on(guard):
+    """As curl does with large bodies."""
+    with socket.create_connection(("127.0.0.1", guard.http_port), timeout=30) as connection:
+        connection.sendall(HEADER + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"{}")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 OK")
+
+
+ERRORS = [
+    (f"overloaded: 8 wait ({QUEUE_FULL})", 400, 429, "1"),
+    ("the engine worker is restarting or not running: try again shortly", 400, 503, "5"),
+    ("the engine worker went away while it served this request", 400, 503, "5"),
+    ("the engine worker is shutting down", 400, 503, "5"),
+    ("the engine worker failed on this request: worker.log has the cause", 400, 500, None),
+    (INTERNAL_ERROR, 400, 500, None),
+    (f"{TIMED_OUT}: it did not end within 1 s", 400, 504, None),
+    ("Unable to parse 'data': attempt to access JSON non-string as string", 500, 400, None),
+    ("max_tokens: expected at least 1, got 0", 400, 400, None),
+    ("generate expects model to produce exactly 1 response", 200, 400, None),
+]
+
+
+@pytest.mark.parametrize(("text", "status", "right", "retry"), ERRORS)
+def test_tritons_errors_get_the_status_that_says_who_is_to_act(guard, text, status, right, retry):
+    """Also those that a stream begins with, which come as an event with status 400, or 200."""
+    body = json.dumps({"error": text}, separators=(",", ":"))
+    answers = [post(guard, {"text_input": {"status": status, "body": body}})]
+    event = {"body": f"data: {body}\n\n", "type": "text/event-stream"}
+    answers += [post(guard, {"text_input": event | {"status": code}}, f"{GENERATE}_stream") for code in (200, 400)]
+    for answer in answers[: 1 if status == 500 else 3]:
+        assert (answer.status_code, answer.headers.get("retry-after")) == (right, retry)
+        assert answer.json() == {"error": text}
+
+
+def test_a_stream_passes_as_it_is(guard):
+    answer = post(guard, {"text_input": "x"}, f"{GENERATE}_stream")
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.text == 'data: {"text_output":"a"}\n\ndata: {"text_output":"b"}\n\n'
+
+
+def test_a_server_that_dies(guard):
+    """Before its first byte, and in a stream."""
+    answer = post(guard, {"text_input": "die"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert "Triton server is restarting" in answer.json()["error"]
+    *_, last, end = post(guard, {"text_input": "die"}, f"{GENERATE}_stream").text.split("\n\n")
+    assert "Triton server is restarting" in json.loads(last.removeprefix("data: "))["error"]
+    assert end == ""
+
+
+@pytest.mark.parametrize(("path", "told"), [(GENERATE, "hang"), (f"{GENERATE}_stream", "wait")])
+def test_a_client_that_goes_away_is_noticed_at_once(guard, path, told):
+    with socket.create_connection(("127.0.0.1", guard.http_port), timeout=30) as connection:
+        body = json.dumps({"text_input": told}).encode()
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        while not guard.requests:
+            assert not guard.ended.wait(0.01)
+    assert guard.ended.wait(10)
+
+
+def test_bodies_beyond_what_all_may_have_are_refused(monkeypatch):
+    monkeypatch.setattr(over_http, "MAX_BODIES_BYTES", 10)
+    http = HttpGuard(None)  # type: ignore[arg-type]
+    with http._room() as take:
+        take(6)
+        with pytest.raises(Refusal, match="overloaded: bodies of 10 bytes"), http._room() as other:
+            other(6)
+    with http._room() as take:
+        take(10)
+
+
+def test_too_many_requests_are_told_to_come_back(guard, monkeypatch):
+    monkeypatch.setattr(over_http, "MAX_REQUESTS", 0)
+    answer = post(guard, {"text_input": "x"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
