@@ -42,6 +42,8 @@ RUN_DIR   ?= artifacts/run
 PROMPTS   ?= benchmarks/prompts.jsonl
 SPEC_BENCH ?=
 RATES     ?= 0.5 1 2
+PROTOCOL  ?= grpc
+LOADTEST  ?=
 RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 
 PY      := .venv/bin/python
@@ -58,13 +60,13 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
 # Targets that depend on `always` run each time and decide by content.
-.PHONY: always help setup model hours drafter distill train engines tune serve stop loadtest mpi quickstart test test-slow test-all verify lint kernels docs wheel clean
+.PHONY: always help setup model hours drafter distill train engines tune serve stop loadtest saturation mpi quickstart test test-slow test-all verify lint kernels docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE CHAT_TEMPLATE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES RESULTS;"
+	@echo "Variables: SOURCE CHAT_TEMPLATE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES PROTOCOL LOADTEST RESULTS;"
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
 	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for drafter DATA HOURS; for distill and"
@@ -166,9 +168,16 @@ serve: mpi $(BUNDLE)/budget.json ## fetch SOURCE, build and tune what is not the
 stop: | $(SETUP) ## stop it
 	$(PY) -m redraft.cli stop --run-dir $(RUN_DIR)
 
-loadtest: | $(SETUP) ## load-test the running server at RATES
-	$(PY) -m benchmarks.load.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) $(READ) --request-rate $(RATES) \
-	  --url 127.0.0.1:$(GRPC_PORT) --metrics-url http://127.0.0.1:$(METRICS_PORT)/metrics --result-dir $(RESULTS)
+SERVER    = 127.0.0.1:$(or $($(shell echo $(PROTOCOL) | tr a-z A-Z)_PORT),$(error PROTOCOL=$(PROTOCOL): expected grpc, http or openai))
+COUNTERS  = http://127.0.0.1:$(METRICS_PORT)/metrics
+LOAD      = $(PY) -m benchmarks.load.loadtest --tokenizer $(BUNDLE) --dataset $(PROMPTS) $(READ) --protocol $(PROTOCOL) \
+  --url $(SERVER) --metrics-url $(COUNTERS)
+loadtest: | $(SETUP) ## load-test the running server at RATES by PROTOCOL; LOADTEST has more flags, such as --runs 1
+	$(LOAD) --request-rate $(RATES) --result-dir $(RESULTS) $(LOADTEST)
+
+saturation: | $(SETUP) ## the running server with and without speculation, from 0.25 to 1.2 of saturation
+	$(LOAD) --of-saturation 0.25 0.5 0.75 1 1.2 --label speculative --baseline-url $(SERVER) --baseline-metrics-url $(COUNTERS) \
+	  --baseline $(RESULTS)-saturation-ar --result-dir $(RESULTS)-saturation $(LOADTEST)
 
 include $(dir $(firstword $(MAKEFILE_LIST)))benchmarks/bench.mk
 

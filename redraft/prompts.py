@@ -1,7 +1,7 @@
 """Prompt files, read as they are: JSON lines and arrays, plain text, CSV and Parquet.
 
-A row has its prompt in `turns` (MT-bench, Spec-Bench), `prompt`, `messages` (OpenAI), `conversations` (ShareGPT), or in
-a column that the caller names. Its value is a text, a list of user turns, or a list of messages.
+A row has its prompt in `turns` (MT-bench, Spec-Bench, SPEED-Bench), `prompt`, `messages` (OpenAI), `conversations`
+(ShareGPT), or in a column that the caller names. Its value is a text, a list of user turns, or a list of messages.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ OTHER_FIELDS = ("question_id", "category", "source", "response", "reference")
 USER, ASSISTANT = ("user", "human"), ("assistant", "gpt")
 """Names of the two roles, in OpenAI's messages and in ShareGPT's."""
 EXAMPLE = 'lines such as {"prompt": "Why is the sky blue?"}'
+TO_BE_FETCHED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""How SPEED-Bench marks turns whose texts its own script fetches from other data sets."""
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 CSV_SUFFIXES = (".csv", ".tsv")
 
@@ -55,11 +57,15 @@ class PromptFile:
     """Where the user turns are from; empty for plain text"""
     left_out: int
     """Rows without a user turn"""
+    to_be_fetched: int = 0
+    """Rows left out because their texts are elsewhere: see TO_BE_FETCHED"""
 
     def __str__(self) -> str:
         """One line: format, number of prompts, where they are from."""
         fields = f" from {' and '.join(f'`{field}`' for field in self.fields)}" if self.fields else ""
         left_out = f"; {_count(self.left_out, 'row')} without a user turn left out" if self.left_out else ""
+        if self.to_be_fetched:
+            left_out += f"; {_count(self.to_be_fetched, 'row')} left out, whose texts SPEED-Bench's own script fetches"
         return f"{self.path}: {self.format}, {_count(len(self.prompts), 'prompt')}{fields}{left_out}"
 
     @property
@@ -85,7 +91,7 @@ def read_prompts(path: Path, column: str | None = None) -> PromptFile:
     `reference`, where given, has a text or a list of texts for each turn; empty ones are left out.
     Raises ValueError naming the file, the place and what is wrong with it.
     """
-    prompts, fields, left_out = list[Prompt](), Counter[str](), 0
+    prompts, fields, left_out, to_be_fetched = list[Prompt](), Counter[str](), 0, 0
     kind, rows = _open(path, column)
     for number, (place, row) in enumerate(rows, 1):
         try:
@@ -96,12 +102,19 @@ def read_prompts(path: Path, column: str | None = None) -> PromptFile:
         if prompt is None:
             left_out += 1
             continue
+        if any(TO_BE_FETCHED in turn for turn in prompt.turns):
+            to_be_fetched += 1
+            continue
         prompts.append(prompt)
         if field:
             fields[field] += 1
+    if to_be_fetched and not prompts:
+        raise ValueError(
+            f"{path}: the texts of all {to_be_fetched} rows are to be fetched with SPEED-Bench's own script"
+        )
     if not prompts:
         raise ValueError(f"{path} holds no prompts; expected {EXAMPLE}, or plain text")
-    return PromptFile(path, prompts, kind, tuple(fields), left_out)
+    return PromptFile(path, prompts, kind, tuple(fields), left_out, to_be_fetched)
 
 
 def _count(number: int, noun: str) -> str:

@@ -242,3 +242,26 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "c"}\n', encoding="utf-8-sig")
     assert turns(file) == [("c",)]
+
+
+def test_speed_bench(tmp_path, capsys):
+    """Rows whose texts are to be fetched must not be sent as prompts."""
+    marker = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    row = {
+        "category": "math",
+        "sub_category": "algebra",
+        "source": "s",
+        "src_id": "1",
+        "difficulty": "",
+        "multiturn": True,
+    }
+    rows = [
+        row | {"question_id": "ab", "turns": ["one", "two"]},
+        row | {"question_id": "cd", "turns": [marker, marker]},
+    ]
+    file = write(tmp_path, "\n".join(map(json.dumps, rows)))
+    (prompt,) = load_prompts(file)
+    assert (prompt.question_id, prompt.category, prompt.turns) == ("ab", "math", ("one", "two"))
+    assert "1 row left out, whose texts SPEED-Bench's own script fetches" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="the texts of all 1 rows are to be fetched"):
+        read_prompts(write(tmp_path, json.dumps(rows[1])))

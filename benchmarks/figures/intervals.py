@@ -1,13 +1,16 @@
-"""Intervals over prompts: the bootstrap, with the same re-drawn prompts for everything that is compared."""
+"""Intervals over prompts, by the bootstrap with the same re-drawn prompts for everything that is compared; and over
+runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 RESAMPLES = 2000
 _SEED = 20
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5% quantile of Student's t with 1, 2, 3, ... degrees of freedom."""
 
 
 def resampled_prompts(prompts: int, resamples: int = RESAMPLES) -> np.ndarray:
@@ -32,3 +35,11 @@ def ratio(tops: np.ndarray, bottoms: np.ndarray) -> np.ndarray:
 def statistic(of: Callable[[np.ndarray], float], counts: np.ndarray, resamples: int) -> np.ndarray:
     """`of` the summed counts float64 [prompts, C] in every re-sample: float64 [resamples]."""
     return np.array([of(total) for total in resampled_prompts(len(counts), resamples) @ counts])
+
+
+def over_runs(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean of 1 to 10 values, and half the width of its 95% interval by Student's t; None for one value."""
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return mean, None
+    return mean, float(T95[len(values) - 2] * np.std(values, ddof=1) / len(values) ** 0.5)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.figures.results import Run, rate_name
+from benchmarks.figures.results import Run, by_rate, rate_name
 
 COLORS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2")
 
@@ -35,17 +36,20 @@ def save(figure: Figure, path: Path) -> Path:
 def load_test(labels: Sequence[list[Run]], folder: Path) -> Path:
     """`load_test.png`: TTFT, TPOT and throughput against the offered request rate, a line per label.
 
-    Solid is the mean, dashed the 90th percentile. Rates are evenly spaced, so that `inf` has a place.
+    Solid is the mean, dashed the 90th percentile, both averaged over runs. Rates are evenly spaced, so that `inf` has
+    a place.
     """
     rates = sorted({run.request_rate for runs in labels for run in runs})
     figure, axes = new_figure(3)
     for color, runs in zip(COLORS, labels, strict=False):
-        x = [rates.index(run.request_rate) for run in runs]
+        groups = by_rate(runs)
+        x = [rates.index(rate) for rate in groups]
         for axis, name in zip(axes, ("ttft_ms", "tpot_ms"), strict=False):
-            mean, high = ([_value(run.summary[name], key) for run in runs] for key in ("mean", "p90"))
+            mean, high = ([_mean(group, name, key) for group in groups.values()] for key in ("mean", "p90"))
             axis.plot(x, mean, "o-", color=color, label=f"{runs[0].label}, mean")
             axis.plot(x, high, "--", color=color, alpha=0.7, label=f"{runs[0].label}, p90")
-        axes[2].plot(x, [run.summary["output_token_throughput"] for run in runs], "o-", color=color)
+        throughput = [fmean(run.figures["output_token_throughput"] for run in group) for group in groups.values()]
+        axes[2].plot(x, throughput, "o-", color=color)
     titles = ("Time to first token", "Time per output token", "Output throughput")
     for axis, title, unit in zip(axes, titles, ("ms", "ms", "tokens/s"), strict=True):
         axis.set_title(title, loc="left")
@@ -59,8 +63,10 @@ def load_test(labels: Sequence[list[Run]], folder: Path) -> Path:
     return save(figure, folder / "load_test.png")
 
 
-def _value(distribution: dict[str, float] | None, key: str) -> float:
-    return distribution[key] if distribution else math.nan
+def _mean(runs: list[Run], name: str, key: str) -> float:
+    """The mean over runs of a distribution's figure, nan where none has it."""
+    known = [run.figures[name][key] for run in runs if run.figures[name]]
+    return fmean(known) if known else math.nan
 
 
 def grouped_bars(

@@ -1,4 +1,4 @@
-"""Runs on disk: one JSON file per request rate in a result folder."""
+"""Runs on disk: one JSON file per request rate and run in a result folder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,48 @@ from typing import Any
 
 from benchmarks.load.metrics import Timeline
 
+FULL: dict[str, Any] = {"num_prompts": 200, "seconds": 60.0, "runs": 3}
+"""What a load test needs at least for figures that are worth keeping."""
+
 
 @dataclass
 class Run:
-    """One request rate of one load test: how it was made and what came out."""
+    """One run of one request rate of a load test: how it was made and what came out."""
 
     label: str
     request_rate: float
     setting: dict[str, Any]
     summary: dict[str, Any]
+    """Figures of the whole run, and in `steady` those of its steady window, if it has one"""
     interrupted: bool = False
+    run: int = 1
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures to compare: the steady window's where there is one, else the whole run's."""
+        return self.summary.get("steady") or self.summary
+
+    @property
+    def shortfall(self) -> str:
+        """How the run is smaller than FULL; empty if it is not."""
+        few = [
+            f"{self.setting[key]:g} of {FULL[key]:g} {name}" for key, name in _NAMES.items() if self._falls_short(key)
+        ]
+        return f" (short: {', '.join(few)})" if few else ""
+
+    def _falls_short(self, key: str) -> bool:
+        return self.setting.get(key, FULL[key]) < FULL[key]
+
+
+_NAMES = {"num_prompts": "requests", "seconds": "s", "runs": "runs"}
+
+
+def by_rate(runs: list[Run]) -> dict[float, list[Run]]:
+    """Runs by request rate, both ascending."""
+    groups: dict[float, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run.request_rate, run.run)):
+        groups.setdefault(run.request_rate, []).append(run)
+    return groups
 
 
 def rate_name(rate: float) -> str:
@@ -37,8 +69,8 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def save_run(folder: Path, run: Run, timelines: list[Timeline]) -> Path:
-    """Write `rate-R.json` with the run and its requests."""
-    path = folder / f"rate-{rate_name(run.request_rate)}.json"
+    """Write `rate-R-run-N.json` with the run and its requests."""
+    path = folder / f"rate-{rate_name(run.request_rate)}-run-{run.run}.json"
     content = {**vars(run), "request_rate": rate_name(run.request_rate)}
     write_json(path, {**content, "requests": [timeline.to_json() for timeline in timelines]})
     return path
@@ -51,7 +83,7 @@ def clear_runs(folder: Path) -> None:
 
 
 def load_runs(folder: Path) -> list[Run]:
-    """The runs of a result folder by ascending rate. Raises FileNotFoundError when it holds none."""
+    """The runs of a result folder by ascending rate and run. Raises FileNotFoundError when it holds none."""
     paths = sorted(folder.glob("rate-*.json"))
     if not paths:
         raise FileNotFoundError(f"{folder}: no rate-*.json; expected the --result-dir of a load test")
@@ -60,4 +92,4 @@ def load_runs(folder: Path) -> list[Run]:
         content = json.loads(path.read_text(encoding="utf-8"))
         content.pop("requests", None)
         runs.append(Run(**{**content, "request_rate": float(content["request_rate"])}))
-    return sorted(runs, key=lambda run: run.request_rate)
+    return sorted(runs, key=lambda run: (run.request_rate, run.run))

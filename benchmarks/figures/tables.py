@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from benchmarks.figures.results import Run, rate_name
+from benchmarks.figures.intervals import over_runs
+from benchmarks.figures.results import Run, by_rate, rate_name
 from benchmarks.load.metrics import METRICS, PERCENTILES
 
 
@@ -58,38 +60,83 @@ def rates(values: Iterable[float]) -> str:
     return " ".join(f"{value:.2f}".removeprefix("0") for value in values)
 
 
-def run_table(runs: list[Run], percentile_metrics: list[str]) -> Table:
-    """Figures of one label's runs: a column per request rate, percentiles of the chosen metrics."""
-    table = Table(f"{runs[0].label}: load test", ["requests/s offered", *(rate_name(run.request_rate) for run in runs)])
+def over(values: Sequence[float | None], digits: int = 1) -> str:
+    """Mean of a figure over runs with half the width of its 95% interval; a dash where no run has it."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    mean, half = over_runs(known)
+    return number(mean, digits) + ("" if half is None else f" ± {number(half, digits)}")
+
+
+def run_tables(runs: list[Run], percentile_metrics: list[str]) -> list[Table]:
+    """The steady window's figures, where there is one, and the whole runs' with their ramps and tails."""
+    tables = [_run_table(runs, "the whole run, ramp and tail included", percentile_metrics, lambda run: run.summary)]
+    if any(run.summary.get("steady") for run in runs):
+        part = _run_table(runs, "the steady window", percentile_metrics, lambda run: run.summary.get("steady") or {})
+        tables.insert(0, part)
+    return tables
+
+
+IN_FLIGHT = "max_concurrency_seen"
+
+
+def _run_table(
+    runs: list[Run], part: str, percentile_metrics: list[str], figures: Callable[[Run], dict[str, Any]]
+) -> Table:
+    """A column per request rate, percentiles of the chosen metrics. Counts are of all runs."""
+    groups = by_rate(runs)
+    table = Table(f"{runs[0].label}: {part}{runs[0].shortfall}", ["requests/s offered", *map(rate_name, groups)])
+    cells = [[figures(run) for run in group] for group in groups.values()]
 
     def add(name: str, key: str, digits: int = 1, optional: bool = False) -> None:
-        values = [run.summary.get(key) for run in runs]
-        if not optional or any(value is not None for value in values):
-            table.rows.append([name, *(number(value, digits) for value in values)])
+        values = [[one.get(key) for one in cell] for cell in cells]
+        if not optional or any(value is not None for group in values for value in group):
+            table.rows.append([name, *(over(group, digits) for group in values)])
 
-    add("Completed", "completed", 0)
-    add("Errors", "errors", 0)
-    add("Most in flight", "max_concurrency_seen", 0)
+    for name, key, total in (
+        ("Completed", "completed", sum),
+        ("Errors", "errors", sum),
+        ("Most in flight", IN_FLIGHT, max),
+    ):
+        table.rows.append([name, *(f"{total(one.get(key, 0) for one in cell):,}" for cell in cells)])
+    add("Seconds", "duration_s", optional=True)
     add("Requests/s", "request_throughput", 2)
     add("Output tokens/s", "output_token_throughput")
     add("Goodput, requests/s", "goodput", 2, optional=True)
     add("Acceptance length", "acceptance_length", 2, optional=True)
     add("Acceptance rate", "acceptance_rate", 3, optional=True)
+    add("Generator's CPU, cores", "generator_cores", 2, optional=True)
+    add("Latest sending, ms", "max_send_delay_ms", optional=True)
     add("ms/token", "ms_per_token", 2)
     for key, name in METRICS.items():
         statistics = ["mean", *(f"p{p}" for p in PERCENTILES)] if key in percentile_metrics else ["mean"]
         for statistic in statistics:
-            values = [(run.summary[f"{key}_ms"] or {}).get(statistic) for run in runs]
-            table.rows.append([f"{name} {statistic}, ms", *(number(value) for value in values)])
+            values = [[(one.get(f"{key}_ms") or {}).get(statistic) for one in cell] for cell in cells]
+            table.rows.append([f"{name} {statistic}, ms", *map(over, values)])
     return table
 
 
-COMPARED = {"ms_per_token": "ms/token", "tpot": "TPOT mean, ms", "ttft": "TTFT mean, ms", "e2el": "End-to-end mean, ms"}
+COMPARED = {
+    "ms_per_token": "ms/token",
+    "tpot": "TPOT mean, ms",
+    "ttft": "TTFT mean, ms",
+    "e2el": "End-to-end mean, ms",
+}
+OF_SERVERS = ("server", "protocol", "plan")
+"""Settings in which compared runs may differ."""
 
 
-def figure(run: Run, name: str) -> float | None:
-    """One of COMPARED of a run, None where nothing succeeded."""
-    return run.summary[name] if name == "ms_per_token" else (run.summary[f"{name}_ms"] or {}).get("mean")
+def figure(figures: Mapping[str, Any], name: str) -> float | None:
+    """One of COMPARED among a run's figures, None where nothing succeeded."""
+    return figures[name] if name in figures else (figures[f"{name}_ms"] or {}).get("mean")
+
+
+def speedup(before: float | None, after: float | None, name: str) -> float | None:
+    """How many times smaller a figure is, or larger for `request_throughput`; None without one of them."""
+    if not before or not after:
+        return None
+    return after / before if name == "request_throughput" else before / after
 
 
 def common_rates(labels: list[list[Run]]) -> list[float]:
@@ -104,7 +151,7 @@ def common_rates(labels: list[list[Run]]) -> list[float]:
         first, *rest = (run for runs in labels for run in runs if run.request_rate == rate)
         for run in rest:
             for key, value in first.setting.items():
-                if key not in ("server", "plan") and run.setting.get(key) != value:
+                if key not in OF_SERVERS and run.setting.get(key) != value:
                     raise ValueError(
                         f"not comparable at {rate_name(rate)} requests/s: {key} is {value} in {first.label} "
                         f"and {run.setting.get(key)} in {run.label}"
@@ -115,17 +162,22 @@ def common_rates(labels: list[list[Run]]) -> list[float]:
 def speedup_table(baseline: list[Run], others: list[list[Run]], name: str = "ms_per_token") -> Table:
     """ReDrafter's Table 2: a row per model, per request rate its ms/token and its speed-up over the baseline.
 
-    `name` chooses another of COMPARED. Raises ValueError as `common_rates`.
+    `name` chooses another of COMPARED. Runs of one number are compared with each other, as they sent the same. Raises
+    ValueError as `common_rates`.
     """
     rates = common_rates([baseline, *others])
     columns = ["Model", *(f"QPS={rate_name(rate)}" for rate in rates)]
-    table = Table(f"{COMPARED[name]} (speed-up over {baseline[0].label}), by requests/s", columns)
-    reference = {run.request_rate: figure(run, name) for run in baseline}
+    title = f"{COMPARED[name]} (speed-up over {baseline[0].label}), by requests/s{baseline[0].shortfall}"
+    table = Table(title, columns)
+    reference = {(run.request_rate, run.run): figure(run.figures, name) for run in baseline}
     for runs in (baseline, *others):
-        values = {run.request_rate: figure(run, name) for run in runs}
+        groups = by_rate(runs)
         row = [runs[0].label]
         for rate in rates:
-            before, after = reference[rate], values[rate]
-            row.append(number(after, 2) + (f" ({before / after:.2f}x)" if before and after else ""))
+            values = [figure(run.figures, name) for run in groups[rate]]
+            gains = [speedup(reference.get((rate, run.run)), figure(run.figures, name), name) for run in groups[rate]]
+            mean, *half = over(gains, 2).split(" ", 1)
+            gained = " ".join([f"{mean}x", *half])
+            row.append(over(values, 2) + (f" ({gained})" if any(gains) else ""))
         table.rows.append(row)
     return table

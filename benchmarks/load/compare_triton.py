@@ -19,7 +19,9 @@ from rich.progress import track
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table, number
-from benchmarks.load.client import Backend, Generation, GenerationError, TritonBackend, WorkerBackend
+from benchmarks.load.clients.base import Client, Generation, GenerationError
+from benchmarks.load.clients.triton_grpc import TritonGrpc
+from benchmarks.load.clients.worker import BareWorker
 from benchmarks.load.metrics import Timeline
 from benchmarks.load.runner import run_one
 from benchmarks.load.workload import ChatTokenizer
@@ -30,19 +32,19 @@ TRITON, WORKER = "Triton", "bare worker"
 
 
 async def compare(
-    backends: dict[str, Backend], generations: list[Generation], tokenizer: ChatTokenizer, repeats: int
+    clients: dict[str, Client], generations: list[Generation], tokenizer: ChatTokenizer, repeats: int
 ) -> dict[str, list[list[Timeline]]]:
-    """Per backend and repeat the timelines of all generations. Raises GenerationError when one fails."""
-    runs: dict[str, list[list[Timeline]]] = {name: [] for name in backends}
-    for backend in backends.values():
-        await run_one(backend, generations[0], Timeline("warm-up", ""), tokenizer)
+    """Per client and repeat the timelines of all generations. Raises GenerationError when one fails."""
+    runs: dict[str, list[list[Timeline]]] = {name: [] for name in clients}
+    for client in clients.values():
+        await run_one(client, generations[0], Timeline("warm-up", ""), tokenizer)
     for repeat in track(range(repeats), "taking turns", console=console):
         for run in runs.values():
             run.append([])
         for index, generation in enumerate(generations):
-            order = list(backends.items())
-            for name, backend in order if (index + repeat) % 2 == 0 else reversed(order):
-                timeline = await run_one(backend, generation, Timeline(str(index), ""), tokenizer)
+            order = list(clients.items())
+            for name, client in order if (index + repeat) % 2 == 0 else reversed(order):
+                timeline = await run_one(client, generation, Timeline(str(index), ""), tokenizer)
                 if timeline.error is not None:
                     raise GenerationError(f"{name}: {timeline.error}")
                 runs[name][-1].append(timeline)
@@ -50,7 +52,7 @@ async def compare(
 
 
 def report(runs: dict[str, list[list[Timeline]]]) -> dict[str, Any]:
-    """Tokens per second and mean TTFT of each backend (medians over repeats, per prompt), and Triton's extra time."""
+    """Tokens per second and mean TTFT of each client (medians over repeats, per prompt), and Triton's extra time."""
     figures: dict[str, Any] = {}
     for name, repeats in runs.items():
         seconds = sum(median(t.e2el for t in prompt) for prompt in zip(*repeats, strict=True)) / 1e3
@@ -68,12 +70,12 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     prompts = spread(load_prompts(args.dataset), args.num_prompts)
     sampling = {"temperature": args.temperature, "seed": 0}
     generations = [Generation(tokenizer.chat(prompt.turns[0]), args.max_tokens, sampling) for prompt in prompts]
-    backends: dict[str, Backend] = {TRITON: TritonBackend(args.url), WORKER: WorkerBackend(str(args.worker))}
+    clients: dict[str, Client] = {TRITON: TritonGrpc(args.url), WORKER: BareWorker(str(args.worker))}
     try:
-        return report(await compare(backends, generations, tokenizer, args.repeats))
+        return report(await compare(clients, generations, tokenizer, args.repeats))
     finally:
-        for backend in backends.values():
-            await backend.close()
+        for client in clients.values():
+            await client.close()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,181 +1,238 @@
-"""Load test: streaming requests at fixed rates against a Triton server or a bare engine worker.
+"""Load test: streaming requests at fixed rates against a service or a bare engine worker.
 
     python -m benchmarks.load.loadtest --tokenizer artifacts/engines/NAME --request-rate 0.5 1 2 --result-dir out/spec
 
-Writes one JSON file per rate and plots into the result folder and prints a table. With --baseline, compares with the
-results in that folder: an earlier run's, or, with --baseline-url, those of a second server that takes turns with the
-first, rate by rate, so that a busy moment of the machine hits both. Ctrl-C writes what there is.
+Writes one JSON file per rate and run and plots into the result folder and prints tables. With --baseline, compares with
+the results in that folder: an earlier test's, or, with --baseline-url, those of a second server that takes turns with
+the first, run by run, so that a busy moment of the machine hits both. Ctrl-C writes what there is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import math
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from benchmarks.figures import plots
-from benchmarks.figures.results import Run, clear_runs, load_runs, rate_name, save_run
-from benchmarks.figures.tables import run_table, speedup_table
-from benchmarks.load.client import Backend, Generation, GenerationError, TritonBackend, WorkerBackend
-from benchmarks.load.metrics import METRICS, Timeline, acceptance, parse_slo, summarize
-from benchmarks.load.runner import open_loop, run_one
-from benchmarks.load.workload import ARRIVALS, ChatTokenizer, arrival_times, pick_prompts
+from benchmarks.figures.results import Run, clear_runs, load_runs, rate_name, save_run, write_json
+from benchmarks.figures.tables import run_tables, speedup_table
+from benchmarks.load.clients.base import Client, Generation, GenerationError
+from benchmarks.load.clients.connect import MODEL, address, connect
+from benchmarks.load.clients.worker import BareWorker
+from benchmarks.load.metrics import Timeline, acceptance, steady_window, summarize
+from benchmarks.load.options import bundle_plan, check, parser
+from benchmarks.load.runner import hold, open_loop
+from benchmarks.load.saturation import Probe, Saturation, comparison, find, table
+from benchmarks.load.workload import ChatTokenizer, Conversation, arrival_times, conversations_of
+from redraft.chat import Message
 from redraft.console.progress import duration, progress, write
 from redraft.prompts import Prompt, load_prompts
 from redraft.request import AUTO_REGRESSIVE
 
-PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
 SETTING = (
-    "num_prompts", "max_tokens", "temperature", "top_p", "top_k", "seed", "arrival", "burstiness", "max_concurrency",
+    "num_prompts", "seconds", "ramp", "runs", "max_tokens", "temperature", "top_p", "top_k", "seed", "arrival",
+    "burstiness", "max_concurrency", "multi_turn", "shared_prefix", "prompt_tokens",
 )  # fmt: skip
-TABLE2 = {"request_rate": [0.1, 0.5, 1.0], "temperature": 1.0}
-TABLE2_PLAN = {"construction": "beam", "beam_width": 6, "beam_length": 5}
 BASELINE = "auto-regressive"
+PROBED, COMPARISON = "saturation.json", "comparison.json"
 console = Console()
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(prog="loadtest", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = p.add_argument
-    add("--url", default="127.0.0.1:8001", help="gRPC address of the Triton server")
-    add("--metrics-url", default="http://127.0.0.1:8002/metrics", help="its metrics page, for acceptance; '' for none")
-    add("--model", default="ensemble", help="Triton model")
-    add("--worker", metavar="SOCKET", help="talk to the engine worker at this socket instead")
-    add("--tokenizer", type=Path, required=True, help="engine bundle or model folder: tokenizer and chat template")
-    add("--dataset", type=Path, default=PROMPTS, help="prompts: JSON, text lines, CSV or Parquet (default: shipped)")
-    add("--column", help="field or column of --dataset that holds the prompts")
-    add("--no-chat-template", action="store_true", help="send prompts as they are")
-    add("--num-prompts", type=int, default=40, help="requests per rate")
-    add(
-        "--request-rate",
-        type=float,
-        nargs="+",
-        default=[1.0],
-        metavar="R",
-        help="requests per second; inf: all at once",
-    )
-    add("--arrival", choices=ARRIVALS, default="poisson")
-    add("--burstiness", type=float, default=1.0, help="shape of the gaps' gamma distribution; 1 is Poisson")
-    add("--max-concurrency", type=int, help="most requests in flight")
-    add("--max-tokens", type=int, default=128)
-    add("--temperature", type=float, default=0.0)
-    add("--top-p", type=float)
-    add("--top-k", type=int)
-    add("--seed", type=int, default=0, help="of arrivals, prompt order and (plus the request's number) sampling")
-    add("--warmup", type=int, default=3, help="requests before the first rate that do not count")
-    add("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics whose percentiles the table shows")
-    add("--goodput", "--slo", nargs="+", default=[], metavar="METRIC:MS", help="limits on ttft, tpot, e2el")
-    add("--method", help="one of the bundle's methods of drafting, or auto_regressive (default: its first)")
-    add("--table2", action="store_true", help="ReDrafter's Table 2: rates 0.1 0.5 1, temperature 1, beam 6 x 5")
-    add("--label", default="run", help="name of this run in tables and plots")
-    add("--result-dir", type=Path, default=Path("artifacts/loadtest/run"), help="earlier runs in it are replaced")
-    add("--baseline", type=Path, help="result folder of an auto-regressive run to compare with")
-    add(
-        "--baseline-url",
-        help="gRPC address of a server (or the same): measure auto-regressive decoding there, into --baseline",
-    )
-    add("--baseline-metrics-url", default="", help="its metrics page")
-    return p
+@dataclass(frozen=True)
+class Load:
+    """What one run sends: conversations and the seconds at which they are due; without them, when there is a place."""
+
+    conversations: list[Conversation]
+    times: list[float] | None
+
+    @property
+    def requests(self) -> int:
+        """Turns of all conversations."""
+        return sum(len(conversation.turns) for conversation in self.conversations)
 
 
-def check(args: argparse.Namespace) -> dict[str, float]:
-    """Settle presets and check what argparse cannot; the service level objective. Raises ValueError."""
-    if args.table2:
-        vars(args).update(TABLE2)
-        plan = bundle_plan(args.tokenizer, args.method).get("plan")
-        if plan and any(plan.get(key) != value for key, value in TABLE2_PLAN.items()):
-            raise ValueError(f"--table2 needs a method with {TABLE2_PLAN} or none, got {plan}")
-    if args.baseline_url and not args.baseline:
-        raise ValueError("--baseline-url needs --baseline: the folder for that server's results")
-    for name in ("num_prompts", "max_tokens"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(args, name)}")
-    for rate in args.request_rate:
-        arrivals(args, rate)
-    if args.max_concurrency is not None and args.max_concurrency < 1:
-        raise ValueError(f"--max-concurrency: expected at least 1, got {args.max_concurrency}")
-    args.percentile_metrics = [name for name in args.percentile_metrics.split(",") if name]
-    if unknown := set(args.percentile_metrics) - set(METRICS):
-        raise ValueError(f"--percentile-metrics: expected some of {', '.join(METRICS)}, got {', '.join(unknown)}")
-    return parse_slo(args.goodput)
+class LoadTest:
+    """A load test of one server or of several that take turns; `args` are the flags of the one asked for.
+
+    Raises ValueError where the prompts are not fit for the flags.
+    """
+
+    def __init__(self, args: argparse.Namespace, slo: dict[str, float]):
+        self.args, self.slo = args, slo
+        self.tokenizer = ChatTokenizer(args.tokenizer)
+        self.prompts: list[Prompt] = load_prompts(args.dataset, args.column)
+        self.workload = (args.multi_turn, args.shared_prefix, args.prompt_tokens)
+        conversations_of(self.prompts, 1, 0, self.tokenizer, *self.workload)
+        self.saturated: Saturation | None = None
+        """Where the baseline saturates, once it was searched for"""
+
+    def load(self, rate: float, run: int) -> Load:
+        """What is sent in one run of a rate, the same for every server. Raises ValueError for flags out of range."""
+        args, seed = self.args, self.args.seed + run - 1
+        requests = self.requests(rate)
+        made = conversations_of(self.prompts, requests, seed, self.tokenizer, *self.workload)
+        if math.isinf(rate) and args.max_concurrency:
+            return Load(made, None)
+        starts = rate * len(made) / requests
+        return Load(made, arrival_times(starts, len(made), args.arrival, args.burstiness, seed).tolist())
+
+    def requests(self, rate: float) -> int:
+        """Requests of one run of a rate: those of its ramp, then of at least --num-prompts and --seconds."""
+        if math.isinf(rate):
+            return self.args.num_prompts
+        return math.ceil(rate * self.args.ramp) + max(self.args.num_prompts, math.ceil(rate * self.args.seconds))
+
+    def say_plan(self, servers: int) -> None:
+        """Write what is sent, and how long that takes at least: a slower server's answers take longer."""
+        args = self.args
+        for rate in args.request_rate:
+            count = self.requests(rate)
+            sending = args.runs * servers * (0 if math.isinf(rate) else count / rate)
+            write(
+                console,
+                f"{rate_name(rate)} requests/s: {count} requests of at most {args.max_tokens} tokens, {args.runs} times"
+                f"{f' at each of {servers} servers' if servers > 1 else ''}: at least {duration(sending)}",
+            )
+
+    def writer(self, contender: argparse.Namespace) -> Any:
+        """How a contender's requests are written: see `runner.Write`."""
+        sampling = {name: getattr(contender, name) for name in ("temperature", "top_p", "top_k")}
+        sampling = {name: value for name, value in sampling.items() if value is not None}
+
+        def request(conversation: Conversation, messages: Sequence[Message]) -> Generation:
+            plain = contender.no_chat_template
+            return Generation(
+                messages[-1]["content"] if plain else self.tokenizer.write(messages),
+                contender.max_tokens,
+                {**sampling, "seed": conversation.seed},
+                method=contender.method,
+                messages=() if plain or self.tokenizer.template is None else tuple(messages),
+            )
+
+        return request
+
+    async def warm_up(self, contender: argparse.Namespace, client: Client, count: int, advance: Any) -> None:
+        """Send a few requests that do not count. Raises GenerationError where one fails."""
+        for conversation in conversations_of(self.prompts, count, self.args.seed + self.args.runs, self.tokenizer):
+            done: list[Timeline] = []
+            await hold(client, conversation, time.perf_counter(), self.writer(contender), self.tokenizer, done.append)
+            if done[0].error is not None:
+                raise GenerationError(f"{contender.label}: the warm-up request failed: {done[0].error}")
+            advance()
+
+    async def run(
+        self, contender: argparse.Namespace, client: Client, rate: float, number: int, load: Load, name: str
+    ) -> tuple[Run, list[Timeline]]:
+        """One run of a rate: send and measure."""
+        before = await client.counters()
+        cpu, wall = time.process_time(), time.perf_counter()
+        with progress(name, load.requests, "answers", console=console) as shown:
+            tokens = errors = 0
+
+            def advance(timeline: Timeline) -> None:
+                nonlocal tokens, errors
+                tokens, errors = tokens + timeline.output_tokens, errors + (timeline.error is not None)
+                shown.update(shown.done + 1, f"{tokens} tokens" + (f", {errors} errors" if errors else ""))
+
+            timelines, whole = await open_loop(
+                client, load.conversations, load.times, self.writer(contender), self.tokenizer,
+                contender.max_concurrency, advance,
+            )  # fmt: skip
+        cores = (time.process_time() - cpu) / (time.perf_counter() - wall)
+        window = steady_window(timelines, contender.ramp)
+        summary = summarize(timelines, self.slo) | {"generator_cores": cores}
+        summary |= acceptance_between(before, await client.counters())
+        summary["steady"] = summarize(timelines, self.slo, window) if window else None
+        server = contender.worker or f"{address(contender.protocol, contender.url)}/{contender.model or MODEL}"
+        setting = {"server": server, "protocol": "worker" if contender.worker else contender.protocol}
+        setting |= {"plan": contender.plan, "dataset": contender.dataset.name}
+        setting |= {name: getattr(contender, name) for name in SETTING}
+        return Run(contender.label, rate, setting, summary, not whole, number), timelines
+
+    async def saturation(self, contender: argparse.Namespace, client: Client) -> Saturation:
+        """Search for a contender's saturation, with a line per probe, and write it into its result folder."""
+
+        async def probe(rate: float) -> Probe:
+            run, _ = await self.run(contender, client, rate, 1, self.load(rate, 1), f"{contender.label}: search")
+            if run.interrupted:
+                raise KeyboardInterrupt
+            figures = run.figures
+            due, completed = figures["requests_due_per_s"], figures["request_throughput"]
+            found = Probe(rate, due, completed, run.summary["errors"])
+            write(console, f"{contender.label}: {found}")
+            return found
+
+        found = await find(probe, self.args.request_rate[0])
+        setting = {name: getattr(contender, name) for name in ("method", "dataset", "protocol", *SETTING)}
+        content = {
+            "label": contender.label,
+            **found.to_json(),
+            "setting": setting | {"dataset": contender.dataset.name},
+        }
+        write_json(contender.result_dir / PROBED, content)
+        write(
+            console,
+            f"{contender.label}: saturation: {found.throughput:.3g} requests/s are completed at most; "
+            f"the highest rate that was followed is {found.followed:.3g}",
+        )
+        return found
+
+    async def measure(self) -> list[Run]:
+        """Warm up, then every rate in turn, at each contender. The runs of the server asked for; none of a search.
+
+        Raises GenerationError when a warm-up request fails, OSError for a result folder that cannot be written.
+        """
+        args, compared = self.args, contenders(self.args)
+        warmup = max(args.warmup, 1)
+        for contender in compared:
+            contender.result_dir.mkdir(parents=True, exist_ok=True)
+        runs: list[Run] = []
+        async with AsyncExitStack() as stack:
+            servers = []
+            with progress("warm-up", warmup * len(compared), "answers", "connecting", console) as shown:
+                for contender in compared:
+                    client = await client_of(contender)
+                    stack.push_async_callback(client.close)
+                    servers.append((contender, client))
+                    await self.warm_up(contender, client, warmup, lambda: shown.update(shown.done + 1, ""))
+            for contender, _ in servers:
+                clear_runs(contender.result_dir)
+            if args.find_saturation:
+                for server in servers:
+                    await self.saturation(*server)
+                return []
+            if args.of_saturation:
+                self.saturated = await self.saturation(*servers[0])
+                args.request_rate = [float(f"{share * self.saturated.throughput:.3g}") for share in args.of_saturation]
+            self.say_plan(len(servers))
+            for rate in args.request_rate:
+                for number in range(1, args.runs + 1):
+                    load = self.load(rate, number)
+                    for contender, client in servers if number % 2 else reversed(servers):
+                        name = f"{contender.label} at {rate_name(rate)} requests/s, run {number} of {args.runs}"
+                        run, timelines = await self.run(contender, client, rate, number, load, name)
+                        save_run(contender.result_dir, run, timelines)
+                        if contender is args:
+                            runs.append(run)
+                        if run.interrupted:
+                            console.print("[yellow]interrupted: what had ended is written")
+                            return runs
+        return runs
 
 
-def arrivals(args: argparse.Namespace, rate: float) -> np.ndarray:
-    """When the requests of one rate are sent: float64 [num_prompts], seconds. Raises ValueError for flags out of
-    range."""
-    return arrival_times(rate, args.num_prompts, args.arrival, args.burstiness, args.seed)
-
-
-def bundle_plan(folder: Path, method: str | None) -> dict[str, Any]:
-    """Name and precision of an engine bundle, and the plan of one of its methods (None: its first); empty for a mere
-    model folder. Raises ValueError for a method that the bundle lacks."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if "precision" not in config:
-        return {}
-    methods = config["methods"]
-    name = method or next(iter(methods), AUTO_REGRESSIVE)
-    if name not in (*methods, AUTO_REGRESSIVE):
-        raise ValueError(f"--method: expected one of {', '.join((*methods, AUTO_REGRESSIVE))}, got {name!r}")
-    return {key: config[key] for key in ("name", "precision")} | {"method": name, "plan": methods.get(name)}
-
-
-def build_requests(args: argparse.Namespace, prompts: list[Prompt], tokenizer: ChatTokenizer, count: int, seed: int):
-    """`count` pairs of a request and its empty timeline."""
-    sampling = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
-    sampling = {name: value for name, value in sampling.items() if value is not None}
-    requests = []
-    for index, prompt in enumerate(pick_prompts(prompts, count, seed)):
-        text = prompt.turns[0] if args.no_chat_template else tokenizer.chat(prompt.turns[0])
-        timeline = Timeline(prompt.question_id, prompt.category, len(tokenizer.encode(text)))
-        sampled = {**sampling, "seed": args.seed + index}
-        requests.append((Generation(text, args.max_tokens, sampled, method=args.method), timeline))
-    return requests
-
-
-async def connect(args: argparse.Namespace) -> Backend:
+async def client_of(args: argparse.Namespace) -> Client:
     """The server or the worker, as the flags say. Raises GenerationError where none answers."""
     if args.worker:
-        return WorkerBackend(args.worker)
-    backend = TritonBackend(args.url, args.model, args.metrics_url or None)
-    if not await backend.is_live():
-        await backend.close()
-        raise GenerationError(f"no Triton server at {args.url}: `make serve` or `redraft serve` starts one")
-    return backend
-
-
-async def run_rate(
-    args: argparse.Namespace, rate: float, backend: Backend, requests: list, tokenizer: ChatTokenizer, slo: dict
-) -> Run:
-    """One rate: send, measure, save."""
-    times = arrivals(args, rate)
-    before = await backend.counters()
-    name = f"{args.label} at {rate_name(rate)} requests/s"
-    with progress(name, len(requests), "answers", console=console) as shown:
-        tokens = errors = 0
-
-        def advance(timeline: Timeline) -> None:
-            nonlocal tokens, errors
-            tokens, errors = tokens + timeline.output_tokens, errors + (timeline.error is not None)
-            shown.update(shown.done + 1, f"{tokens} tokens" + (f", {errors} errors" if errors else ""))
-
-        timelines = await open_loop(backend, requests, times.tolist(), tokenizer, args.max_concurrency, advance)
-    summary = summarize(timelines, slo)
-    summary |= acceptance_between(before, await backend.counters())
-    server = args.worker or f"{args.url}/{args.model}"
-    setting = {"server": server, "plan": args.plan, "dataset": args.dataset.name}
-    setting |= {name: getattr(args, name) for name in SETTING}
-    run = Run(args.label, rate, setting, summary, interrupted=len(timelines) < len(requests))
-    save_run(args.result_dir, run, timelines)
-    return run
+        return BareWorker(args.worker)
+    return await connect(args.protocol, args.url, args.model, args.metrics_url or None)
 
 
 def acceptance_between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -194,68 +251,35 @@ def contenders(args: argparse.Namespace) -> list[argparse.Namespace]:
     return [argparse.Namespace(**{**vars(args), **server, "label": BASELINE, "result_dir": args.baseline}), args]
 
 
-def say_plan(args: argparse.Namespace, servers: int) -> None:
-    """Write what is sent, and how long that takes at least: a slower server's answers take longer."""
-    sending = servers * sum(arrivals(args, rate)[-1] for rate in args.request_rate)
-    rates = ", ".join(map(rate_name, args.request_rate))
-    write(
-        console,
-        f"{args.num_prompts} requests of at most {args.max_tokens} tokens at each of {rates} requests/s: at least "
-        f"{duration(sending)}, next to no memory and disk",
-    )
-
-
-async def measure(args: argparse.Namespace, slo: dict[str, float]) -> list[Run]:
-    """Warm up, then every rate in turn, at each contender. The runs of the server asked for.
-
-    Raises GenerationError when a warm-up request fails, OSError for a result folder that cannot be written.
-    """
-    tokenizer, prompts = ChatTokenizer(args.tokenizer), load_prompts(args.dataset, args.column)
-    compared, warmup = contenders(args), max(args.warmup, 1)
-    for contender in compared:
-        contender.result_dir.mkdir(parents=True, exist_ok=True)
-    say_plan(args, len(compared))
-    runs: list[Run] = []
-    async with AsyncExitStack() as stack:
-        servers = []
-        with progress("warm-up", warmup * len(compared), "answers", "connecting", console) as shown:
-            for contender in compared:
-                backend = await connect(contender)
-                stack.push_async_callback(backend.close)
-                servers.append((contender, backend))
-                for generation, timeline in build_requests(args, prompts, tokenizer, warmup, args.seed + 1):
-                    await run_one(backend, generation, timeline, tokenizer)
-                    if timeline.error is not None:
-                        raise GenerationError(f"{contender.label}: the warm-up request failed: {timeline.error}")
-                    shown.update(shown.done + 1, "")
-        for contender, _ in servers:
-            clear_runs(contender.result_dir)
-        for rate in args.request_rate:
-            for contender, backend in servers:
-                requests = build_requests(args, prompts, tokenizer, args.num_prompts, args.seed)
-                run = await run_rate(contender, rate, backend, requests, tokenizer, slo)
-                if contender is args:
-                    runs.append(run)
-                if run.interrupted:
-                    console.print("[yellow]interrupted: what had ended is written")
-                    return runs
-    return runs
+def show(args: argparse.Namespace, runs: list[Run], saturated: Saturation | None) -> None:
+    """Print the tables and draw the plots. Raises ValueError for a baseline that sent something else."""
+    for one in run_tables(runs, args.percentile_metrics):
+        one.show(console)
+    plots.load_test([runs], args.result_dir)
+    if args.baseline:
+        baseline = load_runs(args.baseline)
+        speedup_table(baseline, [runs]).show(console)
+        if saturated:
+            report = comparison(baseline, runs, saturated)
+            write_json(args.result_dir / COMPARISON, report)
+            table(report).show(console)
+        plots.load_test([baseline, runs], args.result_dir)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the load test; the exit status is 1 when a request failed and 130 after Ctrl-C."""
-    args = parser().parse_args(argv)
+    """Run the load test; the exit status is 130 after Ctrl-C, and 1 when a request failed, except beyond saturation,
+    where a service may refuse some."""
+    args = parser(__doc__).parse_args(argv)
     try:
         slo = check(args)
-        runs = asyncio.run(measure(args, slo))
+        test = LoadTest(args, slo)
+        runs = asyncio.run(test.measure())
+        if args.find_saturation:
+            console.print(f"written to {args.result_dir}")
+            return 0
         if not runs:
             return 130
-        run_table(runs, args.percentile_metrics).show(console)
-        plots.load_test([runs], args.result_dir)
-        if args.baseline:
-            baseline = load_runs(args.baseline)
-            speedup_table(baseline, [runs]).show(console)
-            plots.load_test([baseline, runs], args.result_dir)
+        show(args, runs, test.saturated)
     except (ValueError, OSError, GenerationError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
@@ -266,7 +290,9 @@ def main(argv: list[str] | None = None) -> int:
         for message, count in run.summary["error_messages"].items():
             console.print(f"[red]{rate_name(run.request_rate)} requests/s: {count} failed: {message}")
     console.print(f"written to {args.result_dir}")
-    return 130 if runs[-1].interrupted else int(any(run.summary["errors"] for run in runs))
+    if runs[-1].interrupted:
+        return 130
+    return int(any(run.summary["errors"] for run in runs) and not args.of_saturation)
 
 
 if __name__ == "__main__":

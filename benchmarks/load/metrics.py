@@ -1,8 +1,9 @@
 """What a load test measures: one timeline per request, and the figures drawn from many of them.
 
-Times are seconds on one monotonic clock; figures are milliseconds. TTFT runs from sending a request to its first
-text, TPOT = (end-to-end - TTFT) / (tokens - 1), ITL is the time between two streamed chunks, and end-to-end runs from
-sending to the last chunk. Speculation delivers several tokens in a chunk: compare it by TPOT, not by ITL.
+Times are seconds on one monotonic clock; figures are milliseconds. They count from the moment at which a request was
+due, so that a generator or a server that falls behind does not hide it. TTFT runs to the first text, end-to-end to the
+last chunk, TPOT = (end-to-end - TTFT) / (tokens - 1), and ITL is the time between two streamed chunks. Speculation
+delivers several tokens in a chunk: compare it by TPOT, not by ITL.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Timeline:
     question_id: str
     category: str
     prompt_tokens: int = 0
-    scheduled: float = 0.0
+    turn: int = 0
+    """Its place in its conversation"""
+    due: float = 0.0
     sent: float = 0.0
     chunk_times: list[float] = field(default_factory=list)
     finished: float = 0.0
@@ -36,12 +39,12 @@ class Timeline:
     @property
     def ttft(self) -> float | None:
         """Milliseconds to the first text; None if none came."""
-        return 1e3 * (self.chunk_times[0] - self.sent) if self.chunk_times else None
+        return 1e3 * (self.chunk_times[0] - self.due) if self.chunk_times else None
 
     @property
     def e2el(self) -> float:
-        """Milliseconds from sending to the end."""
-        return 1e3 * (self.finished - self.sent)
+        """Milliseconds to the end."""
+        return 1e3 * (self.finished - self.due)
 
     @property
     def tpot(self) -> float | None:
@@ -56,8 +59,45 @@ class Timeline:
         return (1e3 * np.diff(self.chunk_times)).tolist()
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, times relative to the start of the run as recorded."""
+        """All fields, times as recorded."""
         return asdict(self)
+
+    def tokens_within(self, window: Window) -> float:
+        """Output tokens that came in the window; a chunk counts as an equal share of the answer."""
+        if not self.chunk_times:
+            return 0.0
+        return self.output_tokens * sum(map(window.holds, self.chunk_times)) / len(self.chunk_times)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A span of time, seconds."""
+
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end - self.begin
+
+    def holds(self, moment: float) -> bool:
+        """Whether a moment is in it, its ends included."""
+        return self.begin <= moment <= self.end
+
+
+def whole_run(timelines: list[Timeline]) -> Window:
+    """From the first request that was due to the last that ended."""
+    return Window(min(t.due for t in timelines), max(t.finished for t in timelines))
+
+
+def steady_window(timelines: list[Timeline], ramp_s: float) -> Window | None:
+    """The part of a run in which the load is constant: without its first `ramp_s` seconds, while the number of requests
+    in flight rises, and without the tail after the last conversation was due. None where nothing is left, as where all
+    requests are due at once."""
+    starts = [t.due for t in timelines if t.turn == 0]
+    window = Window(min(starts) + ramp_s, max(starts)) if starts else None
+    return window if window is not None and window.seconds > 0 else None
 
 
 def parse_slo(items: list[str]) -> dict[str, float]:
@@ -96,26 +136,37 @@ def distribution(values: list[float]) -> dict[str, float] | None:
     return {"mean": float(array.mean()), "std": float(array.std()), **percentiles}
 
 
-def summarize(timelines: list[Timeline], slo: dict[str, float] | None = None) -> dict[str, Any]:
-    """Figures of one run. The duration is from the first request sent to the last one finished."""
-    good = [timeline for timeline in timelines if timeline.error is None]
-    duration = max(t.finished for t in timelines) - min(t.sent for t in timelines) if timelines else 0.0
-    rate = 1 / duration if duration > 0 else 0.0
-    output_tokens = sum(t.output_tokens for t in good)
+def summarize(
+    timelines: list[Timeline], slo: dict[str, float] | None = None, window: Window | None = None
+) -> dict[str, Any]:
+    """Figures of one run, or of a window in it.
+
+    Latencies are those of the requests that were due in the window. Rates are of what ended or came in it, whenever it
+    was due.
+    """
+    if not timelines:
+        window = Window(0.0, 0.0)
+    window = window or whole_run(timelines)
+    counted = [t for t in timelines if window.holds(t.due)]
+    good = [t for t in counted if t.error is None]
+    ended = [t for t in timelines if t.error is None and window.holds(t.finished)]
+    rate = 1 / window.seconds if window.seconds > 0 else 0.0
+    tokens_per_s = rate * sum(t.tokens_within(window) for t in timelines if t.error is None)
     summary: dict[str, Any] = {
-        "requests": len(timelines),
+        "requests": len(counted),
         "completed": len(good),
-        "errors": len(timelines) - len(good),
-        "error_messages": dict(Counter(t.error for t in timelines if t.error is not None)),
-        "duration_s": duration,
+        "errors": len(counted) - len(good),
+        "error_messages": dict(Counter(t.error for t in counted if t.error is not None)),
+        "duration_s": window.seconds,
         "prompt_tokens": sum(t.prompt_tokens for t in good),
-        "output_tokens": output_tokens,
-        "request_throughput": len(good) * rate,
-        "output_token_throughput": output_tokens * rate,
-        "total_token_throughput": (output_tokens + sum(t.prompt_tokens for t in good)) * rate,
+        "output_tokens": sum(t.output_tokens for t in good),
+        "requests_due_per_s": len(counted) * rate,
+        "request_throughput": len(ended) * rate,
+        "output_token_throughput": tokens_per_s,
+        "total_token_throughput": tokens_per_s + rate * sum(t.prompt_tokens for t in ended),
         "max_concurrency_seen": concurrency(good),
         "ms_per_token": ms_per_token(good),
-        "max_send_delay_ms": 1e3 * max((t.sent - t.scheduled for t in timelines), default=0.0),
+        "max_send_delay_ms": 1e3 * max((t.sent - t.due for t in counted), default=0.0),
         "ttft_ms": distribution([t.ttft for t in good if t.ttft is not None]),
         "tpot_ms": distribution([t.tpot for t in good if t.tpot is not None]),
         "itl_ms": distribution([gap for t in good for gap in t.itl]),
@@ -123,7 +174,7 @@ def summarize(timelines: list[Timeline], slo: dict[str, float] | None = None) ->
     }
     if slo:
         summary["slo_ms"] = slo
-        summary["goodput"] = sum(meets(t, slo) for t in timelines) * rate
+        summary["goodput"] = sum(meets(t, slo) for t in counted) * rate
     return summary
 
 

@@ -68,6 +68,7 @@ def main() -> None:
             "--url", f"127.0.0.1:{PORT + 1}", "--metrics-url", f"http://127.0.0.1:{PORT + 2}/metrics",
             "--baseline-url", f"127.0.0.1:{BASELINE_PORT + 1}", "--baseline", baseline, "--result-dir", speculative,
             "--num-prompts", str(arguments.num_prompts), "--max-tokens", "64",
+            "--seconds", "0", "--ramp", "2", "--runs", "1",
             "--request-rate", *arguments.request_rate,
         )  # fmt: skip
     console.rule("report")

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.figures import plots
 from benchmarks.figures.results import load_runs
-from benchmarks.figures.tables import COMPARED, Table, number, run_table, speedup_table
+from benchmarks.figures.tables import COMPARED, Table, number, run_tables, speedup_table
 from benchmarks.load import comparison
 from benchmarks.speed import grid, single_stream
 from benchmarks.verify import lossless as verify_lossless
@@ -57,7 +57,7 @@ def load_section(folders: list[Path], plot_folder: Path) -> Section:
     """Load tests: the first folder is the baseline of the others."""
     labels = [load_runs(folder) for folder in folders]
     tables = [speedup_table(labels[0], labels[1:], name) for name in COMPARED] if len(labels) > 1 else []
-    tables += [run_table(runs, ["ttft", "tpot"]) for runs in labels]
+    tables += [table for runs in labels for table in run_tables(runs, ["ttft", "tpot"])]
     return Section("Load test", [plots.load_test(labels, plot_folder)], tables)
 
 

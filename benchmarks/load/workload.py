@@ -1,14 +1,17 @@
-"""What a load test sends: the chat template around prompts, and the times at which requests arrive."""
+"""What a load test sends: conversations written with the chat template, and the times at which they begin."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from redraft.chat import user_prompt
+from redraft.chat import ChatTemplate, Message
 from redraft.prompts import Prompt
 
 ARRIVALS = ("constant", "poisson")
@@ -32,7 +35,24 @@ class ChatTokenizer:
 
     def chat(self, user: str) -> str:
         """One user turn as the text that the model continues with its answer: as it is without a chat template."""
-        return user_prompt(self.folder, user)
+        return self.write([{"role": "user", "content": user}])
+
+    def write(self, messages: Sequence[Message]) -> str:
+        """A conversation as the text that the model continues. Without a chat template a single message is that text;
+        more are a ValueError."""
+        if self.template is not None:
+            return self.template.render(messages)
+        if len(messages) > 1:
+            raise ValueError(f"{self.folder} has no chat template, so it cannot write {len(messages)} messages")
+        return messages[0]["content"]
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The folder's chat template, if it has one."""
+        try:
+            return ChatTemplate.load(self.folder)
+        except FileNotFoundError:
+            return None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text that already holds its special tokens."""
@@ -76,3 +96,89 @@ def pick_prompts(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
     while len(order) < count:
         order += generator.permutation(len(prompts)).tolist()
     return [prompts[index] for index in order[:count]]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What one client sends: user turns, each after the answer to the one before."""
+
+    question_id: str
+    category: str
+    turns: tuple[str, ...]
+    seed: int
+    """The sampling seed of all of its requests"""
+    system: str | None = None
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        """The messages before the first user turn."""
+        return ({"role": "system", "content": self.system},) if self.system is not None else ()
+
+
+class Passages:
+    """Text of given lengths, made of the prompts of a file."""
+
+    def __init__(self, prompts: Sequence[Prompt], tokenizer: ChatTokenizer):
+        self._tokenizer = tokenizer
+        self._ids = tokenizer.encode("\n".join(turn for prompt in prompts for turn in prompt.turns))
+        self._places = np.random.default_rng(0)
+
+    def take(self, tokens: int, begin: int = 0) -> str:
+        """About so many tokens of text, from token `begin` on, starting over at the end."""
+        places = (begin + np.arange(tokens)) % len(self._ids)
+        return self._tokenizer.decode([self._ids[place] for place in places])
+
+    def lengthened(self, turn: str, system: str | None, tokens: int) -> str:
+        """A user turn with a passage before it, so that the whole prompt has `tokens` tokens or up to 1% fewer.
+
+        Passages begin at places of their own, so that prompts share none. Raises ValueError for a turn that is longer
+        by itself.
+        """
+        begin, wanted, text = int(self._places.integers(len(self._ids))), 0, turn
+        opening = Conversation("", "", (), 0, system).opening
+        for _ in range(8):
+            length = len(self._tokenizer.encode(self._tokenizer.write([*opening, {"role": "user", "content": text}])))
+            if tokens - tokens // 100 <= length <= tokens:
+                return text
+            wanted += tokens - tokens // 200 - length
+            if wanted < 0:
+                break
+            text = f"{self.take(wanted, begin)}\n\n{turn}"
+        raise ValueError(f"expected prompts of at most {tokens} tokens to lengthen, got one of {length} tokens")
+
+
+def conversations_of(
+    prompts: list[Prompt],
+    count: int,
+    seed: int,
+    tokenizer: ChatTokenizer,
+    multi_turn: bool = False,
+    shared_prefix: int = 0,
+    prompt_tokens: int = 0,
+) -> list[Conversation]:
+    """At least one conversation, and as many as have `count` turns together; `seed` orders the prompts.
+
+    Only first turns are sent unless `multi_turn`. All begin with one system message of about `shared_prefix` tokens, if
+    that is not 0. First prompts are lengthened to `prompt_tokens`, if that is not 0: longer ones are left out. Raises
+    ValueError where none is left.
+    """
+    passages = Passages(prompts, tokenizer) if shared_prefix or prompt_tokens else None
+    system = passages.take(shared_prefix) if passages and shared_prefix else None
+    if prompt_tokens:
+        prefix = shared_prefix + len(tokenizer.encode(tokenizer.chat("")))
+        prompts = [
+            p for p in prompts if len(tokenizer.encode(p.turns[0])) + prefix < prompt_tokens - prompt_tokens // 100
+        ]
+        if not prompts:
+            raise ValueError(f"prompt tokens: expected more than the shortest prompt has, got {prompt_tokens}")
+    made: list[Conversation] = []
+    left = count
+    for index, prompt in enumerate(pick_prompts(prompts, count, seed)):
+        if left <= 0:
+            break
+        first, *others = prompt.turns[: left if multi_turn else 1]
+        left -= 1 + len(others)
+        if passages and prompt_tokens:
+            first = passages.lengthened(first, system, prompt_tokens)
+        made.append(Conversation(prompt.question_id, prompt.category, (first, *others), seed + index, system))
+    return made

@@ -1,20 +1,23 @@
 """A stand-in server and a small tokenizer folder with a chat template."""
 
 import asyncio
+import time
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from benchmarks.load.client import Generation, GenerationError, Piece
+from benchmarks.load.clients.base import Generation, GenerationError, Piece
 
 
-class FakeBackend:
-    """Streams `chunks` pieces of `words` words, `delay` s apart; every `fail_every`-th request is refused."""
+class FakeClient:
+    """Streams `chunks` pieces of `words` words, `delay` s apart; every `fail_every`-th request is refused. With
+    `capacity`, requests take turns, so many a second."""
 
-    def __init__(self, chunks=4, words=2, delay=0.001, fail_every=0):
+    def __init__(self, chunks=4, words=2, delay=0.001, fail_every=0, capacity=0):
         self.chunks, self.words, self.delay, self.fail_every = chunks, words, delay, fail_every
+        self.capacity, self.free_at = capacity, 0.0
         self.seen: list[Generation] = []
         self.in_flight = self.most_in_flight = 0
         self.closed = False
@@ -26,6 +29,10 @@ class FakeBackend:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
+            if self.capacity:
+                now = time.perf_counter()
+                self.free_at = max(self.free_at, now) + 1 / self.capacity
+                await asyncio.sleep(self.free_at - now)
             for _ in range(self.chunks):
                 await asyncio.sleep(self.delay)
                 yield Piece("word " * self.words)
@@ -47,11 +54,12 @@ def tokenizer_folder(tmp_path_factory):
     tokenizer = Tokenizer(WordLevel({"word": 0, "?": 1}, unk_token="?"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text("user {{ messages[0]['content'] }} assistant")
+    template = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}assistant"
+    (folder / "chat_template.jinja").write_text(template)
     return folder
 
 
 @pytest.fixture(scope="session")
-def fake_backend():
+def fake_client():
     """The class of the stand-in server."""
-    return FakeBackend
+    return FakeClient

@@ -59,6 +59,7 @@ def make(tmp_path):
         "TUNE_MINUTES": 0,
         "HOURS": 0.0025,
         "RATES": "inf",
+        "LOADTEST": "--num-prompts 20 --runs 1",
     } | dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "OPENAI_PORT"), ports, strict=True))
 
     def run(*targets: str, status: int = 0) -> str:

@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 
+from benchmarks.load.clients.base import Generation, Piece
+from benchmarks.load.clients.connect import connect
+from redraft.chat import ChatTemplate
 from redraft.openai.answers.choices import CompletionLogProbs
 from redraft.openai.model import ServedModel
-from tests.openai.serving import MODEL, directly, toy_bundle
+from tests.openai.serving import MODEL, TEMPLATE, directly, toy_bundle
 from tests.toy_engine import toy_codec
 
 CODEC = toy_codec()
@@ -26,6 +29,27 @@ def test_the_text_is_continued_as_it_is(server):
         return (await server.async_client().completions.create(model=MODEL, prompt=IDS, seed=3)).choices[0].text
 
     assert asyncio.run(ask()) == expected.text
+
+
+@pytest.mark.parametrize("messages", [(), ({"role": "user", "content": "Once upon"},)])
+def test_the_load_tests_client(server, messages):
+    """It would catch a load test that times what `/v1` refuses, or counts other tokens."""
+
+    async def ask() -> list[Piece]:
+        client = await connect("openai", server.url, None, None)
+        sampling = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "seed": 3, "min_length": 2}
+        generation = Generation("Once upon", 8, sampling, method="auto_regressive", messages=messages)
+        try:
+            return [piece async for piece in client.stream(generation)]
+        finally:
+            await client.close()
+
+    pieces = asyncio.run(ask())
+    sampling = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "seed": 3, "min_length": 2}
+    prompt = ChatTemplate(TEMPLATE).render(messages) if messages else "Once upon"
+    assert "".join(piece.text for piece in pieces) == directly(server, prompt, 8, sampling=sampling).text
+    assert pieces[-1].output_tokens == 8
+    assert pieces[-1].statistics["speculative_decoding"]["num_draft_tokens"] == 0
 
 
 @pytest.mark.parametrize("prompts", [["Once upon", "a time"], [IDS, CODEC.encode("a time")]])

@@ -4,7 +4,17 @@ import math
 
 import pytest
 
-from benchmarks.load.metrics import Timeline, acceptance, concurrency, distribution, meets, parse_slo, summarize
+from benchmarks.load.metrics import (
+    Timeline,
+    Window,
+    acceptance,
+    concurrency,
+    distribution,
+    meets,
+    parse_slo,
+    steady_window,
+    summarize,
+)
 
 
 def timeline(sent=0.0, first=0.1, gaps=(0.05, 0.05), tokens=5, error=None, **fields):
@@ -12,7 +22,8 @@ def timeline(sent=0.0, first=0.1, gaps=(0.05, 0.05), tokens=5, error=None, **fie
     times = [sent + first]
     for gap in gaps:
         times.append(times[-1] + gap)
-    return Timeline("q", "c", 7, sent, sent, times, times[-1], tokens, error=error, **fields)
+    due = fields.pop("due", sent)
+    return Timeline("q", "c", 7, 0, due, sent, times, times[-1], tokens, error=error, **fields)
 
 
 def test_definitions_on_one_request():
@@ -21,6 +32,33 @@ def test_definitions_on_one_request():
     assert request.e2el == pytest.approx(200)
     assert request.tpot == pytest.approx((200 - 100) / 4)
     assert request.itl == pytest.approx([50, 50])
+
+
+def test_times_count_from_the_due_moment():
+    """A generator that falls behind would hide what a server makes its clients wait."""
+    late = timeline(sent=3.0, due=1.0)
+    assert late.ttft == pytest.approx(2100)
+    assert late.e2el == pytest.approx(2200)
+    assert late.tpot == pytest.approx(25)
+    assert summarize([late])["max_send_delay_ms"] == pytest.approx(2000)
+    assert summarize([late])["duration_s"] == pytest.approx(2.2)
+
+
+def test_the_steady_window_leaves_out_ramp_and_tail():
+    """One request a second of 2 s each, of which the last turn comes later and does not prolong the window."""
+    runs = [timeline(sent=float(second), first=1.0, gaps=(1.0,), tokens=4) for second in range(11)]
+    runs[-1].output_tokens = 100
+    late = timeline(sent=30.0)
+    late.turn = 1
+    window = steady_window([*runs, late], 3.0)
+    assert window == Window(3.0, 10.0)
+    steady = summarize([*runs, late], {"ttft": 2000}, window)
+    assert (steady["requests"], steady["duration_s"]) == (8, 7.0)
+    assert steady["request_throughput"] == pytest.approx(8 / 7), "ended from 3 s to 10 s, whenever they were due"
+    assert steady["output_token_throughput"] == pytest.approx(4 * 8 / 7), "no chunk of the last answer, due at its end"
+    assert steady["goodput"] == steady["requests_due_per_s"] == pytest.approx(8 / 7)
+    assert steady_window(runs[:2], 3.0) is None
+    assert steady_window([timeline() for _ in range(5)], 0.0) is None, "all at once has no steady part"
 
 
 def test_tokens_not_chunks_count_for_tpot():
@@ -57,7 +95,7 @@ def test_goodput_needs_every_limit():
 
 
 def test_summary_without_success_has_no_figures():
-    summary = summarize([Timeline("q", "c", error="refused", sent=1.0, finished=1.0)])
+    summary = summarize([Timeline("q", "c", error="refused", due=1.0, sent=1.0, finished=1.0)])
     assert summary["ttft_ms"] is None
     assert summary["ms_per_token"] is None
     assert summary["request_throughput"] == 0

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.figures.results import Run, save_run, write_json
+from benchmarks.figures.results import Run, load_runs, save_run, write_json
 from benchmarks.load import report
 from benchmarks.load.metrics import Timeline, summarize
 
@@ -55,8 +55,9 @@ RESULTS = {
 @pytest.fixture
 def folders(tmp_path):
     for name in ("ar", "spec"):
-        timelines = [Timeline("1", "c", 5, 0.0, 0.0, [0.1, 0.2], 0.2, 4)]
-        save_run(tmp_path / name, Run(name, 1.0, {}, summarize(timelines)), timelines)
+        for run in (1, 2):
+            timelines = [Timeline("1", "c", 5, 0, 0.0, 0.0, [0.1, 0.1 + 0.1 * run], 0.1 + 0.1 * run, 4)]
+            save_run(tmp_path / name, Run(name, 1.0, {"runs": 2}, summarize(timelines), run=run), timelines)
     for name, content in RESULTS.items():
         write_json(tmp_path / "results" / f"{name}.json", content)
     return tmp_path
@@ -72,6 +73,8 @@ def test_page_with_everything(folders):
     assert page.count("data:image/png;base64,") == 3
     assert "0.500%" in page
     assert "greedy &lt;b&gt;" in page
+    assert "ar: the whole run, ramp and tail included (short: 2 of 3 runs)" in page
+    assert "62.50 ± 158.83 (1.00x ± 0.00)" in page, "0.2 s and 0.3 s for 4 tokens: Student's interval of two runs"
     assert {path.name for path in (folders / "out" / "plots").iterdir()} == {
         "load_test.png", "single_stream.png", "grid.png",
     }  # fmt: skip
@@ -85,6 +88,20 @@ def test_page_with_one_result(folders):
     assert output.read_text().count("<h2>") == 1
 
 
+def test_runs_of_an_older_form_are_read(folders):
+    """They had one run per rate, no steady window, and times from sending on."""
+    content = json.loads((folders / "ar" / "rate-1-run-1.json").read_text())
+    del content["run"]
+    content["setting"] = {"num_prompts": 4}
+    content["requests"][0]["scheduled"] = content["requests"][0].pop("due")
+    (folders / "old").mkdir()
+    (folders / "old" / "rate-1.json").write_text(json.dumps(content))
+    (run,) = load_runs(folders / "old")
+    assert (run.run, run.figures["ms_per_token"]) == (1, pytest.approx(50))
+    loads = ["--load", str(folders / "old"), "--results", str(folders / "none")]
+    assert report.main([*loads, "--output", str(folders / "report.html")]) == 0
+
+
 def test_nothing_to_report(tmp_path, capsys):
     assert report.main(["--results", str(tmp_path), "--output", str(tmp_path / "report.html")]) == 2
     assert "run a benchmark first" in capsys.readouterr().err
@@ -93,4 +110,4 @@ def test_nothing_to_report(tmp_path, capsys):
 
 
 def test_results_are_json_all_the_way(folders):
-    json.loads((folders / "ar" / "rate-1.json").read_text())
+    json.loads((folders / "ar" / "rate-1-run-1.json").read_text())

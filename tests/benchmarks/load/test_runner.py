@@ -1,56 +1,93 @@
-"""The open loop: requests leave at their times whatever the server does."""
+"""The open loop: requests leave at their times whatever the server does, and a conversation's turns in order."""
 
 import asyncio
+import time
 
-from benchmarks.load.client import Generation
-from benchmarks.load.metrics import Timeline
+from benchmarks.load.clients.base import Generation
 from benchmarks.load.runner import open_loop
-from benchmarks.load.workload import ChatTokenizer
+from benchmarks.load.workload import ChatTokenizer, Conversation
 
 
-def requests(count):
-    return [(Generation("hi", 8), Timeline(str(i), "c")) for i in range(count)]
+def run(client, times, folder, count=None, turns=("hi",), system=None, **options):
+    conversations = [Conversation(str(i), "c", turns, i, system) for i in range(count or len(times))]
+    tokenizer = ChatTokenizer(folder)
+
+    def write(conversation, messages):
+        return Generation(tokenizer.write(messages), 8, {"seed": conversation.seed}, messages=tuple(messages))
+
+    return asyncio.run(open_loop(client, conversations, times, write, tokenizer, **options))[0]
 
 
-def run(backend, times, folder, **options):
-    return asyncio.run(open_loop(backend, requests(len(times)), times, ChatTokenizer(folder), **options))
+def test_requests_leave_at_their_times_while_others_run(fake_client, tokenizer_folder):
+    client = fake_client(delay=0.5)
+    for timeline in run(client, [0, 0.02, 0.04, 0.06], tokenizer_folder):
+        assert timeline.due <= timeline.sent < timeline.due + 0.5
+    assert client.most_in_flight == 4
 
 
-def test_requests_leave_at_their_times_while_others_run(fake_backend, tokenizer_folder):
-    backend = fake_backend(delay=0.5)
-    for timeline in run(backend, [0, 0.02, 0.04, 0.06], tokenizer_folder):
-        assert timeline.scheduled <= timeline.sent < timeline.scheduled + 0.5
-    assert backend.most_in_flight == 4
-
-
-def test_timelines_hold_chunks_and_tokens(fake_backend, tokenizer_folder):
-    (timeline,) = run(fake_backend(chunks=3, words=2), [0], tokenizer_folder)
+def test_timelines_hold_chunks_and_tokens(fake_client, tokenizer_folder):
+    (timeline,) = run(fake_client(chunks=3, words=2), [0], tokenizer_folder)
     assert len(timeline.chunk_times) == 3
-    assert timeline.output_tokens == 6
+    assert (timeline.prompt_tokens, timeline.output_tokens) == (3, 6)
     assert timeline.sent < timeline.chunk_times[0] < timeline.finished
     assert timeline.error is None
 
 
-def test_concurrency_limit(fake_backend, tokenizer_folder):
-    backend = fake_backend()
-    ended = run(backend, [0] * 9, tokenizer_folder, max_concurrency=2)
-    assert len(ended) == 9
-    assert backend.most_in_flight == 2
+def test_a_request_that_waits_for_a_place_was_due_at_its_time(fake_client, tokenizer_folder):
+    client = fake_client(chunks=1, delay=0.1)
+    ended = run(client, [0] * 3, tokenizer_folder, max_concurrency=1)
+    assert client.most_in_flight == 1
+    assert len({timeline.due for timeline in ended}) == 1
+    assert [timeline.ttft > 100 * place for place, timeline in enumerate(ended, 1)] == [True] * 3
 
 
-def test_refused_requests_are_recorded(fake_backend, tokenizer_folder):
-    ended = run(fake_backend(fail_every=3), [0] * 9, tokenizer_folder)
+def test_without_times_a_request_is_due_when_there_is_a_place(fake_client, tokenizer_folder):
+    client = fake_client(chunks=1, delay=0.02)
+    first, second, *_ = run(client, None, tokenizer_folder, count=4, max_concurrency=1)
+    assert client.most_in_flight == 1
+    assert second.due >= first.finished
+
+
+def test_turns_come_in_order_with_the_answers_in_the_prompt(fake_client, tokenizer_folder):
+    client = fake_client(chunks=1, words=1)
+    first, second = run(client, [0], tokenizer_folder, turns=("hi", "and"), system="be brief")
+    assert [m["content"] for m in client.seen[1].messages] == ["be brief", "hi", "word ", "and"]
+    assert client.seen[1].text == "system be brief user hi assistant word  user and assistant"
+    assert (first.turn, second.turn) == (0, 1)
+    assert second.due == first.finished
+    assert second.prompt_tokens > first.prompt_tokens
+
+
+def test_an_error_ends_a_conversation(fake_client, tokenizer_folder):
+    client = fake_client(fail_every=2)
+    ended = run(client, [0], tokenizer_folder, turns=("one", "two", "three"))
+    assert [timeline.error is None for timeline in ended] == [True, False]
+
+
+def test_counting_tokens_holds_up_no_other_answer(fake_client, tokenizer_folder, monkeypatch):
+    encode = ChatTokenizer.encode
+    monkeypatch.setattr(ChatTokenizer, "encode", lambda *args: time.sleep(0.3) or encode(*args))
+    slow = run(fake_client(chunks=2, delay=0.1), [0, 0.15], tokenizer_folder)[1]
+    assert slow.e2el < 500
+
+
+def test_refused_requests_are_recorded(fake_client, tokenizer_folder):
+    ended = run(fake_client(fail_every=3), [0] * 9, tokenizer_folder)
     assert sum(timeline.error is not None for timeline in ended) == 3
 
 
-def test_cancelling_keeps_what_had_ended(fake_backend, tokenizer_folder):
-    backend = fake_backend()
+def test_cancelling_keeps_what_had_ended(fake_client, tokenizer_folder):
+    client, tokenizer = fake_client(), ChatTokenizer(tokenizer_folder)
 
     async def cancelled():
-        task = asyncio.create_task(open_loop(backend, requests(3), [0, 0, 60], ChatTokenizer(tokenizer_folder)))
+        conversations = [Conversation(str(i), "c", ("hi",), i) for i in range(3)]
+        task = asyncio.create_task(
+            open_loop(client, conversations, [0, 0, 60], lambda *_: Generation("hi", 8), tokenizer)
+        )
         await asyncio.sleep(0.2)
         task.cancel()
         return await task
 
-    assert len(asyncio.run(cancelled())) == 2
-    assert backend.in_flight == 0
+    ended, whole = asyncio.run(cancelled())
+    assert (len(ended), whole) == (2, False)
+    assert client.in_flight == 0

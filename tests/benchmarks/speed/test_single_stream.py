@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.load import compare_triton, comparison
-from benchmarks.load.client import Generation
+from benchmarks.load.clients.base import Generation
 from benchmarks.load.llama_cpp import LlamaCpp
 from benchmarks.load.metrics import Timeline
 from benchmarks.load.workload import ChatTokenizer
@@ -130,9 +130,9 @@ def test_triton_overhead_is_the_extra_time():
     assert figures["same_texts"]
 
 
-def test_triton_and_worker_take_turns(fake_backend, tokenizer_folder):
-    backends = {compare_triton.TRITON: fake_backend(), compare_triton.WORKER: fake_backend()}
+def test_triton_and_worker_take_turns(fake_client, tokenizer_folder):
+    clients = {compare_triton.TRITON: fake_client(), compare_triton.WORKER: fake_client()}
     generations = [Generation("a", 4), Generation("b", 4)]
-    runs = asyncio.run(compare_triton.compare(backends, generations, ChatTokenizer(tokenizer_folder), 3))
-    assert [len(backend.seen) for backend in backends.values()] == [7, 7]
+    runs = asyncio.run(compare_triton.compare(clients, generations, ChatTokenizer(tokenizer_folder), 3))
+    assert [len(client.seen) for client in clients.values()] == [7, 7]
     assert compare_triton.report(runs)["same_texts"]

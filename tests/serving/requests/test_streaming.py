@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import threading
@@ -12,6 +13,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.load.clients.base import Generation
+from benchmarks.load.clients.connect import connect
 from redraft.serving.guard.limits import MAX_BODY_BYTES
 from tests.conftest import wait_until
 from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, GrpcStream, grpc_inputs, start
@@ -28,6 +31,21 @@ def test_generate_gives_one_answer(service):
     answer = service.generate({"text_input": "hi", "max_tokens": 4, "stream": False, "bad_words": "", "stop_words": ""})
     assert answer["text_output"] == ANSWER
     assert answer["sequence_index"] == 0
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_load_tests_clients(service, protocol):
+    """A client of a load test that sends what the service refuses, or reads what it does not send."""
+
+    async def ask():
+        client = await connect(protocol, {"grpc": service.grpc, "http": service.url}[protocol], None, None)
+        sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 2**63, "min_length": 2}
+        try:
+            return [piece.text async for piece in client.stream(Generation("hi", 4, sampling, ("no",)))]
+        finally:
+            await client.close()
+
+    assert "".join(asyncio.run(ask())) == ANSWER
 
 
 def test_generate_with_log_probs_and_input(service):

@@ -1,0 +1,1 @@
+"""Clients of a service, one class for each protocol, behind one interface."""

@@ -1,0 +1,93 @@
+"""The interface of the clients that a load test sends with."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from redraft.chat import Message
+
+METRICS_DELAY_S = 1.0
+TIMEOUT_S = 600.0
+"""Longest time of one request."""
+
+
+class GenerationError(RuntimeError):
+    """A request that the server refused or lost; the text is the server's message."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One request; `sampling` holds fields of `redraft.request.SamplingConfig`."""
+
+    text: str
+    """The whole prompt, written with the chat template."""
+    max_tokens: int
+    sampling: dict[str, Any] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    method: str | None = None
+    messages: tuple[Message, ...] = ()
+    """The conversation that `text` was written from; empty where the text is none. Servers that apply the template
+    themselves are sent it instead of the text."""
+
+
+@dataclass
+class Piece:
+    """What one streamed chunk brings; all but the text only where the server tells it."""
+
+    text: str
+    token_ids: list[int] = field(default_factory=list)
+    statistics: dict[str, Any] = field(default_factory=dict)
+    output_tokens: int | None = None
+    """Tokens of the whole answer."""
+
+
+class Client(Protocol):
+    """A connection to a server that streams generations."""
+
+    def stream(self, generation: Generation) -> AsyncIterator[Piece]:
+        """Yield the pieces of a generation as they come. Raises GenerationError."""
+        ...
+
+    async def counters(self) -> dict[str, float]:
+        """Counters since the server's start, by name; empty where it has none."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect."""
+        ...
+
+
+async def read_counters(metrics_url: str | None) -> dict[str, float]:
+    """The values of a metrics page whose names start with `redraft_`, prefix removed, summed over labels; empty without
+    a page.
+
+    Waits first, since the page follows the worker with a delay. Raises GenerationError for a page that is not there.
+    """
+    if not metrics_url:
+        return {}
+    await asyncio.sleep(METRICS_DELAY_S)
+    return parse_metrics(await asyncio.to_thread(_fetch, metrics_url))
+
+
+def _fetch(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.read().decode()
+    except (urllib.error.URLError, TimeoutError) as error:
+        raise GenerationError(f"{url}: no metrics: {error}") from None
+
+
+def parse_metrics(page: str, prefix: str = "redraft_") -> dict[str, float]:
+    """Samples of a Prometheus text page under `prefix`, prefix removed and summed over labels, buckets left out."""
+    values: dict[str, float] = {}
+    for match in re.finditer(rf"^{prefix}(\w+)(\{{.*\}})? (\S+)", page, re.MULTILINE):
+        name = match[1]
+        if not name.endswith("_bucket"):
+            values[name] = values.get(name, 0.0) + float(match[3])
+    return values
