@@ -101,6 +101,7 @@ class Sequence:
 
     `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens after
     the root. `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
+    `gained_at` is when it last gained tokens, as `time.perf_counter` tells it.
     `proposals` say what proposed the next tree's nodes; None unless the request wants its trees.
     """
 
@@ -158,7 +159,7 @@ class Sequence:
             self._output.text = request.text if request.text is not None else codec.decode(prompt)
         self.arrived = time.perf_counter() if arrived is None else arrived
         self.deadline = math.inf if request.timeout_s is None else self.arrived + request.timeout_s
-        self._admitted = self._first_token = self.arrived
+        self._admitted = self._first_token = self.gained_at = self.arrived
 
     @property
     def prefilled(self) -> bool:
@@ -220,7 +221,7 @@ class Sequence:
 
     def begin(self, verdict: Verdict | None) -> None:
         """Take the first token, chosen from the prompt's last row. None: the request wants no token, and ends."""
-        self._first_token = time.perf_counter()
+        self._first_token = self.gained_at = time.perf_counter()
         self.stats.prefill_ms = 1e3 * (self._first_token - self._admitted)
         if verdict is None:
             return self.finish("length")

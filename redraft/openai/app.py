@@ -73,8 +73,8 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        service.metrics.up.set(await service.worker_ready())
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+        status = service.status if await service.worker_ready() else None
+        return Response(service.metrics.text(status), media_type=CONTENT_TYPE)
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:

@@ -10,7 +10,7 @@ from typing import Self
 
 from redraft.openai.errors import of_worker
 from redraft.openai.metrics import Metrics
-from redraft.request import GenerateRequest, SequenceStats
+from redraft.request import GenerateRequest
 from redraft.worker.client import Message, WorkerClient, WorkerError
 from redraft.worker.protocol import Chunk, ErrorMessage
 
@@ -39,7 +39,7 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         for place in self._running:
             self._client.cancel(self._requests[place].id)
-            self._count("cancelled")
+            self._metrics.running.dec()
         self._running.clear()
 
     async def chunks(self) -> AsyncIterator[tuple[int, Chunk]]:
@@ -47,17 +47,15 @@ class Generation:
         while self._running:
             place, message = await self._messages.get()
             if isinstance(message, ErrorMessage):
-                self._running.discard(place)
-                self._count("error")
+                self._leave(place)
                 raise of_worker(WorkerError(message.code, message.message))
             if message.done:
-                self._running.discard(place)
-                self._count(message.finish_reason or "stop", message.stats)
+                self._leave(place)
             yield place, message
 
-    def _count(self, finish_reason: str, stats: SequenceStats | None = None) -> None:
+    def _leave(self, place: int) -> None:
+        self._running.discard(place)
         self._metrics.running.dec()
-        self._metrics.count_sequence(finish_reason, stats)
 
     def _pass_on(self, place: int, message: Message) -> None:
         """Called on the client's thread."""

@@ -47,7 +47,8 @@ class Service:
         self._readers = ThreadPoolExecutor(READERS, "redraft-read")
         self._bodies_bytes = 0
         self._silence_s = silence_s
-        self._status: WorkerStatus | None = None
+        self.status: WorkerStatus | None = None
+        """What the worker said last."""
         self._answered = -silence_s
         self._question: asyncio.Future[bool] | None = None
 
@@ -96,16 +97,16 @@ class Service:
 
     def _ask_worker(self) -> bool:
         try:
-            self._status = self.client.status(HEALTH_S)
+            self.status = self.client.status(HEALTH_S)
             self._answered = time.monotonic()
         except WorkerError:
             if not self.client.connected or time.monotonic() - self._answered > self._silence_s:
                 return False
-        return self._status is not None and self._status.ready
+        return self.status is not None and self.status.ready
 
     def generation(self, request: Request, job: Job) -> Generation:
         """The job's requests, to be run within the context. Their client is the address that they come from."""
-        wanted, limits = len(job.requests), self._status.limits if self._status else {}
+        wanted, limits = len(job.requests), self.status.limits if self.status else {}
         if limits and wanted > (most := limits["slots"] + limits["max_queue"]):
             raise ApiError(400, f"n: expected at most {most} choices in all, as many run and wait, got {wanted}", "n")
         client = request.client.host if request.client else None

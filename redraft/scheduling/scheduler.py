@@ -20,6 +20,7 @@ from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from redraft.scheduling.prompt_rows import share_rows, step_rows
+from redraft.scheduling.service_stats import ServiceStats
 from redraft.sequence import Gain, Output, Sequence
 
 
@@ -67,12 +68,14 @@ class Totals:
 
 @dataclass(frozen=True)
 class Status:
-    """Sequences that run and that wait, share of all slots' cache rows in use (0 to 1), and `Totals` by name."""
+    """Sequences that run and that wait, share of all slots' cache rows in use (0 to 1), `Totals` by name, and what an
+    operator watches."""
 
     running: int
     waiting: int
     kv_use: float
     totals: dict[str, float]
+    service: ServiceStats
 
 
 class Scheduler:
@@ -95,6 +98,7 @@ class Scheduler:
         plans = plans or {}
         self.limits = limits
         self.totals = Totals()
+        self.service = ServiceStats()
         self.clock = EngineClock()
         self._engine = TimedEngine(engine, self.clock)
         self._sources = {AUTO_REGRESSIVE: Method(None, None, limits.max_tree)} | {
@@ -129,8 +133,11 @@ class Scheduler:
         self.totals.requests += 1
         self._waiting.append(sequence)
 
+    def _method(self, sequence: Sequence) -> str:
+        return sequence.request.method or self._default
+
     def _source(self, sequence: Sequence) -> Method:
-        return self._sources[sequence.request.method or self._default]
+        return self._sources[self._method(sequence)]
 
     def cancel(self, key: Hashable) -> None:
         """End a sequence before the next step; its final output comes with that step. Unknown keys are ignored."""
@@ -154,7 +161,7 @@ class Scheduler:
         """Load and totals."""
         used = sum(sequence.cache_length for sequence in self._running)
         kv_use = used / (self.limits.slots * self.limits.max_len)
-        return Status(len(self._running), len(self._waiting), kv_use, dict(vars(self.totals)))
+        return Status(len(self._running), len(self._waiting), kv_use, dict(vars(self.totals)), self.service)
 
     def step(self) -> list[Output]:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""
@@ -191,6 +198,9 @@ class Scheduler:
     def _sweep(self) -> list[Output]:
         """Outputs of all sequences; those that have finished leave and free their slots."""
         outputs = [output for sequence in self._running if (output := sequence.take_output()) is not None]
+        for sequence in (*self._running, *self._waiting):
+            if sequence.finish_reason:
+                self.service.end(sequence.finish_reason, sequence.stats)
         for sequence in self._running:
             if sequence.finish_reason:
                 self._free_slots.append(sequence.slot)
@@ -298,11 +308,17 @@ class Scheduler:
     def _take_trees(
         self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: list[Features | None]
     ) -> None:
+        now = time.perf_counter()
         for sequence, verdict, features, nodes, inner, unpacked in zip(
             sequences, verdicts, kept, tree.nodes, tree.inner, tree.unpacked_rows(), strict=True
         ):
             goes_on = bool(inner >> verdict.path[-1] & 1)
-            self.totals.add(sequence.step(verdict, features, nodes, unpacked, goes_on))
+            gain = sequence.step(verdict, features, nodes, unpacked, goes_on)
+            self.totals.add(gain)
+            self.service.step_gap.observe(now - sequence.gained_at)
+            sequence.gained_at = now
+            if gain.drafted:
+                self.service.draft(self._method(sequence), gain.drafted, gain.accepted, gain.reused)
 
     def _take_chunks(
         self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: list[Features | None]

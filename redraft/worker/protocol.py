@@ -13,6 +13,7 @@ import msgpack
 from pydantic import BaseModel, Field, ValidationError
 
 from redraft.request import DraftTree, GenerateRequest, InvalidRequest, Message, SequenceStats, describe, shown
+from redraft.scheduling.service_stats import ServiceStats
 
 SUPERVISOR_PIPE = "supervisor.pipe"
 """Name of a pipe beside the worker's socket that a supervisor, where there is one, keeps open as long as it lives."""
@@ -70,7 +71,8 @@ class ErrorMessage(BaseModel):
 
 
 class WorkerStatus(BaseModel):
-    """State of a worker; `totals` count since its start, `limits` are its bundle's, with those of `PromptLimits`."""
+    """State of a worker. `totals` and `service` count since its start; `limits` are its bundle's, with those of
+    `PromptLimits`."""
 
     op: Literal["status"] = "status"
     ready: bool = True
@@ -78,6 +80,7 @@ class WorkerStatus(BaseModel):
     waiting: int = 0
     kv_use: float = Field(default=0.0, description="share of all slots' cache rows in use, 0 to 1")
     totals: dict[str, float] = Field(default_factory=dict)
+    service: ServiceStats = Field(default_factory=ServiceStats)
     limits: dict[str, int] = Field(default_factory=dict)
     bundle: str = ""
     pid: int = 0

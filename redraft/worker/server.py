@@ -227,6 +227,7 @@ class Worker:
         encoding.future.cancel()
         del self._active[key]
         stats = SequenceStats(queue_ms=1e3 * (time.perf_counter() - encoding.arrived))
+        self._runtime.scheduler.service.end(reason, stats)
         message = {"op": "chunk", "id": key[1], "done": True, "finish_reason": reason, "stats": asdict(stats)}
         self._send(key[0], message)
 

@@ -189,8 +189,8 @@ def test_what_the_template_gets(server):
 def test_models_and_metrics(server):
     assert [model.id for model in server.client().models.list()] == [MODEL]
     assert server.client().models.retrieve(MODEL).max_model_len == 256
-    before = server.metric("redraft_openai_output_tokens_total")
+    before = server.metric("redraft_generation_tokens_total")
     server.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 5, "ignore_eos": True})
-    assert server.metric("redraft_openai_output_tokens_total") == before + 5
+    assert server.metric("redraft_generation_tokens_total") == before + 5
     assert server.metric("redraft_openai_sequences_running") == 0
     assert server.metric("redraft_worker_up") == 1
