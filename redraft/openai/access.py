@@ -126,7 +126,15 @@ class Gate:
         self._metrics.count_answer(route.path if route else "other", status)
         level = logging.DEBUG if scope["path"] in PROBED_PATHS else logging.INFO
         path, ids = clipped(repr(scope["path"])[1:-1]), " ".join(own.values())
-        log.log(level, "%s %s %s %.3f s %s", scope["method"], path, status or "gone", seconds, ids)
+        fields = {
+            "method": scope["method"],
+            "path": path,
+            "status": status or None,
+            "seconds": round(seconds, 3),
+            **{name.replace("-", "_"): value for name, value in own.items()},
+        }
+        values = scope["method"], path, status or "gone", seconds, ids
+        log.log(level, "%s %s %s %.3f s %s", *values, extra={"fields": fields})
 
 
 def log_failure(error: Exception) -> None:

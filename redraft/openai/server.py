@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
+from redraft import logs
 from redraft.openai.access import Access, Gate, hosts
 from redraft.openai.app import create_app
 from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S, MAX_LOG_BYTES
@@ -24,6 +25,8 @@ from redraft.openai.service import Service
 from redraft.worker.client import WorkerClient
 
 KEEP_ALIVE_S = 60
+
+log = logging.getLogger("redraft.openai")
 
 
 class Log(RotatingFileHandler):
@@ -53,11 +56,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, help="the file that the output goes to, which this process keeps short")
     options = parser.parse_args(argv)
     handlers = [Log(options.log)] if options.log else None
-    logging.basicConfig(level=logging.INFO, handlers=handlers, format="%(asctime)s %(levelname)s %(message)s")
+    logs.configure(handlers=handlers)
     try:
         model = ServedModel(options.bundle, options.model_name)
     except (OSError, ValueError, RuntimeError) as error:
-        print(f"redraft /v1: {error}", file=sys.stderr)
+        log.error("redraft /v1: %s", error)
         return 2
     metrics = Metrics()
     access = Access(options.address, hosts(options.allow_host), os.environ.get(API_KEY_VARIABLE) or None)

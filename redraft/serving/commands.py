@@ -17,6 +17,7 @@ from redraft.bundle.budget import untuned_warning
 from redraft.chat import render_chat
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
+from redraft.logs import FORMAT_VARIABLE, LogFormat
 from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE
 from redraft.request import INT32_MAX, InvalidRequest, Options, request
 from redraft.serving import launcher
@@ -96,6 +97,10 @@ def serve(
     drain_s: Annotated[
         float, typer.Option(min=0, max=86_400, help="Seconds that running requests have to end when it is stopped.")
     ] = DRAIN_S,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(envvar=FORMAT_VARIABLE, help="Lines of text or, except Triton's, of JSON objects."),
+    ] = LogFormat.text,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay and print the logs until the service ends, as containers want.")
@@ -125,6 +130,7 @@ def serve(
         silence_s=silence_s,
         triton_silence_s=triton_silence_s,
         drain_s=drain_s,
+        log_format=log_format,
     )
     try:
         with _activities() as say:
@@ -140,6 +146,7 @@ def serve(
     out.print(f"  metrics  http://{address.value}:{metrics_port}/metrics")
     if openai_port:
         out.print(f"  OpenAI   http://{address.value}:{openai_port}/v1")
+        out.print(f"  page     http://{address.value}:{openai_port}/")
     out.print(f"  logs     {RunDir(run_dir).path}")
     _warn_of_untuned(state)
     if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):

@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from redraft.logs import LogFormat
 from redraft.serving.processes import ServingError
 from redraft.worker.protocol import DRAIN_S, SUPERVISOR_PIPE
 
@@ -50,6 +51,7 @@ class Settings(BaseModel):
     """A worker hangs if it answers no question for so long; each question waits half of it."""
     triton_silence_s: float = 10.0
     """The same for Triton's models, asked for what they need not ask the worker for."""
+    log_format: LogFormat = LogFormat.text
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker.server"]
 
 

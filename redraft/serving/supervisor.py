@@ -19,6 +19,7 @@ from typing import IO, Any, NoReturn
 
 import psutil
 
+from redraft import logs
 from redraft.openai.launch import DRAIN_S, front_end
 from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
@@ -358,9 +359,10 @@ def _hold(lock: IO[str]) -> None:
 
 def main(path: str) -> int:
     """Run the supervisor of a run directory. Returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     run_dir = RunDir(Path(path))
     settings = Settings.model_validate_json(run_dir.settings_file.read_text())
+    os.environ[logs.FORMAT_VARIABLE] = settings.log_format
+    logs.configure()
     with run_dir.lock_file.open("w") as lock:
         _hold(lock)
         for number in STOP_SIGNALS:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import zmq
 
+from redraft import logs
 from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
 from redraft.request import EXTRAS, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
@@ -54,6 +55,8 @@ INLINE_WORDS = 16
 SHUTTING_DOWN = "the engine worker is shutting down"
 
 Key = tuple[bytes, str]
+
+log = logging.getLogger("redraft.worker")
 
 
 class Restarting(RuntimeError):
@@ -257,7 +260,7 @@ class Worker:
         if code := {InvalidRequest: INVALID, Overloaded: OVERLOADED, Restarting: RESTARTING}.get(type(error)):
             self._send_error(key, code, str(error))
         else:
-            traceback.print_exception(error)
+            log.error("a request failed", exc_info=error)
             self._send_error(key, INTERNAL, "the engine worker failed on this request: worker.log has the cause")
 
     def _send_error(self, key: Key, code: str, text: str) -> None:
@@ -308,17 +311,18 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--outlive-parent", action="store_true", help="go on when the process that started it is gone")
     options = parser.parse_args(argv)
+    logs.configure("redraft worker: %(message)s")
     parent = os.getppid()
     try:
         runtime = Runtime.load(options.bundle, options.threads, options.max_queue, options.stream_interval_ms / 1e3)
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"redraft worker: {error}", file=sys.stderr)
+        log.error("%s", error)
         rank_process.end_all(2)
         return 2
     except KeyboardInterrupt:
         return 130
     if runtime.untuned:
-        print(f"redraft worker: {untuned_warning(runtime.untuned, options.bundle)}", file=sys.stderr, flush=True)
+        log.warning("%s", untuned_warning(runtime.untuned, options.bundle))
     watched = None if options.outlive_parent else parent
     serve(runtime, options.socket, watched, options.max_per_client, options.drain_s)
     return 0

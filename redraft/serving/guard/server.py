@@ -8,6 +8,7 @@ import logging
 import signal
 from pathlib import Path
 
+from redraft import logs
 from redraft.serving.guard import over_grpc, over_http
 
 
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--grpc-port", type=int, required=True)
     parser.add_argument("--http-socket", type=Path, required=True, help="Triton's socket for HTTP")
     parser.add_argument("--grpc-socket", type=Path, required=True, help="Triton's socket for gRPC")
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logs.configure(level=logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # it logs what malformed requests hold
     asyncio.run(_serve(parser.parse_args(argv)))
 
