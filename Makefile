@@ -191,7 +191,7 @@ quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: b
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 test: $(MODEL)/source.json ## the tests that a change needs while it is made, in under 5 minutes on 2 cores
 	$(PYTEST) -m "not slow"
-test-slow: $(MODEL)/source.json ## the other tests: every shipped method, TensorRT for RTX, crashes and restarts of a service
+test-slow: $(MODEL)/source.json ## the other tests: every shipped drafter, TensorRT for RTX, crashes and restarts of a service
 	$(PYTEST) -m slow
 test-all: $(MODEL)/source.json ## all tests
 	$(PYTEST)

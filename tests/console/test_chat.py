@@ -69,7 +69,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(llm, monkeypatch):
     def third_step_is_interrupted(*given):
         calls.append(given)
         if len(calls) == 3:
-            signal.raise_signal(signal.SIGINT)
+            signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
         return execute(*given)
 
     monkeypatch.setattr(engine, "execute", third_step_is_interrupted)

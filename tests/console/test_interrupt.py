@@ -21,6 +21,23 @@ def main(cups: int = 1) -> None:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 typer.run(main)
 """
+NOTED = """
+import signal
+from redraft.console.interrupt import noted_interrupts
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with noted_interrupts() as interrupted:
+    before = interrupted.is_set()
+    signal.raise_signal(signal.SIGINT)
+    print(before, interrupted.is_set())
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_ctrl_c_is_noted_where_a_program_asks_for_it():
+    ended = subprocess.run([sys.executable, "-c", NOTED], capture_output=True, text=True, timeout=20)
+    assert ended.stdout.strip() == "False True"
+    assert ended.stderr.strip().endswith("KeyboardInterrupt"), "afterwards it interrupts as before"
 
 
 def test_ctrl_c_is_one_line_and_status_130():

@@ -1,35 +1,18 @@
-"""Bundles of a methods file on the real target, whose methods must change nothing: what tests of two files share."""
+"""What every method on the real target must keep: speculation changes nothing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.bundle import build, check
-from compiler.methods import read_methods
-from model_defs.target.model import Target
-from redraft.bundle.config import LimitsInfo
-from redraft.bundle.manifest import Bundle
 from redraft.chat import render_chat
 from redraft.decoding.verification import VERIFIERS
 from redraft.llm import LLM
 from redraft.prompts import load_prompts, spread
 from redraft.request import request
-from tests.engines.tiny import bundle_config
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 PROMPTS = load_prompts(ROOT / "benchmarks" / "prompts.jsonl")
 SETTINGS = {"greedy": {}, "sampled": {"temperature": 1.0, "top_p": 0.95}}
-
-
-def llm_of(file: str, precision: str, smollm2: Path, output: Path) -> LLM:
-    """An LLM of a bundle with all methods of benchmarks/`file`."""
-    target, chosen = Target.from_folder(smollm2), read_methods(ROOT / "benchmarks" / "methods" / file)
-    limits = LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128)
-    config = bundle_config(target, {name: settings.info() for name, settings in chosen.items()}, limits, precision)
-    check(config, target)
-    build(config, target, smollm2, chosen, output, features=True)
-    assert Bundle.load(output).config.methods.keys() == chosen.keys()
-    return LLM(output)
 
 
 def assert_nothing_changes(llm: LLM, smollm2: Path, sampling: Mapping[str, Any], prompts: int, tokens: int,

@@ -46,7 +46,6 @@ def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_pat
     [
         ("tensorrt", tiny_lm, LIMITS, "bf16", 0.1),
         ("tensorrt_rtx", grouped_target, tiny.LIMITS, "fp32", 1e-5),
-        ("tensorrt_rtx", grouped_target, tiny.LIMITS, "int8", 0.1),
     ],
 )
 def test_two_ranks_give_what_one_gives(backend, make_target, limits, precision, tolerance, monkeypatch, tmp_path):
