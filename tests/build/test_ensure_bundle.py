@@ -158,11 +158,11 @@ def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
 RUN_TIME = {
     "compiler/built_from.py",
     *(f"redraft/{name}.py" for name in ("__init__", "batch", "errors", "method", "request", "runtime")),
-    *(f"redraft/scheduling/{name}.py" for name in ("__init__", "prompt_rows", "scheduler")),
+    *(f"redraft/scheduling/{name}.py" for name in ("__init__", "prompt_rows", "scheduler", "service_stats")),
     *(f"redraft/{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
     *(f"redraft/console/{name}.py" for name in ("__init__", "output", "program", "progress", "resources")),
     *(f"redraft/decoding/{name}.py" for name in ("__init__", "draws", "growth", "log_probs", "ngram", "noise")),
-    *(f"redraft/decoding/{name}.py" for name in ("packing", "rejection", "sampling", "token_tree")),
+    *(f"redraft/decoding/{name}.py" for name in ("origins", "packing", "rejection", "sampling", "token_tree")),
     *(f"redraft/engines/{name}.py" for name in ("__init__", "api", "cache_check", "features", "host_buffers")),
     "redraft/engines/timing.py",
     *(f"redraft/engines/cuda/{name}.py" for name in ("__init__", "device", "sampling", "transfer")),
