@@ -44,6 +44,7 @@ SPEC_BENCH ?=
 RATES     ?= 0.5 1 2
 PROTOCOL  ?= grpc
 LOADTEST  ?=
+CLIENTTEST ?=
 RESULTS   ?= artifacts/loadtest/$(notdir $(BUNDLE))
 
 PY      := .venv/bin/python
@@ -60,7 +61,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
 # Targets that depend on `always` run each time and decide by content.
-.PHONY: always help setup model hours drafter distill train engines tune serve stop loadtest saturation mpi quickstart test test-slow test-all verify lint kernels docs wheel clean
+.PHONY: always help setup model hours drafter distill train engines tune serve stop loadtest saturation test-clients mpi quickstart test test-slow test-all verify lint kernels docs wheel clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -178,6 +179,18 @@ loadtest: | $(SETUP) ## load-test the running server at RATES by PROTOCOL; LOADT
 saturation: | $(SETUP) ## the running server with and without speculation, from 0.25 to 1.2 of saturation
 	$(LOAD) --of-saturation 0.25 0.5 0.75 1 1.2 --label speculative --baseline-url $(SERVER) --baseline-metrics-url $(COUNTERS) \
 	  --baseline $(RESULTS)-saturation-ar --result-dir $(RESULTS)-saturation $(LOADTEST)
+
+# An environment of its own, as these clients pin other versions than the service.
+CLIENTS   := artifacts/clients
+$(CLIENTS)/.setup: requirements-clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install -q --no-deps $(TORCH) 2>/dev/null || \
+	  $(CLIENTS)/bin/pip install -q --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH)
+	$(CLIENTS)/bin/pip install -q --progress-bar on -r requirements-clients.txt
+	@touch $@
+test-clients: $(CLIENTS)/.setup | $(SETUP) ## LiteLLM, LangChain, AIPerf and GuideLLM against the running /v1, a line each
+	$(PY) -m benchmarks.load.other_clients.compare --environment $(CLIENTS) --bundle $(BUNDLE) --url 127.0.0.1:$(OPENAI_PORT) \
+	  --output artifacts/reports/other_clients.json $(CLIENTTEST)
 
 include $(dir $(firstword $(MAKEFILE_LIST)))benchmarks/bench.mk
 

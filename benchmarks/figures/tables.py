@@ -106,7 +106,7 @@ def _run_table(
     add("Goodput, requests/s", "goodput", 2, optional=True)
     add("Acceptance length", "acceptance_length", 2, optional=True)
     add("Acceptance rate", "acceptance_rate", 3, optional=True)
-    add("Generator's CPU, cores", "generator_cores", 2, optional=True)
+    add("Generator's CPU, cores", "generator_cores", 3, optional=True)
     add("Latest sending, ms", "max_send_delay_ms", optional=True)
     add("ms/token", "ms_per_token", 2)
     for key, name in METRICS.items():

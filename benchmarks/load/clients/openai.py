@@ -25,7 +25,7 @@ class OpenAIServer:
     def __init__(self, url: str, model: str | None = None, metrics_url: str | None = None):
         key = os.environ.get(KEY)
         self._session = sse.new_session({"Authorization": f"Bearer {key}"} if key else None)
-        self._url, self._model, self._metrics_url = f"{url}/v1", model, metrics_url
+        self._url, self.model, self._metrics_url = f"{url}/v1", model or "", metrics_url
 
     async def is_live(self) -> bool:
         """Whether a server answers at all. Finds the model's name. Raises GenerationError for one that refuses."""
@@ -34,7 +34,7 @@ class OpenAIServer:
                 if answer.status != 200:
                     message = sse.error_message(await answer.text())
                     raise GenerationError(f"{self._url}/models: status {answer.status}: {message}")
-                self._model = self._model or (await answer.json())["data"][0]["id"]
+                self.model = self.model or (await answer.json())["data"][0]["id"]
         except aiohttp.ClientError:
             return False
         return True
@@ -56,7 +56,7 @@ class OpenAIServer:
 
     def _body(self, generation: Generation) -> dict[str, Any]:
         body = {"min_tokens" if name == "min_length" else name: value for name, value in generation.sampling.items()}
-        body |= {"model": self._model, "max_tokens": generation.max_tokens}
+        body |= {"model": self.model, "max_tokens": generation.max_tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         if generation.bad_words:
             raise GenerationError("/v1 takes no bad words")

@@ -1,0 +1,1 @@
+"""Clients that others wrote, run unchanged against `/v1`."""
