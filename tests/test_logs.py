@@ -11,11 +11,13 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from opentelemetry.trace import NoOpTracerProvider
 
 from redraft import logs
 from redraft.openai.access import Access, Gate
 from redraft.openai.app import create_app
 from redraft.openai.metrics import Metrics
+from redraft.openai.tracing import Tracing
 from redraft.worker.server import main
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -58,7 +60,8 @@ def test_a_request_is_a_line_with_fields(json_logs):
     """Its ids are those that the client sent, as an operator looks for them."""
     handler = logging.StreamHandler(written := io.StringIO())
     logs.configure(handlers=[handler])
-    gate = Gate(create_app(SimpleNamespace(metrics=Metrics())), Access(), Metrics())
+    tracing = Tracing(NoOpTracerProvider(), "m")
+    gate = Gate(create_app(SimpleNamespace(tracing=tracing)), Access(), Metrics())
 
     async def ask() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:

@@ -39,7 +39,21 @@ class Answer(Protocol):
 
 def create_app(service: Service) -> FastAPI:
     """The application; access is checked around it."""
-    app = FastAPI(title="redraft", docs_url=None, redoc_url=None, openapi_url=None)
+    tracing = service.tracing
+    app = FastAPI(
+        title="redraft",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        telemetry={
+            "tracer_provider": tracing.provider,
+            "tracing": tracing.on,
+            "metrics": False,
+            "logs": False,  # they hold what exceptions say
+            "operation_spans": False,
+            "exclude": lambda scope: not scope["path"].startswith("/v1/"),
+        },
+    )
     add_page(app)
 
     @app.post("/v1/chat/completions")

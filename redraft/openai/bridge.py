@@ -10,6 +10,7 @@ from typing import Self
 
 from redraft.openai.errors import of_worker
 from redraft.openai.metrics import Metrics
+from redraft.openai.tracing import Tracing
 from redraft.request import GenerateRequest
 from redraft.worker.client import Message, WorkerClient, WorkerError
 from redraft.worker.protocol import Chunk, ErrorMessage
@@ -18,8 +19,8 @@ from redraft.worker.protocol import Chunk, ErrorMessage
 class Generation:
     """Requests that run side by side and end together: leaving the context cancels those that have not ended."""
 
-    def __init__(self, client: WorkerClient, requests: Sequence[GenerateRequest], metrics: Metrics):
-        self._client, self._requests, self._metrics = client, requests, metrics
+    def __init__(self, client: WorkerClient, requests: Sequence[GenerateRequest], metrics: Metrics, tracing: Tracing):
+        self._client, self._requests, self._metrics, self._tracing = client, requests, metrics, tracing
         self._loop = asyncio.get_running_loop()
         self._messages: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
         self._running: set[int] = set()
@@ -51,6 +52,8 @@ class Generation:
                 raise of_worker(WorkerError(message.code, message.message))
             if message.done:
                 self._leave(place)
+                if message.stats:
+                    self._tracing.sequence(message.finish_reason or "stop", message.stats)
             yield place, message
 
     def _leave(self, place: int) -> None:

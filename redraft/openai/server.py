@@ -22,6 +22,7 @@ from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S, MAX_LOG_BYTES
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
+from redraft.openai.tracing import Tracing, exporting
 from redraft.worker.client import WorkerClient
 
 KEEP_ALIVE_S = 60
@@ -59,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure(handlers=handlers)
     try:
         model = ServedModel(options.bundle, options.model_name)
+        tracing = Tracing(exporting(), model.name)
     except (OSError, ValueError, RuntimeError) as error:
         log.error("redraft /v1: %s", error)
         return 2
@@ -66,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     access = Access(options.address, hosts(options.allow_host), os.environ.get(API_KEY_VARIABLE) or None)
     with WorkerClient(options.socket) as client:
         uvicorn.run(
-            Gate(create_app(Service(model, client, metrics, options.silence_s)), access, metrics),
+            Gate(create_app(Service(model, client, metrics, options.silence_s, tracing)), access, metrics),
             host=options.address,
             port=options.port,
             workers=1,

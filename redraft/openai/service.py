@@ -20,6 +20,7 @@ from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import Sampled
 from redraft.openai.sse import ClientGone
+from redraft.openai.tracing import Tracing
 from redraft.openai.translate import Job
 from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.protocol import WorkerStatus
@@ -41,9 +42,9 @@ B = TypeVar("B", bound=Sampled)
 class Service:
     """The served model and the connection to its worker."""
 
-    def __init__(self, model: ServedModel, client: WorkerClient, metrics: Metrics, silence_s: float):
+    def __init__(self, model: ServedModel, client: WorkerClient, metrics: Metrics, silence_s: float, tracing: Tracing):
         """A worker that has not answered for `silence_s` seconds is away."""
-        self.model, self.client, self.metrics = model, client, metrics
+        self.model, self.client, self.metrics, self.tracing = model, client, metrics, tracing
         self._readers = ThreadPoolExecutor(READERS, "redraft-read")
         self._bodies_bytes = 0
         self._silence_s = silence_s
@@ -111,7 +112,7 @@ class Service:
             raise ApiError(400, f"n: expected at most {most} choices in all, as many run and wait, got {wanted}", "n")
         client = request.client.host if request.client else None
         requests = [one.model_copy(update={"id": self.client.new_id(), "client": client}) for one in job.requests]
-        return Generation(self.client, requests, self.metrics)
+        return Generation(self.client, requests, self.metrics, self.tracing)
 
 
 def new_id(kind: str) -> str:

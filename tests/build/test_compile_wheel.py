@@ -46,7 +46,8 @@ def test_a_source_archive_holds_the_operators(tmp_path):
     run_script("-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path)
     with tarfile.open(next(tmp_path.glob("redraft-*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"redraft/plugins/kernels.py", "redraft/plugins/cpu/pool.cpp", "build/compile_wheel.py"} <= names
+    plugins = {"redraft/plugins/kernels.py", "redraft/plugins/cpu/pool.cpp", "build/compile_wheel.py"}
+    assert plugins | {"redraft/openai/page/page.js"} <= names
 
 
 @pytest.mark.slow
@@ -55,7 +56,12 @@ def test_only_redraft_is_in_the_wheel(wheel):
     names = ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"redraft", f"redraft-{PROJECT['version']}.dist-info"}
     assert re.search(r"manylinux_2_\d+_x86_64\.whl$", wheel.name)
-    for file in ("serving/triton_repo/ensemble/config.pbtxt", "serving/requirements-triton.txt", "plugins/kernels.py"):
+    for file in (
+        "serving/triton_repo/ensemble/config.pbtxt",
+        "serving/requirements-triton.txt",
+        "plugins/kernels.py",
+        "openai/page/index.html",
+    ):
         assert f"redraft/{file}" in names
     for source, architecture in itertools.product(compile.sources(), compile.ARCHITECTURES):
         assert f"redraft/plugins/compiled/{source.parent.name}-{source.stem}-{architecture}.ptx" in names

@@ -9,16 +9,19 @@ import httpx
 import openai
 import psutil
 import pytest
+from opentelemetry.trace import NoOpTracerProvider
 
 from redraft.openai import access
 from redraft.openai.access import Access, Gate
 from redraft.openai.app import create_app
 from redraft.openai.metrics import Metrics
+from redraft.openai.tracing import Tracing
 from tests.openai.serving import MODEL, front_end
 
 HELLO = {"messages": [{"role": "user", "content": "a secret recipe"}], "max_tokens": 3}
 CHAT = "/v1/chat/completions"
 KEY = "sk-0123456789"
+NOT_TRACED = Tracing(NoOpTracerProvider(), MODEL)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_a_failure_is_an_answer_in_openais_form(monkeypatch):
     async def fail() -> bool:
         raise RuntimeError
 
-    gate = Gate(create_app(SimpleNamespace(worker_ready=fail)), Access(), Metrics())
+    gate = Gate(create_app(SimpleNamespace(worker_ready=fail, tracing=NOT_TRACED)), Access(), Metrics())
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:

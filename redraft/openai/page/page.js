@@ -351,7 +351,8 @@ async function send(text) {
     }
   });
   answer.text.classList.remove("running");
-  messages.push({ role: "assistant", content: answer.content });
+  if (answer.content) messages.push({ role: "assistant", content: answer.content });
+  else messages.pop(); // refused, or stopped before it began: the model is not asked again
   if (answer.metrics && totals(answer.steps).tokens > 1) addComparison(card, answer);
   scrollDown();
 }
@@ -467,8 +468,8 @@ by("back").addEventListener("click", () => select(view, view.at - 1));
 by("on").addEventListener("click", () => select(view, view.at + 1));
 by("replay").addEventListener("click", replay);
 by("tree").addEventListener("keydown", (event) => {
-  const by_key = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (by_key && view.steps.length) select(view, Math.min(Math.max(view.at + by_key, 0), view.steps.length - 1));
+  const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (move && view.steps.length) select(view, Math.min(Math.max(view.at + move, 0), view.steps.length - 1));
 });
 
 function showFailure(error) {

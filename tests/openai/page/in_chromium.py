@@ -1,4 +1,4 @@
-"""The live page in a headless Chromium, by hand: `python -m tests.openai.page_in_chromium URL FOLDER`.
+"""The live page in a headless Chromium, by hand: `python -m tests.openai.page.in_chromium URL FOLDER`.
 
 Asks a question, waits for the answer and for plain decoding of it, and fails where the page logs an error or the answer
 has no drafted tokens. Writes pictures of the page, light, dark and narrow, into FOLDER. Needs Debian's `chromium`.
