@@ -14,6 +14,7 @@ _STATUSES = (
     ("the engine worker failed", INTERNAL),
     ("Failed to increase the shared memory", TOO_LARGE),
     ("Unable to parse", INVALID),
+    ("failed to parse the request JSON", INVALID),  # a number too large for a double
     ("attempt to access JSON", INVALID),
 )
 

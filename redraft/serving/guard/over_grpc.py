@@ -19,12 +19,12 @@ from redraft.serving.guard.refusal import CLOSED, TRITON_AWAY, Refusal
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/Check"
-_ASKED: dict[str, Callable[[], Message] | None] = {
-    "ServerLive": None, "ServerReady": None, "ServerMetadata": None,
+_ASKED: dict[str, Callable[[], Message]] = {
+    "ServerLive": pb.ServerLiveRequest, "ServerReady": pb.ServerReadyRequest,
+    "ServerMetadata": pb.ServerMetadataRequest, "ModelStatistics": pb.ModelStatisticsRequest,
     "ModelReady": pb.ModelReadyRequest, "ModelMetadata": pb.ModelMetadataRequest, "ModelConfig": pb.ModelConfigRequest,
-    "ModelStatistics": pb.ModelStatisticsRequest,
 }  # fmt: skip
-"""Calls that run nothing, with the messages of those that name a model."""
+"""Calls that run nothing, with their messages."""
 _CLOSED = ("Repository", "SystemSharedMemory", "CudaSharedMemory", "TraceSetting", "LogSettings")
 """Beginnings of the names of closed calls."""
 _LOST = ("unix:", "Socket closed", "recvmsg", "GOAWAY", "Broken pipe")
@@ -60,8 +60,10 @@ class GrpcGuard(grpc.GenericRpcHandler):
             return grpc.stream_stream_rpc_method_handler(self._run_stream)
         if name == "ModelInfer":
             return grpc.unary_unary_rpc_method_handler(self._run)
-        if name in _ASKED or name == _HEALTH:
-            return grpc.unary_unary_rpc_method_handler(self._asker(call.method, _ASKED.get(name)))
+        if name in _ASKED:
+            return grpc.unary_unary_rpc_method_handler(self._asker(call.method, _ASKED[name]))
+        if name == _HEALTH:
+            return grpc.unary_unary_rpc_method_handler(self._health)
         if name.startswith(_CLOSED):
             return grpc.unary_unary_rpc_method_handler(_closed(name))
         return None
@@ -73,15 +75,18 @@ class GrpcGuard(grpc.GenericRpcHandler):
             await context.abort(refusal.code, refusal.message)
         return await _answer(self._infer(data, timeout=context.time_remaining()), context)
 
-    def _asker(self, method: str, kind: Callable[[], Message] | None) -> Callable[[bytes, aio.ServicerContext], Any]:
+    async def _health(self, _: bytes, context: aio.ServicerContext) -> bytes:
+        return await _answer(self._triton.unary_unary(_HEALTH)(b"", timeout=METADATA_S), context)
+
+    def _asker(self, method: str, kind: Callable[[], Message]) -> Callable[[bytes, aio.ServicerContext], Any]:
         call = self._triton.unary_unary(method)
 
         async def ask(data: bytes, context: aio.ServicerContext) -> bytes:
             try:
-                if kind:
-                    asked = parsed(kind, data)
-                    if asked.name or kind is not pb.ModelStatisticsRequest:
-                        check_model(asked.name, asked.version)
+                asked = parsed(kind, data)
+                named = getattr(asked, "name", None)
+                if named or (named is not None and kind is not pb.ModelStatisticsRequest):
+                    check_model(named, asked.version)
             except Refusal as refusal:
                 await context.abort(refusal.code, refusal.message)
             return await _answer(call(data, timeout=METADATA_S), context)
@@ -134,14 +139,13 @@ async def _answer(call: Any, context: aio.ServicerContext) -> bytes:
 
 
 async def _fail(error: aio.AioRpcError, context: aio.ServicerContext) -> None:
-    """End a call as Triton ended it."""
-    await context.abort(error.code(), _details(error.code(), error.details()))
-
-
-def _details(code: grpc.StatusCode, details: str | None) -> str:
-    """Triton's message, or that it is away where the message is this client library's."""
-    lost = code is grpc.StatusCode.UNAVAILABLE and any(sign in (details or "unix:") for sign in _LOST)
-    return TRITON_AWAY if lost else details or code.value[1]
+    """End a call as Triton ended it. Triton is away where the connection is lost, or a time limit that is not the
+    client's is over."""
+    code, details = error.code(), error.details() or ""
+    lost = code is grpc.StatusCode.UNAVAILABLE and any(sign in details for sign in _LOST)
+    if lost or (code is grpc.StatusCode.DEADLINE_EXCEEDED and context.time_remaining() is None):
+        code, details = grpc.StatusCode.UNAVAILABLE, TRITON_AWAY
+    await context.abort(code, details)
 
 
 def _closed(name: str) -> Callable[[bytes, aio.ServicerContext], Any]:

@@ -73,11 +73,18 @@ def test_a_request_passes_as_it_came(guard, channel):
     assert guard.calls == [("ModelInfer", data)]
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x02\xff\xff", b"\x0a" * 1000])
-def test_what_is_no_request(guard, channel, data):
-    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("ModelInfer", b"\xff"),
+        ("ModelInfer", b"\x0a\x02\xff\xff"),  # a name that is not UTF-8
+        ("ModelReady", b"\x0a\x02\xff\xff"),
+        ("ServerReady", b"\x0a" * 1000),
+    ],
+)
+def test_what_is_no_request(guard, channel, name, data):
     with pytest.raises(grpc.RpcError) as refused:
-        call(data, timeout=30)
+        channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(data, timeout=30)
     assert refused.value.code() is CODE.INVALID_ARGUMENT
     assert not guard.calls
 

@@ -194,6 +194,7 @@ ERRORS = [
     (INTERNAL_ERROR, 400, 500, None),
     (f"{TIMED_OUT}: it did not end within 1 s", 400, 504, None),
     ("Unable to parse 'data': attempt to access JSON non-string as string", 500, 400, None),
+    ("failed to parse the request JSON buffer: Number too big to be stored in double. at 58", 500, 400, None),
     ("max_tokens: expected at least 1, got 0", 400, 400, None),
     ("generate expects model to produce exactly 1 response", 200, 400, None),
 ]

@@ -1,0 +1,1 @@
+"""What a service withstands: malformed requests."""

@@ -1,0 +1,312 @@
+"""Send a running service malformed requests beside two streams, whose texts must stay what they are alone.
+
+    redraft serve --bundle BUNDLE
+    python -m benchmarks.robustness.malformed --run-dir artifacts/run
+
+The requests go to Triton's HTTP and gRPC ports and to /v1. Each follows from --seed and its number: --first NUMBER
+--requests 1 sends one of them again. The exit status is 1 where a part of the service was restarted, a request was
+neither answered nor closed, a stream's text changed, or the service does not answer at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+from rich.console import Console
+from tritonclient.grpc import InferResult
+from tritonclient.grpc import service_pb2 as pb
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
+from benchmarks.robustness import grpc_requests, http_requests
+from benchmarks.robustness.grpc_requests import Call
+from benchmarks.robustness.http_requests import OPENAI, TRITON, Raw
+from redraft.console.progress import progress
+from redraft.serving.rundir import RunDir, State
+from redraft.serving.triton.messages import QUEUE_FULL
+
+HOST = "127.0.0.1"
+HANG_S = 90.0
+"""Neither answered nor closed for so long is a hang: thrice what a body may take."""
+QUIET_S = 0.3
+"""Where no answer begins for so long, a client says that it has no more to send."""
+RETRY_S, LAST_TRIES = 0.2, 100
+"""After a stream that was refused or failed, and how often it is tried at the end, when the queue may still be full."""
+HANG = "hang"
+PROTOCOLS = ("http", "grpc", "v1")
+PROMPT = "The history of the steam engine begins"
+_SERVICE = "/inference.GRPCInferenceService/"
+
+console = Console()
+
+
+class Overloaded(Exception):
+    """A stream was refused since the queue was full."""
+
+
+@dataclass
+class Neighbour:
+    """A stream that is run again and again, and what became of it."""
+
+    name: str
+    run: Callable[[], str]
+    alone: str = ""
+    runs: int = 0
+    refused: int = 0
+    """How often the queue was full."""
+    changed: list[str] = field(default_factory=list)
+    """What came instead, or the error."""
+
+    def once(self) -> bool:
+        """Run it, if the queue has room, and compare. Returns whether its text was the one alone."""
+        try:
+            text = self.run()
+        except Overloaded:
+            self.refused += 1
+            time.sleep(RETRY_S)
+            return False
+        except (OSError, http.client.HTTPException, grpc.RpcError, RuntimeError) as error:
+            text = f"{type(error).__name__}: {error}"
+            time.sleep(RETRY_S)
+        self.runs += 1
+        if text != self.alone:
+            self.changed.append(text)
+        return text == self.alone
+
+    def run_until(self, over: threading.Event) -> None:
+        """Run it again and again."""
+        while not over.is_set():
+            self.once()
+
+
+@dataclass
+class Tally:
+    """Outcomes of requests: HTTP statuses, gRPC codes, `closed` or `hang`."""
+
+    outcomes: dict[str, dict[str, Counter[str]]] = field(
+        default_factory=lambda: {protocol: defaultdict(Counter) for protocol in PROTOCOLS}
+    )
+    hangs: list[int] = field(default_factory=list)
+    """Numbers of the requests."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, number: int, protocol: str, kind: str, outcome: str) -> int:
+        """Count one. Returns how many there are."""
+        with self.lock:
+            self.outcomes[protocol][kind][outcome] += 1
+            if outcome == HANG:
+                self.hangs.append(number)
+            return sum(count.total() for kinds in self.outcomes.values() for count in kinds.values())
+
+
+def malformed(seed: int, number: int) -> tuple[str, str, Call | Raw]:
+    """A request's protocol, kind and content."""
+    rng = random.Random(f"{seed}:{number}")
+    protocol = PROTOCOLS[number % len(PROTOCOLS)]
+    if protocol == "grpc":
+        return protocol, *grpc_requests.request(rng)
+    return protocol, *http_requests.request(rng, TRITON if protocol == "http" else OPENAI)
+
+
+def send_raw(port: int, raw: Raw) -> str:
+    """The status that bytes are answered with, `closed` for none, or `hang`."""
+    answer, patient = b"", raw.patient
+    deadline = time.monotonic() + HANG_S
+    try:
+        with socket.create_connection((HOST, port), timeout=HANG_S) as connection:
+            with contextlib.suppress(OSError):  # a server may answer and close before all is sent
+                connection.sendall(raw.data)
+            while (left := deadline - time.monotonic()) > 0:
+                connection.settimeout(left if patient else QUIET_S)
+                try:
+                    if not (piece := connection.recv(65_536)):
+                        break
+                    answer += piece[: 64 - len(answer)]
+                except TimeoutError:
+                    if not patient:
+                        connection.shutdown(socket.SHUT_WR)
+                    patient = True
+            else:
+                return HANG
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError:
+        pass
+    words = answer.split(maxsplit=2)
+    return words[1].decode("latin-1") if len(words) > 1 and words[0].startswith(b"HTTP/1") else "closed"
+
+
+def send_call(channel: grpc.Channel, call: Call) -> str:
+    """The code that a call ends with, `error in the stream`, or `hang`."""
+    try:
+        if call.unary:
+            channel.unary_unary(f"{_SERVICE}{call.name}")(call.messages[0], timeout=HANG_S)
+            return "OK"
+        answers = channel.stream_stream(f"{_SERVICE}{call.name}")(iter(call.messages), timeout=HANG_S)
+        errors = [pb.ModelStreamInferResponse.FromString(answer).error_message for answer in answers]
+        return "error in the stream" if any(errors) else "OK"
+    except grpc.RpcError as error:
+        code = error.code()
+        return HANG if code is grpc.StatusCode.DEADLINE_EXCEEDED else code.name
+
+
+def attack(state: State, numbers: Iterator[int], seed: int, clients: int, total: int) -> Tally:
+    """Send the requests of these numbers, so many at a time."""
+    tally, settings = Tally(), state.settings
+    ports = {"http": settings.http_port, "grpc": settings.grpc_port, "v1": settings.openai_port}
+
+    def work() -> None:
+        with grpc.insecure_channel(f"{HOST}:{ports['grpc']}", [("grpc.max_send_message_length", -1)]) as channel:
+            while (number := next_number()) is not None:
+                protocol, kind, request = malformed(seed, number)
+                send = send_raw(ports[protocol], request) if isinstance(request, Raw) else send_call(channel, request)
+                shown.update(tally.add(number, protocol, kind, send))
+
+    lock = threading.Lock()
+
+    def next_number() -> int | None:
+        with lock:
+            return next(numbers, None)
+
+    with progress("malformed", total, "requests") as shown, ThreadPoolExecutor(clients) as pool:
+        for one in [pool.submit(work) for _ in range(clients)]:
+            one.result()
+    return tally
+
+
+def http_stream(port: int, tokens: int) -> str:
+    """The text of a greedy stream over HTTP."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=HANG_S)
+    try:
+        body = {"text_input": PROMPT, "max_tokens": tokens, "stream": True, "end_id": -1}
+        connection.request("POST", "/v2/models/ensemble/generate_stream", json.dumps(body))
+        response = connection.getresponse()
+        data = response.read().decode()
+    finally:
+        connection.close()
+    if response.status == 429:
+        raise Overloaded
+    events = [json.loads(line.removeprefix("data: ")) for line in data.splitlines() if line.startswith("data: ")]
+    if response.status != 200 or any("error" in event for event in events):
+        raise RuntimeError(f"status {response.status}: {data[-300:]}")
+    return "".join(event["text_output"] for event in events)
+
+
+def grpc_stream(port: int, tokens: int) -> str:
+    """The text of a sampled stream with a seed over gRPC."""
+    request = grpc_requests.valid(PROMPT, tokens, seed=7)
+    grpc_requests.add(request, "temperature", "FP32", np.float32(1.0).tobytes())
+    grpc_requests.add(request, "end_id", "INT32", np.int32(-1).tobytes())
+    with grpc.insecure_channel(f"{HOST}:{port}") as channel:
+        call = channel.stream_stream(
+            f"{_SERVICE}ModelStreamInfer",
+            pb.ModelInferRequest.SerializeToString,
+            pb.ModelStreamInferResponse.FromString,
+        )
+        text = b""
+        for answer in call(iter([request]), timeout=HANG_S):
+            if QUEUE_FULL in answer.error_message:
+                raise Overloaded
+            if answer.error_message:
+                raise RuntimeError(answer.error_message)
+            text += InferResult(answer.infer_response).as_numpy("text_output").item()
+    return text.decode()
+
+
+def restarts(state: State) -> dict[str, int]:
+    """How often each part has been restarted."""
+    return {part: getattr(state, f"{part}_restarts") for part in ("worker", "triton", "guard", "openai")}
+
+
+def read_state(run_dir: RunDir) -> State:
+    """The state of a service that is ready. Raises SystemExit for any other."""
+    state = run_dir.read_state()
+    if state is None or state.phase != "ready" or not state.settings.openai_port:
+        raise SystemExit(f"malformed: no service with /v1 is ready at {run_dir.path}: start one with `redraft serve`")
+    return state
+
+
+def table(tally: Tally) -> Table:
+    """One row per protocol."""
+    shown = Table("Malformed requests", ["protocol", "requests", "outcomes"])
+    for protocol, kinds in tally.outcomes.items():
+        outcomes = sum(kinds.values(), Counter[str]())
+        text = ", ".join(f"{outcome}: {count}" for outcome, count in sorted(outcomes.items()))
+        shown.rows.append([protocol, str(outcomes.total()), text])
+    return shown
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Attack, print the table and write JSON. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--run-dir", type=Path, default=Path("artifacts/run"), help="of the running service")
+    add("--requests", type=int, default=20_000)
+    add("--first", type=int, default=0, help="number of the first request")
+    add("--seed", type=int, default=0)
+    add("--clients", type=int, default=8, help="requests at a time")
+    add("--stream-tokens", type=int, default=64)
+    add("--output", type=Path, default=Path("artifacts/reports/malformed.json"))
+    args = parser.parse_args(argv)
+    run_dir = RunDir(args.run_dir)
+    before = read_state(run_dir)
+    ports, tokens = before.settings, args.stream_tokens
+    neighbours = [
+        Neighbour("HTTP, greedy", lambda: http_stream(ports.http_port, tokens)),
+        Neighbour("gRPC, sampled", lambda: grpc_stream(ports.grpc_port, tokens)),
+    ]
+    for one in neighbours:
+        one.alone = one.run()
+    over, started = threading.Event(), time.monotonic()
+    beside = [threading.Thread(target=one.run_until, args=(over,)) for one in neighbours]
+    for thread in beside:
+        thread.start()
+    try:
+        numbers = iter(range(args.first, args.first + args.requests))
+        tally = attack(before, numbers, args.seed, args.clients, args.requests)
+    finally:
+        over.set()
+        for thread in beside:
+            thread.join()
+    seconds, after = time.monotonic() - started, read_state(run_dir)
+    answers = all(any(one.once() for _ in range(LAST_TRIES)) for one in neighbours)
+    crashes = {part: count - restarts(before)[part] for part, count in restarts(after).items()}
+    table(tally).show(console)
+    for one in neighbours:
+        shown = f"{one.name}: {one.runs} streams, {one.refused} refused by a full queue, {len(one.changed)} changed"
+        console.print(shown, *one.changed[:1], markup=False)
+    console.print(f"restarts: {crashes}; hangs: {tally.hangs or 'none'}; answers at the end: {answers}", markup=False)
+    report = {
+        "bundle": ports.bundle.name,
+        **{name: getattr(args, name) for name in ("requests", "first", "seed", "clients")},
+        "seconds": seconds,
+        "outcomes": tally.outcomes,
+        "hangs": tally.hangs,
+        "restarts": crashes,
+        "streams": [
+            {"name": one.name, "runs": one.runs, "refused": one.refused, "changed": one.changed} for one in neighbours
+        ],
+        "answers": answers,
+    }
+    write_json(args.output, report)
+    console.print(f"written to {args.output}")
+    sound = answers and not tally.hangs and not any(crashes.values()) and not any(one.changed for one in neighbours)
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

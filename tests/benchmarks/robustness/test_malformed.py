@@ -1,0 +1,102 @@
+"""The attack with malformed requests, a small one on a real service.
+
+The slow case starts Triton. It would catch a request that ends a part of the service, is never answered, or changes
+what runs beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.robustness import malformed as module
+from benchmarks.robustness.http_requests import Raw
+from benchmarks.robustness.malformed import HANG, Neighbour, main, malformed, send_raw
+from redraft.serving import launcher
+from tests.openai.serving import toy_bundle
+from tests.serving.client_side import free_ports, start
+
+TOY_WORKER = [sys.executable, "-m", "tests.serving.requests.toy_engine_worker"]
+
+
+def test_a_request_follows_from_the_seed_and_its_number():
+    made = [malformed(3, number) for number in range(600)]
+    assert made == [malformed(3, number) for number in range(600)]
+    assert made != [malformed(4, number) for number in range(600)]
+    kinds = Counter((protocol, kind) for protocol, kind, _ in made)
+    assert len(kinds) == 2 * 20 + 13
+    assert Counter(protocol for protocol, _ in kinds.elements()) == {"http": 200, "grpc": 200, "v1": 200}
+
+
+@pytest.mark.parametrize(
+    ("answer", "waits_for_end", "outcome"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False, "400"),
+        (b"", True, "closed"),
+        (b"", False, "closed"),
+        (b"", None, HANG),
+    ],
+)
+def test_how_a_request_ended(monkeypatch, answer, waits_for_end, outcome):
+    """A server may answer, wait for the client's end, close at once, or do nothing."""
+    monkeypatch.setattr(module, "HANG_S", 0.6)
+    monkeypatch.setattr(module, "QUIET_S", 0.1)
+    over = threading.Event()
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(100)
+            connection.sendall(answer)
+            if waits_for_end:
+                assert connection.recv(100) == b""
+            elif waits_for_end is None:
+                over.wait(10)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert send_raw(server.getsockname()[1], Raw(b"POST")) == outcome
+        over.set()
+        thread.join()
+    assert send_raw(free_ports(1)[0], Raw(b"POST")) == "refused"
+
+
+def test_a_stream_that_changes_or_fails_is_seen():
+    over, texts = threading.Event(), iter(["a", "b", "a"])
+
+    def run() -> str:
+        try:
+            return next(texts)
+        except StopIteration:
+            over.set()
+            raise OSError("gone") from None
+
+    stream = Neighbour("x", run, alone="a")
+    stream.run_until(over)
+    assert (stream.runs, stream.changed) == (4, ["b", "OSError: gone"])
+
+
+@pytest.mark.slow
+def test_a_service_withstands_them(tmp_path: Path):
+    bundle = toy_bundle(tmp_path / "bundle")
+    (port,) = free_ports(1)
+    start(tmp_path / "run", bundle, worker_command=TOY_WORKER, openai_port=port)
+    try:
+        options = ["--run-dir", str(tmp_path / "run"), "--requests", "120", "--output", str(tmp_path / "report.json")]
+        status = main([*options, "--stream-tokens", "16"])
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert status == 0, report
+        for protocol, kinds in report["outcomes"].items():
+            outcomes = sum((Counter(count) for count in kinds.values()), Counter())
+            assert outcomes.total() == 40
+            assert not {"500", "INTERNAL", "UNKNOWN"} & outcomes.keys(), (protocol, kinds)
+        assert all(stream["runs"] > 0 for stream in report["streams"])
+    finally:
+        launcher.stop(tmp_path / "run")
