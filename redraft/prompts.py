@@ -74,13 +74,15 @@ class PromptFile:
         return sum(len(prompt.turns) > 1 for prompt in self.prompts)
 
 
-def load_prompts(path: str | Path, column: str | None = None) -> list[Prompt]:
-    """The prompts of a file, for a command that uses the first user turn of each. Prints what the file was taken for.
+def load_prompts(path: str | Path, column: str | None = None, all_turns: bool = False) -> list[Prompt]:
+    """The prompts of a file, for a command that uses the first user turn of each, or all turns. Prints what the file
+    was taken for.
 
     Raises as `read_prompts` does.
     """
     file = read_prompts(Path(path), column)
-    several = f"; the first user turn of each is used, {file.several_turns:,} have more" if file.several_turns else ""
+    more = file.several_turns and not all_turns
+    several = f"; the first user turn of each is used, {file.several_turns:,} have more" if more else ""
     print(f"prompts: {file}{several}", file=sys.stderr, flush=True)
     return file.prompts
 

@@ -68,7 +68,7 @@ class LoadTest:
     def __init__(self, args: argparse.Namespace, slo: dict[str, float]):
         self.args, self.slo = args, slo
         self.tokenizer = ChatTokenizer(args.tokenizer)
-        self.prompts: list[Prompt] = load_prompts(args.dataset, args.column)
+        self.prompts: list[Prompt] = load_prompts(args.dataset, args.column, args.multi_turn)
         self.workload = (args.multi_turn, args.shared_prefix, args.prompt_tokens)
         conversations_of(self.prompts, 1, 0, self.tokenizer, *self.workload)
         self.saturated: Saturation | None = None

@@ -206,11 +206,12 @@ def test_every_rate_runs_as_long_and_as_often_as_asked(client, command, tmp_path
     assert "±" in capsys.readouterr().out
 
 
-def test_conversations_prefixes_and_lengths(client, command, tmp_path):
+def test_conversations_prefixes_and_lengths(client, command, tmp_path, capsys):
     flags = "--multi-turn", "--shared-prefix", 20, "--prompt-tokens", 600, "--request-rate", 100, "--warmup", 1
     dataset = tmp_path / "talks.jsonl"
     dataset.write_text("".join(json.dumps({"turns": [f"a {n}", "b", "c"]}) + "\n" for n in range(9)))
     assert command(*flags, "--dataset", dataset) == 0
+    assert "first user turn" not in capsys.readouterr().err
     (run,) = load_runs(tmp_path / "out")
     assert run.summary["completed"] == 6, "two conversations of three turns"
     requests = json.loads((tmp_path / "out" / "rate-100-run-1.json").read_text())["requests"]
