@@ -57,6 +57,10 @@ def test_the_steady_window_leaves_out_ramp_and_tail():
     assert steady["request_throughput"] == pytest.approx(8 / 7), "ended from 3 s to 10 s, whenever they were due"
     assert steady["output_token_throughput"] == pytest.approx(4 * 8 / 7), "no chunk of the last answer, due at its end"
     assert steady["goodput"] == steady["requests_due_per_s"] == pytest.approx(8 / 7)
+    runs[5].finished = 20.0
+    stalled = summarize([*runs, late], None, window)
+    assert stalled["request_throughput"] == pytest.approx(7 / 7), "one that is due in it and ends after it is missing"
+    assert stalled["completed"] == 8
     assert steady_window(runs[:2], 3.0) is None
     assert steady_window([timeline() for _ in range(5)], 0.0) is None, "all at once has no steady part"
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from benchmarks.load.workload import ChatTokenizer, arrival_times, kinds_of, pick_prompts
+from benchmarks.load.workload import ChatTokenizer, arrival_times, conversations_of, kinds_of, pick_prompts
 from redraft.prompts import Prompt, load_prompts
 
 SHIPPED = Path(__file__).parents[3] / "benchmarks" / "prompts.jsonl"
@@ -52,6 +52,17 @@ def test_chat_template_of_a_folder(model_folder):
 
 def test_chat_template_inside_the_tokenizer_config(model_folder):
     assert ChatTokenizer(model_folder).chat("hi") == "inline"
+
+
+def test_lengthened_prompts_share_no_passage(tmp_path):
+    words = {f"w{place}": place for place in range(500)} | {"?": 500}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    prompts = [Prompt(str(place), "c", (f"w{place}",)) for place in range(500)]
+    made = conversations_of(prompts, 6, 0, ChatTokenizer(tmp_path), prompt_tokens=200)
+    assert len({conversation.turns[0].split()[0] for conversation in made}) == 6
+    assert all(198 <= len(conversation.turns[0].split()) <= 200 for conversation in made)
 
 
 def test_folder_without_tokenizer(tmp_path):
