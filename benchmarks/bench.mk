@@ -69,8 +69,8 @@ bench-trees: $(addsuffix /manifest.json,$(BASELINE) $(NARROW) $(BUNDLE) $(BUDGET
 	  --streams --repeats 1 --output $(REPORTS)/tree_budgets.json
 	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(SHAPES) --methods --dataset $(PROMPTS) --temperature 0 \
 	  --max-tokens 96 --streams --repeats 1 --output $(REPORTS)/tree_shapes.json
-	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(WAYS) --methods --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
-	  --temperature 0 0.3 1 --top-p 0.95 --streams --repeats 1 --output $(REPORTS)/constructions.json
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(WAYS) --dataset $(PROMPTS) --max-tokens 32 \
+	  --methods shared likely rsd_s rsd_c specinfer spectr random_chain --temperature 0.3 0.7 1 --streams --repeats 1 --output $(REPORTS)/constructions.json
 	$(PY) -m benchmarks.speed.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --output $(REPORTS)/grid.json
 	$(PY) -m benchmarks.replay.ngram_chances --data $(TEACHER) --shards 8

@@ -51,6 +51,16 @@ NAMES = {
     "ngram": "prompt lookup, no drafter",
 }
 """Methods of benchmarks/methods/methods.toml, as tables name them."""
+CONSTRUCTIONS = {
+    "shared": "best-first, shared noise (default)",
+    "likely": "best-first, most likely tokens",
+    "rsd_s": "RSD, stochastic beam search",
+    "rsd_c": "RSD, constant branching",
+    "specinfer": "SpecInfer",
+    "spectr": "SpecTr",
+    "random_chain": "speculative sampling",
+}
+"""Methods of benchmarks/methods/constructions.toml, as tables name them."""
 OTHER_TEXT = {"rsd_s", "rsd_c", "spectr", "specinfer", "sps"}
 """Methods whose sampled text has the target's distribution but is not auto-regressive decoding's."""
 
@@ -245,6 +255,21 @@ def lyanna_figure12(load: Load) -> Table:
     return table
 
 
+def constructions(load: Load) -> Table:
+    """Speed-up and tokens per step of constructions by temperature, and how much these are above those of the default,
+    with the interval of the paired difference."""
+    temperatures = load("constructions")["single"]
+    table = Table("Speed-up and tokens per step", ["", *(f"T = {temperature}" for temperature in temperatures)])
+    for name, title in CONSTRUCTIONS.items():
+        cells = []
+        for single in temperatures.values():
+            entry = single["contenders"][name]
+            low, high = entry["acceptance_below_first_interval"]
+            cells.append(gain(entry) + (f" ({-high:+.2f} to {-low:+.2f})" if low < high else ""))
+        table.rows.append([title, *cells])
+    return table
+
+
 def rsd_experiment(load: Load, name: str) -> Table:
     """Block efficiency of each algorithm's best tree in every cell of RSD's experiment `exp1` or `exp2`."""
     return rsd_report.best_shapes(rsd_report.parts_of(load("rsd/experiments"), name))
@@ -277,6 +302,7 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "lyanna_table1": lyanna_table1,
     "lyanna_table2": lyanna_table2,
     "lyanna_figure12": lyanna_figure12,
+    "constructions": constructions,
     "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
     "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
     "lossless": lossless,
