@@ -15,7 +15,6 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table, number
@@ -25,6 +24,7 @@ from benchmarks.load.clients.worker import BareWorker
 from benchmarks.load.metrics import Timeline
 from benchmarks.load.runner import run_one
 from benchmarks.load.workload import ChatTokenizer
+from redraft.console.progress import tracked
 from redraft.prompts import load_prompts, spread
 
 console = Console()
@@ -38,7 +38,7 @@ async def compare(
     runs: dict[str, list[list[Timeline]]] = {name: [] for name in clients}
     for client in clients.values():
         await run_one(client, generations[0], Timeline("warm-up", ""), tokenizer)
-    for repeat in track(range(repeats), "taking turns", console=console):
+    for repeat in tracked(range(repeats), "taking turns", "rounds", console):
         for run in runs.values():
             run.append([])
         for index, generation in enumerate(generations):

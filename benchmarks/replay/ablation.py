@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
@@ -24,6 +23,7 @@ from benchmarks.replay.answers import Answer, read
 from benchmarks.replay.replay import Outcome, Replayer, interval, roots_of
 from benchmarks.training.learning_curve import labels_of
 from model_defs.target.model import Target
+from redraft.console.progress import tracked
 from redraft.decoding.construction import best_first
 
 console = Console()
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         answers = read(args.answers, args.num_prompts, args.max_tokens)
         labels = zip(labels_of(args.drafters), args.drafters, strict=True)
-        for label, folder in track(list(labels), "replaying", console=console):
+        for label, folder in tracked(list(labels), "replaying", "drafters", console):
             replayer = Replayer.load(folder, target, args.length)
             results[label] = acceptance(replayer, answers, args.length, args.width, args.nodes)
     except (ValueError, OSError, KeyError, RuntimeError) as error:

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
 from safetensors import safe_open
 from torch import Tensor
 
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm, teacher_force
 from model_defs.files import save_tensors
+from redraft.console.progress import tracked
 from redraft.llm import LLM
 from redraft.prompts import load_prompts, spread
 from redraft.request import request
@@ -56,7 +56,7 @@ def record(llm: LLM, prompts: list[str], max_tokens: int, concurrency: int) -> l
     requests = [request(text, max_tokens, temperature=0.0) for text in prompts]
     answers = []
     generated = llm.run(requests, min(concurrency, llm.runtime.limits.slots))
-    for asked, answer in track(list(zip(requests, generated, strict=True)), "hidden states", console=console):
+    for asked, answer in tracked(list(zip(requests, generated, strict=True)), "hidden states", "answers", console):
         prompt = llm.runtime.sequence(0, asked).prompt.tolist()
         tokens = [*prompt, *answer.token_ids]
         states = [hidden for _, hidden in teacher_force(llm, tokens, 0) if hidden is not None]

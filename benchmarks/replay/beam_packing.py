@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.figures.plots import COLORS, new_figure, save
 from benchmarks.figures.results import write_json
@@ -24,6 +23,7 @@ from benchmarks.figures.tables import Table, number
 from benchmarks.replay.answers import Answer, read
 from benchmarks.replay.replay import Outcome, Replayer, roots_of
 from model_defs.target.model import Target
+from redraft.console.progress import tracked
 from redraft.decoding.construction import beams_of
 from redraft.decoding.packing import pack_beams
 
@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(str(error))
     results = [
         packing(replayer, answers, width, args.length)
-        for width in track(args.widths, "searching beams", console=console)
+        for width in tracked(args.widths, "searching beams", "widths", console)
     ]
     table(results).show(console)
     setting = {"drafter": args.drafter.name, "answers": len(answers), "max_tokens": args.max_tokens}

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.figures.plots import lines, new_figure, save
 from benchmarks.figures.results import write_json
@@ -24,6 +23,7 @@ from benchmarks.replay.answers import Answer, read
 from benchmarks.replay.replay import Outcome, Replayer, cut, interval, roots_of
 from benchmarks.training.learning_curve import labels_of
 from model_defs.target.model import Target
+from redraft.console.progress import tracked
 from redraft.decoding.construction import beams_of
 from redraft.decoding.packing import pack_beams
 
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
         answers = read(args.answers, args.num_prompts, args.max_tokens)
         for label, folder in zip(labels_of(args.drafters), args.drafters, strict=True):
             replayer = Replayer.load(folder, target, max(args.lengths))
-            widths = track(args.widths, f"replaying {label}", console=console)
+            widths = tracked(args.widths, f"replaying {label}", "widths", console)
             results[label] = [row for width in widths for row in shapes(replayer, answers, width, args.lengths)]
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         parser.error(str(error))

@@ -10,10 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
 from safetensors import safe_open
 
 from benchmarks.figures.tables import Table
+from redraft.console.progress import tracked
 from redraft.decoding.ngram import CHANCES, LONGEST, MOST_TIMES, NgramIndex
 
 console = Console()
@@ -44,7 +44,7 @@ def main() -> None:
         parser.error(f"{arguments.data} holds no shard-*.safetensors")
     tried: Counter = Counter()
     right: Counter = Counter()
-    for shard in track(shards, "counting", console=console):
+    for shard in tracked(shards, "counting", "shards", console):
         count(shard, tried, right)
     repeats = [f"{times} in a row" for times in range(1, MOST_TIMES)] + [f"{MOST_TIMES} or more"]
     table = Table(f"N-gram guesses that were right, {sum(tried.values()):,} in all", ["tokens matched", *repeats])

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.replay.answers import Answer, read
 from benchmarks.replay.replay import interval
+from redraft.console.progress import tracked
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.token_tree import follow
 
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     cells = [(name, budget) for name in memories for budget in args.budgets]
     results = [
         {"memory": name, "budget": budget, **serve(answers, budget, *memories[name])}
-        for name, budget in track(cells, "serving", console=console)
+        for name, budget in tracked(cells, "serving", "settings", console)
     ]
     shown = Table("N-gram retrieval", ["memory", "nodes", "tokens per step", "us per draft", "us per token read"])
     for row in results:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rich.console import Console
-from rich.progress import Progress
 from safetensors import safe_open
 
 from benchmarks.load.workload import MT_BENCH, ChatTokenizer
@@ -34,6 +33,7 @@ from benchmarks.speed.inprocess import load_llm
 from model_defs.files import weight_files
 from redraft.bundle.manifest import Bundle
 from redraft.console.interrupt import interruptible
+from redraft.console.progress import progress
 from redraft.errors import BundleError
 from redraft.llm import Answer
 from redraft.prompts import Prompt, load_prompts, spread
@@ -89,10 +89,9 @@ def measure(
     concurrency: int,
 ) -> None:
     """Answer the prompts of each setting and method that is not in the store yet; each is kept when it is whole."""
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=len(cells))
+    with progress("answers", len(cells), "cells", console=console) as shown:
         for setting, method in cells:
-            progress.update(task, description=f"{method}, temperature {setting.name}")
+            shown.update(shown.done, f"{method}, temperature {setting.name}")
             if not store.has(setting.name, method):
                 rounds = BASELINE_ROUNDS if method == AUTO_REGRESSIVE else 1
                 pairs = list(product(prompts[setting.name], range(rounds)))
@@ -100,7 +99,7 @@ def measure(
                 answers = llm.run(requests, concurrency)
                 rows = [Row.of(prompt, answer) for (prompt, _), answer in zip(pairs, answers, strict=True)]
                 store.add(setting.name, method, rows)
-            progress.advance(task)
+            shown.advance()
 
 
 def measure_rates(
@@ -117,10 +116,10 @@ def measure_rates(
         for place, prompt in enumerate(prompts[setting.name])
         for method in [method for other, method in cells if other == setting][:: 1 if place % 2 == 0 else -1]
     ]
-    with Progress(console=console) as progress:
-        task, warm = progress.add_task("", total=len(left)), set[tuple[str, str]]()
+    warm = set[tuple[str, str]]()
+    with progress("token rates", len(left), "answers", console=console) as shown:
         for setting, method, prompt, _ in left:
-            progress.update(task, description=f"token rate of {method}, temperature {setting.name}")
+            shown.update(shown.done, f"{method}, temperature {setting.name}")
             seconds = store.timing.setdefault(setting.name, {}).setdefault(method, {})
             if prompt.question_id not in seconds:
                 wanted = asked(setting, method, prompt, 0)
@@ -131,7 +130,7 @@ def measure_rates(
                 if len(answer.token_ids) > 1:
                     seconds[prompt.question_id] = len(answer.token_ids) - 1, answer.stats.decode_ms / 1e3
                     store.save()
-            progress.advance(task)
+            shown.advance()
 
 
 def parameters(model: Path, drafter: Path) -> tuple[int, int]:

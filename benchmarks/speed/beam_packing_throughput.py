@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.figures.plots import COLORS, new_figure, save
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.speed.inprocess import load_llm
 from benchmarks.speed.method_batches import add_workload, answer_all, load_workload, throughput
+from redraft.console.progress import tracked
 from redraft.llm import Answer
 from redraft.request import AUTO_REGRESSIVE
 
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
     first: dict[str, list[Answer]] = {}
     cells: dict[tuple[str, int], dict[str, Any]] = {}
     turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
-    for batch, method in track(turns, "answering", console=console):
+    for batch, method in tracked(turns, "answering", "turns", console):
         answers, spent = answer_all(llm, method, prompts, warm_up, batch, options)
         first.setdefault(method, answers)
         check(method, answers, first[pair_of(method)], first[AUTO_REGRESSIVE])

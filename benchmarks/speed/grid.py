@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table, number
@@ -29,6 +28,7 @@ from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import forward, load_llm, teacher_force
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.bundle.budget import BudgetTable, Scores
+from redraft.console.progress import tracked
 from redraft.decoding.construction import CONSTRUCTIONS, beams_of
 from redraft.decoding.growth import grow_trees
 from redraft.decoding.ngram import NgramIndex, ngram_chains
@@ -117,7 +117,8 @@ def record(llm: LLM, prompts: list[str], max_tokens: int, sampling: dict[str, An
     requests = [request(text, max_tokens, **{**sampling, "seed": i}) for i, text in enumerate(prompts)]
     answers = llm.run(requests, min(batch, llm.runtime.limits.slots))
     replays = []
-    for generation, answer in track(list(zip(requests, answers, strict=True)), "drafting everywhere", console=console):
+    pairs = list(zip(requests, answers, strict=True))
+    for generation, answer in tracked(pairs, "drafting everywhere", "answers", console):
         if len(answer.token_ids) < 2:
             continue
         sequence = llm.runtime.sequence(0, generation)
@@ -292,7 +293,7 @@ def measure(llm: LLM, prompts: list[str], args: argparse.Namespace, name: str) -
     times = step_times(llm, [count for count in rows if count <= llm.runtime.limits.max_tree])
     drafting = drafting_time(llm)
     results = []
-    for shape in track(list(shapes(replays[0].drafts, args.budgets)), f"replaying on {name}", console=console):
+    for shape in tracked(list(shapes(replays[0].drafts, args.budgets)), f"replaying on {name}", "shapes", console):
         outcome = Outcome()
         for replay in replays:
             follow(build_trees(shape, replay), replay.tokens, outcome)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import Clock, load_llm, require_fit, timed
+from redraft.console.progress import tracked
 from redraft.llm import LLM, Answer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, InvalidRequest, request
@@ -133,7 +133,7 @@ def main(argv: list[str] | None = None) -> None:
     options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     best: dict[tuple[str, int], dict[str, Any]] = {}
     turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
-    for batch, method in track(turns, "answering", console=console):
+    for batch, method in tracked(turns, "answering", "turns", console):
         engine = plain if method == AUTO_REGRESSIVE else llm
         answers, spent = answer_all(engine, method, prompts, warm_up, batch, options)
         row = {"method": method, "batch": batch, **throughput(answers, spent)}

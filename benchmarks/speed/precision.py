@@ -20,7 +20,6 @@ import onnxruntime
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from model_defs.loops.padded_context_cache import HIDDEN_SCORE
 from model_defs.target.attention import causal_attend
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
+from redraft.console.progress import tracked
 from redraft.prompts import load_prompts, spread
 
 out = Console(highlight=False)
@@ -98,11 +98,11 @@ class Network:
 def compare(target: Target, texts: list[list[int]], calibration: Calibration | None) -> list[Difference]:
     """The target in float32, which is left in float16, against bf16 and against networks in fp16, int8 and, with a
     calibration, fp8."""
-    references = [module_log_probs(target, ids) for ids in track(texts, "float32")]
+    references = [module_log_probs(target, ids) for ids in tracked(texts, "float32", "texts")]
 
     def measure(name: str, megabytes: float, log_probs: Callable[[list[int]], Tensor]) -> Difference:
         difference = Difference(name, megabytes)
-        for reference, ids in zip(references, track(texts, name), strict=True):
+        for reference, ids in zip(references, tracked(texts, name, "texts"), strict=True):
             difference.add(reference, log_probs(ids))
         return difference
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table, number
@@ -28,6 +27,7 @@ from benchmarks.load.llama_cpp import LlamaCpp
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.replay.acceptance import conditional_acceptance
 from benchmarks.speed.inprocess import load_llm, require_fit
+from redraft.console.progress import progress
 from redraft.llm import Answer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, request
@@ -66,25 +66,22 @@ def measure(decoders: dict[str, LLMDecoder], args: argparse.Namespace, tokenizer
             request(text, args.max_tokens, temperature=temperature, seed=i, **filters) for i, text in enumerate(pick)
         ]
 
-    with Progress(console=console) as progress:
-        try:
-            for temperature in args.temperature:
-                warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
-                rounds = (len(decoders) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
-                task = progress.add_task(f"one stream, temperature {temperature:g}", total=rounds)
-                turn = lambda task=task: progress.advance(task)  # noqa: E731
-                asked = requests(texts, temperature, len(texts))
-                other = by_llama if llama and temperature == 0 else None
-                players = compare(decoders, asked, warm_up, args.repeats, turn, other)
-                report["single"][f"{temperature:g}"] = report_single(players, prompts)
-                levels = report["concurrent"].setdefault(f"{temperature:g}", [])
-                task = progress.add_task("several streams", total=len(decoders) * len(args.streams) * args.repeats)
-                turn = lambda task=task: progress.advance(task)  # noqa: E731
-                for level in args.streams:
-                    many = requests(texts, temperature, max(2 * level, 8))
-                    levels.append(compare_concurrent(decoders, many, warm_up, level, args.repeats, turn))
-        except KeyboardInterrupt:
-            console.print("[yellow]interrupted: what was measured is written")
+    try:
+        for temperature in args.temperature:
+            warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
+            rounds = (len(decoders) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
+            asked = requests(texts, temperature, len(texts))
+            other = by_llama if llama and temperature == 0 else None
+            with progress(f"one stream, temperature {temperature:g}", rounds, "answers", console=console) as shown:
+                players = compare(decoders, asked, warm_up, args.repeats, shown.advance, other)
+            report["single"][f"{temperature:g}"] = report_single(players, prompts)
+            levels = report["concurrent"].setdefault(f"{temperature:g}", [])
+            for level in args.streams:
+                many = requests(texts, temperature, max(2 * level, 8))
+                with progress(f"{level} streams", len(decoders) * args.repeats, "rounds", console=console) as shown:
+                    levels.append(compare_concurrent(decoders, many, warm_up, level, args.repeats, shown.advance))
+    except KeyboardInterrupt:
+        console.print("[yellow]interrupted: what was measured is written")
     return report
 
 

@@ -15,12 +15,12 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from redraft.batch import DraftBatch, DraftSampling, TargetBatch
 from redraft.bundle.config import MethodConfig
 from redraft.bundle.manifest import Bundle
+from redraft.console.progress import tracked
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import mask_width
@@ -90,7 +90,7 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
             calls[sequences, 0, 0, name] = drafting_call(drafter, bundle.config.methods[name], roots)
     samples: dict[tuple[int, int, int, str | None], list[float]] = {kind: [] for kind in calls}
     rounds = 10
-    for _ in track(range(rounds), "measuring", console=Console(stderr=True), transient=True):
+    for _ in tracked(range(rounds), "measuring", "rounds"):
         for kind, call in calls.items():
             call()
             for _ in range(-(-repeats // rounds)):

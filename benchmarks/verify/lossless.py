@@ -31,7 +31,6 @@ from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
@@ -39,6 +38,7 @@ from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm, teacher_force
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import MANIFEST, file_sha256
+from redraft.console.progress import progress
 from redraft.decoding.noise import coin, race
 from redraft.decoding.sampling import Distribution, Sampler
 from redraft.decoding.verification import VERIFIERS
@@ -221,7 +221,7 @@ def _token(answer: Answer, place: int, end_ids: frozenset[int]) -> int:
 
 
 def verify_setting(
-    verifier: Verifier, setting: str, prompts: list[Prompt], args: argparse.Namespace, progress: Callable[[int], None]
+    verifier: Verifier, setting: str, prompts: list[Prompt], args: argparse.Namespace, advance: Callable[[int], None]
 ) -> dict[str, Any]:
     """One setting over all prompts: a row for each concurrency, the divergences, and the rates where asked for."""
     tokenizer = ChatTokenizer(args.speculative)
@@ -256,9 +256,7 @@ def verify_setting(
                 rate = rates.setdefault(name, {"output": name, "beyond_margin": 0, "tokens": 0})
                 rate["beyond_margin"] += far
                 rate["tokens"] += total
-        progress(len(chunk))
-        if not console.is_terminal:  # a log has no progress bar
-            console.print(f"{setting}: {start + len(chunk)} of {len(prompts)} prompts")
+        advance(len(chunk))
     for key, row in rows.items():
         ties = [item.margin < args.near_tie for item in divergences if (item.method, item.concurrency) == key]
         row |= {"near_ties": sum(ties), "failures": len(ties) - sum(ties)}
@@ -291,12 +289,10 @@ def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
     else:
         done = set()
     left = [setting for setting in args.settings if setting not in done]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("verifying", total=len(left) * len(prompts))
+    with progress("verifying", len(left) * len(prompts), "prompts", console=console) as shown:
         for setting in left:
-            progress.update(task, description=setting)
-            found = verify_setting(verifier, setting, prompts, args, lambda n: progress.advance(task, n))
+            shown.update(shown.done, setting)
+            found = verify_setting(verifier, setting, prompts, args, shown.advance)
             for name, rows in found.items():
                 report[name] += rows
             write_json(args.output, report)

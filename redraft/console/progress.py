@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+T = TypeVar("T")
 LINE_S = 15.0
 """Seconds between two lines of a log."""
 
@@ -33,6 +35,10 @@ class Progress:
         """Set how much is done, and what is under way."""
         self.done, self.note = done, self.note if note is None else note
         self.changed()
+
+    def advance(self, count: int = 1) -> None:
+        """So much more is done."""
+        self.update(self.done + count)
 
     def line(self) -> str:
         """Done, total, rate and time left."""
@@ -74,6 +80,14 @@ def progress(name: str, total: int, unit: str, note: str = "", console: Console 
     with heartbeat(shown.line, console):
         yield shown
     write(console, shown.summary())
+
+
+def tracked(items: Sequence[T], name: str, unit: str, console: Console | None = None) -> Iterator[T]:
+    """Yields the items, and shows how many are done with."""
+    with progress(name, len(items), unit, console=console) as shown:
+        for item in items:
+            yield item
+            shown.advance()
 
 
 @contextmanager

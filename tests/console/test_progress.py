@@ -94,3 +94,11 @@ def test_a_long_step_says_that_it_goes_on_and_how_long_it_took(monkeypatch, caps
     said = capsys.readouterr().err
     assert "compile: 0 s so far" in said
     assert re.search(r"compile: \d\.\d s\n", said)
+
+
+def test_every_item_is_counted():
+    text = io.StringIO()
+    assert list(progress.tracked("abc", "judge", "letters", Console(file=text))) == ["a", "b", "c"]
+    first, last = text.getvalue().splitlines()
+    assert first == "judge: 0 of 3 letters"
+    assert re.fullmatch(r"judge: 3 letters in \d+ s", last)
