@@ -280,10 +280,11 @@ class Supervisor:
             self._triton.end(grace=0)
 
     def _wait(self, child: Child, timeout: float, pulse: Pulse) -> None:
+        begun = child.age
         while not pulse.answered:
             if not child.alive:
                 raise ServingError(child.death)
-            if child.age > timeout:
+            if child.age - begun > timeout:
                 longer = "; --start-timeout-s gives it more time" if child is self._worker else ""
                 raise ServingError(f"{child.name} was not ready within {timeout:.0f} s{longer}; {child.log_end}")
             time.sleep(TICK_S)

@@ -247,7 +247,7 @@ class Worker:
         message["prompt_tokens"] = output.prompt_tokens
         message |= {name: value for name in EXTRAS if (value := getattr(output, name)) is not None}
         if output.draft_trees is not None:
-            message["draft_trees"] = list(map(asdict, output.draft_trees))
+            message["draft_trees"] = list(map(vars, output.draft_trees))
         if output.finish_reason:
             self._active.pop(key, None)
             message["done"] = True

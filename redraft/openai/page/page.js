@@ -62,7 +62,7 @@ async function* events(body, signal) {
   let rest = "";
   for (const reader = response.body.getReader(); ; ) {
     const { done, value } = await reader.read();
-    if (done) return;
+    if (done) throw new Error("the answer was cut off");
     const parts = (rest + decoder.decode(value, { stream: true })).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
@@ -418,7 +418,7 @@ async function compare(card, box, answer) {
     }
     const { perStep } = totals(answer.steps);
     verdict.append(
-      make("strong", { text: `${(answer.rate / rate).toFixed(2)}× as fast` }),
+      answer.rate && rate ? make("strong", { text: `${(answer.rate / rate).toFixed(2)}× as fast` }) : "",
       make("span", { class: "muted", text: `${perStep.toFixed(2)} tokens per step instead of 1` }),
       make("span", { class: "muted", text: content === answer.content ? "✓ the same text" : "the texts differ" }),
     );

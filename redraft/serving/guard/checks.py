@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
@@ -11,7 +11,7 @@ from pydantic_core import from_json, to_json
 from tritonclient.grpc import service_pb2 as pb
 
 from redraft.request import clipped
-from redraft.serving.guard.limits import MAX_ELEMENTS
+from redraft.serving.guard.limits import MAX_ELEMENTS, MAX_TENSORS
 from redraft.serving.guard.refusal import INVALID, TOO_LARGE, UNKNOWN, Refusal
 from redraft.serving.tritonserver import MODELS
 
@@ -45,16 +45,16 @@ def checked_json(data: bytes, infer: bool) -> bytes:
     return to_json(body, inf_nan_mode="constants")
 
 
-def checked_infer(data: bytes) -> pb.ModelInferRequest:
-    """A gRPC inference request. Raises Refusal."""
-    request = parsed(pb.ModelInferRequest, data)
+def check_infer(request: pb.ModelInferRequest) -> None:
+    """Raises Refusal for what a gRPC inference request may not say."""
     check_model(request.model_name, request.model_version)
+    _check_count("inputs", request.inputs)
+    _check_count("outputs", request.outputs)
     for tensor in request.inputs:
         _check_shape(tensor.name, tensor.shape)
         _check_parameters(tensor.name, tensor.parameters, ())
     for output in request.outputs:
         _check_parameters(output.name, output.parameters, ())
-    return request
 
 
 def parsed(kind: Callable[[], Message], data: bytes) -> Any:
@@ -79,6 +79,8 @@ def _check_tensors(body: dict[str, Any]) -> None:
     """Raises Refusal for what an HTTP inference request may not say."""
     for kind, known in (("inputs", ("binary_data_size",)), ("outputs", ("binary_data",))):
         tensors = body.get(kind, [])
+        if isinstance(tensors, list):
+            _check_count(kind, tensors)
         if not isinstance(tensors, list) or not all(isinstance(tensor, dict) for tensor in tensors):
             raise Refusal(INVALID, f"{kind}: expected a list of objects")
         for tensor in tensors:
@@ -93,11 +95,16 @@ def _check_tensors(body: dict[str, Any]) -> None:
                 _check_shape(name, shape)
 
 
-def _check_shape(name: str, shape: Iterable[int]) -> None:
-    sizes = list(shape)
+def _check_count(kind: str, tensors: Sized) -> None:
+    if len(tensors) > MAX_TENSORS:
+        raise Refusal(TOO_LARGE, f"{kind}: expected at most {MAX_TENSORS}, got {len(tensors)}")
+
+
+def _check_shape(name: str, shape: Sequence[int]) -> None:
+    sizes = shape[:16]
     if any(size < 0 for size in sizes):
         raise Refusal(INVALID, f"input {clipped(name, _MAX_SHOWN)!r}: shape: expected no negative size")
-    if math.prod(max(size, 1) for size in sizes[:16]) > MAX_ELEMENTS or len(sizes) > 16:
+    if math.prod(max(size, 1) for size in sizes) > MAX_ELEMENTS or len(shape) > 16:
         raise Refusal(
             TOO_LARGE, f"input {clipped(name, _MAX_SHOWN)!r}: shape: expected at most {MAX_ELEMENTS} elements"
         )

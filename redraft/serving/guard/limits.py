@@ -8,12 +8,14 @@ MAX_BODIES_BYTES = 16 * MAX_BODY_BYTES
 """All HTTP bodies together that are arriving or in a request that runs."""
 MAX_ELEMENTS = MAX_BODY_BYTES
 """Elements of a tensor, each of which takes a byte at least. Larger shapes overflow where sizes are computed."""
+MAX_TENSORS = 64
+"""Inputs of a request, and outputs; no model has so many. 4 MiB hold two million empty ones: seconds of checks."""
 MAX_CHUNKS = 4096
 """Chunks of an HTTP body: 1 KB each in the largest. Triton before 25.07 keeps each one on its stack."""
 MAX_HEADER_BYTES, MAX_HEADERS = 8192, 64
 """An HTTP header line and their number; all metadata of a gRPC call. Clients send a tenth of it."""
 MAX_REQUESTS = 1024
-"""Requests of each protocol in flight, of which the worker runs and queues far fewer."""
+"""Inference requests over HTTP, and calls over gRPC, in flight, of which the worker runs and queues far fewer."""
 BODY_S = 30.0
 """A body takes longer only where its sender holds it back, or at less than 1 Mbit/s."""
 IDLE_S = 60.0

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from grpc import aio
 from tritonclient.grpc import service_pb2 as pb
 
-from redraft.serving.guard.checks import check_model, checked_infer, parsed
+from redraft.serving.guard.checks import check_infer, check_model, parsed
 from redraft.serving.guard.limits import END_S, MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_REQUESTS, METADATA_S
 from redraft.serving.guard.refusal import CLOSED, TRITON_AWAY, Refusal
 
@@ -70,7 +70,7 @@ class GrpcGuard(grpc.GenericRpcHandler):
 
     async def _run(self, data: bytes, context: aio.ServicerContext) -> bytes:
         try:
-            checked_infer(data)
+            check_infer(parsed(pb.ModelInferRequest, data))
         except Refusal as refusal:
             await context.abort(refusal.code, refusal.message)
         return await _answer(self._infer(data, timeout=context.time_remaining()), context)
@@ -94,7 +94,7 @@ class GrpcGuard(grpc.GenericRpcHandler):
         return ask
 
     async def _run_stream(self, requests: AsyncIterator[bytes], context: aio.ServicerContext) -> None:
-        """Run a stream's requests. One that is refused gets an error in the stream, as with Triton, which goes on.
+        """Run a stream's requests. One that is refused gets an error with its id, and the stream goes on.
         Where the client cancels or goes, gRPC cancels this."""
         call = self._stream_infer(timeout=context.time_remaining())
         one_at_a_time = asyncio.Lock()
@@ -118,10 +118,14 @@ async def _pass_on(requests: AsyncIterator[bytes], call: Any, answer: Callable[[
     """Send a stream's requests to Triton. Where that has gone, who reads its answers is told."""
     with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
         async for data in requests:
+            request = pb.ModelInferRequest()
             try:
-                checked_infer(data)
+                request = parsed(pb.ModelInferRequest, data)
+                check_infer(request)
             except Refusal as refusal:
-                await answer(pb.ModelStreamInferResponse(error_message=refusal.message).SerializeToString())
+                named = pb.ModelInferResponse(id=request.id)
+                refused = pb.ModelStreamInferResponse(error_message=refusal.message, infer_response=named)
+                await answer(refused.SerializeToString())
             else:
                 await call.write(data)
         await call.done_writing()

@@ -67,15 +67,18 @@ class HttpGuard:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request."""
-        self._requests += 1
         try:
-            if self._requests > MAX_REQUESTS:
-                raise Refusal(OVERLOADED, f"overloaded: {MAX_REQUESTS} requests are in flight: try again later")
             path, action = _route(request.method, request.rel_url.raw_path)
-            if action in _RUN:
+            if action not in _RUN:
+                return await self._ask(path)
+            if self._requests >= MAX_REQUESTS:
+                raise Refusal(OVERLOADED, f"overloaded: {MAX_REQUESTS} requests are in flight: try again later")
+            self._requests += 1
+            try:
                 with self._room() as take:
                     return await self._run(request, path, action, await _read(request, take))
-            return await self._ask(path)
+            finally:
+                self._requests -= 1
         except Refusal as refusal:
             return _refused(request, refusal)
         except (ConnectionError, asyncio.CancelledError):
@@ -83,8 +86,6 @@ class HttpGuard:
         except Exception as error:  # its text may hold a part of a prompt
             log.error("%s at line %s", type(error).__name__, error.__traceback__ and error.__traceback__.tb_lineno)
             return _refused(request, Refusal(INTERNAL, "internal error: the guard's log has the cause"))
-        finally:
-            self._requests -= 1
 
     async def _ask(self, path: str) -> web.Response:
         try:

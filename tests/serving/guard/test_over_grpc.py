@@ -46,6 +46,10 @@ def with_input(*shape: int, parameter: str = "") -> pb.ModelInferRequest:
     return made
 
 
+def with_inputs(count: int) -> pb.ModelInferRequest:
+    return request(inputs=[pb.ModelInferRequest.InferInputTensor()] * count)
+
+
 REFUSED = [
     (request("nope"), CODE.NOT_FOUND, "unknown model 'nope': expected one of ensemble"),
     (request(model_version="2"), CODE.NOT_FOUND, "unknown version '2' of ensemble"),
@@ -54,6 +58,7 @@ REFUSED = [
     (with_input(1, parameter="shared_memory_region"), CODE.INVALID_ARGUMENT, "'x': the parameter 'shared_memory_reg"),
     (with_input(1, -1), CODE.INVALID_ARGUMENT, "input 'x': shape: expected no negative size"),
     (with_input(2**62, 4), CODE.RESOURCE_EXHAUSTED, "input 'x': shape: expected at most"),
+    (with_inputs(65), CODE.RESOURCE_EXHAUSTED, "inputs: expected at most 64, got 65"),
 ]
 
 
@@ -136,11 +141,16 @@ def test_tritons_errors_pass(triton):
 
 
 def test_a_stream_outlives_its_refused_requests(guard, triton):
-    """Each is answered in the stream, as Triton does."""
-    asked = [request(id="1"), *(message for message, _, _ in REFUSED), request(id="2")]
+    """Each is answered in the stream by its id, as Triton does."""
+    refused = []
+    for number, (message, _, _) in enumerate(REFUSED):
+        refused.append(pb.ModelInferRequest(id=f"refused {number}"))
+        refused[-1].MergeFrom(message)
+    asked = [request(id="1"), *refused, request(id="2")]
     answers = list(triton.ModelStreamInfer(iter(asked), timeout=30))
     texts = [answer.error_message for answer in answers if answer.error_message]
     assert all(text in given for given, (_, _, text) in zip(texts, REFUSED, strict=True))
+    assert [answer.infer_response.id for answer in answers if answer.error_message] == [made.id for made in refused]
     assert [answer.infer_response.id for answer in answers if not answer.error_message] == ["1", "2"]
     assert len(guard.calls) == 2
 

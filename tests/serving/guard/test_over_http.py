@@ -131,6 +131,7 @@ def tensor(**fields: Any) -> dict[str, Any]:
     [
         ({"inputs": 5}, 400, "inputs: expected a list of objects"),
         ({"outputs": ["a"]}, 400, "outputs: expected a list of objects"),
+        ({"outputs": [{}] * 65}, 413, "outputs: expected at most 64, got 65"),
         (tensor(parameters=[]), 400, "inputs 'x': parameters: expected an object"),
         (tensor(parameters={"shared_memory_region": "r"}), 400, "'x': the parameter 'shared_memory_region' is not"),
         ({"outputs": [{"name": "y", "parameters": {"classification": 1}}]}, 400, "'y': the parameter 'classification'"),
@@ -253,3 +254,4 @@ def test_too_many_requests_are_told_to_come_back(guard, monkeypatch):
     monkeypatch.setattr(over_http, "MAX_REQUESTS", 0)
     answer = post(guard, {"text_input": "x"})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert httpx.get(f"{guard.url}/v2/health/live", timeout=30).status_code == 200, "who watches it must not end it"
