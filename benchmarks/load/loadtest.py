@@ -70,7 +70,7 @@ class LoadTest:
         self.tokenizer = ChatTokenizer(args.tokenizer)
         self.prompts: list[Prompt] = load_prompts(args.dataset, args.column, args.multi_turn)
         self.workload = (args.multi_turn, args.shared_prefix, args.prompt_tokens)
-        conversations_of(self.prompts, 1, 0, self.tokenizer, *self.workload)
+        self.loads = self.loads_of(args.request_rate)
         self.saturated: Saturation | None = None
         """Where the baseline saturates, once it was searched for"""
 
@@ -83,6 +83,13 @@ class LoadTest:
             return Load(made, None)
         starts = rate * len(made) / requests
         return Load(made, arrival_times(starts, len(made), args.arrival, args.burstiness, seed).tolist())
+
+    def loads_of(self, rates: Sequence[float]) -> dict[tuple[float, int], Load]:
+        """What is sent, by rate and run: built before the first run, so that no prompt ends a test that has begun.
+
+        Raises ValueError where the prompts are not fit for the flags.
+        """
+        return {(rate, run): self.load(rate, run) for rate in rates for run in range(1, self.args.runs + 1)}
 
     def requests(self, rate: float) -> int:
         """Requests of one run of a rate: those of its ramp, then of at least --num-prompts and --seconds."""
@@ -212,10 +219,11 @@ class LoadTest:
             if args.of_saturation:
                 self.saturated = await self.saturation(*servers[0])
                 args.request_rate = [float(f"{share * self.saturated.throughput:.3g}") for share in args.of_saturation]
+                self.loads = self.loads_of(args.request_rate)
             self.say_plan(len(servers))
             for rate in args.request_rate:
                 for number in range(1, args.runs + 1):
-                    load = self.load(rate, number)
+                    load = self.loads[rate, number]
                     for contender, client in servers if number % 2 else reversed(servers):
                         name = f"{contender.label} at {rate_name(rate)} requests/s, run {number} of {args.runs}"
                         run, timelines = await self.run(contender, client, rate, number, load, name)

@@ -141,17 +141,22 @@ def summarize(
 ) -> dict[str, Any]:
     """Figures of one run, or of a window in it.
 
-    Latencies are those of the requests that were due in the window. Rates are of what ended or came in it, whenever it
-    was due.
+    Latencies are those of the requests that were due in the window. Tokens count when they came in it, and requests
+    when they ended in it, whenever they were due. In a part of a run, requests count when they ended in the window
+    moved by the median latency: a service that keeps up ends as many as are due, even where answers take longer than
+    the ramp.
     """
+    part = window is not None
     if not timelines:
         window = Window(0.0, 0.0)
     window = window or whole_run(timelines)
     counted = [t for t in timelines if window.holds(t.due)]
     good = [t for t in counted if t.error is None]
-    ended = [t for t in timelines if t.error is None and window.holds(t.finished)]
+    answered = [t for t in timelines if t.error is None]
+    delay = float(np.median([t.e2el for t in good])) / 1e3 if part and good else 0.0
+    ended = [t for t in answered if window.holds(t.finished - delay)]
     rate = 1 / window.seconds if window.seconds > 0 else 0.0
-    tokens_per_s = rate * sum(t.tokens_within(window) for t in timelines if t.error is None)
+    tokens_per_s = rate * sum(t.tokens_within(window) for t in answered)
     summary: dict[str, Any] = {
         "requests": len(counted),
         "completed": len(good),
@@ -164,7 +169,7 @@ def summarize(
         "request_throughput": len(ended) * rate,
         "output_token_throughput": tokens_per_s,
         "total_token_throughput": tokens_per_s + rate * sum(t.prompt_tokens for t in ended),
-        "max_concurrency_seen": concurrency(good),
+        "max_concurrency_seen": concurrency(answered, window),
         "ms_per_token": ms_per_token(good),
         "max_send_delay_ms": 1e3 * max((t.sent - t.due for t in counted), default=0.0),
         "ttft_ms": distribution([t.ttft for t in good if t.ttft is not None]),
@@ -184,9 +189,10 @@ def ms_per_token(timelines: list[Timeline]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def concurrency(timelines: list[Timeline]) -> int:
-    """Largest number of requests that were in flight at once."""
-    events = sorted([(t.sent, 1) for t in timelines] + [(t.finished, -1) for t in timelines])
+def concurrency(timelines: list[Timeline], window: Window) -> int:
+    """Largest number of requests that were in flight at once in the window, whenever they were due."""
+    inside = [t for t in timelines if t.sent <= window.end and t.finished > window.begin]
+    events = sorted([(t.sent, 1) for t in inside] + [(t.finished, -1) for t in inside])
     return int(np.cumsum([change for _, change in events]).max()) if events else 0
 
 

@@ -116,12 +116,12 @@ class Conversation:
 
 
 class Passages:
-    """Text of given lengths, made of the prompts of a file."""
+    """Text of given lengths, made of the prompts of a file; `seed` draws the places of passages."""
 
-    def __init__(self, prompts: Sequence[Prompt], tokenizer: ChatTokenizer):
+    def __init__(self, prompts: Sequence[Prompt], tokenizer: ChatTokenizer, seed: int):
         self._tokenizer = tokenizer
         self._ids = tokenizer.encode("\n".join(turn for prompt in prompts for turn in prompt.turns))
-        self._places = np.random.default_rng(0)
+        self._places = np.random.default_rng(seed)
 
     def take(self, tokens: int, begin: int = 0) -> str:
         """About so many tokens of text, from token `begin` on, starting over at the end."""
@@ -156,13 +156,14 @@ def conversations_of(
     shared_prefix: int = 0,
     prompt_tokens: int = 0,
 ) -> list[Conversation]:
-    """At least one conversation, and as many as have `count` turns together; `seed` orders the prompts.
+    """At least one conversation, and as many as have `count` turns together; `seed` orders the prompts and draws
+    the places of their passages.
 
     Only first turns are sent unless `multi_turn`. All begin with one system message of about `shared_prefix` tokens, if
     that is not 0. First prompts are lengthened to `prompt_tokens`, if that is not 0: longer ones are left out. Raises
     ValueError where none is left.
     """
-    passages = Passages(prompts, tokenizer) if shared_prefix or prompt_tokens else None
+    passages = Passages(prompts, tokenizer, seed) if shared_prefix or prompt_tokens else None
     system = passages.take(shared_prefix) if passages and shared_prefix else None
     if prompt_tokens:
         prefix = shared_prefix + len(tokenizer.encode(tokenizer.chat("")))

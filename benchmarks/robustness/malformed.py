@@ -5,7 +5,8 @@
 
 The requests go to Triton's HTTP and gRPC ports and to /v1. Each follows from --seed and its number: --first NUMBER
 --requests 1 sends one of them again. The exit status is 1 where a part of the service was restarted, a request was
-neither answered nor closed, a stream's text changed, or the service does not answer at the end.
+neither answered nor closed, or was answered with a fault of the service's own, a stream's text changed, or the service
+does not answer at the end.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ QUIET_S = 0.3
 RETRY_S, LAST_TRIES = 0.2, 100
 """After a stream that was refused or failed, and how often it is tried at the end, when the queue may still be full."""
 HANG = "hang"
+FAULTS = ("500", "INTERNAL", "UNKNOWN")
+"""Outcomes that blame the service for a request that was at fault."""
 PROTOCOLS = ("http", "grpc", "v1")
 PROMPT = "The history of the steam engine begins"
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -79,7 +82,7 @@ class Neighbour:
             self.refused += 1
             time.sleep(RETRY_S)
             return False
-        except (OSError, http.client.HTTPException, grpc.RpcError, RuntimeError) as error:
+        except (OSError, http.client.HTTPException, grpc.RpcError, RuntimeError, ValueError) as error:
             text = f"{type(error).__name__}: {error}"
             time.sleep(RETRY_S)
         self.runs += 1
@@ -102,6 +105,8 @@ class Tally:
     )
     hangs: list[int] = field(default_factory=list)
     """Numbers of the requests."""
+    faults: list[int] = field(default_factory=list)
+    """Numbers of the requests with one of FAULTS."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, number: int, protocol: str, kind: str, outcome: str) -> int:
@@ -110,6 +115,8 @@ class Tally:
             self.outcomes[protocol][kind][outcome] += 1
             if outcome == HANG:
                 self.hangs.append(number)
+            if outcome in FAULTS:
+                self.faults.append(number)
             return sum(count.total() for kinds in self.outcomes.values() for count in kinds.values())
 
 
@@ -282,20 +289,24 @@ def main(argv: list[str] | None = None) -> int:
         over.set()
         for thread in beside:
             thread.join()
-    seconds, after = time.monotonic() - started, read_state(run_dir)
+    seconds, after = time.monotonic() - started, run_dir.read_state() or before
     answers = all(any(one.once() for _ in range(LAST_TRIES)) for one in neighbours)
     crashes = {part: count - restarts(before)[part] for part, count in restarts(after).items()}
     table(tally).show(console)
     for one in neighbours:
         shown = f"{one.name}: {one.runs} streams, {one.refused} refused by a full queue, {len(one.changed)} changed"
         console.print(shown, *one.changed[:1], markup=False)
-    console.print(f"restarts: {crashes}; hangs: {tally.hangs or 'none'}; answers at the end: {answers}", markup=False)
+    console.print(
+        f"restarts: {crashes}; hangs: {tally.hangs or 'none'}; faults: {tally.faults or 'none'}", markup=False
+    )
+    console.print(f"answers at the end: {answers}")
     report = {
         "bundle": ports.bundle.name,
         **{name: getattr(args, name) for name in ("requests", "first", "seed", "clients")},
         "seconds": seconds,
         "outcomes": tally.outcomes,
         "hangs": tally.hangs,
+        "faults": tally.faults,
         "restarts": crashes,
         "streams": [
             {"name": one.name, "runs": one.runs, "refused": one.refused, "changed": one.changed} for one in neighbours
@@ -304,8 +315,8 @@ def main(argv: list[str] | None = None) -> int:
     }
     write_json(args.output, report)
     console.print(f"written to {args.output}")
-    sound = answers and not tally.hangs and not any(crashes.values()) and not any(one.changed for one in neighbours)
-    return 0 if sound else 1
+    failed = tally.hangs or tally.faults or any(crashes.values()) or any(one.changed for one in neighbours)
+    return 0 if answers and not failed else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A stand-in server and a small tokenizer folder with a chat template."""
 
 import asyncio
-import time
 
 import pytest
 from tokenizers import Tokenizer
@@ -13,11 +12,11 @@ from benchmarks.load.clients.base import Generation, GenerationError, Piece
 
 class FakeClient:
     """Streams `chunks` pieces of `words` words, `delay` s apart; every `fail_every`-th request is refused. With
-    `capacity`, requests take turns, so many a second."""
+    `capacity`, requests take turns, so many a second at most: after a stall of the machine it does not catch up."""
 
     def __init__(self, chunks=4, words=2, delay=0.001, fail_every=0, capacity=0):
         self.chunks, self.words, self.delay, self.fail_every = chunks, words, delay, fail_every
-        self.capacity, self.free_at = capacity, 0.0
+        self.capacity = capacity
         self.seen: list[Generation] = []
         self.in_flight = self.most_in_flight = 0
         self.closed = False
@@ -28,11 +27,12 @@ class FakeClient:
             raise GenerationError("overloaded: the queue is full")
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        if self.in_flight == 1:
+            self.turn = asyncio.Lock()
         try:
             if self.capacity:
-                now = time.perf_counter()
-                self.free_at = max(self.free_at, now) + 1 / self.capacity
-                await asyncio.sleep(self.free_at - now)
+                async with self.turn:
+                    await asyncio.sleep(1 / self.capacity)
             for _ in range(self.chunks):
                 await asyncio.sleep(self.delay)
                 yield Piece("word " * self.words)

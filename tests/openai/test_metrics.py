@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from redraft.scheduling.service_stats import DraftingStats, Histogram
 from tests.conftest import ROOT, wait_until
+from tests.openai.serving import front_end
 from tests.toy_engine import TOY
 
 CHAT = "/v1/chat/completions"
@@ -32,6 +35,16 @@ def samples(server) -> dict[tuple[str, ...], float]:
 
 
 @pytest.fixture(scope="module")
+def server(bundle):
+    """Its steps take so long that a stream is cancelled before it ends by itself."""
+    with (
+        tempfile.TemporaryDirectory(prefix="redraft-test-") as folder,
+        front_end(Path(folder), bundle, delay=0.03) as running,
+    ):
+        yield running
+
+
+@pytest.fixture(scope="module")
 def served(server):
     """Three requests of known ends, one of them without drafts, and one that is cancelled."""
     bodies = [
@@ -41,7 +54,9 @@ def served(server):
     ]
     answers = [server.post(CHAT, body).json() for body in bodies]
     with httpx.stream("POST", f"{server.url}{CHAT}", json=HELLO | {"stream": True, "ignore_eos": True}) as stream:
-        next(stream.iter_bytes())
+        events = (line for line in stream.iter_lines() if line.startswith("data:"))
+        for _ in range(10):
+            next(events)
     wait_until(lambda: samples(server)["request_success_total", "cancelled"] == 1)
     return answers, samples(server)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncIterator
 from typing import Any
@@ -46,7 +45,7 @@ class OpenAIServer:
         async for data in sse.events(self._session, f"{self._url}/{path}", self._body(generation)):
             if data == "[DONE]":
                 return
-            event = json.loads(data)
+            event = sse.content(data)
             if event.get("error"):
                 raise GenerationError(sse.error_message(data))
             text = "".join(_text(choice) for choice in event["choices"])

@@ -45,6 +45,17 @@ async def is_there(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
+def content(data: str) -> dict[str, Any]:
+    """The JSON object of an event's data. Raises GenerationError for anything else, such as half an event."""
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise GenerationError(f"expected a JSON object as an event, got {data[:200]!r}")
+    return event
+
+
 def error_message(body: str) -> str:
     """The message of an error in Triton's or OpenAI's shape; the body itself where it has neither."""
     try:

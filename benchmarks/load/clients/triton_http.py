@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,7 +25,7 @@ class TritonHttp:
     async def stream(self, generation: Generation) -> AsyncIterator[Piece]:
         """Yield the text of each event. Raises GenerationError."""
         async for data in sse.events(self._session, self._url, _body(generation)):
-            event = json.loads(data)
+            event = sse.content(data)
             if "error" in event:
                 raise GenerationError(sse.error_message(data))
             yield Piece(event["text_output"])

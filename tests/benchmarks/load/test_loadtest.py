@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.figures.results import load_runs
 from benchmarks.load import loadtest, options
+from benchmarks.load.workload import Passages
 from redraft.console import progress
 
 
@@ -157,6 +158,20 @@ def test_wrong_flags(client, command, capsys, flags, message):
     assert not client.seen, "no request before all flags are checked"
 
 
+def test_a_prompt_unfit_for_a_later_run_ends_the_test_before_it_begins(client, command, capsys, monkeypatch):
+    lengthened, calls = Passages.lengthened, iter(range(100))
+
+    def once_unfit(*args):
+        if next(calls) == 8:
+            raise ValueError("expected a shorter prompt")
+        return lengthened(*args)
+
+    monkeypatch.setattr(Passages, "lengthened", once_unfit)
+    assert command("--prompt-tokens", 600, "--runs", 2, "--request-rate", "inf") == 2
+    assert "expected a shorter prompt" in capsys.readouterr().err
+    assert not client.seen
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http", "openai"])
 def test_no_server_is_reported_at_once(command, capsys, protocol):
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -232,13 +247,13 @@ def test_saturation_is_searched_and_loaded_in_shares(client, command, tmp_path, 
     assert found["throughput"] == max(probe["completed"] for probe in found["probes"])
     assert {probe["follows"] for probe in found["probes"]} == {True, False}
     assert capsys.readouterr().out.count("run: probe at") == len(found["probes"])
-    flags = *search[1:], "--baseline-url", "ar", "--baseline", tmp_path / "ar", "--of-saturation", 0.5, 1.2
+    flags = *search[1:], "--baseline-url", "ar", "--baseline", tmp_path / "ar", "--of-saturation", 0.5, 2
     assert command(*flags) == 0
     most = json.loads((tmp_path / "ar" / "saturation.json").read_text())["throughput"]
     for folder in ("ar", "out"):
         rates = [run.request_rate for run in load_runs(tmp_path / folder)]
-        assert rates == pytest.approx([0.5 * most, 1.2 * most], rel=0.01)
+        assert rates == pytest.approx([0.5 * most, 2 * most], rel=0.01)
     report = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert [row["of_saturation"] for row in report["rates"]] == pytest.approx([0.5, 1.2], rel=0.01)
-    assert report["rates"][1]["speculative"][0]["request_throughput"] < most * 1.1
+    assert [row["of_saturation"] for row in report["rates"]] == pytest.approx([0.5, 2], rel=0.01)
+    assert report["rates"][1]["speculative"][0]["request_throughput"] < client.capacity * 1.1
     assert "throughput" in capsys.readouterr().out

@@ -54,7 +54,7 @@ def test_the_steady_window_leaves_out_ramp_and_tail():
     assert window == Window(3.0, 10.0)
     steady = summarize([*runs, late], {"ttft": 2000}, window)
     assert (steady["requests"], steady["duration_s"]) == (8, 7.0)
-    assert steady["request_throughput"] == pytest.approx(8 / 7), "ended from 3 s to 10 s, whenever they were due"
+    assert steady["request_throughput"] == pytest.approx(8 / 7), "ended from 5 s to 12 s, whenever they were due"
     assert steady["output_token_throughput"] == pytest.approx(4 * 8 / 7), "no chunk of the last answer, due at its end"
     assert steady["goodput"] == steady["requests_due_per_s"] == pytest.approx(8 / 7)
     runs[5].finished = 20.0
@@ -63,6 +63,15 @@ def test_the_steady_window_leaves_out_ramp_and_tail():
     assert stalled["completed"] == 8
     assert steady_window(runs[:2], 3.0) is None
     assert steady_window([timeline() for _ in range(5)], 0.0) is None, "all at once has no steady part"
+
+
+@pytest.mark.parametrize(("pace", "completed"), [(1.0, 1.0), (1.5, 1 / 1.5)])
+def test_answers_that_take_longer_than_the_ramp(pace, completed):
+    """One request a second, each answered 20 s later or, beyond saturation, one every `pace` seconds."""
+    runs = [timeline(sent=float(s), first=15 + (pace - 1) * s, gaps=(5.0,)) for s in range(61)]
+    steady = summarize(runs, None, steady_window(runs, 5.0))
+    assert steady["requests_due_per_s"] == pytest.approx(1, rel=0.02)
+    assert steady["request_throughput"] == pytest.approx(completed, rel=0.03)
 
 
 def test_tokens_not_chunks_count_for_tpot():
@@ -116,7 +125,14 @@ def test_percentiles():
 
 
 def test_back_to_back_requests_are_not_concurrent():
-    assert concurrency([timeline(sent=0), timeline(sent=0.2 + 1e-9)]) == 1
+    assert concurrency([timeline(sent=0), timeline(sent=0.2 + 1e-9)], Window(0, 1)) == 1
+
+
+def test_requests_count_as_in_flight_within_the_window_only():
+    """Two before it, one that runs into it, one inside, two after it."""
+    long = timeline(sent=0, first=2.0, gaps=(2.0,))
+    sent = [timeline(sent=at) for at in (0.0, 0.1, 3.0, 7.0, 7.1)]
+    assert summarize([long, *sent], None, Window(2.0, 5.0))["max_concurrency_seen"] == 2
 
 
 def test_slo_items():

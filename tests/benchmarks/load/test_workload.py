@@ -65,6 +65,20 @@ def test_lengthened_prompts_share_no_passage(tmp_path):
     assert all(198 <= len(conversation.turns[0].split()) <= 200 for conversation in made)
 
 
+def test_each_run_has_passages_of_its_own(tmp_path):
+    """A server that caches prefixes would answer the second run from the first."""
+    words = {f"w{place}": place for place in range(500)} | {"?": 500}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    prompts = [Prompt("q", "c", (" ".join(words),)), Prompt("r", "c", ("w1",))]
+    first, second, again = (
+        conversations_of(prompts, 1, seed, ChatTokenizer(tmp_path), prompt_tokens=200)[0].turns for seed in (0, 1, 0)
+    )
+    assert first == again
+    assert first[0].split()[0] != second[0].split()[0]
+
+
 def test_folder_without_tokenizer(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         ChatTokenizer(tmp_path)

@@ -111,6 +111,12 @@ def test_texts_go_to_completions():
         ("http", StandIn('{"error": "no such field"}', 400), "status 400: no such field"),
         ("http", StandIn([{"text_output": "a"}, {"error": "the queue is full"}]), "the queue is full"),
         ("http", StandIn([{"text_output": "a"}], cut=True), "generate_stream: "),
+        (
+            "http",
+            StandIn([{"text_output": "a"}, '{"text_out']),
+            "expected a JSON object as an event, got '{\"text_out'",
+        ),
+        ("openai", StandIn(['{"choices": [{']), "expected a JSON object as an event"),
         ("openai", StandIn([{"error": {"message": "gone"}}]), "gone"),
         ("openai", StandIn([{"choices": []}]), r"ended before \[DONE\]"),
         ("openai", StandIn("<html>", 503), "status 503"),
