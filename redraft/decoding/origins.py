@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from redraft.decoding.ngram import LONGEST, NgramIndex
 from redraft.decoding.token_tree import Node
-from redraft.request import Origin
+
+if TYPE_CHECKING:
+    from redraft.request import Origin
 
 Source = Literal["drafter", "ngrams", "resampled"]
 Path = tuple[int, ...]
