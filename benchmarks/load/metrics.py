@@ -1,7 +1,7 @@
 """What a load test measures: one timeline per request, and the figures drawn from many of them.
 
 Times are seconds on one monotonic clock; figures are milliseconds. They count from the moment at which a request was
-due, so that a generator or a server that falls behind does not hide it. TTFT runs to the first text, end-to-end to the
+due, so that a generator or a server that is late does not hide it. TTFT runs to the first text, end-to-end to the
 last chunk, TPOT = (end-to-end - TTFT) / (tokens - 1), and ITL is the time between two streamed chunks. Speculation
 delivers several tokens in a chunk: compare it by TPOT, not by ITL.
 """

@@ -11,7 +11,7 @@ from benchmarks.figures.tables import Table, figure, over, speedup
 
 FOLLOWS = 0.95
 """Completed share of the requests that were due, from which on the answers follow the rate. Completions are counted
-one median latency later than the requests, so that a long answer alone is no sign of saturation."""
+one median latency later than the requests, so that long answers are no sign of saturation."""
 PRECISION = 1.1
 """The search ends when the lowest rate that was not followed is at most so many times the highest that was"""
 FURTHEST = 1024.0

@@ -1,4 +1,4 @@
-"""Send a running service malformed requests beside two streams, whose texts must stay what they are alone.
+"""Send a running service malformed requests beside two streams, whose texts must not change.
 
     redraft serve --bundle BUNDLE
     python -m benchmarks.robustness.malformed --run-dir artifacts/run
@@ -67,7 +67,7 @@ class Neighbour:
 
     name: str
     run: Callable[[], str]
-    alone: str = ""
+    undisturbed: str = ""
     runs: int = 0
     refused: int = 0
     """How often the queue was full."""
@@ -75,7 +75,7 @@ class Neighbour:
     """What came instead, or the error."""
 
     def once(self) -> bool:
-        """Run it, if the queue has room, and compare. Returns whether its text was the one alone."""
+        """Run it, if the queue has room, and compare. Returns whether its text was the undisturbed one."""
         try:
             text = self.run()
         except Overloaded:
@@ -86,9 +86,9 @@ class Neighbour:
             text = f"{type(error).__name__}: {error}"
             time.sleep(RETRY_S)
         self.runs += 1
-        if text != self.alone:
+        if text != self.undisturbed:
             self.changed.append(text)
-        return text == self.alone
+        return text == self.undisturbed
 
     def run_until(self, over: threading.Event) -> None:
         """Run it again and again."""
@@ -277,7 +277,7 @@ def main(argv: list[str] | None = None) -> int:
         Neighbour("gRPC, sampled", lambda: grpc_stream(ports.grpc_port, tokens)),
     ]
     for one in neighbours:
-        one.alone = one.run()
+        one.undisturbed = one.run()
     over, started = threading.Event(), time.monotonic()
     beside = [threading.Thread(target=one.run_until, args=(over,)) for one in neighbours]
     for thread in beside:

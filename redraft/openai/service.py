@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -22,6 +21,7 @@ from redraft.openai.schemas import Sampled
 from redraft.openai.sse import ClientGone
 from redraft.openai.tracing import Tracing
 from redraft.openai.translate import Job
+from redraft.serving.room import Room
 from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.protocol import WorkerStatus
 
@@ -46,7 +46,7 @@ class Service:
         """A worker that has not answered for `silence_s` seconds is away."""
         self.model, self.client, self.metrics, self.tracing = model, client, metrics, tracing
         self._readers = ThreadPoolExecutor(READERS, "redraft-read")
-        self._bodies_bytes = 0
+        self._room = Room(MAX_BODIES_BYTES, overloaded)
         self._silence_s = silence_s
         self.status: WorkerStatus | None = None
         """What the worker said last."""
@@ -57,7 +57,7 @@ class Service:
         self, request: Request, schema: type[B], translate: Callable[[B, ServedModel], Job]
     ) -> tuple[B, Job]:
         """Read a request: its body, and what it asks of the worker. Raises ApiError."""
-        with self._room() as take:
+        with self._room.body() as take:
             data = await _read(request, take)
 
             def work() -> tuple[B, Job]:
@@ -71,23 +71,6 @@ class Service:
             if len(data) <= INLINE_BYTES:
                 return work()
             return await asyncio.get_running_loop().run_in_executor(self._readers, work)
-
-    @contextmanager
-    def _room(self) -> Iterator[Callable[[int], None]]:
-        """Within it, one body's room: what it yields takes so many bytes more. Raises ApiError where there is none."""
-        taken = 0
-
-        def take(size: int) -> None:
-            nonlocal taken
-            if self._bodies_bytes + size > MAX_BODIES_BYTES:
-                raise overloaded(f"overloaded: bodies of {MAX_BODIES_BYTES} bytes are being read: try again later")
-            self._bodies_bytes += size
-            taken += size
-
-        try:
-            yield take
-        finally:
-            self._bodies_bytes -= taken
 
     async def worker_ready(self) -> bool:
         """Whether the worker is there and ready. While it is slow to answer, what it last said holds, until it has been

@@ -1,1 +1,1 @@
-"""Clients of a service, one class for each protocol, behind one interface."""
+"""Clients of a service: one interface, and a class for each protocol."""

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from redraft.serving.guard.checks import check_infer, check_model, parsed
 from redraft.serving.guard.limits import END_S, MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_REQUESTS, METADATA_S
 from redraft.serving.guard.refusal import CLOSED, TRITON_AWAY, Refusal
+from redraft.serving.room import Room
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -48,8 +49,8 @@ _FROM_CLIENTS = (
 class GrpcGuard(grpc.GenericRpcHandler):
     """Passes calls on to the Triton server at a channel's other end."""
 
-    def __init__(self, triton: aio.Channel):
-        self._triton = triton
+    def __init__(self, triton: aio.Channel, room: Room):
+        self._triton, self._room = triton, room
         self._infer = triton.unary_unary(f"{_SERVICE}ModelInfer")
         self._stream_infer = triton.stream_stream(f"{_SERVICE}ModelStreamInfer")
 
@@ -69,11 +70,13 @@ class GrpcGuard(grpc.GenericRpcHandler):
         return None
 
     async def _run(self, data: bytes, context: aio.ServicerContext) -> bytes:
-        try:
-            check_infer(parsed(pb.ModelInferRequest, data))
-        except Refusal as refusal:
-            await context.abort(refusal.code, refusal.message)
-        return await _answer(self._infer(data, timeout=context.time_remaining()), context)
+        with self._room.body() as take:
+            try:
+                take(len(data))
+                check_infer(parsed(pb.ModelInferRequest, data))
+            except Refusal as refusal:
+                await context.abort(refusal.code, refusal.message)
+            return await _answer(self._infer(data, timeout=context.time_remaining()), context)
 
     async def _health(self, _: bytes, context: aio.ServicerContext) -> bytes:
         return await _answer(self._triton.unary_unary(_HEALTH)(b"", timeout=METADATA_S), context)
@@ -162,11 +165,11 @@ def _closed(name: str) -> Callable[[bytes, aio.ServicerContext], Any]:
 
 
 @contextlib.asynccontextmanager
-async def listening(address: str, port: int, socket: Path) -> AsyncIterator[None]:
+async def listening(address: str, port: int, socket: Path, room: Room) -> AsyncIterator[None]:
     """Pass calls on to Triton's socket within the context."""
     async with aio.insecure_channel(f"unix:{socket}", options=_TO_TRITON) as triton:
         server = aio.server(options=_FROM_CLIENTS, maximum_concurrent_rpcs=MAX_REQUESTS)
-        server.add_generic_rpc_handlers((GrpcGuard(triton),))
+        server.add_generic_rpc_handlers((GrpcGuard(triton, room),))
         server.add_insecure_port(f"{address}:{port}")
         await server.start()
         try:

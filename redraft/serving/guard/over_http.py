@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -22,7 +22,6 @@ from redraft.serving.guard.limits import (
     END_S,
     IDLE_S,
     LINGER_S,
-    MAX_BODIES_BYTES,
     MAX_BODY_BYTES,
     MAX_CHUNKS,
     MAX_HEADER_BYTES,
@@ -45,6 +44,7 @@ from redraft.serving.guard.refusal import (
     WRONG_METHOD,
     Refusal,
 )
+from redraft.serving.room import Room
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of a body's JSON, which tensors in binary follow."""
@@ -61,9 +61,9 @@ log = logging.getLogger("redraft.guard")
 class HttpGuard:
     """Passes requests on to the Triton server at a Unix socket."""
 
-    def __init__(self, triton: aiohttp.ClientSession):
-        self._triton = triton
-        self._requests = self._bodies_bytes = 0
+    def __init__(self, triton: aiohttp.ClientSession, room: Room):
+        self._triton, self._room = triton, room
+        self._requests = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request."""
@@ -75,7 +75,7 @@ class HttpGuard:
                 raise Refusal(OVERLOADED, f"overloaded: {MAX_REQUESTS} requests are in flight: try again later")
             self._requests += 1
             try:
-                with self._room() as take:
+                with self._room.body() as take:
                     return await self._run(request, path, action, await _read(request, take))
             finally:
                 self._requests -= 1
@@ -113,23 +113,6 @@ class HttpGuard:
             if answer.content_type == "text/event-stream" and answer.status == 200:
                 return await _stream(request, answer)
             return await _whole(answer)
-
-    @contextmanager
-    def _room(self) -> Iterator[Callable[[int], None]]:
-        """Within it, one body's room: what it yields takes so many bytes more. Raises Refusal where there is none."""
-        taken = 0
-
-        def take(size: int) -> None:
-            nonlocal taken
-            if self._bodies_bytes + size > MAX_BODIES_BYTES:
-                raise Refusal(OVERLOADED, f"overloaded: bodies of {MAX_BODIES_BYTES} bytes are held: try again later")
-            self._bodies_bytes += size
-            taken += size
-
-        try:
-            yield take
-        finally:
-            self._bodies_bytes -= taken
 
 
 def _route(method: str, path: str) -> tuple[str, str]:
@@ -239,7 +222,7 @@ def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
 
 
 @asynccontextmanager
-async def listening(address: str, port: int, socket: Path) -> AsyncIterator[None]:
+async def listening(address: str, port: int, socket: Path, room: Room) -> AsyncIterator[None]:
     """Pass requests on to Triton's socket within the context."""
     async with aiohttp.ClientSession(
         connector=aiohttp.UnixConnector(str(socket), limit=0),
@@ -249,7 +232,7 @@ async def listening(address: str, port: int, socket: Path) -> AsyncIterator[None
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
     ) as triton:
         server = web.Server(
-            HttpGuard(triton).handle,
+            HttpGuard(triton, room).handle,
             handler_cancellation=True,
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import grpc
 
-from redraft.serving.guard.limits import OVERLOAD_S, RESTART_S
+from redraft.serving.guard.limits import MAX_BODIES_BYTES, OVERLOAD_S, RESTART_S
+from redraft.serving.room import Room
 
 INVALID, CLOSED, UNKNOWN, WRONG_METHOD, SLOW, TOO_LARGE, WRONG_ENCODING = 400, 403, 404, 405, 408, 413, 415
 OVERLOADED, INTERNAL, AWAY, EXPIRED = 429, 500, 503, 504
@@ -14,6 +17,7 @@ _CODES = {
     CLOSED: grpc.StatusCode.PERMISSION_DENIED,
     UNKNOWN: grpc.StatusCode.NOT_FOUND,
     TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AWAY: grpc.StatusCode.UNAVAILABLE,
 }
 
@@ -29,3 +33,8 @@ class Refusal(Exception):
     def code(self) -> grpc.StatusCode:
         """The status in gRPC."""
         return _CODES.get(self.status, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def room_for_bodies() -> Room:
+    """The room of all bodies over both protocols."""
+    return Room(MAX_BODIES_BYTES, partial(Refusal, OVERLOADED))

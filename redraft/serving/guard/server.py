@@ -10,15 +10,17 @@ from pathlib import Path
 
 from redraft import logs
 from redraft.serving.guard import over_grpc, over_http
+from redraft.serving.guard.refusal import room_for_bodies
 
 
 async def _serve(options: argparse.Namespace) -> None:
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    room = room_for_bodies()
     async with (
-        over_http.listening(options.address, options.http_port, options.http_socket),
-        over_grpc.listening(options.address, options.grpc_port, options.grpc_socket),
+        over_http.listening(options.address, options.http_port, options.http_socket, room),
+        over_grpc.listening(options.address, options.grpc_port, options.grpc_socket, room),
     ):
         await ending.wait()
 

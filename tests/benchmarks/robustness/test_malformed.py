@@ -79,7 +79,7 @@ def test_a_stream_that_changes_or_fails_is_seen():
             over.set()
             raise OSError("gone") from None
 
-    stream = Neighbour("x", run, alone="a")
+    stream = Neighbour("x", run, undisturbed="a")
     stream.run_until(over)
     assert (stream.runs, stream.changed) == (4, ["b", "OSError: gone"])
 

@@ -17,6 +17,8 @@ from grpc import aio
 from tritonclient.grpc import service_pb2 as pb
 
 from redraft.serving.guard import over_grpc, over_http
+from redraft.serving.guard.refusal import room_for_bodies
+from redraft.serving.room import Room
 from tests.serving.client_side import free_ports
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -32,6 +34,7 @@ class Guarded:
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     calls: list[tuple[str, bytes]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
+    room: Room = field(default_factory=room_for_bodies)
 
     @property
     def url(self) -> str:
@@ -113,7 +116,7 @@ class _Calls(grpc.GenericRpcHandler):
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[Guarded]:
-    """A guard with the stand-in behind it."""
+    """A guard in front of the stand-in."""
     seen = Guarded(*free_ports(2))
     http, calls = folder / "h", folder / "g"
     ready = threading.Event()
@@ -127,8 +130,8 @@ def guarded(folder: Path) -> Iterator[Guarded]:
         server.add_insecure_port(f"unix:{calls}")
         await server.start()
         async with (
-            over_http.listening("127.0.0.1", seen.http_port, http),
-            over_grpc.listening("127.0.0.1", seen.grpc_port, calls),
+            over_http.listening("127.0.0.1", seen.http_port, http, seen.room),
+            over_grpc.listening("127.0.0.1", seen.grpc_port, calls, seen.room),
         ):
             ready.set()
             await asyncio.get_running_loop().run_in_executor(None, done.wait)

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from redraft.serving.guard.limits import MAX_BODY_BYTES, MAX_HEADER_BYTES
+from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_HEADER_BYTES
 
 CODE = grpc.StatusCode
 
@@ -68,6 +68,16 @@ def test_requests_that_triton_must_not_see(guard, triton, message, code, text):
         triton.ModelInfer(message, timeout=30)
     assert (refused.value.code(), text in refused.value.details()) == (code, True), refused.value.details()
     assert not guard.calls
+
+
+def test_messages_beyond_what_all_may_have_are_refused(guard, triton):
+    """One room for both protocols."""
+    with guard.room.body() as take:
+        take(MAX_BODIES_BYTES - 5)
+        with pytest.raises(grpc.RpcError, match="overloaded: bodies of 67108864 bytes are held") as refused:
+            triton.ModelInfer(request(), timeout=30)
+        assert refused.value.code() is CODE.RESOURCE_EXHAUSTED
+    triton.ModelInfer(request(), timeout=30)
 
 
 def test_a_request_passes_as_it_came(guard, channel):

@@ -10,9 +10,7 @@ import httpx
 import pytest
 
 from redraft.serving.guard import over_http
-from redraft.serving.guard.limits import MAX_BODY_BYTES, MAX_CHUNKS, MAX_HEADER_BYTES, MAX_HEADERS
-from redraft.serving.guard.over_http import HttpGuard
-from redraft.serving.guard.refusal import Refusal
+from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_CHUNKS, MAX_HEADER_BYTES, MAX_HEADERS
 from redraft.serving.triton.messages import INTERNAL_ERROR, QUEUE_FULL, TIMED_OUT
 
 GENERATE = "/v2/models/ensemble/generate"
@@ -239,15 +237,13 @@ def test_a_client_that_goes_away_is_noticed_at_once(guard, path, told):
     assert guard.ended.wait(10)
 
 
-def test_bodies_beyond_what_all_may_have_are_refused(monkeypatch):
-    monkeypatch.setattr(over_http, "MAX_BODIES_BYTES", 10)
-    http = HttpGuard(None)  # type: ignore[arg-type]
-    with http._room() as take:
-        take(6)
-        with pytest.raises(Refusal, match="overloaded: bodies of 10 bytes"), http._room() as other:
-            other(6)
-    with http._room() as take:
-        take(10)
+def test_bodies_beyond_what_all_may_have_are_refused(guard):
+    with guard.room.body() as take:
+        take(MAX_BODIES_BYTES - 5)
+        answer = post(guard, {"text_input": "x"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.json()["error"].startswith("overloaded: bodies of 67108864 bytes are held")
+    assert post(guard, {"text_input": "x"}).status_code == 200
 
 
 def test_too_many_requests_are_told_to_come_back(guard, monkeypatch):
