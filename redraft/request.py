@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -34,6 +35,8 @@ MAX_PENALTY = 1e6
 """The largest size of a penalty: products and sums of logits stay far inside float32."""
 MIN_TEMPERATURE = 1e-4
 """Below it, sampling is greedy: the quotients would leave float32."""
+MAX_GUIDE_CHARACTERS = 2**18
+MAX_CHOICES = 1024
 MOST_ALTERNATIVES = 20
 """The largest `top_log_probs`."""
 EXTRAS = ("log_probs", "top_log_probs", "prompt_log_probs", "prompt_top_log_probs", "draft_trees")
@@ -124,6 +127,40 @@ class SamplingConfig(Message):
         return 1.0 if self.temperature is None else max(self.temperature, MIN_TEMPERATURE)
 
 
+GuideKind = Literal["json", "json_schema", "regex", "grammar", "choice"]
+_CHOICES = TypeAdapter(
+    Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+)
+
+
+class Guide(Message):
+    """What the answer must be: `json` (any object, without a text), JSON that a `json_schema` describes, a text that
+    a `regex` matches from start to end, one of a `grammar` (Lark or GBNF), or a `choice` from a JSON list of texts."""
+
+    kind: GuideKind
+    text: str = Field(default="", max_length=MAX_GUIDE_CHARACTERS, validate_default=True)
+
+    @field_validator("text")
+    @classmethod
+    def _of_its_kind(cls, text: str, info: ValidationInfo) -> str:
+        kind = info.data.get("kind")
+        if kind == "json" and text:
+            raise ValueError("expected no text for json; json_schema takes a schema")
+        if kind not in (None, "json") and not text:
+            raise ValueError(f"expected the text of the {kind}")
+        if kind == "choice":
+            try:
+                _CHOICES.validate_json(text, strict=True)
+            except ValidationError:
+                raise ValueError(f"expected a JSON list of 1 to {MAX_CHOICES} texts, none of them empty") from None
+        return text
+
+    @property
+    def choices(self) -> list[str]:
+        """The texts of a choice."""
+        return _CHOICES.validate_json(self.text, strict=True)
+
+
 class GenerateRequest(Message):
     """Generate up to `max_tokens` tokens after a prompt given as `text` or as `input_ids`.
 
@@ -138,7 +175,8 @@ class GenerateRequest(Message):
     `return_log_probs`, of the prompt's with `prompt_log_probs`. `top_log_probs` adds so many alternatives to each
     token, and implies `return_log_probs`. `max_tokens` 0 only scores the prompt.
 
-    With `draft_trees` an output has the tree that each of its steps verified: see `DraftTree`.
+    With `draft_trees` an output has the tree that each of its steps verified: see `DraftTree`. With a `guide` the
+    answer is what it asks for, unless another limit cuts it short.
     """
 
     op: Literal["generate"] = "generate"
@@ -159,6 +197,7 @@ class GenerateRequest(Message):
     top_log_probs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     prompt_log_probs: bool = False
     draft_trees: bool = False
+    guide: Guide | None = None
     exclude_input_in_output: bool = True
     method: str | None = Field(default=None, max_length=200)
     timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
@@ -226,6 +265,7 @@ class Options(TypedDict, total=False):
     top_log_probs: int
     prompt_log_probs: bool
     draft_trees: bool
+    guide: Guide | None
     timeout_s: float | None
 
 

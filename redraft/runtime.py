@@ -105,6 +105,8 @@ class Runtime:
         if request.method not in (None, AUTO_REGRESSIVE, *self.plans):
             known = ", ".join((*self.plans, AUTO_REGRESSIVE))
             raise InvalidRequest(f"method: expected one of {known}, got {shown(request.method)}")
+        if request.guide is not None:
+            raise InvalidRequest(f"guide: structured output is not served yet, got {request.guide.kind}")
         if request.text is not None:
             self.prompt_limits.check_text(len(request.text.encode()))
         self.prompt_limits.check_tokens(len(request.input_ids or ()))
