@@ -10,6 +10,8 @@ from typing import Any
 
 from benchmarks.figures.tables import Table
 from benchmarks.load.comparison import AR
+from benchmarks.load.fairness import Cell
+from benchmarks.load.fairness import table as beside_long_prompts
 from benchmarks.rsd import report as rsd_report
 from redraft.request import AUTO_REGRESSIVE
 
@@ -107,6 +109,7 @@ def single_stream(load: Load) -> Table:
     machines = {
         "Xeon with AMX": "single_stream",
         "Zen 5": "zen5/single_stream",
+        "Zen 4": "zen4/single_stream",
         "Ice Lake": "icelake/single_stream",
         "Zen 3": "zen3/single_stream",
     }
@@ -135,6 +138,12 @@ def single_stream(load: Load) -> Table:
 def load_test(load: Load) -> Table:
     """The default through Triton at fixed request rates."""
     return _served(load("load_test"), {})
+
+
+def fairness(load: Load) -> Table:
+    """What long prompts cost their neighbours, by the worker and the clients that send them."""
+    cells = ({name: value for name, value in cell.items() if name != "slow_down"} for cell in load("fairness")["cells"])
+    return beside_long_prompts([Cell(**cell) for cell in cells])
 
 
 def redrafter_table2(load: Load) -> Table:
@@ -293,6 +302,7 @@ def lossless(load: Load) -> Table:
 TABLES: dict[str, Callable[[Load], Table]] = {
     "single_stream": single_stream,
     "load_test": load_test,
+    "fairness": fairness,
     "all_methods": all_methods,
     "redrafter_table1": redrafter_table1,
     "redrafter_table2": redrafter_table2,

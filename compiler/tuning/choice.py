@@ -33,12 +33,13 @@ class StepTimes:
     @property
     def plain(self) -> float:
         """Seconds of a step that drafts nothing."""
-        return self.median(0)[1]
+        return self.measured(0)[1]
 
-    def median(self, budget: int) -> tuple[float, float]:
-        """Mean rows and median seconds of the steps with a budget."""
+    def measured(self, budget: int) -> tuple[float, float]:
+        """Mean rows of the steps with a budget, and mean seconds of the faster half of them: whatever else runs on a
+        machine makes a step slower, never faster."""
         rows, seconds = zip(*self.samples[budget], strict=True)
-        return float(np.mean(rows)), float(np.median(seconds))
+        return float(np.mean(rows)), float(np.mean(sorted(seconds)[: (len(seconds) + 1) // 2]))
 
     def fastest(self, budget: int) -> float:
         """Seconds of the fastest step with a budget."""
@@ -48,7 +49,7 @@ class StepTimes:
         """Time of a step with drafts that executes so many rows: linear between the budgets measured, never less than
         for fewer rows, and for more rows than any as if each row cost its share of the largest."""
         counted = [budget for budget in self.samples if budget or not self.network]
-        points = sorted((*self.median(budget), len(self.samples[budget])) for budget in counted)
+        points = sorted((*self.measured(budget), len(self.samples[budget])) for budget in counted)
         measured, times, weights = (np.array(column) for column in zip(*points, strict=True))
         return float(np.interp(rows, measured, monotone(times, weights))) * max(rows / measured[-1], 1.0)
 

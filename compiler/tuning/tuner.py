@@ -23,7 +23,7 @@ MEASURING = 0.75
 """Share of the time for measurements; the rest is for trials of the budgets that they give."""
 BATCHES = 4
 """Parts of the prompts that acceptance is measured on one after the other."""
-FIRST_ROUNDS = 2
+FIRST_ROUNDS = 4
 """Times that each step is measured at once."""
 TRIED, TRIAL_TOKENS = 6, 24
 """Prompts of a trial at least, and tokens that follow each."""
@@ -48,7 +48,7 @@ class Grid:
         Shape("beam", False),
     )
     """What a method of the first, the default, is tried with; any other method keeps its own."""
-    rounds: int = 4
+    rounds: int = 8
     """Times that each step is measured."""
     temperatures: Sequence[tuple[float, int]] = ((0.0, 1), (1.0, 1), (0.7, 2), (0.3, 2))
     """The most valuable first, each with every how many parts of the prompts it is measured on. All share the step
@@ -171,7 +171,7 @@ class Tuner:
     def _largest(self) -> int:
         """The largest budget that may pay by the time of its step."""
         times = self._times[1]
-        return max(b for b in times.samples if times.median(b)[1] <= MOST_SLOWER * times.plain)
+        return max(b for b in times.samples if times.measured(b)[1] <= MOST_SLOWER * times.plain)
 
     def _cells(self, shape: Shape) -> Cells:
         """The cut of the trees, by temperature and number of running sequences."""
@@ -233,7 +233,7 @@ class Tuner:
     def _measured(self, shape: Shape, cells: Cells, tried: dict[str, dict[str, float]]) -> dict:
         """What the table rests on; temperatures are keys as `_key` writes them."""
         times = {
-            str(running): {str(budget): round(1e3 * found.median(budget)[1], 3) for budget in sorted(found.samples)}
+            str(running): {str(budget): round(1e3 * found.measured(budget)[1], 3) for budget in sorted(found.samples)}
             for running, found in sorted(self._times.items())
         }
         lengths = {

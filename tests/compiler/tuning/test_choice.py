@@ -71,6 +71,13 @@ def test_times_between_and_beyond_the_budgets_measured():
     assert times.seconds(14) == pytest.approx(5.0), "twice the rows, twice the time"
 
 
+def test_a_busy_moment_of_the_machine_does_not_count():
+    times = StepTimes()
+    for seconds in (0.5, 0.010, 0.012, 0.4):
+        times.add(0, 1, seconds)
+    assert times.plain == pytest.approx(0.011)
+
+
 def test_falling_times_take_their_mean():
     found = monotone(np.array([1.0, 3.0, 2.0, 4.0, 0.0]), np.array([1, 1, 1, 1, 3]))
     np.testing.assert_allclose(found, [1.0, 1.5, 1.5, 1.5, 1.5])
