@@ -9,7 +9,7 @@ import typer
 
 from redraft.console.output import err, fail, out
 from redraft.errors import BundleError
-from redraft.request import INT32_MAX, Options, request
+from redraft.request import INT32_MAX, Guide, Options, request
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Speculative decoding, here or served under Triton.")
 
@@ -26,6 +26,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
     method: Annotated[str | None, typer.Option(help="A drafting method of the bundle, or auto_regressive.")] = None,
     system: Annotated[str, typer.Option(help="System message; default: the chat template's own.")] = "",
+    schema: Annotated[Path | None, typer.Option(help="File of a JSON schema that every answer meets.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
 ) -> None:
     """Talk to a bundle in this process. No service is needed."""
@@ -35,9 +36,11 @@ def chat(
 
     options: Options = {"temperature": temperature, "top_p": top_p, "seed": seed, "method": method}
     try:
+        if schema is not None:
+            options["guide"] = Guide(kind="json_schema", text=schema.read_text())
         with err.status("loading the bundle"):
             llm = LLM(bundle, threads)
-        llm.runtime.check(request("Hello", **options))
+        llm.runtime.sequence(None, request("Hello", 1, **options))
     except (OSError, RuntimeError, ValueError) as error:
         fail(f"redraft chat: {error}")
     if llm.runtime.untuned:

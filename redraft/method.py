@@ -23,6 +23,7 @@ from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prun
 from redraft.decoding.verification import VERIFIERS, check_pairing, walk
 from redraft.engines.api import DraftEngine, DrawingEngine, ResamplingEngine
 from redraft.engines.features import join
+from redraft.grammar.guided import guided_nodes
 from redraft.request import SamplingConfig
 from redraft.sequence import Pairs, Sequence
 
@@ -166,7 +167,8 @@ class Method:
         deepest = [sequence.remaining - 1 for sequence in sequences]
         budgets = [min(budget.nodes, self._most) for budget in given]
         least = [math.log(budget.chance) if budget.chance else -math.inf for budget in given]
-        largest = min(sum(budgets), self._most)
+        guided = any(sequence.sampler.grammar for sequence in sequences)
+        largest = self._most if guided else min(sum(budgets), self._most)
         resampled = None if self._plan.resample_above is None else self._resampled(sequences, largest)
         trees = []
         if self._plan.shape is not None:
@@ -183,17 +185,28 @@ class Method:
             trees.append(_spread_over(sequences, anew, lambda some: self._drafted(some, largest), skipped))
         if self._plan.ngram and not self._plan.joins_ngrams:
             trees.append(self._ngram_chains(sequences))
-        tree = merge_trees(trees)
+        tree = self._guided(sequences, merge_trees(trees))
         if resampled is not None:
             for sequence, nodes in zip(sequences, tree.nodes, strict=True):
                 sequence.fresh = nodes
-            tree = merge_trees([tree, resampled])
+            tree = self._guided(sequences, merge_trees([tree, resampled]))
         if self._plan.shape is not None:
             return prune_tree(tree, budgets, deepest)
         if len(sequences) > 1:
             tree = prune_tree(tree, [self._most] * len(sequences), deepest, least)
             budgets = shared_budgets(tree, sum(budgets))
         return prune_tree(tree, budgets, deepest, least)
+
+    def _guided(self, sequences: list[Sequence], tree: TokenTree) -> TokenTree:
+        """The tree by the sequences' grammars, where its verifier takes trees that were changed."""
+        assert self._plan is not None
+        if not (VERIFIERS[self._plan.verification].merges and any(one.sampler.grammar for one in sequences)):
+            return tree
+        nodes = list(tree.nodes)
+        for place, sequence in enumerate(sequences):
+            if (grammar := sequence.sampler.grammar) is not None:
+                nodes[place] = guided_nodes(nodes[place], grammar, self._most)
+        return _proposed("grammar", sequences, TokenTree.from_nodes(nodes))
 
     def _drafted(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """New drafts; chains that they leave are kept."""

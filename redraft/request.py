@@ -282,9 +282,9 @@ def request(
         raise InvalidRequest(describe(error)) from None
 
 
-Origin = Literal["root", "drafter", "ngrams", "both", "resampled"]
+Origin = Literal["root", "drafter", "ngrams", "both", "resampled", "grammar"]
 """What proposed a node of a draft tree: the drafter network, n-grams, both of them, or, where neither did now, an
-earlier draft that was sampled again."""
+earlier draft that was sampled again, or else the request's guide."""
 
 
 @dataclass

@@ -13,6 +13,7 @@ from redraft.bundle.budget import BudgetFile, BudgetTable
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine
+from redraft.grammar.compiler import Grammars
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, shown
 from redraft.scheduling.scheduler import Limits, Scheduler
@@ -52,6 +53,7 @@ class Runtime:
         self.path = path
         """The bundle's folder."""
         self.prompt_limits = codec.limits(limits.max_len)
+        self.grammars = Grammars(codec, vocab_size)
         self.plans = dict(plans or {})
         """The bundle's own, by method."""
         self.taken = False
@@ -105,8 +107,6 @@ class Runtime:
         if request.method not in (None, AUTO_REGRESSIVE, *self.plans):
             known = ", ".join((*self.plans, AUTO_REGRESSIVE))
             raise InvalidRequest(f"method: expected one of {known}, got {shown(request.method)}")
-        if request.guide is not None:
-            raise InvalidRequest(f"guide: structured output is not served yet, got {request.guide.kind}")
         if request.text is not None:
             self.prompt_limits.check_text(len(request.text.encode()))
         self.prompt_limits.check_tokens(len(request.input_ids or ()))
@@ -120,11 +120,12 @@ class Runtime:
 
     def sequence(self, key: Hashable, request: GenerateRequest, arrived: float | None = None) -> Sequence:
         """The sequence of a request. `arrived`: see `Sequence`. Raises InvalidRequest where it does not fit the
-        bundle."""
+        bundle. A guide that was not used before may take seconds to compile."""
         self.check(request)
         seed = secrets.randbits(63)
         prompt = self._prompt(request)
-        return Sequence(key, request, prompt, self.codec, self.end_ids, seed, self.stream_interval_s, arrived)
+        grammar = None if request.guide is None else self.grammars.compile(request.guide)
+        return Sequence(key, request, prompt, self.codec, self.end_ids, seed, self.stream_interval_s, arrived, grammar)
 
     def _prompt(self, request: GenerateRequest) -> list[int]:
         prompt = self.codec.encode(request.text) if request.text is not None else request.input_ids

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from redraft.decoding.verification import Verdict
 from redraft.engines.features import Features, join
 from redraft.request import DraftTree, GenerateRequest, SequenceStats
 from redraft.text import TextCodec, TextStream
+
+if TYPE_CHECKING:
+    from redraft.grammar.state import Grammar
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
@@ -115,9 +118,10 @@ class Sequence:
         seed: int = 0,
         stream_interval_s: float = 0.0,
         arrived: float | None = None,
+        grammar: Grammar | None = None,
     ):
         """`end_ids` are the model's own end tokens, used unless the request names another; `seed` likewise. `arrived`
-        is when the request came, as `time.perf_counter` tells it; now by default.
+        is when the request came, as `time.perf_counter` tells it; now by default. `grammar` is the request's guide.
 
         A stream's text is given out at most every `stream_interval_s` seconds.
         """
@@ -134,6 +138,7 @@ class Sequence:
             self.end_ids,
             [*codec.encode_words(request.bad_words), *request.bad_word_ids],
             seed,
+            None if grammar is None else grammar.start(self.end_ids),
         )
         self.ngram: NgramIndex | RetrievalText | None = None
         self.slot = -1
@@ -341,7 +346,9 @@ class Sequence:
             if output.top_log_probs is not None:
                 output.top_log_probs.append(scores.top[place])
         self.stats.output_tokens += 1
-        if self._text.push(token) or self._completes_stop_word(token):
+        grammar = self.sampler.grammar
+        complete = grammar is not None and grammar.complete_length == self.stats.output_tokens
+        if self._text.push(token) or self._completes_stop_word(token) or complete:
             return self.finish("stop")
         if not self.remaining:
             return self.finish("length")

@@ -45,10 +45,24 @@ class TextCodec:
         """Read a `tokenizer.json`."""
         return cls(Tokenizer.from_file(str(path)))
 
+    @classmethod
+    def of_json(cls, text: str) -> TextCodec:
+        """From the text of a `tokenizer.json`, as `json` gives it."""
+        return cls(Tokenizer.from_str(text))
+
+    def json(self) -> str:
+        """The tokenizer as the text of a `tokenizer.json`."""
+        return self._tokenizer.to_str()
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the tokenizer's own special tokens unless the text has them already."""
         (ids,) = self._encode([text])
         return ids[1:] if len(ids) > 1 and ids[0] == ids[1] and ids[0] in self._special.values() else ids
+
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of a text's part, without special tokens."""
+        (ids,) = self._encode([text], add_special_tokens=False)
+        return ids
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The token sequences that stand for words, each once: at the start of a text and after a space."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, product
 
 import numpy as np
@@ -23,8 +24,10 @@ from redraft.bundle.budget import BudgetEntry, BudgetTable
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.verification import VERIFIERS
+from redraft.grammar.compiler import Grammars
+from redraft.grammar.state import Grammar
 from redraft.method import MethodPlan
-from redraft.request import GenerateRequest, SamplingConfig
+from redraft.request import GenerateRequest, Guide, SamplingConfig
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.toy_drafter import DrawingToyEngine
@@ -44,9 +47,13 @@ KINDS: dict[str, dict] = {
     "penalized": {"temperature": 1.2, "repetition_penalty": 1.7, "presence_penalty": 0.6, "frequency_penalty": 0.8},
     "filtered": {"temperature": 1.5, "top_k": 3, "top_p": 0.75},
     "ending": {"temperature": 1.0, "min_length": 2},
+    "guided": {"temperature": 1.0},
 }
 """Top-k and top-p both take tokens from some targets of `PAIRS`, and top-p from all drafts."""
-END_IDS = {"ending": frozenset({0})}
+END_IDS = {"ending": frozenset({0}), "guided": frozenset({0})}
+GUIDE = Guide(kind="regex", text='(!["#]|"[#!]?|#!")*#?')
+"""What the answers of the kind `guided` are, of the tokens 1 to 3: after some every token may come, after others one or
+two, and some texts are complete."""
 Answers = dict[tuple[str, int], tuple[int, ...]]
 """Text by kind and seed."""
 
@@ -213,17 +220,35 @@ def engine_of(case: Case) -> LawEngine:
     )  # fmt: skip
 
 
+@cache
+def grammar_of(kind: str) -> Grammar | None:
+    """The compiled guide of a kind that has one."""
+    return Grammars(CODEC, 4).compile(GUIDE) if kind == "guided" else None
+
+
+def sampler_of(engine: LawEngine, kind: str, **seed: int) -> Sampler:
+    """A request's sampler, without a scheduler."""
+    end_ids, grammar = END_IDS.get(kind, frozenset()), grammar_of(kind)
+    state = None if grammar is None else grammar.start(end_ids)
+    return Sampler(SamplingConfig(**KINDS[kind], **seed), engine.prompt, end_ids, grammar=state)
+
+
+def ended(sampler: Sampler, tokens: Collection[int]) -> bool:
+    """Whether a text of these tokens has ended."""
+    return bool(set(tokens) & sampler.end_ids) or (sampler.grammar is not None and sampler.grammar.ended)
+
+
 def target_law(engine: LawEngine, kind: str, length: int) -> dict[tuple[int, ...], float]:
     """Probability of every outcome of auto-regressive sampling, its first `length` tokens."""
     law: Counter[tuple[int, ...]] = Counter()
 
     def extend(tokens: tuple[int, ...], chance: float) -> None:
-        if len(tokens) == length or set(tokens) & END_IDS.get(kind, frozenset()):
-            law[tuple(token for token in tokens if token not in END_IDS.get(kind, ()))] += chance
-            return
-        sampler = Sampler(SamplingConfig(**KINDS[kind]), engine.prompt, END_IDS.get(kind, ()))
+        sampler = sampler_of(engine, kind)
         for token in tokens:
             sampler.accept(token)
+        if len(tokens) == length or ended(sampler, tokens):
+            law[tuple(token for token in tokens if token not in sampler.end_ids)] += chance
+            return
         logits = engine.logits_after(engine.path_state([*engine.prompt, *tokens]))
         probs = sampler.distribution(logits).at(np.arange(len(logits)))
         for token in np.flatnonzero(probs):
@@ -235,12 +260,11 @@ def target_law(engine: LawEngine, kind: str, length: int) -> dict[tuple[int, ...
 
 def text_of(engine: LawEngine, kind: str, seed: int) -> tuple[int, ...]:
     """What auto-regressive sampling gives a request of this seed, without a scheduler or a verifier."""
-    end_ids = END_IDS.get(kind, frozenset())
-    sampler, tokens = Sampler(SamplingConfig(**KINDS[kind], seed=seed), engine.prompt, end_ids), list[int]()
-    while len(tokens) < TOKENS and not set(tokens) & end_ids:
+    sampler, tokens = sampler_of(engine, kind, seed=seed), list[int]()
+    while len(tokens) < TOKENS and not ended(sampler, tokens):
         tokens.append(sampler.choose(engine.logits_after(engine.path_state([*engine.prompt, *tokens]))))
         sampler.accept(tokens[-1])
-    return tuple(token for token in tokens if token not in end_ids)
+    return tuple(token for token in tokens if token not in sampler.end_ids)
 
 
 def check(case: Case, kind: str, answers: Answers) -> float:
@@ -274,7 +298,11 @@ def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -
     for number, (_, kind) in enumerate(product(range(requests), kinds)):
         sampling = SamplingConfig(**KINDS[kind], seed=number)
         request = GenerateRequest(id=str(number), input_ids=engine.prompt, max_tokens=TOKENS, sampling=sampling)
-        scheduler.submit(Sequence((kind, number), request, engine.prompt, CODEC, END_IDS.get(kind, frozenset())))
+        scheduler.submit(
+            Sequence(
+                (kind, number), request, engine.prompt, CODEC, END_IDS.get(kind, frozenset()), grammar=grammar_of(kind)
+            )
+        )
         if number == LIMITS.slots // 2:
             scheduler.step()  # these are a step ahead: else all would start and end together
     answers: Answers = {}

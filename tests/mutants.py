@@ -29,7 +29,7 @@ from unittest.mock import patch
 import numpy as np
 
 from redraft.decoding import draws, noise, random_trees, rejection, sampling, token_tree, verification
-from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.token_tree import NodeDraws, TokenTree
 from redraft.plugins.operators.sampling.cpu import TokenDraws
 from redraft.plugins.operators.sampling.reference import winner
 from redraft.sequence import Sequence
@@ -72,6 +72,13 @@ def by_probability(kept: np.ndarray, log_probs: list[list[float]], parents: np.n
     return chosen
 
 
+def without_forbidden(q: np.ndarray, drawn: NodeDraws) -> NodeDraws:
+    """The draws but those that the target never gives."""
+    kept = [place for place, entry in enumerate(drawn.places) if q[entry] > 0]
+    children, places = ([column[place] for place in kept] for column in (drawn.children, drawn.places))
+    return NodeDraws(children, places, drawn.ids, drawn.draft_log_probs)
+
+
 APPEND = """
             drawn[parent].children.append(node)
             drawn[parent].places.append(entry)
@@ -105,6 +112,10 @@ ANCESTORS = TokenTree.__dict__["ancestors"].func
 Q = "q = sampler.distribution(node_logits)"
 WITHOUT_TOP_P = f"sampler.top_p = 1.0; vars(sampler).pop('_draws', None); {Q}"
 UNFILTERED = "append(filter_log_probs(logits, sampling.temperature, 0 * sampling.top_k, 1 + 0 * sampling.top_p))"
+RULE = "place, left = rule(q.at(drawn.ids), drawn, _coin(sampler))"
+WITHOUT_FORBIDDEN = "drawn = without_forbidden(q.at(drawn.ids), drawn); " + RULE
+LEAF = "token = sampler.choose(node_logits)"
+UNMASKED_LEAF = "token = sampler._draws.choose(node_logits, sampler.position)"
 ACCEPTED = "if place >= 0:"
 ACCEPTED_INSIDE = "if place >= 0 and int(drawn.ids[drawn.places[place]]) not in sampler.end_ids:"
 OUTSIDE = "outside = max(1.0 - float(q.sum()), 0.0)"
@@ -205,6 +216,10 @@ MUTANTS = [
            rejection.verify, Q, f"sampler._min_length = 0; {Q}", "K-SEQ", 100, kind="ending"),
     Mutant("a drafted end token never accepted",
            rejection.verify, ACCEPTED, ACCEPTED_INSIDE, "RSD-C", 800, kind="ending"),
+    *(Mutant(f"a forbidden draw removed, {case}", rejection.verify, RULE, WITHOUT_FORBIDDEN, case, 1500, kind="guided")
+      for case in ("RSD-C", "RSD-S", "multi-round")),
+    *(Mutant(f"the bonus row unmasked, {case}", rejection.verify, LEAF, UNMASKED_LEAF, case, 100, kind="guided")
+      for case in ("RSD-C", "speculative sampling")),
     Mutant("nothing of q outside of p's support",
            rejection._rounds, OUTSIDE, "outside = 0.0", WIDE),
     Mutant("nothing of q outside of p's support, multi-round",
@@ -250,14 +265,16 @@ def planted(mutant: Mutant) -> Iterator[None]:
     scope = {**function.__globals__}
     exec("from __future__ import annotations\n" + source.replace(old, new), scope)
     shipped = function.__code__
-    function.__globals__[by_probability.__name__] = by_probability
+    helpers = {helper.__name__: helper for helper in (by_probability, without_forbidden)}
+    function.__globals__.update(helpers)
     function.__code__ = scope[function.__name__].__code__
     try:
         with patch.object(sampling, "TokenDraws", reference):
             yield
     finally:
         function.__code__ = shipped
-        del function.__globals__[by_probability.__name__]
+        for name in helpers:
+            del function.__globals__[name]
 
 
 def law_of(case: str, kind: str, requests: int) -> float | str:

@@ -12,7 +12,7 @@ from redraft.decoding.token_tree import Node
 if TYPE_CHECKING:
     from redraft.request import Origin
 
-Source = Literal["drafter", "ngrams", "resampled"]
+Source = Literal["drafter", "ngrams", "resampled", "grammar"]
 Path = tuple[int, ...]
 """The tokens from a root's child to a node."""
 
@@ -41,8 +41,10 @@ class Proposals:
 
 
 def _origin(sources: list[Source]) -> Origin:
-    fresh = [source for source in sources if source != "resampled"]
-    return "both" if len(fresh) == 2 else fresh[0] if fresh else "resampled"
+    fresh = [source for source in sources if source in ("drafter", "ngrams")]
+    if fresh:
+        return "both" if len(fresh) == 2 else fresh[0]
+    return "grammar" if sources == ["grammar"] else "resampled"
 
 
 def _paths(nodes: Iterable[Node]) -> list[Path]:

@@ -112,7 +112,8 @@ def verify(rule: Rule, tree: TokenTree, sequence: int, logits: np.ndarray, sampl
 
     The target's distribution is the sampler's, filters and processors applied to the node's own path. Acceptance and
     bonus take random numbers of their own from each output position. It stops after an end token. A greedy request is
-    walked: only one token is right, however the tree was made.
+    walked: only one token is right, however the tree was made. A draw that the request's grammar forbids stays in its
+    place, and its target probability of 0 rejects it: without it the others would be of another law.
     """
     if sampler.greedy:
         return walk(tree, sequence, logits, sampler)

@@ -13,6 +13,7 @@ from redraft.decoding.noise import coin
 from redraft.plugins.operators.sampling.cpu import TokenDraws
 
 if TYPE_CHECKING:
+    from redraft.grammar.state import GrammarState
     from redraft.request import SamplingConfig
 
 
@@ -69,6 +70,8 @@ class Sampler:
     Verification calls `choose` at a node, `accept` with the token that it keeps, and goes on at the child: the history
     is then always the visited node's own path. Penalties count prompt and output, as TensorRT-LLM's do by default.
     Without `penalize_prompt` the prompt's tokens have a count of 0, to which only the repetition penalty applies.
+    A grammar is a processor too, the last one: where the others leave none of its tokens, they give way. What is chosen
+    after its end is not part of the text.
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class Sampler:
         end_ids: Iterable[int] = (),
         bad_words: Sequence[Sequence[int]] = (),
         seed: int = 0,
+        grammar: GrammarState | None = None,
     ):
         """`seed` is used where the configuration has none; `bad_words` are token sequences never to complete."""
+        self.grammar = grammar
         self.greedy = config.greedy
         self.seed = config.seed if config.seed is not None else seed
         self.end_ids = frozenset(end_ids)
@@ -107,11 +112,13 @@ class Sampler:
     def plain(self) -> bool:
         """Whether nothing but logits, filters and position says what is chosen, here and at all later positions."""
         short = self.position < self._min_length and self.end_ids
-        return not (self._penalized or short or self._bad_words or len(self._biased))
+        return not (self._penalized or short or self._bad_words or len(self._biased) or self.grammar)
 
     def accept(self, token: int) -> None:
         """Append a token to the history and move on to the next output position."""
         self.position += 1
+        if self.grammar is not None:
+            self.grammar.advance(token)
         if self._penalized:
             self._counts[token] = self._counts.get(token, 0) + 1
         if self._tail_length:
@@ -147,10 +154,10 @@ class Sampler:
         return Distribution(*self._draws.distribution(np.ascontiguousarray(logits, np.float32)))
 
     def process(self, logits: np.ndarray) -> np.ndarray:
-        """Logits after biases, penalties, minimum length and bad words at the current history."""
+        """Logits after biases, penalties, minimum length, bad words and grammar at the current history."""
         if self.plain:
             return logits
-        logits = logits.copy()
+        raw, logits = logits, logits.copy()
         logits[self._biased] += self._biases
         if self._penalized and self._counts:
             self._penalize(logits)
@@ -158,6 +165,11 @@ class Sampler:
             logits[[token for token in self.end_ids if token < len(logits)]] = -np.inf
         if self._bad_words:
             logits[[token for token in self._banned() if token < len(logits)]] = -np.inf
+        if self.grammar is not None and not self.grammar.ended:
+            allowed = self.grammar.mask()
+            np.copyto(logits, -np.inf, where=~allowed)
+            if logits.max() == -np.inf:
+                return np.where(allowed, raw, np.float32(-np.inf))
         return logits
 
     def _banned(self) -> list[int]:

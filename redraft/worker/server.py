@@ -1,8 +1,8 @@
 """The engine worker: one process that owns an engine and serves clients over a local ZeroMQ socket.
 
 `python -m redraft.worker.server --bundle PATH --socket PATH`. One thread does it all: messages are taken between
-steps, and only what is slow to encode (long texts, many words) goes to a helper thread, so that no request delays a
-step.
+steps, and only what is slow to encode (long texts, many words) or to compile (a guide) goes to a helper thread, so that
+no request delays a step.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Restarting(RuntimeError):
 
 
 class Encoding(NamedTuple):
-    """A request that the helper thread encodes or will encode."""
+    """A request that a helper thread encodes or will encode."""
 
     request: GenerateRequest
     arrived: float
@@ -89,6 +89,7 @@ class Worker:
         self._max_per_client = max_per_client
         self._active: dict[Key, Sequence | Encoding] = {}
         self._encoder = ThreadPoolExecutor(1, "redraft-encode")
+        self._compiler = ThreadPoolExecutor(1, "redraft-compile")
         self._stopping = False
         self._drained_by: float | None = None
         self._step_s = 0.0
@@ -138,7 +139,8 @@ class Worker:
             self._close()
 
     def _close(self) -> None:
-        self._encoder.shutdown(wait=False, cancel_futures=True)
+        for helper in (self._encoder, self._compiler):
+            helper.shutdown(wait=False, cancel_futures=True)
         time.sleep(FAREWELL_S)
         self._router.disable_monitor()
         self._router.close(linger=500)
@@ -185,13 +187,19 @@ class Worker:
         self._runtime.scheduler.require_room()
         self._require_share(request.client)
         self._runtime.check(request)
+        if request.guide is not None and self._runtime.grammars.kept(request.guide) is None:
+            self._encode(key, request, arrived, self._compiler)
+            return
         words = [*request.stop_words, *request.bad_words, *request.stop_word_ids, *request.bad_word_ids]
         if len(request.text or "") <= INLINE_CHARACTERS and len(words) <= INLINE_WORDS:
             self._submit(key, self._runtime.sequence(key, request, arrived))
             return
+        self._encode(key, request, arrived, self._encoder)
+
+    def _encode(self, key: Key, request: GenerateRequest, arrived: float, helper: ThreadPoolExecutor) -> None:
         if (waiting := len(self._encoding())) >= self._runtime.limits.max_queue:
             raise Overloaded(f"overloaded: {waiting} requests wait to be encoded: try again later")
-        future = self._encoder.submit(self._runtime.sequence, key, request, arrived)
+        future = helper.submit(self._runtime.sequence, key, request, arrived)
         self._active[key] = Encoding(request, arrived, future)
 
     def _require_share(self, client: str | None) -> None:

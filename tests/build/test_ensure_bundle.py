@@ -165,6 +165,7 @@ RUN_TIME = {
     *(f"redraft/decoding/{name}.py" for name in ("origins", "packing", "rejection", "sampling", "token_tree")),
     *(f"redraft/engines/{name}.py" for name in ("__init__", "api", "cache_check", "features", "host_buffers")),
     "redraft/engines/timing.py",
+    *(f"redraft/grammar/{name}.py" for name in ("__init__", "compiler", "guided", "state", "trial")),
     *(f"redraft/engines/cuda/{name}.py" for name in ("__init__", "device", "sampling", "transfer")),
     *(f"redraft/engines/tensorrt/{name}.py" for name in ("__init__", "drafter", "session", "target")),
     "redraft/worker/protocol.py",

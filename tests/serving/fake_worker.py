@@ -1,10 +1,10 @@
 """A worker without an engine, for the serving layer's tests: it answers by the worker's protocol and obeys its prompt.
 
-The answer is " w0é w1é ..." word by word, one word per token and step. A prompt that starts with "die" ends the process
-in the middle of the answer, "slow", or token ids that start with 0, take 50 ms per token, "overload" is refused. In a
-bundle whose configuration says `broken` it does not start, where it says `endless` its start does not end, and where it
-says `fragile` it ends with the first request. While the bundle has a file `refuse`, requests by the field that it names
-(`text` or `input_ids`) are refused.
+The answer is " w0é w1é ..." word by word, one word per token and step; a guide's kind and text come before it. A prompt
+that starts with "die" ends the process in the middle of the answer, "slow", or token ids that start with 0, take 50 ms
+per token, "overload" is refused. In a bundle whose configuration says `broken` it does not start, where it says
+`endless` its start does not end, and where it says `fragile` it ends with the first request. While the bundle has a
+file `refuse`, requests by the field that it names (`text` or `input_ids`) are refused.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class FakeWorker:
         words = list(itertools.islice(itertools.cycle(WORDS), produced, produced + 1))
         done = produced + 1 == request.max_tokens
         echo = prompt if produced == 0 and not request.exclude_input_in_output else ""
+        if request.guide is not None and produced == 0:
+            echo += f"{request.guide.kind} {request.guide.text}"
         chunk = Chunk(id=request.id, text=echo + "".join(words), token_ids=[produced % len(WORDS)], done=done)
         chunk.prompt_tokens = len(request.input_ids or prompt.split())
         if request.return_log_probs:

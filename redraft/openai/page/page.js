@@ -11,6 +11,7 @@ const KINDS = {
   ngrams: "n-grams",
   both: "both of them",
   resampled: "earlier draft, sampled again",
+  grammar: "the only text that the guide allows",
   target: "the model's own choice",
   root: "last token before the step",
 };

@@ -41,18 +41,14 @@ _SHARED = {
     "return_log_probs": "return_log_probs",
     "exclude_input_in_output": "exclude_input_in_output",
     "drafting_method": "method",
+    "guided_decoding_guide_type": "guide.kind",
+    "guided_decoding_guide": "guide.text",
 }
+_GUIDE_KINDS = {"json": "json", "json_schema": "json_schema", "regex": "regex", "ebnf_grammar": "grammar"}
 NUM_TOKENS = ("return_num_input_tokens", "return_num_output_tokens")
 PERF_METRICS = "return_perf_metrics"
 STOP = "stop"
-_NO_LOGITS, _NO_GUIDE = "logits are not returned", "structured output is not supported"
-_REFUSED = {
-    "return_context_logits": _NO_LOGITS,
-    "return_generation_logits": _NO_LOGITS,
-    "guided_decoding_guide_type": _NO_GUIDE,
-    "guided_decoding_guide": _NO_GUIDE,
-}
-"""Fields that may only be false or empty, with the reason."""
+_REFUSED = ("return_context_logits", "return_generation_logits")
 _MUST_BE_ONE = {"beam_width", "num_return_sequences"}
 _SEQUENCE_PARAMETERS = {"sequence_id", "sequence_start", "sequence_end"}
 _TRITON_PARAMETERS = {"id", "priority", "timeout", "binary_data_output"} | _SEQUENCE_PARAMETERS
@@ -107,7 +103,7 @@ class Contract:
                     raise InvalidRequest(f"{name}: expected 1 (one sequence per request), got {value}")
             elif name in _REFUSED:
                 if value := _scalar(name, tensor):
-                    raise InvalidRequest(f"{name}: {_REFUSED[name]}: expected none, got {shown(value)}")
+                    raise InvalidRequest(f"{name}: logits are not returned: expected none, got {shown(value)}")
             elif field := self.fields.get(name):
                 self._check_size(name, tensor, limits)
                 value = _READERS.get(field, _scalar)(name, tensor)
@@ -120,7 +116,8 @@ class Contract:
                 raise InvalidRequest(f"{name}: unknown field")
         message: dict[str, Any] = {"id": request_id}
         for field, (_, value) in values.items():
-            _put(message, field, value)
+            if value or not field.startswith("guide."):  # an empty guide is none
+                _put(message, field, value)
         if timeout_us:
             message["timeout_s"] = timeout_us / 1e6
         if message.get("stream"):
@@ -244,8 +241,16 @@ def _words(name: str, tensor: np.ndarray) -> list[list[int]]:
     return [ids[start:end] for start, end in zip(starts, ends, strict=False)]
 
 
+def _guide_kind(name: str, tensor: np.ndarray) -> Any:
+    kind = _scalar(name, tensor)
+    if kind and kind not in _GUIDE_KINDS:
+        raise InvalidRequest(f"{name}: expected one of {', '.join(_GUIDE_KINDS)}, got {shown(kind)}")
+    return _GUIDE_KINDS.get(kind)
+
+
 _READERS: dict[str, Callable[[str, np.ndarray], Any]] = {
     "input_ids": _list, "stop_words": _list, "bad_words": _list, "stop_word_ids": _words, "bad_word_ids": _words,
+    "guide.kind": _guide_kind,
 }  # fmt: skip
 """How fields of more than one value are read."""
 

@@ -76,14 +76,14 @@ def test_tritons_openai_front_end_gets_one_response_without_a_stream(service, st
     assert number(result, "num_output_tokens", "INT32") == 4
 
 
-def test_a_tool_that_tritons_openai_front_end_names_is_refused(service, stream):
+def test_a_tool_that_tritons_openai_front_end_names_is_a_guide(service, stream):
     guide = {
         "guided_decoding_guide_type": np.array([["json_schema"]], np.object_),
         "guided_decoding_guide": np.array([['{"type": "object"}']], np.object_),
     }
-    stream.send(**FRONT_END | guide)
-    with pytest.raises(InferenceServerException, match=r"guided_decoding_guide_type: structured .*'json_schema'"):
-        stream.receive()
+    stream.send(**FRONT_END | guide | {"stream": np.array([[False]], np.bool_)})
+    (result,) = stream.receive_all()
+    assert result.as_numpy("text_output").tolist() == [f'json_schema {{"type": "object"}}{ANSWER}'.encode()]
 
 
 def test_counts_come_only_where_they_are_asked_for(service, stream):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from redraft.request import InvalidRequest, PromptLimits
+from redraft.request import Guide, InvalidRequest, PromptLimits
 from redraft.serving.triton.fields import ENSEMBLE, TENSORRT_LLM
 
 
@@ -75,6 +75,23 @@ def test_a_stream_never_starts_with_the_prompt():
     assert not ENSEMBLE.parse("r", tensors | {"stream": flag(False)}).exclude_input_in_output
     streamed = ENSEMBLE.parse("r", tensors | {"stream": flag(True)})
     assert (streamed.stream, streamed.exclude_input_in_output) == (True, True)
+
+
+def guided(kind: str, guide: str) -> dict[str, np.ndarray]:
+    return {"guided_decoding_guide_type": text(kind), "guided_decoding_guide": text(guide)}
+
+
+def test_guides_have_tensorrt_llms_names():
+    for kind, guide, own in (
+        ("json", "", "json"),
+        ("json_schema", "{}", "json_schema"),
+        ("regex", "a+", "regex"),
+        ("ebnf_grammar", 'root ::= "a"', "grammar"),
+    ):
+        request = ENSEMBLE.parse("r", ensemble(**guided(kind, guide)))
+        assert request.guide == Guide(kind=own, text=guide)
+    error = "guide.text: the regex cannot be used: unclosed group"
+    assert ENSEMBLE.in_client_terms(error) == error.replace("guide.text", "guided_decoding_guide")
 
 
 def test_what_is_not_supported_is_accepted_where_it_is_not_asked_for():
@@ -167,8 +184,11 @@ def test_token_ids_are_trimmed_to_input_lengths():
         ({"random_seed": uint64(3), "seed": uint64(2)}, "^random_seed and seed mean the same: .*got 3 and 2"),
         ({"return_context_logits": flag(True)}, "^return_context_logits: logits are not returned: .*got True"),
         ({"return_generation_logits": flag(True)}, "^return_generation_logits: logits are not returned: .*got True"),
-        ({"guided_decoding_guide_type": text("json")}, "^guided_decoding_guide_type: structured output .*got 'json'"),
-        ({"guided_decoding_guide": text("{}")}, "^guided_decoding_guide: structured output .*got '{}'"),
+        (guided("structural_tag", "{}"), "^guided_decoding_guide_type: expected one of json, .*got 'structural_tag'"),
+        (guided("", "{}"), "^guided_decoding_guide_type: required field is missing"),
+        (guided("regex", ""), "^guided_decoding_guide: expected the text of the regex, got ''"),
+        (guided("json", "{}"), "^guided_decoding_guide: expected no text for json; json_schema takes a schema"),
+        (guided("regex", "a" * 300_000), "^guided_decoding_guide: expected at most 262144 characters, got 300000"),
         ({"top_p": floats(1.5)}, "^top_p: .*got 1.5"),
         ({"top_k": ints(-1)}, "^top_k: .*got -1"),
         ({"repetition_penalty": floats(0)}, "^repetition_penalty: .*got 0"),

@@ -1,0 +1,180 @@
+"""What grammar libraries cost on draft trees: llguidance, which redraft uses, and xgrammar where it is installed.
+
+    python -m benchmarks.speed.grammar_libraries --model artifacts/models/SmolLM2-135M-Instruct
+
+For each schema of --schemas a text that meets it is written token by token, as masks of llguidance allow it (seeded).
+Measured are the time to compile the schema; the time of a mask at each place of that text; that of masks along a path
+of --depth drafted tokens with the way back, which a tree needs for every node that it expands; that of a copy of the
+state, another way to branch; and that of the forced tokens. Times are medians and 99th percentiles over all places.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
+from benchmarks.verify.structured import HERE, load_schemas
+from redraft.grammar.library import JSON_FORM, compiled, grammar_tokens, library_grammar
+from redraft.request import Guide
+from redraft.text import TextCodec
+
+MOST_TOKENS = 120
+console = Console()
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """A library's state in one text: what may come next, one token on, so many tokens back, a state of its own, and
+    what must come next."""
+
+    mask: Callable[[], Any]
+    take: Callable[[int], Any]
+    back: Callable[[int], Any]
+    copy: Callable[[], Any]
+    forced: Callable[[], Any]
+
+
+class LLGuidance:
+    """llguidance: the automaton grows as it is used."""
+
+    def __init__(self, codec: TextCodec, vocab_size: int):
+        self._tokens = grammar_tokens(codec, vocab_size)
+
+    def compile(self, schema: str) -> Matcher:
+        matcher: Any = compiled(self._tokens, library_grammar(Guide(kind="json_schema", text=schema)))
+        return Matcher(
+            matcher.compute_bitmask, matcher.consume_token, matcher.rollback, matcher.deep_copy,
+            matcher.compute_ff_tokens,
+        )  # fmt: skip
+
+
+class XGrammar:
+    """xgrammar: masks are prepared when a grammar is compiled."""
+
+    def __init__(self, codec: TextCodec, vocab_size: int):
+        import xgrammar
+
+        self._library, self._vocab_size = xgrammar, vocab_size
+        words = [codec.token_bytes(token) for token in range(vocab_size)]
+        info = xgrammar.TokenizerInfo(
+            words, vocab_type=xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=[2]
+        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def compile(self, schema: str) -> Matcher:
+        form = {"any_whitespace": False, "separators": (JSON_FORM["item_separator"], JSON_FORM["key_separator"])}
+        grammar = self._compiler.compile_json_schema(schema, **form)
+        matcher = self._library.GrammarMatcher(grammar, max_rollback_tokens=64)
+        bits = self._library.allocate_token_bitmask(1, self._vocab_size)
+        return Matcher(
+            lambda: matcher.fill_next_token_bitmask(bits), matcher.accept_token, matcher.rollback, matcher.fork,
+            matcher.find_jump_forward_string,
+        )  # fmt: skip
+
+
+@dataclass
+class Times:
+    """Seconds of each kind of call."""
+
+    compile: list[float] = field(default_factory=list)
+    mask: list[float] = field(default_factory=list)
+    path: list[float] = field(default_factory=list)
+    copy: list[float] = field(default_factory=list)
+    forced: list[float] = field(default_factory=list)
+
+
+def text_of(codec: TextCodec, vocab_size: int, schema: str, rng: np.random.Generator) -> list[int]:
+    """Tokens of a text that meets a schema: forced ones where there are, else one of the mask."""
+    state = compiled(grammar_tokens(codec, vocab_size), library_grammar(Guide(kind="json_schema", text=schema)))
+    tokens: list[int] = []
+    while len(tokens) < MOST_TOKENS and not state.is_stopped():
+        chosen = state.compute_ff_tokens()
+        if not chosen:
+            bits = np.frombuffer(state.compute_bitmask(), np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(bits, count=vocab_size, bitorder="little"))
+            if not len(allowed):
+                break
+            chosen = [int(rng.choice(allowed))]
+        for token in chosen:
+            state.consume_token(token)
+        tokens += chosen
+    return tokens
+
+
+def measure(library: LLGuidance | XGrammar, schema: str, text: list[int], depth: int, times: Times) -> None:
+    """Add the times of a library at all places of a text. Raises ValueError where it does not take the text."""
+
+    def timed(seconds: list[float], call: Callable[..., Any], *given: Any) -> Any:
+        started = time.perf_counter()
+        result = call(*given)
+        seconds.append(time.perf_counter() - started)
+        return result
+
+    def path(drafted: list[int]) -> None:
+        for token in drafted:
+            matcher.take(token)
+            matcher.mask()
+        matcher.back(len(drafted))
+
+    matcher = timed(times.compile, library.compile, schema)
+    for place, token in enumerate(text[: -depth - 1]):
+        timed(times.mask, matcher.mask)
+        timed(times.copy, matcher.copy)
+        timed(times.forced, matcher.forced)
+        timed(times.path, path, text[place : place + depth])
+        if not matcher.take(token):
+            raise ValueError(f"token {place} of its text is refused")
+
+
+def table(found: dict[str, Times]) -> Table:
+    """Median and 99th percentile of each kind in milliseconds."""
+    shown = Table("Milliseconds, median and 99th percentile", ["library", *vars(Times())])
+    for name, times in found.items():
+        cells = [
+            " ".join(f"{1e3 * np.percentile(seconds, q):.3f}" for q in (50, 99)) for seconds in vars(times).values()
+        ]
+        shown.rows.append([name, *cells])
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder with a tokenizer.json")
+    parser.add_argument("--schemas", type=Path, default=HERE / "schemas.jsonl")
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=Path("artifacts/reports/grammar_libraries.json"))
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    codec, vocab_size = TextCodec(tokenizer), tokenizer.get_vocab_size()
+    libraries: dict[str, LLGuidance | XGrammar] = {"llguidance": LLGuidance(codec, vocab_size)}
+    if importlib.util.find_spec("xgrammar"):
+        libraries["xgrammar"] = XGrammar(codec, vocab_size)
+    found = {name: Times() for name in libraries}
+    refused: list[str] = []
+    for case in load_schemas(args.schemas):
+        schema = json.dumps(case.schema, ensure_ascii=False)
+        text = text_of(codec, vocab_size, schema, np.random.default_rng(0))
+        for name, library in libraries.items():
+            try:
+                measure(library, schema, text, args.depth, found[name])
+            except (RuntimeError, ValueError) as error:
+                refused.append(f"{name}, {case.name}: {str(error)[:200]}")
+    write_json(args.output, {"refused": refused} | {name: vars(times) for name, times in found.items()})
+    table(found).show(console)
+    console.print("\n".join(refused), markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Draft trees under a grammar: without what it forbids, with what it forces."""
+
+from __future__ import annotations
+
+from redraft.decoding.token_tree import Node
+from redraft.grammar.state import GrammarState, Path
+
+
+def guided_nodes(nodes: list[Node], grammar: GrammarState, most: int) -> list[Node]:
+    """A draft tree's nodes that the grammar allows, and after each of them up to `most` tokens that it forces there, as
+    nodes as likely as the one before. Verification judges these like any other draft: forced bytes have more than one
+    tokenization. What is dropped or joined here changes how far a walk comes, never which tokens it takes.
+    """
+    kept: list[Node] = [nodes[0]]
+    paths: list[Path] = [()]
+    place = {0: 0}
+    known: dict[tuple[int, int], int] = {}
+
+    def add(token: int, parent: int, score: float) -> int:
+        node = known.setdefault((parent, token), len(kept))
+        if node == len(kept):
+            kept.append((token, parent, score))
+            paths.append((*paths[parent], token))
+        elif score > kept[node][2]:
+            kept[node] = token, parent, score
+        return node
+
+    for node, (token, parent, score) in enumerate(nodes[1:], 1):
+        above = place.get(parent)
+        if above is not None and grammar.mask(paths[above])[token]:
+            place[node] = add(token, above, score)
+    for node in range(len(kept)):
+        for token in grammar.forced(paths[node])[:most]:
+            node = add(token, node, kept[node][2])
+    return kept

@@ -1,0 +1,99 @@
+"""Guides that cannot be used are refused soon, each with a reason, whatever they do to the process that tries them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from redraft.grammar import trial
+from redraft.grammar.compiler import KEPT, Grammars
+from redraft.request import MAX_GUIDE_CHARACTERS, Guide, InvalidRequest
+from tests.grammar.tokens import CODEC, GRAMMARS, GUIDES, VOCAB
+
+
+def nested(before: str, inner: str, after: str, times: int) -> str:
+    return before * times + inner + after * times
+
+
+LARK = ["start: r0", *(f"r{i}: r{i + 1} r{i + 1}" for i in range(9000)), 'r9000: "a"']
+DOUBLED = ["start: A0", *(f"A{i}: A{i + 1} A{i + 1}" for i in range(30)), 'A30: "a"']
+CHAIN = ["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(9000)), 'r9000 ::= "a"']
+REFUSED = {
+    "no JSON": ("json_schema", "{"),
+    "no schema": ("json_schema", "[1]"),
+    "a schema that nothing meets": ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 2}'),
+    "false": ("json_schema", "false"),
+    "a keyword that is not known how to meet": ("json_schema", '{"not": {"type": "string"}}'),
+    "no regex": ("regex", "("),
+    "a regex of the empty text": ("regex", "()"),
+    "no grammar": ("grammar", "start: rest"),
+    "a grammar without a start": ("grammar", 'a ::= "b"'),
+    "deep objects": ("json_schema", nested('{"properties":{"a":', "{}", "}}", 9000)),
+    "deep alternatives": ("json_schema", nested('{"anyOf":[', "{}", "]}", 9000)),
+    "deep groups": ("regex", nested("(", "a", ")", 50_000)),
+    "deep parentheses": ("grammar", "start: " + nested("(", '"a"', ")", 50_000)),
+    "deep parentheses, GBNF": ("grammar", "root ::= " + nested("(", '"a"', ")", 50_000)),
+    "doubled thirty times": ("grammar", "\n".join(DOUBLED)),
+    "many texts at once": ("grammar", "start: R\nR: " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(2, 30))),
+    "a multiple of a large number": ("json_schema", '{"type": "integer", "multipleOf": 123456789}'),
+    "rules in a long chain, Lark": ("grammar", "\n".join(LARK)),
+    "rules in a long chain": ("grammar", "\n".join(CHAIN)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_used_is_refused_within_two_seconds(name):
+    kind, text = REFUSED[name]
+    GRAMMARS.compile(GUIDES["choice"])  # the process has started
+    started = time.perf_counter()
+    with pytest.raises(InvalidRequest, match=f"^guide.text: the {kind} cannot be used: .{{8,}}") as refusal:
+        GRAMMARS.compile(Guide(kind=kind, text=text))
+    assert time.perf_counter() - started < 2
+    assert len(str(refusal.value)) < 600
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_next_guide_is_compiled_after_one_that_took_too_long(monkeypatch):
+    grammars = Grammars(CODEC, VOCAB)
+    grammars.compile(GUIDES["choice"])
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "COMPILE_S", 0.0)
+        with pytest.raises(InvalidRequest, match=r"more than 0 s to compile"):
+            grammars.compile(GUIDES["schema"])
+    assert grammars.kept(GUIDES["schema"]) is None
+    assert grammars.compile(GUIDES["schema"]).start().forced()
+
+
+def test_a_process_that_somebody_ended_is_replaced():
+    grammars = Grammars(CODEC, VOCAB)
+    grammars.compile(GUIDES["choice"])
+    grammars._trial._process.kill()
+    grammars._trial._process.wait()
+    assert grammars.compile(GUIDES["schema"]).start().forced()
+
+
+def test_the_last_guides_are_kept():
+    grammars = Grammars(CODEC, VOCAB)
+    first = grammars.compile(GUIDES["json"])
+    assert grammars.compile(GUIDES["json"]) is grammars.kept(GUIDES["json"]) is first
+    for number in range(KEPT):
+        grammars.compile(Guide(kind="choice", text=json.dumps([f"a{number}"])))
+    assert grammars.kept(GUIDES["json"]) is None
+    assert grammars.kept(Guide(kind="choice", text='["a0"]')) is not None
+
+
+def test_a_schema_may_have_another_form():
+    """By default JSON is on one line, without a choice of white space."""
+    schema = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+    for own, text in (({}, "[1, 1]"), ({"x-guidance": {"whitespace_flexible": False, "item_separator": ","}}, "[1,1]")):
+        grammar = GRAMMARS.compile(Guide(kind="json_schema", text=json.dumps(schema | own)))
+        assert CODEC.decode(grammar.start().forced()) == text
+
+
+def test_the_largest_choice_compiles():
+    texts = [f'{number:05} é\U0001f600\\"\n' + "x" * 180 for number in range(1024)]
+    guide = Guide(kind="choice", text=json.dumps(texts, ensure_ascii=False))
+    assert len(guide.text) > 0.7 * MAX_GUIDE_CHARACTERS
+    assert GRAMMARS.compile(guide).start().forced()

@@ -1,0 +1,189 @@
+"""Structured output on the toy engine: the text of masked auto-regressive decoding, whatever is drafted."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from redraft.bundle.budget import BudgetTable
+from redraft.decoding import verification
+from redraft.grammar.state import GrammarState
+from redraft.method import MethodPlan
+from redraft.request import GenerateRequest
+from redraft.scheduling.scheduler import Scheduler
+from redraft.sequence import Sequence
+from tests.grammar.tokens import CODEC, GUIDES, grammar
+from tests.mutants import Mutant, planted
+from tests.scheduling.test_scheduler import LIMITS, PLANS, SAMPLINGS, run
+from tests.toy_drafter import DrawingToyEngine
+from tests.toy_engine import ToyEngine, only
+
+END = frozenset({0})
+PROMPT = list(range(1, 30))
+WHOLE = {
+    "choice": lambda text: text in GUIDES["choice"].choices,
+    "regex": re.compile(r"(ab|aab|name){2,9}[12]*").fullmatch,
+    "schema": lambda text: set(json.loads(text)) == {"name", "age"},
+    "grammar": re.compile(r"na(\(|\)|me|12)*").fullmatch,
+    "json": lambda text: isinstance(json.loads(text), dict),
+}
+RANDOM = {"gumbel_top_k": (3, 2, 1), "stochastic_beam": (4, 4, 4), "independent": (3, 3, 3)}
+
+
+def make(key, guide: str | None, sampling=None, max_tokens=60, end_ids=END, prompt=PROMPT, **fields) -> Sequence:
+    request = GenerateRequest(
+        id=str(key), input_ids=prompt, max_tokens=max_tokens, sampling=sampling or {},
+        guide=None if guide is None else GUIDES[guide], **fields,
+    )  # fmt: skip
+    compiled = None if guide is None else grammar(guide)
+    return Sequence(key, request, prompt, CODEC, end_ids, grammar=compiled)
+
+
+def answer(sequence: Sequence, plan: MethodPlan | None = None, **engine) -> tuple:
+    """Text, tokens, log-probabilities, reason, statistics."""
+    scheduler = Scheduler(ToyEngine(slots=3, **engine), LIMITS, only(plan))
+    return run(scheduler, [sequence])[sequence.key]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("plan", ["best_first", "beam cut", "merged", "retrieval", "greedy verifier"])
+def test_speculation_equals_autoregressive(plan, sampling, guide):
+    options = {"sampling": SAMPLINGS[sampling], "return_log_probs": True}
+    expected = answer(make("a", guide, **options))
+    got = answer(make("a", guide, **options), PLANS[plan])
+    assert got[:4] == expected[:4]
+    if expected[3] == "stop":
+        assert WHOLE[guide](expected[0])
+    assert expected[3] in ("stop", "length")
+    if guide in ("schema", "choice"):
+        assert expected[3] == "stop"
+    if guide == "schema":
+        assert got[4].accepted > 8, "what the schema forces is drafted, and mostly kept"
+
+
+@pytest.mark.parametrize("construction", RANDOM)
+@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
+def test_random_trees_that_are_walked(construction, sampling):
+    plan = MethodPlan(
+        construction, "sampled_walk", budget=BudgetTable.constant(12), levels=RANDOM[construction], support=12
+    )
+    engine = DrawingToyEngine(construction, RANDOM[construction], 12, slots=3)
+    got = run(Scheduler(engine, LIMITS, only(plan)), [make("a", "schema", SAMPLINGS[sampling])])["a"]
+    assert got[:4] == answer(make("a", "schema", SAMPLINGS[sampling]))[:4]
+    assert got[4].accepted > 8
+
+
+def test_mixed_batches_joining_and_leaving():
+    rng = np.random.default_rng(5)
+    guides, samplings = [*GUIDES, None], list(SAMPLINGS.values())
+    sequences, joins, expected = [], [], {}
+    for key in range(12):
+        options = {
+            "guide": guides[key % len(guides)],
+            "sampling": samplings[key % len(samplings)],
+            "prompt": rng.integers(1, 111, rng.integers(1, 70)).tolist(),
+            "max_tokens": int(rng.integers(1, 50)),
+        }
+        expected[key] = answer(make(key, **options))[:4]
+        sequences.append(make(key, **options))
+        joins.append(int(rng.integers(0, 25)))
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS["merged"]))
+    results = run(scheduler, sequences[:7], joins[:7]) | run(scheduler, sequences[7:])
+    assert {key: result[:4] for key, result in results.items()} == expected
+
+
+@pytest.mark.parametrize("plan", [None, "merged"])
+def test_a_complete_text_ends_without_an_end_token(plan):
+    """Nothing else ends it where the request has no end token; a text that may go on, goes on."""
+    plan = plan and PLANS[plan]
+    text, tokens, _, reason, _ = answer(make("a", "schema", end_ids=frozenset()), plan)
+    assert (json.loads(text).keys(), reason) == ({"name", "age"}, "stop")
+    assert text == CODEC.decode(tokens)
+    _, tokens, _, reason, _ = answer(make("a", "regex", end_ids=frozenset()), plan)
+    assert (len(tokens), reason) == (60, "length")
+
+
+@pytest.mark.parametrize("plan", [None, "merged"])
+def test_the_grammar_has_the_last_word(plan):
+    """Words and a minimum length give way where they leave nothing of it; elsewhere they count."""
+    plan = plan and PLANS[plan]
+    forbidden = {"bad_words": ["name", "na"], "sampling": {"min_length": 55}}
+    text, _, _, reason, _ = answer(make("a", "schema", **forbidden), plan)
+    assert (json.loads(text).keys(), reason) == ({"name", "age"}, "stop")
+    for seed in range(5):
+        bad = [CODEC.encode_part(word) for word in ("y", "ye", "a", "aa")]
+        chosen = {"bad_word_ids": bad, "sampling": {"temperature": 2.0, "seed": seed}}
+        assert answer(make("a", "choice", **chosen), plan)[0] in ("no", "none", "nobody")
+
+
+def test_a_stop_word_ends_a_guided_text_within_a_draft():
+    text = answer(make("a", "schema"))[0]
+    for end in range(3, len(text), 4):
+        sequence = make("a", "schema", stop_words=[text[end - 2 : end]])
+        got = answer(sequence, PLANS["merged"])
+        assert got[0] == text[: text.index(text[end - 2 : end]) + 2]
+        assert got[4].output_tokens == 1 + got[4].steps + got[4].accepted
+
+
+def test_draft_trees_say_what_the_guide_forced():
+    sequence = make("a", "schema", draft_trees=True)
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS["merged"]))
+    scheduler.submit(sequence)
+    outputs = []
+    while not scheduler.idle:
+        outputs += scheduler.step()
+    trees = [tree for output in outputs for tree in output.draft_trees]
+    origins = {origin for tree in trees for origin in tree.origins}
+    assert "grammar" in origins
+    assert len({"drafter", "ngrams", "both"} & origins) > 0
+    gained = [token for tree in trees for token in tree.gained]
+    assert gained == [token for output in outputs for token in output.token_ids][-len(gained) :]
+
+
+UNMASKED = "sampler._draws.choose(logits[node], sampler.position)"
+MASKED = "sampler.choose(logits[node])"
+MUTANTS = {
+    "the bonus row unmasked": (
+        verification.walk, MASKED, f"({MASKED} if any(above == node for above, _ in child_at) else {UNMASKED})"
+    ),
+    "a forced token committed unverified": (
+        verification.walk, MASKED, f"(sampler.grammar.forced() or [{MASKED}])[0]"
+    ),
+    "the text goes on when it is complete": (Sequence._append, " or complete", ""),
+}  # fmt: skip
+
+
+@pytest.fixture
+def wrong_guesses(monkeypatch):
+    """Tokens that are said to be forced, and are only allowed."""
+
+    def guess(state: GrammarState, path: tuple[int, ...] = ()) -> list[int]:
+        allowed = np.flatnonzero(state.mask(path)).tolist()
+        return allowed[len(path) % 3 :][:1]
+
+    monkeypatch.setattr(GrammarState, "forced", guess)
+
+
+def answers(plan: MethodPlan | None) -> list[tuple]:
+    """Of six seeds, with the choice and with the schema."""
+    return [
+        answer(make("a", guide, {"temperature": 1.5, "seed": seed}), plan)[:4]
+        for guide in ("schema", "choice")
+        for seed in range(6)
+    ]
+
+
+def test_a_forced_token_is_a_draft(wrong_guesses):
+    assert answers(PLANS["merged"]) == answers(None)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_these_mutants_show(name, wrong_guesses):
+    """A text is another than masked auto-regressive decoding's."""
+    expected = answers(None)
+    with planted(Mutant(name, *MUTANTS[name], case="")):
+        assert answers(PLANS["merged"]) != expected
