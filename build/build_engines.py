@@ -27,12 +27,14 @@ from compiler.methods import (
     NGRAM,
     SOURCES,
     MethodSettings,
-    kind_of,
+    drafter_kind,
     read_methods,
 )
+from model_defs.drafters.eagle3 import parse_layers
 from model_defs.drafters.token_info import InfoForm
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
+from model_defs.target.model import give_layers
 from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision, backend_of
 from redraft.bundle.config import BundleConfig, LimitsInfo
 from redraft.console.output import err
@@ -90,6 +92,14 @@ def main(
     features: Annotated[
         bool, typer.Option("--features", help="Output features without a drafter too, as distill.py needs.")
     ] = False,
+    target_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="With --features: what enters these layers of the target too, numbers with + between them or `usual`, "
+            "for teacher data of drafters eagle3.",
+            show_default=False,
+        ),
+    ] = None,
     backend: Annotated[
         Backend,
         typer.Option(parser=backend_named, metavar=f"[{'|'.join(BACKENDS)}]", help="What executes the networks."),
@@ -137,6 +147,7 @@ def main(
         typer.Option(help="Token successors for the n-gram branch, from count_tokens.py; default: the drafter's own."),
     ] = None,
     drafter: Annotated[Path | None, setting("drafter")] = None,
+    read_as: Annotated[str | None, setting("read_as")] = None,
     hot_vocabulary: Annotated[Path | None, setting("hot_vocabulary")] = None,
     construction: Annotated[str | None, setting("construction")] = None,
     beam_width: Annotated[int | None, setting("beam_width")] = None,
@@ -175,6 +186,8 @@ def main(
             named = [*others, *(f"--{name.replace('_', '-')}" for name in given)]
             raise BundleError(f"--methods describes all methods: expected it without {', '.join(named)}")
         chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
+        if target_layers and (chosen or not features):
+            raise BundleError(f"--target-layers {target_layers}: expected with --features, and without a drafter")
         if bigrams and not any(settings.info().ngram for settings in chosen.values()):
             raise BundleError(f"--bigrams {bigrams}: no method here has an n-gram branch that would read them")
         check_head_size("the target", TargetConfig.load(model).head_size, backend)
@@ -182,6 +195,8 @@ def main(
         inputs = built_from(sys.argv[1:])
         with step("load the target"):
             target = load_target(model, backend, any(settings.drafter for settings in chosen.values()))
+        if target_layers:
+            give_layers(target, parse_layers(target_layers, target.config.num_layers))
         max_len = max_len or min(2048, target.config.max_position)
         config = BundleConfig(
             name=output.name,
@@ -230,7 +245,7 @@ def method_of_flags(given: dict[str, Any], no_drafter: bool, name: str | None) -
         if name:
             raise BundleError(f"--method-name {name}: expected {SOURCES} too")
         return {}
-    usual = kind_of(settings.drafter) if settings.drafter else NGRAM_TRIE if settings.retrieves else NGRAM
+    usual = drafter_kind(settings.drafter) if settings.drafter else NGRAM_TRIE if settings.retrieves else NGRAM
     return {name or usual: settings}
 
 

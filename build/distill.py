@@ -8,8 +8,9 @@ Two sources, one format:
   prefill    the target reads the prompts' own responses; no generation, so several times faster
 
 The output folder holds numbered safetensors shards: `tokens` int32 [N], `hidden` bfloat16 [N, H]
-(hidden[t] is the state after the final norm whose logits predict tokens[t + 1]), `offsets` int64
-[documents + 1] and `answer_starts` int64 [documents] (positions in N). A shard appears whole or not at
+(hidden[t] is the state after the final norm whose logits predict tokens[t + 1]; with --target-layers,
+what enters each of them stands after it), `offsets` int64 [documents + 1] and `answer_starts` int64
+[documents] (positions in N). A shard appears whole or not at
 all. The command can be killed at any time and goes on with what was there SHARD_S before: when a shard
 is closed, the answers under way are written beside it.
 
@@ -30,10 +31,11 @@ import torch
 import typer
 from transformers import AutoTokenizer
 
+from model_defs.drafters.eagle3 import parse_layers
 from model_defs.files import count_numbers
 from model_defs.precision import working_dtype
 from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target
+from model_defs.target.model import Target, give_layers
 from redraft.chat import template_digest
 from redraft.console.interrupt import interruptible
 from redraft.console.program import run
@@ -52,6 +54,7 @@ from training.parts import (
 )
 from training.prompts import LEAST_RESPONSE, RESERVED, answerable, parse_shares, prompts_digest
 from training.shards import model_digest
+from training.teacher_data import LAYERS
 from training.writing import (
     SHARD_S,
     cache_bytes,
@@ -114,6 +117,14 @@ def main(
     ] = 0.5,
     slots: Annotated[int, typer.Option(min=1, help="Sequences side by side (with a bundle: its slots).")] = 64,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    target_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Store what enters these layers of the target too, as drafters eagle3 need: numbers with + between "
+            "them, or `usual`. A bundle must have been built with the same.",
+            show_default=False,
+        ),
+    ] = None,
     shard_documents: Annotated[
         int, typer.Option(min=1, help=f"Documents per shard; one is closed after {SHARD_S:.0f} s too.")
     ] = 128,
@@ -147,6 +158,8 @@ def main(
             self_written = writes_prompts = 1.0
         meta |= {"prompts": prompts_digest(given), "chat_template": template_digest(model) or ""}
         config = TargetConfig.load(model)
+        layers = parse_layers(target_layers, config.num_layers) if target_layers else ()
+        meta |= {LAYERS: "+".join(map(str, layers))} if layers else {}
         tokenizer = AutoTokenizer.from_pretrained(model)
         template = Template.of(tokenizer)
         lengths = Lengths.within(config.max_position, template, max_new_tokens)
@@ -161,7 +174,8 @@ def main(
             say_origin(template)
         meta["model_digest"] = model_digest(model)
         parts = open_parts(prompts, given, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
-        token_bytes = config.hidden_size * 2 + 4
+        feature_size = config.hidden_size * (1 + len(layers))
+        token_bytes = feature_size * 2 + 4
         numbers = count_numbers(model)
         memory = 2 * numbers + (cache_bytes(config, slots, lengths.whole) if source is Source.generate else 0)
         engine_bytes = 2 * numbers if bundle and not (bundle / "manifest.json").exists() else 0
@@ -198,7 +212,14 @@ def main(
                     f"{bundle} takes {engine.length} tokens, and a prompt of up to {user} with an answer needs more "
                     f"than {len(template) + user}: build it with --max-len {lengths.whole}"
                 )
+            if engine and engine.feature_size != feature_size:
+                raise ValueError(
+                    f"{bundle} gives features of {engine.feature_size} numbers, {feature_size} are asked for: build it "
+                    f"with --features{f' --target-layers {target_layers}' if layers else ''}"
+                )
             target = None if engine else Target.from_folder(model, working_dtype(device)).to(device)
+            if target and layers:
+                give_layers(target, layers)
         except (OSError, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
         if target and reads:

@@ -75,7 +75,8 @@ def describe_method(method: MethodConfig, limits: LimitsInfo, width: int, tuned:
     """A method in words; `width` bytes of a number in a cache."""
     network = ", ".join(["no drafter", *([method.construction] if method.construction else [])])
     if method.drafter:
-        network = f"{method.drafter}, {method.construction}, " + (
+        drafter = f"{method.drafter} (read from {method.form})" if method.form else method.drafter
+        network = f"{drafter}, {method.construction}, " + (
             f"{', '.join(map(str, method.levels))} draws per level from {method.support} tokens"
             if method.levels
             else f"beam width {method.beam_width}, beam length {method.beam_length}, {method.candidates} candidates"

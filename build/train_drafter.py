@@ -47,7 +47,7 @@ from training.run import (
 )
 from training.teacher_data import LARGEST_SHARE_HELD_OUT, USUAL_HELD_OUT, TeacherData
 
-GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary")
+GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary", "layer")
 SETTINGS = "; ".join(
     f"{name}: " + ", ".join(f"{f.name}={f.default}" for f in fields(kind.config_type) if f.name not in GIVEN)
     for name, kind in DRAFTERS.items()
@@ -137,6 +137,7 @@ def main(
             rows = min(chosen, vocab_size)
             module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
             module.require_steps(unroll)
+            teacher.require_layers(module.feature_layers)
             disk, memory = checkpoint_bytes(module), training_bytes(target, module, teacher)
             if disk > (free := free_disk(output)):
                 raise ValueError(f"{output} takes {size(disk)}, and {size(free)} of its disk are free")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
 import numpy as np
 import torch
+from torch import nn
 
 from compiler.calibration import Calibration
-from compiler.methods import MethodSettings, check_method, drafting_loop, load_draft_source
+from compiler.methods import MethodSettings, Source, check_method, drafting_loop, load_draft_source
 from compiler.writers.shared import CALIBRATION, Loops, shape_of
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.token_info import TokenInfoFactors, TokenInfoTable
 from model_defs.export.drafter import Drafting
 from model_defs.files import count_numbers
 from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import Target
+from model_defs.target.model import FeatureReader, Target
 from model_defs.target.shards import plan_shards
 from redraft.bundle.backends import TORCH, Backend
 from redraft.bundle.config import BundleConfig, ShardInfo, TargetInfo
@@ -67,8 +68,8 @@ def weight_bytes(model: Path) -> int:
 
 def target_info(target: Target) -> TargetInfo:
     """What the run time needs to know of a target."""
-    fields = {name: getattr(target.config, name) for name in TargetInfo.model_fields}
-    return TargetInfo(**fields)
+    names = TargetInfo.model_fields.keys() - {"feature_size"}
+    return TargetInfo(feature_size=target.feature_size, **{name: getattr(target.config, name) for name in names})
 
 
 def shard_infos(target: Target, ranks: int) -> tuple[ShardInfo, ...]:
@@ -134,23 +135,28 @@ def build(
         Calibration.load(calibration).check(target, fingerprint, calibration)
     loops: Loops = {}
     shared: dict[tuple[object, ...], Drafting] = {}
-    drafters: dict[tuple[Path, Path | None], Drafter] = {}
+    drafters: dict[Source, Drafter] = {}
     methods = dict(config.methods)
+    drafting = {name: settings for name, settings in chosen.items() if settings.drafter}
     with step("load the drafters"):
-        for name, settings in chosen.items():
-            if settings.drafter:
-                settings.check_backend(config.backend)
-                source = settings.drafter, settings.hot_vocabulary
-                if source not in drafters:
-                    drafters[source] = load_draft_source(*source, target, model, fingerprint)
-                methods[name], loop = drafting_loop(drafters[source], methods[name], config, settings.token_info)
-                network = *source, settings.token_info, methods[name].chain_levels, *shape_of(loop)
-                loops[name] = shared.setdefault(network, loop)
-    own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, _ in drafters) if path.is_file()]
+        for name, settings in drafting.items():
+            settings.check_backend(config.backend)
+            if (source := settings.source) not in drafters:
+                drafters[source] = load_draft_source(*source, target, model, fingerprint)
+                if form := methods[name].form:
+                    err.print(f"  {settings.drafter}: {form}, drafts as {methods[name].drafter!r}")
+        attach_features(target, list(drafters.values()), features)
+        for name, settings in drafting.items():
+            drafter = drafters[settings.source]
+            methods[name], loop = drafting_loop(drafter, methods[name], config, settings.token_info)
+            network = *settings.source, settings.token_info, methods[name].chain_levels, *shape_of(loop)
+            loops[name] = shared.setdefault(network, loop)
+    own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, *_ in drafters) if path.is_file()]
     successors = bigrams or next(iter(own), None)
     if successors and (shape := np.load(successors, mmap_mode="r").shape) != (target.config.vocab_size,):
         raise BundleError(f"{successors} has shape {shape}, expected a successor of each of {target.config.vocab_size}")
-    config, token_info = config.model_copy(update={"methods": methods}), 0
+    given = config.target.model_copy(update={"feature_size": target.feature_size})
+    config, token_info = config.model_copy(update={"methods": methods, "target": given}), 0
     for name, loop in loops.items():
         if info := getattr(loop.drafter, "info", None):
             size = info_bytes(info, config)
@@ -180,6 +186,21 @@ def build(
             finish_bundle(folder, config, versions, fingerprint, command, inputs)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     err.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
+
+
+def attach_features(target: Target, drafters: Sequence[Drafter], features: bool) -> None:
+    """Have the target give what the drafters read, side by side, and tell each its columns. Hidden states come first,
+    where a drafter reads them or `features` asks for them."""
+    deep = [drafter for drafter in drafters if drafter.feature_layers]
+    if not deep:
+        return
+    size, hidden = target.config.hidden_size, features or len(deep) < len(drafters)
+    readers = [*([FeatureReader(size)] if hidden else []), *(drafter.feature_reader() for drafter in deep)]
+    for place, drafter in enumerate(deep, int(hidden)):
+        drafter.feature_at = place * size
+    for drafter in drafters:
+        drafter.feature_size = len(readers) * size
+    target.feature_readers = nn.ModuleList(readers).to(target.norm.weight.dtype).requires_grad_(False)
 
 
 def info_bytes(info: TokenInfoTable | TokenInfoFactors, config: BundleConfig) -> int:

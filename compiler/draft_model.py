@@ -7,16 +7,21 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from model_defs.drafters.draft_lm import DraftLM
-from model_defs.files import read_json, read_tensors
+from model_defs.drafters.hub.folder import HubFolder
+from model_defs.drafters.hub.readers import reader_of
+from model_defs.files import read_tensors
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.model import Target
 from redraft.errors import BundleError
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a folder holds a model rather than a trained drafter (Apple's have `num_draft_layers`)."""
-    config = read_json(folder / "config.json")
-    return "model_type" in config and not {"drafter", "num_draft_layers"} & set(config)
+    """Whether a folder holds a model rather than a trained drafter, ours or the hub's. Raises ValueError for a drafter
+    that is not served, FileNotFoundError without a `config.json`."""
+    found = HubFolder(folder)
+    if "drafter" in found.config or reader_of(found) is not None:
+        return False
+    return "model_type" in found.config and (not found.names or any("embed_tokens" in name for name in found.names))
 
 
 def load_draft_model(folder: Path, target: Target, model: Path, hot_vocabulary: Path | None) -> DraftLM:

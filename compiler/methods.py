@@ -15,7 +15,8 @@ from compiler.draft_model import is_model, load_draft_model
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.draft_lm import DraftLM
 from model_defs.drafters.hidden_state import HiddenStateDrafter
-from model_defs.drafters.registry import DRAFTERS, RECURRENT, load_drafter
+from model_defs.drafters.hub.readers import parse_answers
+from model_defs.drafters.registry import DRAFTERS, form_of, kind_of, load_drafter
 from model_defs.drafters.token_info import InfoForm
 from model_defs.export.drafter import Drafting
 from model_defs.files import read_json
@@ -47,7 +48,7 @@ class Way(StrEnum):
 
 
 ANY = {"ngram", "tree_budget", "verification"}
-DRAFTER = ANY | {"drafter", "hot_vocabulary", "construction", "token_info"}
+DRAFTER = ANY | {"drafter", "read_as", "hot_vocabulary", "construction", "token_info"}
 READS = {
     Way.search: DRAFTER | {"beam_width", "beam_length", "candidates", "support", "resample_above", "skip_above"},
     Way.draws: DRAFTER | {"levels", "support"},
@@ -67,13 +68,24 @@ WHY_OTHERS_DO_NOT = {
 SOURCES = f"a drafter, ngram = true or construction = {NGRAM_TRIE!r}"
 
 
+Source = tuple[Path, Path | None, str | None]
+"""What a drafter is read from: `drafter`, `hot_vocabulary` and `read_as` of a method's settings."""
+
+
 class MethodSettings(BaseModel):
     """One method: a table of the TOML file, or the flags of the same names. The descriptions are their help."""
 
     model_config = ConfigDict(extra="forbid")
 
     drafter: Path | None = Field(
-        None, description="Trained drafter's folder; or, as draft LM, that of any model with the target's tokenizer."
+        None,
+        description="Trained drafter's folder, ours or one of the hub; or, as draft LM, that of any model with the "
+        "target's tokenizer.",
+    )
+    read_as: str | None = Field(
+        None,
+        description="What a drafter's folder from the hub leaves open, name=value with commas between several; the "
+        "build asks for it.",
     )
     hot_vocabulary: Path | None = Field(
         None, description="Trained drafter whose hot vocabulary a model as draft LM drafts from; default: all tokens."
@@ -153,6 +165,12 @@ class MethodSettings(BaseModel):
             raise ValueError(f"{flag}: only for {' and '.join(readers)}, and this method drafts by {self.way}, {why}")
         return self
 
+    @property
+    def source(self) -> Source:
+        """What tells its drafter from others'. Only of a method with one."""
+        assert self.drafter is not None
+        return self.drafter, self.hot_vocabulary, self.read_as
+
     def check_backend(self, backend: Backend) -> None:
         """Refuse a support that a backend's drafters cannot choose candidates from. Raises BundleError."""
         if self.support and self.way == Way.search and backend.native_drafters:
@@ -173,7 +191,8 @@ class MethodSettings(BaseModel):
         merges = verification in VERIFIERS and VERIFIERS[verification].merges
         trained = read_json(self.drafter / "config.json") if self.drafter and not is_model(self.drafter) else None
         return MethodConfig(
-            drafter=kind_of(self.drafter) if self.drafter else None,
+            drafter=drafter_kind(self.drafter) if self.drafter else None,
+            form=form_of(self.drafter) if self.drafter and trained else None,
             construction=self.construction if self.drafter or self.retrieves else None,
             beam_width=self.beam_width,
             beam_length=self.beam_length,
@@ -189,9 +208,9 @@ class MethodSettings(BaseModel):
         )
 
 
-def kind_of(drafter: Path) -> str:
+def drafter_kind(folder: Path) -> str:
     """Which kind of `DRAFTERS` a folder holds; a whole model is a draft LM."""
-    return DraftLM.name if is_model(drafter) else read_json(drafter / "config.json").get("drafter", RECURRENT)
+    return DraftLM.name if is_model(folder) else kind_of(folder)
 
 
 def read_methods(path: Path) -> dict[str, MethodSettings]:
@@ -273,17 +292,19 @@ def check_thresholds(method: MethodConfig) -> None:
 
 
 def load_draft_source(
-    folder: Path, hot_vocabulary: Path | None, target: Target, model: Path, fingerprint: str
+    folder: Path, hot_vocabulary: Path | None, read_as: str | None, target: Target, model: Path, fingerprint: str
 ) -> Drafter:
     """A trained drafter, or a model as draft LM, for the target of the folder `model`. Raises BundleError."""
     if is_model(folder):
+        if read_as:
+            raise BundleError(f"--read-as {read_as}: {folder} holds a whole model, which leaves nothing open")
         return load_draft_model(folder, target, model, hot_vocabulary)
     if hot_vocabulary:
         raise BundleError(f"--hot-vocabulary {hot_vocabulary}: {folder} was trained with its own")
-    return load_checked(folder, target, fingerprint)
+    return load_checked(folder, target, fingerprint, read_as)
 
 
-def load_checked(folder: Path, target: Target, fingerprint: str) -> Drafter:
+def load_checked(folder: Path, target: Target, fingerprint: str, read_as: str | None = None) -> Drafter:
     """A trained drafter. Raises BundleError where it is another target's, or is not whole."""
     trained_for = read_json(folder / "config.json").get("target_fingerprint")
     if trained_for not in (None, fingerprint):
@@ -291,7 +312,7 @@ def load_checked(folder: Path, target: Target, fingerprint: str) -> Drafter:
             f"{folder} was trained for another target: fingerprint {trained_for}, this one's is {fingerprint}"
         )
     try:
-        return load_drafter(folder, target)
+        return load_drafter(folder, target, parse_answers(read_as))
     except (KeyError, RuntimeError) as error:
         raise BundleError(f"{folder} is not a whole drafter: {error}") from None
 

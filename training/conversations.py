@@ -277,7 +277,7 @@ def prefill(
             width = max(len(doc.tokens) for doc in group)
             ids = torch.tensor([doc.tokens + [0] * (width - len(doc.tokens)) for doc in group])
             device = target.embedding.weight.device
-            hidden = target(ids.to(device), causal_attend(target.config, width, device)).hidden.to(torch.bfloat16).cpu()
-            for row, doc in zip(hidden, group, strict=True):
+            states = target(ids.to(device), causal_attend(target.config, width, device))
+            for row, doc in zip(states.features.to(torch.bfloat16).cpu(), group, strict=True):
                 doc.hidden = list(row[: len(doc.tokens)])
             yield group

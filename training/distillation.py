@@ -66,8 +66,8 @@ def fill_up(x: Tensor) -> Tensor:
 
 class HeadLoss(torch.autograd.Function):
     """Cross-entropy of softmax(x W^T + z U^T) against label masses, with the gradients found in the same pass, so that
-    only one block of logits exists at a time. W is frozen; z U^T, where there is any, is token info of the first
-    logits. Of rows that are nobody's label in a block, `OTHER_ROWS` stand for all (`sample_head`)."""
+    only one block of logits exists at a time. z U^T, where there is any, is token info of the first logits. Of rows
+    that are nobody's label in a block, `OTHER_ROWS` stand for all (`sample_head`)."""
 
     @staticmethod
     def forward(
@@ -78,6 +78,7 @@ class HeadLoss(torch.autograd.Function):
         count = len(x)
         x, rows, mass = fill_up(x), fill_up(rows), fill_up(mass)
         gradients = [torch.empty_like(x)]
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         if z is not None and up is not None:
             z = fill_up(z)
             gradients += [torch.empty_like(z), up.new_zeros(len(up) + 1, up.shape[1], dtype=torch.float32)]
@@ -96,18 +97,21 @@ class HeadLoss(torch.autograd.Function):
             p *= mass[part].sum(-1, keepdim=True).to(p.dtype)
             p.scatter_add_(1, labels, -mass[part].to(p.dtype))
             gradients[0][part] = p @ head
+            if of_weight is not None:
+                of_weight.index_add_(0, sample, (p.T @ x[part]).float())
             if z is not None and up is not None:
                 gradients[1][part] = p @ up[informed]
                 gradients[2].index_add_(0, informed, (p.T @ z[part]).float())
         gradients[:2] = [gradient[:count] for gradient in gradients[:2]]
         gradients[2:] = [gradient[:-1] for gradient in gradients[2:]]
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(of_weight, *gradients)
         return total
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *info = (gradient * grad.to(gradient.dtype) for gradient in ctx.saved_tensors)
-        return x, None, None, None, *(info or (None, None))
+        saved = (None if part is None else part * grad.to(part.dtype) for part in ctx.saved_tensors)
+        weight, x, *info = saved
+        return x, weight, None, None, *(info or (None, None))
 
 
 class Trainer:
@@ -120,7 +124,13 @@ class Trainer:
         self.row_of[drafter.hot_ids] = torch.arange(len(drafter.hot_ids), device=self.device)
         self.dtype = working_dtype(self.device)
         self.target_head = target.lm_head.weight.to(self.dtype)
-        self.weight = drafter.head_rows.to(self.dtype)
+        self.rows = drafter.head_rows.to(self.dtype)
+
+    @property
+    def head(self) -> Tensor:
+        """The weight [K, H] of the drafter's head: the target's rows, or its own, which is trained."""
+        weight = self.drafter.head_weight
+        return self.rows if weight is self.drafter.head_rows else weight.to(self.dtype)
 
     def teacher(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Labels of rows of hidden states [N, H]: head rows int64 [N, M] and their mass float32. Soft: the teacher's M
@@ -128,9 +138,9 @@ class Trainer:
         if self.labels is Labels.hard:
             rows = self.row_of[tokens][:, None]
             return rows.clamp(min=0), (rows >= 0).float()
-        count = min(SOFT_LABELS, len(self.weight))
+        count = min(SOFT_LABELS, len(self.rows))
         blocks = fill_up(hidden.to(self.dtype)).split(LOGIT_ROWS[hidden.device.type])
-        most_likely = [torch.softmax(F.linear(h, self.weight), dim=-1).topk(count, dim=-1) for h in blocks]
+        most_likely = [torch.softmax(F.linear(h, self.rows), dim=-1).topk(count, dim=-1) for h in blocks]
         mass, rows = (torch.cat(part)[: len(hidden)] for part in zip(*most_likely, strict=True))
         return rows, mass.float()
 
@@ -146,14 +156,15 @@ class Trainer:
         scale = torch.cat(scales).to(self.device)
         tokens, hidden = windows.tokens.flatten(), windows.hidden.flatten(0, 1)
         labels = self._scaled_labels(at, tokens, hidden, scale)
-        total = HeadLoss.apply(x.to(self.dtype), self.weight, *labels, *self._info(tokens[at]))
+        total = HeadLoss.apply(x.to(self.dtype), self.head, *labels, *self._info(tokens[at]))
         if self.hidden_weight:
             error = (x.float() - hidden[at].float()).square().mean(-1)
             total = total + self.hidden_weight * (error * scale).sum()
         return total
 
     def _predicted(self, windows: Windows, kept: list[int]) -> list[Tensor]:
-        windows = replace(windows, hidden=windows.hidden.to(self.dtype))
+        layers = None if windows.layers is None else windows.layers.to(self.dtype)
+        windows = replace(windows, hidden=windows.hidden.to(self.dtype), layers=layers)
         with working_precision(self.device):
             return list(self.drafter.unroll(windows, kept))
 
@@ -209,7 +220,7 @@ class Trainer:
             if depth:
                 alive = alive & (tokens[at] == truth[at - 1])
             before, at = alive, at[alive]
-            drafted = self.drafter.hot_ids[self._argmax(x[alive.flatten()], self.weight, tokens[at])]
+            drafted = self.drafter.hot_ids[self._argmax(x[alive.flatten()], self.head, tokens[at])]
             alive = alive.clone()
             alive[before] = drafted == truth[at]
             yield int(before.sum()), int(alive.sum())

@@ -26,8 +26,9 @@ class Forward(Protocol):
     def __call__(
         self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append equally many tokens to every slot of `lengths` cached rows: hidden bfloat16 [slots, n, H] and the
-        logits [wanted, V] that follow the last token of the `wanted` slots."""
+        """Append equally many tokens to every slot of `lengths` cached rows: features bfloat16 [slots, n, F], of which
+        the first H are the hidden states, and the logits [wanted, V] that follow the last token of the `wanted`
+        slots."""
         ...
 
 
@@ -44,13 +45,13 @@ class TorchForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.cache.starts.copy_(torch.tensor(lengths))
         self.cache.longest = max(lengths) + len(tokens[0])
-        hidden = self.target(torch.tensor(tokens, device=self.device), self.cache.attend).hidden
-        return hidden.to(torch.bfloat16).cpu(), self.target.lm_head(hidden[wanted, -1])
+        states = self.target(torch.tensor(tokens, device=self.device), self.cache.attend)
+        return states.features.to(torch.bfloat16).cpu(), self.target.lm_head(states.hidden[wanted, -1])
 
 
 class EngineForward:
-    """Through an engine bundle without drafters, whose features are the hidden states: the target as it will be served
-    writes the teacher data."""
+    """Through an engine bundle without drafters, built with --features: the target as it will be served writes the
+    teacher data."""
 
     def __init__(self, path: Path, threads: int):
         """Raises ValueError where the bundle cannot be loaded or gives no features."""
@@ -65,6 +66,7 @@ class EngineForward:
             raise ValueError(str(error)) from None
         self.device = torch.device("cpu")
         self.slots, self.length = bundle.config.limits.slots, bundle.config.limits.max_len
+        self.feature_size = bundle.config.target.feature_size
         self.mask_words = mask_width(bundle.config.limits.max_tree)
         self([[0]] * self.slots, [0] * self.slots, [])
 

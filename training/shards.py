@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from model_defs.files import read_tensors, save_tensors, weight_files
-from training.teacher_data import USUAL_CUTOFF
+from training.teacher_data import LAYERS, USUAL_CUTOFF
 
 LOOP_TOKENS = 48
 LOOP_PERIODS = 16
@@ -31,7 +31,7 @@ class Document:
     held_out: bool = False
     tokens: list[int] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
-    """bfloat16 [H] of each token but the last"""
+    """bfloat16 [F] of each token but the last: its hidden state and, with target layers, what enters them"""
     answer_start: int = 0
     drawn: int = 0
 
@@ -81,6 +81,11 @@ class Shards:
                 raise ValueError(f"{file} is of {another}: give another folder, or remove this one")
         if metadata.get("chat_template", self.meta.get("chat_template")) != self.meta.get("chat_template"):
             raise ValueError(f"{file} is of another chat template: remove or rename {self.folder}")
+        if metadata.get(LAYERS, "") != self.meta.get(LAYERS, ""):
+            raise ValueError(
+                f"{file} holds features of the layers {metadata.get(LAYERS) or 'none'}, asked for are "
+                f"{self.meta.get(LAYERS) or 'none'}: give another folder, or remove this one"
+            )
         self.other_prompts = metadata.get("prompts", self.meta.get("prompts")) != self.meta.get("prompts")
         cutoff = int(metadata.get("held_out_below", USUAL_CUTOFF))
         if ("held_out" in metadata) != ("held_out" in self.meta) or self.cutoff not in (None, cutoff):

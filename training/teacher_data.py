@@ -26,6 +26,8 @@ USUAL_CUTOFF = 2**64 // 64
 """The rank below which `distill.py` holds prompts out, where a shard does not say another."""
 EVALUATION_DOCUMENTS = 24
 """Documents of a held-out shard that a drafter is judged on."""
+LAYERS = "target_layers"
+"""A shard's entry of the layers whose inputs stand after the hidden states, as 2+15+27."""
 POSITIONS_MULTIPLE = 32
 """Batches have such numbers of positions, so that matrices have few sizes: a kernel is compiled for each new one."""
 
@@ -39,22 +41,30 @@ class _Plan:
     documents: Tensor
     answers: Tensor
 
-    def read(self) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with safe_open(self.file, framework="pt") as shard:
-            tokens, hidden = shard.get_tensor("tokens"), shard.get_tensor("hidden")
-        return tokens[self.rows].long(), hidden[self.rows], self.documents
+            tokens, features = shard.get_tensor("tokens"), shard.get_tensor("hidden")[self.rows]
+            layers = layers_of(shard.metadata() or {})
+        size = features.shape[-1] // (1 + len(layers))
+        return tokens[self.rows].long(), features[..., :size], self.documents, features[..., size:]
+
+
+def layers_of(metadata: Mapping[str, str]) -> tuple[int, ...]:
+    """The layers whose inputs a shard holds."""
+    return tuple(int(layer) for layer in metadata.get(LAYERS, "").split("+") if layer)
 
 
 def _read(plans: Sequence[_Plan]) -> list[Tensor]:
-    """Tokens, hidden states and documents of the windows of several shards."""
+    """Tokens, hidden states, documents and layers of the windows of several shards."""
     return [torch.cat(part) for part in zip(*(plan.read() for plan in plans), strict=True)]
 
 
 def _windows(plans: Sequence[_Plan], length: int) -> Windows:
     """The windows of several shards, their positions in order."""
     answers = torch.cat([plan.answers for plan in plans])
-    tokens, hidden, documents = _read(plans)
-    return Windows(tokens, hidden, documents, torch.arange(length).expand(len(answers), length), answers)
+    tokens, hidden, documents, layers = _read(plans)
+    positions = torch.arange(length).expand(len(answers), length)
+    return Windows(tokens, hidden, documents, positions, answers, layers if layers.shape[-1] else None)
 
 
 class TeacherData:
@@ -93,6 +103,15 @@ class TeacherData:
             raise ValueError(
                 f"{mixed[0].parent} may hold prompts that {highest.parent} holds out: write both with one make distill"
             )
+
+    def require_layers(self, layers: tuple[int, ...]) -> None:
+        """Raises ValueError where a shard lacks what enters these layers of the target."""
+        for file, given in self._metadata.items():
+            if layers and (found := layers_of(given)) != layers:
+                raise ValueError(
+                    f"{file} holds features of the layers {found or 'none'}, the drafter reads {layers}: write teacher "
+                    f"data with distill.py --target-layers {'+'.join(map(str, layers))}"
+                )
 
     @property
     def training(self) -> list[Path]:
@@ -164,13 +183,14 @@ class TeacherData:
                 skip, batches = max(0, skip - len(batches)), batches[skip:]
                 if not batches:
                     continue
-                tokens, hidden, documents = _read(plans)
+                tokens, hidden, documents, layers = _read(plans)
                 for rows in batches:
                     most = int(answers[rows].sum(-1).max())
                     most = min(most + -most % POSITIONS_MULTIPLE, length)
                     positions = places[rows].argsort(dim=-1)[:, :most]
                     drafted = answers[rows].gather(1, positions)
-                    yield Windows(tokens[rows], hidden[rows], documents[rows], positions, drafted)
+                    read = layers[rows] if layers.shape[-1] else None
+                    yield Windows(tokens[rows], hidden[rows], documents[rows], positions, drafted, read)
 
     def _groups(self, order: Sequence[int], size: int, length: int, unroll: int) -> Iterator[list[_Plan]]:
         """The training shards in this order, by SHARDS_AT_ONCE or by so many as fill a batch."""

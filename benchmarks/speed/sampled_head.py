@@ -45,7 +45,7 @@ def compare(drafter: Path, target: Target, data: list[Path], batches: int) -> li
     trainer = training.Trainer(target, module, training.Labels.soft, UNROLL, recipe.hidden_weight)
     rows = []
     for _, windows in zip(range(batches + 1), teacher.batches(recipe.batch, recipe.window, UNROLL, 0), strict=False):
-        whole, slow = timed_gradient(trainer, windows, len(trainer.weight))
+        whole, slow = timed_gradient(trainer, windows, len(trainer.rows))
         sampled, fast = timed_gradient(trainer, windows, others)
         rows.append((slow, fast, F.cosine_similarity(whole, sampled, dim=0).item()))
     slow, fast, cosine = (median(column) for column in zip(*rows[1:], strict=True))

@@ -22,6 +22,8 @@ QUANTIZED = (INT8, FP8)
 
 SPARED = {INT8: (), FP8: ("lm_head",)}
 """Linear layers that keep their dtype."""
+FEATURES = "feature_readers."
+"""How the names of those begin that fuse features for a drafter, which keep it too: no calibration knows them."""
 _DTYPES = {INT8: np.dtype(np.int8), FP8: np.dtype(ml_dtypes.float8_e4m3fn)}
 _LARGEST = {INT8: 127.0, FP8: 448.0}
 
@@ -60,7 +62,11 @@ def quantize_network(network: ir.Model, precision: str, largest_inputs: Mapping[
         raise ValueError(f"precision {precision!r}: expected one of {', '.join(QUANTIZED)}")
     quantized = network.clone()
     linears = [node for node in quantized.graph if _weight(node) is not None]
-    linears = [node for node in linears if linear_name(node) not in SPARED[precision]]
+    linears = [
+        node
+        for node in linears
+        if linear_name(node) not in SPARED[precision] and not linear_name(node).startswith(FEATURES)
+    ]
     if not linears:
         raise ValueError("the network has no linear layers (Gemm with a constant weight [N, K], transB 1)")
     if precision == FP8:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from model_defs.drafters.token_info import TokenInfo
 from model_defs.drafters.windows import Windows
 from model_defs.files import read_json, read_tensors, save_tensors
-from model_defs.target.model import Target
+from model_defs.target.model import FeatureReader, Target
 
 
 class DrafterConfig(Protocol):
@@ -72,10 +72,16 @@ class Drafter(nn.Module):
     """Whether it reads the text from its first token on, which no features precede"""
     has_raw_logits: ClassVar[bool] = False
     """Whether its paths have `raw_logits`, from which drafts can be re-sampled"""
+    owns_embedding: bool = False
+    """Whether its embedding is not the target's"""
     context_layers: int = 0
     """Layers of its context cache"""
+    feature_layers: tuple[int, ...] = ()
+    """The target's layers whose inputs it drafts from; none: from the hidden states"""
     feature_size: int
-    """Width F of the target's features that it drafts from"""
+    """Width F of the target's features that its network takes"""
+    feature_at: int = 0
+    """The first of its columns of these features, which other drafters may share"""
 
     config: Any
     hot_ids: Tensor
@@ -92,7 +98,7 @@ class Drafter(nn.Module):
                 f"{config.vocab_size}; this one has {target.config.hidden_size} and {target.config.vocab_size}"
             )
         self.config, self.token_info = config, None
-        self.feature_size = target.config.feature_size
+        self.feature_size = config.hidden_size
         rows = config.hot_vocabulary or config.vocab_size
         ids = torch.arange(rows) if hot_ids is None else hot_ids.long()
         if ids.shape != (rows,):
@@ -107,9 +113,26 @@ class Drafter(nn.Module):
         Raises ValueError where it cannot draft so many levels.
         """
 
+    def feature_reader(self) -> FeatureReader:
+        """What gives, in the target's network, the features [..., H] of a drafter with `feature_layers`."""
+        raise NotImplementedError
+
+    def features_of(self, windows: Windows) -> Tensor:
+        """The features [W, S, H] in training."""
+        return windows.hidden
+
+    def own_features(self, features: Tensor) -> Tensor:
+        """Its columns [..., H] of features [..., F]."""
+        size = self.config.hidden_size
+        return features if self.feature_size == size else features[..., self.feature_at : self.feature_at + size]
+
     def most_likely(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """See `Paths.most_likely`, from what the head reads."""
-        scores = F.log_softmax(F.linear(hidden, self.head_weight.to(hidden.dtype)).float(), dim=-1)
+        return self.rank(hidden, self.head_weight, count)
+
+    def rank(self, hidden: Tensor, head: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The same with a head's weight [K, H]."""
+        scores = F.log_softmax(F.linear(hidden, head.to(hidden.dtype)).float(), dim=-1)
         values, rows = scores.topk(count, dim=-1)
         return values, self.hot_ids[rows].to(torch.int32)
 
@@ -143,12 +166,15 @@ class Drafter(nn.Module):
         known = {field.name for field in fields(cls.config_type)} - set(given)
         if unknown := set(settings or {}) - known:
             raise ValueError(f"a drafter {cls.name!r} has no setting {sorted(unknown)}; it has {sorted(known)}")
-        if not settings:
-            return cls.config_type(**given)
+        return cls.config_type(**given) if not settings else cls.checked(given | dict(settings))
+
+    @classmethod
+    def checked(cls, given: Mapping[str, Any]) -> Any:
+        """The configuration of these fields, whose values may be text. Raises ValueError for one that does not fit."""
         from pydantic import TypeAdapter, ValidationError
 
         try:
-            return TypeAdapter(cls.config_type).validate_python(given | dict(settings))
+            return TypeAdapter(cls.config_type).validate_python(given)
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"setting {first['loc'][-1]} is {first['input']!r}: {first['msg']}") from None
@@ -159,6 +185,8 @@ class Drafter(nn.Module):
         weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in self.state_dict().items()}
         if self.config.hot_vocabulary:
             weights["hot_ids"] = self.hot_ids.to(torch.int32)
+        if self.owns_embedding:
+            weights["embedding"] = self.embedding.to(torch.bfloat16)
         save_tensors(weights, folder / "drafter.safetensors")
         config = {"drafter": self.name, **asdict(self.config), **(card or {})}
         partial = folder / ".config.json.partial"
@@ -172,10 +200,33 @@ class Drafter(nn.Module):
         raw = read_json(folder / "config.json")
         if raw.get("drafter") != cls.name:
             raise ValueError(f"{folder}/config.json describes a drafter {raw.get('drafter')!r}, expected {cls.name!r}")
-        config = cls.config_type(**{field.name: raw[field.name] for field in fields(cls.config_type)})
+        known = {field.name: raw[field.name] for field in fields(cls.config_type) if field.default is MISSING}
+        known |= {field.name: raw[field.name] for field in fields(cls.config_type) if field.name in raw}
+        config = cls.checked(known)
         weights = read_weights(folder / "drafter.safetensors")
-        hot_ids = weights.pop("hot_ids", None)
+        others = weights.pop("hot_ids", None), weights.pop("embedding", None)
+        return cls.of_weights(config, target, weights, *others)
+
+    @classmethod
+    def of_weights(
+        cls,
+        config: DrafterConfig,
+        target: Target,
+        weights: Mapping[str, Tensor],
+        hot_ids: Tensor | None = None,
+        embedding: Tensor | None = None,
+    ) -> Self:
+        """A drafter of float32 weights, by our names; `embedding` [V, H] is its own where it is not the target's.
+
+        Raises ValueError where the drafter does not fit the target, RuntimeError for a missing weight or another shape.
+        """
         drafter = cls(config, target, hot_ids)
+        if embedding is not None:
+            if embedding.shape != drafter.embedding.shape:
+                shapes = f"{tuple(embedding.shape)}, the target's has {tuple(drafter.embedding.shape)}"
+                raise ValueError(f"the drafter's embedding has shape {shapes}")
+            drafter.owns_embedding = not torch.equal(embedding, drafter.embedding.float())
+            drafter.embedding = embedding if drafter.owns_embedding else drafter.embedding
         drafter.load_state_dict(weights)
         return drafter.eval()
 

@@ -1,4 +1,4 @@
-"""A drafter of one transformer layer that attends to the committed text: the base of Lyanna's and EAGLE's."""
+"""Drafters of transformer layers that attend to the committed text: the bases of Lyanna's and EAGLE's."""
 
 from __future__ import annotations
 
@@ -16,36 +16,79 @@ from model_defs.drafters.windows import Windows
 from model_defs.loops.context_cache import CacheTables, Context
 from model_defs.loops.operators import Operators
 from model_defs.precision import working_precision
-from model_defs.target.model import Attend, DecoderLayer, RMSNorm, Target
+from model_defs.target.config import TargetConfig
+from model_defs.target.model import Attend, DecoderLayer, RMSNorm, Target, copy_weights
 
 SAMPLED_WINDOWS = 32
 """Windows of the closed-form start."""
 
 
 class ContextDrafter(Drafter):
-    """Hidden states predicted by one layer of the target's size.
+    """States predicted by transformer layers that attend to all committed pairs.
 
-    For every committed position t the layer ingests the pair (target features at t, embedding of token t + 1), fused
-    by a linear layer; its keys and values stay in the drafter's cache, its output predicts H_{t+1}. From there a chain
-    predicts H_{t+2}, ...: one row per step after the ingested ones, discarded after drafting.
+    For every committed position t the layers ingest the pair (target features at t, embedding of token t + 1); their
+    keys and values stay in the drafter's cache, their output is the state that follows. From there drafting grows
+    states: one row per drafted token after the ingested ones, discarded after drafting.
     """
 
     reads_context = True
     context_layers = 1
+    layer_config: TargetConfig
+    """Shape of its layers"""
     tables: CacheTables
+
+    def ingest(self, features: Tensor, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """States [..., H] that follow committed pairs, or some of them: features [..., F], tokens int [...]."""
+        raise NotImplementedError
+
+    def grow(self, state: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+        """See `Grower.grow`; for any states [..., H] and tokens int [...]."""
+        raise NotImplementedError
+
+    def read(self, state: Tensor) -> Tensor:
+        """What the head reads [..., H] of states [..., H]."""
+        return state
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        self.tables = CacheTables(self.layer_config, cache_rows, self.embedding.device)
+
+    def begin(self, operators: Operators, features: Tensor, inputs: Sequence[Tensor]) -> tuple[Context, Tensor]:
+        """Ingest pairs: features [P, F], and the inputs of a DraftContext. Returns the context and the states [B, H]
+        that follow each sequence's last pair."""
+        context = operators.context(self.tables, inputs)
+        return context, self.ingest(self.own_features(features), inputs[0], context.attend_pairs, context.last_rows)
+
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        length = windows.tokens.shape[1] - len(kept) - 1
+        attention = WindowAttention(self.layer_config, windows.documents[:, :length])
+        features, tokens = self.features_of(windows)[:, :length], windows.tokens[:, 1 : length + 1]
+        states = self.ingest(features.flatten(0, 1), tokens.flatten(), attention.attend_context)
+        states = windows.rows(states.unflatten(0, (-1, length)), kept[0], 0)
+        yield self.read(states.flatten(0, 1))
+        for depth, here in enumerate(kept[1:], 1):
+            last = windows.rows(windows.tokens, here, depth + 1).flatten()
+            attend = attention.chain(windows.positions[:, :here], depth)
+            states = self.grow(states[:, :here].flatten(0, 1), last, attend).unflatten(0, (-1, here))
+            yield self.read(states.flatten(0, 1))
+
+
+class LayerDrafter(ContextDrafter):
+    """Hidden states predicted by one layer: the pair is fused by a linear layer, the layer's output predicts H_{t+1},
+    and a chain from there H_{t+2}, ..."""
 
     def __init__(self, config: Any, target: Target, hot_ids: Tensor | None = None):
         super().__init__(config, target, hot_ids)
         size = config.hidden_size
         self.layer_config = replace(target.config, num_layers=1)
-        self.fuse = nn.Linear(self.feature_size + size, size, bias=False)
+        self.fuse = nn.Linear(2 * size, size, bias=False)
         self.layer = DecoderLayer(self.layer_config)
-        self.norm = RMSNorm(size, target.config.rms_norm_eps)
+        self.norm: nn.Module = RMSNorm(size, target.config.rms_norm_eps)
 
     def fused(self, features: Tensor, tokens: Tensor) -> Tensor:
         """The layer's input [..., H] for features [..., F] and the tokens int64 [...] that follow them."""
-        size, weight = self.feature_size, self.fuse.weight
-        return F.linear(features, weight[:, :size]) + F.linear(self.embed(tokens).to(features.dtype), weight[:, size:])
+        size, weight = self.config.hidden_size, self.fuse.weight
+        embedded = self.embed(tokens).to(features.dtype)
+        return F.linear(features, weight[:, :size], self.fuse.bias) + F.linear(embedded, weight[:, size:])
 
     def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
         """The layer's input [..., H] of a chain step, for its predicted hidden states and the tokens drafted last."""
@@ -56,40 +99,19 @@ class ContextDrafter(Drafter):
         return self.norm(self.layer(inputs, 0, attend, rows))
 
     def ingest(self, features: Tensor, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Predicted hidden states [..., H] that follow committed pairs, or some of them: features [..., F], tokens int
-        [...]."""
         return self.step(self.fused(features, tokens), attend, rows)
 
-    def prepare(self, cache_rows: int, levels: int) -> None:
-        self.tables = CacheTables(self.layer_config, cache_rows, self.embedding.device)
-
-    def begin(self, operators: Operators, features: Tensor, inputs: Sequence[Tensor]) -> tuple[Context, Tensor]:
-        """Ingest pairs: features [P, F], and the inputs of a DraftContext. Returns the context and the predicted hidden
-        states [B, H] that follow each sequence's last pair."""
-        context = operators.context(self.tables, inputs)
-        return context, self.ingest(features, inputs[0], context.attend_pairs, context.last_rows)
-
-    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
-        length = windows.tokens.shape[1] - len(kept) - 1
-        attention = WindowAttention(self.layer_config, windows.documents[:, :length])
-        features, tokens = windows.features[:, :length], windows.tokens[:, 1 : length + 1]
-        predicted = self.ingest(features.flatten(0, 1), tokens.flatten(), attention.attend_context)
-        predicted = windows.rows(predicted.unflatten(0, (-1, length)), kept[0], 0)
-        yield predicted.flatten(0, 1)
-        for depth, here in enumerate(kept[1:], 1):
-            last = windows.rows(windows.tokens, here, depth + 1).flatten()
-            inputs = self.chained(predicted[:, :here].flatten(0, 1), last)
-            predicted = self.step(inputs, attention.chain(windows.positions[:, :here], depth)).unflatten(0, (-1, here))
-            yield predicted.flatten(0, 1)
+    def grow(self, state: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+        return self.step(self.chained(state, tokens), attend)
 
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:
         """Copy the target's last layer and norm; set the layer's inputs by ridge regression."""
         windows = replace(windows[:SAMPLED_WINDOWS], hidden=windows.hidden[:SAMPLED_WINDOWS].float())
-        self.layer.load_state_dict(target.layers[-1].state_dict())
-        self.norm.load_state_dict(target.norm.state_dict())
+        copy_weights(self.layer, target.layers[-1])
+        copy_weights(self.norm, target.norm)
         inputs = last_layer_inputs(target, windows)
-        pairs = torch.cat([windows.features[:, :-1], self.embed(windows.tokens[:, 1:]).float()], dim=-1)
+        pairs = torch.cat([windows.hidden[:, :-1], self.embed(windows.tokens[:, 1:]).float()], dim=-1)
         here = pairs[..., : self.fuse.in_features]
         self.fuse.weight.copy_(ridge(here.flatten(0, 1), inputs[:, 1:].flatten(0, 1)))
         self.initialize_chain(windows, inputs)

@@ -70,7 +70,7 @@ class DraftLM(Drafter):
         rows = None if hot_ids is None else len(hot_ids)
         config = DraftLMConfig(own.hidden_size, own.vocab_size, rows, own.num_layers)
         drafter = cls(config, model, hot_ids, model.layers)
-        drafter.norm, drafter.feature_size = model.norm, target.config.feature_size
+        drafter.norm, drafter.feature_size = model.norm, target.config.hidden_size
         return drafter.eval()
 
     def forward(self, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
@@ -83,7 +83,11 @@ class DraftLM(Drafter):
     def prepare(self, cache_rows: int, levels: int) -> None:
         self.tables = CacheTables(self.lm_config, cache_rows, self.embedding.device)
 
-    def grow(self, hidden: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+    def read(self, state: Tensor) -> Tensor:
+        """See `Grower.read`."""
+        return state
+
+    def grow(self, state: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
         """See `Grower.grow`."""
         return self(tokens, attend)
 

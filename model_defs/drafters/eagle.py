@@ -1,28 +1,37 @@
-"""A baseline: EAGLE-style drafting, one layer that is auto-regressive on hidden states and tokens."""
+"""EAGLE-1 and EAGLE-2: one layer that is auto-regressive on hidden states and tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_defs.drafters.base import Recipe
-from model_defs.drafters.context_drafter import ContextDrafter
+from model_defs.drafters.context_drafter import LayerDrafter
+from model_defs.drafters.layer_shape import LayerShape
 from model_defs.loops.context_cache import TreePaths
 from model_defs.loops.operators import Operators
-from model_defs.target.model import Attend
+from model_defs.target.model import DecoderLayer, Target
 
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Shape of an EAGLE-style drafter."""
+    """Shape of an EAGLE-style drafter.
+
+    `input_norm`, `output_norm`: whether norms stand before the layer's attention and after the layer. The published
+    checkpoints have neither. `layer`: the layer's shape where it is not the target's.
+    """
 
     hidden_size: int
     vocab_size: int
     hot_vocabulary: int | None = None
+    fuse_bias: bool = False
+    input_norm: bool = True
+    output_norm: bool = True
+    layer: LayerShape | None = None
 
 
-class EagleDrafter(ContextDrafter):
+class EagleDrafter(LayerDrafter):
     """f_{i+1} = layer(fuse(f_i, E(t_i))): a step takes the token drafted before it, so the head runs at each step."""
 
     name = "eagle"
@@ -30,12 +39,20 @@ class EagleDrafter(ContextDrafter):
     recipe = Recipe(peak_rate=1e-3, window=256, batch=4, hidden_weight=0.1)
     config: EagleConfig
 
+    def __init__(self, config: EagleConfig, target: Target, hot_ids: Tensor | None = None):
+        super().__init__(config, target, hot_ids)
+        if config.layer:
+            self.layer_config = config.layer.config(config.hidden_size, config.vocab_size)
+            self.layer = DecoderLayer(self.layer_config)
+        if config.fuse_bias:
+            self.fuse = nn.Linear(self.fuse.in_features, config.hidden_size)
+        if not config.input_norm:
+            self.layer.attention_norm = nn.Identity()  # type: ignore[assignment]
+        if not config.output_norm:
+            self.norm = nn.Identity()
+
     def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
         return self.fused(predicted, tokens)
-
-    def grow(self, hidden: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
-        """See `Grower.grow`."""
-        return self.step(self.chained(hidden, tokens), attend)
 
     def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> TreePaths:
         """The roots: features [P, F], and the inputs of a DraftContext."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.drafters.base import Decay, Recipe, ridge
-from model_defs.drafters.context_drafter import ContextDrafter
+from model_defs.drafters.context_drafter import LayerDrafter
 from model_defs.drafters.token_info import InfoForm, TokenInfo
 from model_defs.drafters.windows import Windows
 from model_defs.loops.operators import Operators
@@ -71,7 +71,7 @@ class Resampler:
         return ChainPaths(self.drafter, operators, raw_logits, self.levels, sequences, tokens)
 
 
-class HiddenStateDrafter(ContextDrafter):
+class HiddenStateDrafter(LayerDrafter):
     """h_1 = layer(fuse(H_t, E(root))), h_{i+1} = layer(map(h_i)); logits l_i = head(h_i) + token info of the token
     before. The chain does not depend on the draft tokens, so its raw logits are one matrix product."""
 
@@ -88,7 +88,7 @@ class HiddenStateDrafter(ContextDrafter):
         super().__init__(config, target, hot_ids)
         size = config.hidden_size
         if not config.first_token:
-            self.fuse = nn.Linear(self.feature_size, size, bias=False)
+            self.fuse = nn.Linear(size, size, bias=False)
         if config.chain_map:
             self.map = nn.Linear(size, size, bias=False)
         if config.token_info:

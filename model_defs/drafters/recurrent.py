@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.drafters.base import Drafter, Recipe, read_weights, ridge
+from model_defs.drafters.base import Drafter, Recipe, ridge
 from model_defs.drafters.windows import Windows
-from model_defs.files import read_json, weight_files
 from model_defs.loops.operators import Operators
 from model_defs.loops.paths import Children
 from model_defs.target.model import Target
@@ -87,7 +85,7 @@ class RecurrentDrafter(Drafter):
         hidden = config.hidden_size
         self.rnn_u = nn.Linear(hidden, hidden, bias=config.rnn_bias)
         self.rnn_w = nn.Linear(hidden, hidden, bias=False)
-        self.input = nn.Linear(hidden + self.feature_size, config.exit_dim)
+        self.input = nn.Linear(2 * hidden, config.exit_dim)
         self.blocks = nn.ModuleList(ResidualBlock(config.exit_dim) for _ in range(config.num_blocks))
         if config.head == "target":
             self.output = nn.Linear(config.exit_dim, hidden, bias=False)
@@ -129,13 +127,15 @@ class RecurrentDrafter(Drafter):
 
     def paths(self, operators: Operators, features: Tensor, tokens: Tensor) -> RecurrentPaths:
         """The roots: features [B, F] of the tokens before them, and tokens int32 [B]."""
-        return RecurrentPaths(self, self.first_state(tokens), self.context(features))
+        return RecurrentPaths(self, self.first_state(tokens), self.context(self.own_features(features)))
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
         """See `Drafter.unroll`. Raises ValueError for a head of its own, which training does not reach."""
         if self.config.head != "target":
             raise ValueError('only recurrent drafters with head "target" can be trained, this one has "own"')
-        context = self.context(windows.rows(windows.features, kept[0], 0).flatten(0, 1)).unflatten(0, (-1, kept[0]))
+        context = self.context(windows.rows(self.features_of(windows), kept[0], 0).flatten(0, 1)).unflatten(
+            0, (-1, kept[0])
+        )
         for depth, here in enumerate(kept):
             tokens = windows.rows(windows.tokens, here, depth + 1).flatten()
             if depth == 0:
@@ -152,7 +152,7 @@ class RecurrentDrafter(Drafter):
         scored = windows.scored(kept, 0)
         here, there, tokens = (
             windows.rows(x, kept, ahead)[scored]
-            for x, ahead in ((windows.features, 0), (windows.hidden, 1), (windows.tokens, 1))
+            for x, ahead in ((windows.hidden, 0), (windows.hidden, 1), (windows.tokens, 1))
         )
         weight = ridge(torch.cat([self.embed(tokens).float(), here.float()], dim=-1), there.float())
         u, s, vt = torch.linalg.svd(weight, full_matrices=False)
@@ -160,23 +160,6 @@ class RecurrentDrafter(Drafter):
         self.input.bias.zero_()
         self.output.weight.zero_()
         self.output.weight[:, :size] = u[:, :size] * s[:size].sqrt()
-
-    @classmethod
-    def load(cls, folder: Path, target: Target) -> Self:
-        """Load our own format or Apple's ReDrafter checkpoint.
-
-        Raises ValueError when the drafter does not fit the target, KeyError (a weight's name).
-        """
-        raw = read_json(folder / "config.json")
-        if "drafter" in raw:
-            return super().load(folder, target)
-        if "num_draft_layers" not in raw:
-            raise ValueError(f"{folder}/config.json describes no recurrent drafter (found keys {sorted(raw)})")
-        stored = {name: weight for file in weight_files(folder) for name, weight in read_weights(file).items()}
-        config, weights = from_apple(raw, stored)
-        drafter = cls(config, target)
-        drafter.load_state_dict(weights)
-        return drafter.eval()
 
 
 def from_apple(raw: dict[str, Any], weights: dict[str, Tensor]) -> tuple[RecurrentConfig, dict[str, Tensor]]:

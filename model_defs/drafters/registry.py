@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.draft_lm import DraftLM
 from model_defs.drafters.eagle import EagleDrafter
+from model_defs.drafters.eagle3 import Eagle3Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
+from model_defs.drafters.hub.readers import read, require_reader
 from model_defs.drafters.medusa import MedusaDrafter
 from model_defs.drafters.recurrent import RecurrentDrafter
 from model_defs.files import read_json
 from model_defs.target.model import Target
 
 DRAFTERS: dict[str, type[Drafter]] = {
-    kind.name: kind for kind in (RecurrentDrafter, HiddenStateDrafter, EagleDrafter, MedusaDrafter, DraftLM)
+    kind.name: kind
+    for kind in (RecurrentDrafter, HiddenStateDrafter, EagleDrafter, Eagle3Drafter, MedusaDrafter, DraftLM)
 }
 
 RECURRENT = RecurrentDrafter.name
-"""The kind of a folder that names none: Apple's checkpoints."""
 
 
-def load_drafter(folder: Path, target: Target) -> Drafter:
-    """The drafter of a folder written by build/train_drafter.py, or Apple's ReDrafter checkpoint.
+def kind_of(folder: Path) -> str:
+    """The kind of a trained drafter's folder, ours or the hub's. Raises ValueError or FileNotFoundError."""
+    return read_json(folder / "config.json").get("drafter") or require_reader(folder)[1].kind
+
+
+def form_of(folder: Path) -> str | None:
+    """The name of the form of a folder from the hub, None for our own."""
+    return None if "drafter" in read_json(folder / "config.json") else require_reader(folder)[1].form
+
+
+def load_drafter(folder: Path, target: Target, answers: Mapping[str, str] | None = None) -> Drafter:
+    """The drafter of a folder written by build/train_drafter.py, or of one from the hub; `answers` to what the latter
+    leaves open.
 
     Raises ValueError for a kind that is not known or a drafter that does not fit the target, FileNotFoundError,
     KeyError (a missing field or weight) or RuntimeError (weights of another shape)."""
-    kind = read_json(folder / "config.json").get("drafter", RECURRENT)
+    kind = read_json(folder / "config.json").get("drafter")
+    if kind is None:
+        return load_hub_drafter(folder, target, answers or {})
     if kind not in DRAFTERS:
         raise ValueError(f"{folder}/config.json: unknown drafter {kind!r}; known are {', '.join(DRAFTERS)}")
+    if answers:
+        raise ValueError(f"--read-as: {folder} was written by build/train_drafter.py, which leaves nothing open")
     return DRAFTERS[kind].load(folder, target)
+
+
+def load_hub_drafter(folder: Path, target: Target, answers: Mapping[str, str]) -> Drafter:
+    """The drafter of a folder from the hub. Raises as `load_drafter`."""
+    reader, found = read(folder, target.config, answers)
+    kind = DRAFTERS[reader.kind]
+    return kind.of_weights(found.config, target, found.weights, found.hot_ids, found.embedding)

@@ -30,11 +30,8 @@ class Windows:
     """int64 [W, P], the window's rows to draft from; their order is free"""
     drafted: Tensor
     """bool [W, P], false where a window has fewer than P such rows and `positions` is filled up"""
-
-    @property
-    def features(self) -> Tensor:
-        """Features [W, S, F], which drafters read: see `States`."""
-        return self.hidden
+    layers: Tensor | None = None
+    """[W, S, n * H], what enters some of the target's layers, side by side"""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -56,6 +53,7 @@ class Windows:
             change(self.documents),
             change(self.positions),
             change(self.drafted),
+            None if self.layers is None else change(self.layers),
         )
 
     def rows(self, x: Tensor, kept: int, ahead: int) -> Tensor:

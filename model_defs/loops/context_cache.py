@@ -123,28 +123,31 @@ class Grower(Protocol):
         """See `Drafter.most_likely`."""
         ...
 
-    def grow(self, hidden: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
-        """What the head reads [N, H] at new nodes, from what it read at their parents [N, H] and their own tokens int32
-        [N]."""
+    def read(self, state: Tensor) -> Tensor:
+        """What the head reads [N, H] of nodes' states [N, H]."""
+        ...
+
+    def grow(self, state: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+        """States [N, H] of new nodes, from those of their parents [N, H] and their own tokens int32 [N]."""
         ...
 
 
 @dataclass
 class TreePaths:
-    """Nodes at a level of trees, by what the head reads [N, H]; `first` nodes of each tree stand above them."""
+    """Nodes at a level of trees, by their states [N, H]; `first` nodes of each tree stand above them."""
 
     drafter: Grower
     context: Context
-    hidden: Tensor
+    state: Tensor
     level: int = 0
     first: int = 0
     mask: Tensor | None = None
     raw_logits: None = None
 
     def most_likely(self, count: int) -> tuple[Tensor, Tensor]:
-        return self.drafter.most_likely(self.hidden, count)
+        return self.drafter.most_likely(self.drafter.read(self.state), count)
 
     def extend(self, children: Children) -> TreePaths:
         attend, mask = self.context.place_tree(self.level + 1, children, self.first, self.mask)
-        hidden = self.drafter.grow(F.embedding(children.origins, self.hidden), children.tokens, attend)
-        return TreePaths(self.drafter, self.context, hidden, self.level + 1, self.first + children.width, mask)
+        state = self.drafter.grow(F.embedding(children.origins, self.state), children.tokens, attend)
+        return TreePaths(self.drafter, self.context, state, self.level + 1, self.first + children.width, mask)

@@ -30,11 +30,6 @@ class TargetConfig:
     qkv_bias: bool
     eos_token_ids: tuple[int, ...]
 
-    @property
-    def feature_size(self) -> int:
-        """F, the width of the features that drafters read."""
-        return self.hidden_size
-
     @classmethod
     def load(cls, folder: Path) -> TargetConfig:
         """Read `config.json` (and `generation_config.json`'s end tokens) of a model folder.

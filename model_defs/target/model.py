@@ -7,9 +7,9 @@ same definition trains drafters (dense attention), generates (a preallocated cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ class States(NamedTuple):
     hidden: Tensor
     """[..., hidden_size], after the final norm: what the LM head reads"""
     features: Tensor
-    """[..., feature_size], what drafters read: today `hidden`"""
+    """[..., feature_size], what drafters read: `hidden`, unless the target has `feature_readers`"""
 
 
 class RMSNorm(nn.Module):
@@ -70,8 +70,32 @@ class DecoderLayer(nn.Module):
         return join(x, self.down(F.silu(gate) * up))
 
 
+def copy_weights(layer: nn.Module, source: nn.Module) -> None:
+    """Copy the weights that both layers have."""
+    own = layer.state_dict()
+    layer.load_state_dict({name: weight for name, weight in source.state_dict().items() if name in own}, strict=False)
+
+
+class FeatureReader(nn.Module):
+    """A part of the features: what enters some layers, side by side, through a module that fuses it; without layers,
+    the hidden states."""
+
+    def __init__(self, size: int, layers: tuple[int, ...] = (), fuse: nn.Module | None = None):
+        """size: width of what it gives. Layer n of n is what leaves the last one, before the final norm."""
+        super().__init__()
+        self.size, self.layers, self.fuse = size, layers, fuse
+
+    def forward(self, entering: Mapping[int, Tensor], hidden: Tensor) -> Tensor:
+        """[..., size], from what enters each layer [..., hidden_size] and the hidden states."""
+        read = torch.cat([entering[layer] for layer in self.layers], dim=-1) if self.layers else hidden
+        return read if self.fuse is None else self.fuse(read)
+
+
 class Target(nn.Module):
     """Token ids to states, of which `hidden` gives the logits and `features` are for drafters."""
+
+    feature_readers: nn.ModuleList
+    """The parts of the features, side by side; none: they are the hidden states"""
 
     def __init__(self, config: TargetConfig):
         super().__init__()
@@ -82,14 +106,24 @@ class Target(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
+        self.feature_readers = nn.ModuleList()
+
+    @property
+    def feature_size(self) -> int:
+        """F, the width of the features."""
+        readers = cast(Iterable[FeatureReader], self.feature_readers)
+        return sum(reader.size for reader in readers) or self.config.hidden_size
 
     def forward(self, input_ids: Tensor, attend: Attend, join: Join = torch.add) -> States:
         """States of int [...] token ids."""
         x = self.embedding(input_ids)
+        entering = {0: x}
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend, join=join)
+            entering[index + 1] = x
         hidden = self.norm(x)
-        return States(hidden, features=hidden)
+        parts = [reader(entering, hidden) for reader in self.feature_readers]
+        return States(hidden, torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0] if parts else hidden)
 
     @classmethod
     def check_weights(cls, hf: Mapping[str, Tensor], config: TargetConfig) -> Target:
@@ -131,6 +165,12 @@ class Target(nn.Module):
         if config.tie_embeddings:
             target.lm_head.weight = target.embedding.weight
         return target.eval().requires_grad_(False)
+
+
+def give_layers(target: Target, layers: tuple[int, ...]) -> None:
+    """Have the features be the hidden states and, after them, what enters these layers."""
+    size = target.config.hidden_size
+    target.feature_readers = nn.ModuleList([FeatureReader(size), FeatureReader(len(layers) * size, layers)])
 
 
 def weight_names(config: TargetConfig) -> list[str]:

@@ -88,6 +88,7 @@ def shard_target(target: Target, shard: Shard) -> Target:
         part = Target(own)
         part.lm_head = nn.Linear(config.hidden_size, len(shard.vocabulary), bias=False)
     part.load_state_dict(dict(shard_weights(target, shard)), assign=True)
+    part.feature_readers = target.feature_readers
     return part.eval().requires_grad_(False)
 
 
@@ -113,6 +114,8 @@ def shard_weights(target: Target, shard: Shard) -> Iterator[tuple[str, Tensor]]:
         "lm_head": (0, _columns(shard.vocabulary)),
     }
     for name, weight in target.state_dict().items():
+        if name.startswith("feature_readers."):
+            continue
         dimension, rows = chosen.get(name.split(".")[-2], (0, None))
         yield name, weight if rows is None else weight.index_select(dimension, rows)
 

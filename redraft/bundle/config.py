@@ -97,6 +97,8 @@ class MethodConfig(Section):
     candidates from by the target's noise; 0: it takes the most likely."""
     chat_template: str | None = None
     """sha256 of the chat template that the drafter's training data was written with; None where it is not known."""
+    form: str | None = None
+    """The form that the drafter was read from, where another project trained it."""
     context: ContextInfo | None = None
     """None where the drafter keeps no context."""
     chain_levels: int = 0

@@ -154,6 +154,7 @@ CONTEXT_DRAFTERS: dict[str, dict[str, Any]] = {
     "hidden_state": {"info_vocabulary": 37, "info_rank": 5},
     "hidden_state, plain": {"token_info": False, "chain_map": False, "first_token": False},
     "eagle": {},
+    "eagle3": {"target_layers": (0, 1, 2), "num_layers": 2},
     "draft_lm": {"num_layers": 2},
     "draft_lm, model": {},
 }

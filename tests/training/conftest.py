@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,12 @@ import torch
 
 import distill
 from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target
+from model_defs.target.model import Target, give_layers
 from model_defs.target.rope import RopeConfig
 from tests.engines.tiny import write_model
 from tests.training.teacher import END, LETTERS, VOCAB, generate
 from training.shards import write_shard
+from training.teacher_data import LAYERS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,11 +44,14 @@ def target() -> Target:
 
 @pytest.fixture(scope="module")
 def taught(target, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and, in `data`, three shards of its answers."""
+    """A folder with a model and, in `data`, three shards of its answers; in `layers`, two with what enters layers."""
     folder = tmp_path_factory.mktemp("taught")
     write_model(target, folder)
-    (folder / "data").mkdir()
-    for shard in range(3):
-        docs = generate(target, 24, [[token] for token in range(10 + shard, 100, 3)])
-        write_shard(folder / f"data/shard-{shard:05d}.safetensors", docs, {})
+    deep = copy.deepcopy(target)
+    give_layers(deep, (0, 1, 2))
+    for name, teacher, shards, meta in (("data", target, 3, {}), ("layers", deep, 2, {LAYERS: "0+1+2"})):
+        (folder / name).mkdir()
+        for shard in range(shards):
+            docs = generate(teacher, 24, [[token] for token in range(10 + shard, 100, 3)])
+            write_shard(folder / f"{name}/shard-{shard:05d}.safetensors", docs, meta)
     return folder

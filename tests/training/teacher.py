@@ -83,13 +83,15 @@ SHAPES: dict[str, dict] = {
     "recurrent": {"settings": ["exit_dim=32", "num_blocks=1"], "window": 8},
     "hidden_state": {"settings": ["info_vocabulary=40", "info_rank=8"], "window": 24},
     "eagle": {"window": 24},
+    "eagle3": {"settings": ["target_layers=0+1+2"], "window": 24},
     "medusa": {"settings": ["heads=3"], "window": 8},
     "draft_lm": {"window": 24},
 }
 
 
 def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> list[dict]:
-    where = {"model": taught, "data": [taught / "data"], "output": output, "drafter": drafter}
+    data = taught / ("layers" if drafter == "eagle3" else "data")
+    where = {"model": taught, "data": [data], "output": output, "drafter": drafter}
     run = {
         "hot_vocabulary": 64,
         "unroll": 3,

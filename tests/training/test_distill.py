@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import distill
+from model_defs.target.attention import causal_attend
 from redraft.console.progress import Progress
 from tests.conftest import ROOT
 from tests.engines.tiny import write_model
@@ -41,6 +42,23 @@ def test_a_check_says_what_a_run_takes_and_writes_nothing(target, tmp_path, caps
         said,
     )
     assert not (tmp_path / "data").exists()
+
+
+@torch.no_grad()
+def test_what_enters_layers_stands_after_the_hidden_states(target, tmp_path):
+    """Layer 2 of 2 is what the final norm takes. A folder holds features of the same layers only."""
+    write_model(target, tmp_path)
+    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:9]])
+    data, _ = write_teacher(tmp_path, lines, 300, target_layers="0+2")
+    shard = load_file(data / "shard-00000.safetensors")
+    end = int(shard["offsets"][1]) - 1  # the last token's features are those of the one before
+    hidden, first, last = shard["hidden"][:end].float().chunk(3, dim=-1)
+    states = target(shard["tokens"][None, :end].int(), causal_attend(target.config, end))
+    torch.testing.assert_close(hidden, states.hidden[0], atol=0.05, rtol=0.05)
+    torch.testing.assert_close(first, target.embedding(shard["tokens"][:end].int()), atol=0.05, rtol=0.05)
+    torch.testing.assert_close(target.norm(last), states.hidden[0], atol=0.05, rtol=0.05)
+    with pytest.raises(typer.BadParameter, match=r"holds features of the layers 0\+2, asked for are none"):
+        write_teacher(tmp_path, lines, 600)
 
 
 @torch.no_grad()  # which ends with the test, unlike the command's own
@@ -71,6 +89,7 @@ sys.path[:0] = {[str(ROOT), str(ROOT / "build")]!r}
 from pathlib import Path
 from types import SimpleNamespace
 import distill
+from model_defs.target.attention import causal_attend
 from training import conversations, writing
 from tests.training.teacher import LETTERS, write_teacher
 

@@ -17,16 +17,16 @@ from training.teacher_data import TeacherData, most_frequent
 HIDDEN, UNROLL = 5, 3
 
 
-@pytest.mark.parametrize("with_info", [False, True])
-def test_head_loss_is_the_cross_entropy_and_its_gradient(with_info: bool):
+@pytest.mark.parametrize(("with_info", "trained_head"), [(False, False), (True, False), (False, True), (True, True)])
+def test_head_loss_is_the_cross_entropy_and_its_gradient(with_info: bool, trained_head: bool):
     torch.manual_seed(0)
-    x, weight = torch.randn(300, 16, requires_grad=True), 0.3 * torch.randn(50, 16)
+    x, weight = torch.randn(300, 16, requires_grad=True), (0.3 * torch.randn(50, 16)).requires_grad_(trained_head)
     rows, mass = torch.rand(300, 50).argsort(-1)[:, :3], torch.rand(300, 3)
     z = torch.randn(300, 4, requires_grad=True) if with_info else None
     up = torch.randn(31, 4, requires_grad=True) if with_info else None
     loss = HeadLoss.apply(x, weight, rows, mass, z, up)
     (loss * 2).backward()
-    leaves = [leaf for leaf in (x, z, up) if leaf is not None]
+    leaves = [leaf for leaf in (x, weight, z, up) if leaf is not None and leaf.requires_grad]
     found = [leaf.grad for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None

@@ -159,6 +159,10 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
         train(taught, tmp_path / "new", "eagle", 200, batch=500)
     with pytest.raises(typer.BadParameter, match="4 drafting steps need as many heads, this drafter has 3"):
         train(taught, tmp_path / "new", "medusa", 200, unroll=4)
+    with pytest.raises(typer.BadParameter, match=r"layers none, the drafter reads \(0, 1, 2\): .*layers 0\+1\+2"):
+        train(taught, tmp_path / "new", "eagle3", 200, data=[taught / "data"])
+    with pytest.raises(typer.BadParameter, match="'0-1': expected usual, or numbers of layers up to 2 with "):
+        train(taught, tmp_path / "new", "eagle3", 200, settings=["target_layers=0-1"])
     with pytest.raises(typer.BadParameter, match="json does not exist"):
         train(taught, tmp_path / "new", "eagle", 200, start_from=tmp_path / "nowhere")
     with pytest.raises(typer.BadParameter, match="nowhere does not exist"):

@@ -53,9 +53,9 @@ def following(
     state = drafter.ingest(hidden[None], tokens[None], cache.attend)[:, -1:]
     cache.starts += len(tokens)
     for token in path:
-        state = drafter.step(drafter.chained(state, torch.tensor([[token]])), cache.attend)
+        state = drafter.grow(state, torch.tensor([[token]]), cache.attend)
         cache.starts += 1
-    logits = drafter.head_rows @ state[0, 0]
+    logits = drafter.head_weight @ drafter.read(state)[0, 0]
     if isinstance(drafter, HiddenStateDrafter) and drafter.token_info is not None:
         info = info_of(drafter, form, [int(tokens[-1]), *path][-1])
         logits[: len(info)] += info

@@ -31,6 +31,8 @@ VARIANTS: dict[str, dict] = {
     "hidden_state, plain chain": {"token_info": False, "chain_map": False},
     "hidden_state, no first token": {"first_token": False, "info_vocabulary": 1000},
     "eagle": {},
+    "eagle3": {"target_layers": (0, 1, 3), "num_layers": 2, "fuse_norm": "each"},
+    "eagle3, states after the norm": {"target_layers": (2,), "norm_output": True, "norm_before_residual": True},
     "medusa": {"heads": UNROLL, "num_blocks": 2},
     "draft_lm": {"num_layers": 2},
 }
@@ -60,8 +62,9 @@ def drafter(request, target: Target) -> Drafter:
     return drafter_of(target, request.param)
 
 
-def windows_of(documents: list[list[int]]) -> Windows:
-    """Windows of LENGTH positions with random text, all drafted from; `documents` gives their lengths, per window."""
+def windows_of(documents: list[list[int]], layers: int = 0) -> Windows:
+    """Windows of LENGTH positions with random text, all drafted from; `documents` gives their lengths, per window. With
+    features of so many layers."""
     span = LENGTH + UNROLL + 1
     rows = [[i for i, n in enumerate(lengths) for _ in range(n)][:span] for lengths in documents]
     rows = [row + [NO_DOCUMENT] * (span - len(row)) for row in rows]
@@ -74,7 +77,12 @@ def windows_of(documents: list[list[int]]) -> Windows:
         torch.tensor(rows),
         positions,
         torch.ones_like(positions, dtype=torch.bool),
+        torch.randn(*shape, layers * HIDDEN, generator=generator) if layers else None,
     )
+
+
+def windows_for(drafter: Drafter, documents: list[list[int]]) -> Windows:
+    return windows_of(documents, len(drafter.feature_layers))
 
 
 def along(drafter: Drafter, windows: Windows, kept: list[int]) -> list[Tensor]:
@@ -90,18 +98,17 @@ def drafted_with_cache(drafter: Drafter, windows: Windows, window: int, at: int)
     first = int((documents == documents[at]).nonzero()[0])
     if isinstance(drafter, ContextDrafter):
         cache = DenseCache(drafter.layer_config, 1, 40, hidden)
+        read = drafter.features_of(windows)[window]
         for t in range(first, at + 1):
-            out = drafter.ingest(hidden[None, t : t + 1], tokens[None, t + 1 : t + 2], cache.attend)
+            out = drafter.ingest(read[None, t : t + 1], tokens[None, t + 1 : t + 2], cache.attend)
             cache.starts += 1
         if isinstance(drafter, HiddenStateDrafter):
             return list(chain_with_cache(drafter, out, cache)[:, 0, 0])
-        features = [out]
+        states = [out]
         for depth in range(1, UNROLL):
-            features.append(
-                drafter.step(drafter.chained(features[-1], tokens[None, at + 1 + depth, None]), cache.attend)
-            )
+            states.append(drafter.grow(states[-1], tokens[None, at + 1 + depth, None], cache.attend))
             cache.starts += 1
-        return [x[0, 0] for x in features]
+        return [drafter.read(x)[0, 0] for x in states]
     assert isinstance(drafter, DraftLM)
     cache = DenseCache(drafter.lm_config, 1, 40, hidden)
     features = []
@@ -125,7 +132,7 @@ def chain_with_cache(drafter: HiddenStateDrafter, first: Tensor, cache: DenseCac
 def test_training_computes_what_drafting_with_a_cache_does(target, variant):
     """Also where a window holds two documents, and where deep steps are trained on a part of the positions."""
     drafter = drafter_of(target, variant)
-    windows = windows_of([[20], [5, 20], [3, 20]])
+    windows = windows_for(drafter, [[20], [5, 20], [3, 20]])
     kept = [LENGTH, 6, 6, 4]
     trained = along(drafter, windows, kept)
     for window in range(3):
@@ -155,7 +162,7 @@ def test_the_chain_does_not_read_draft_tokens(target):
 @torch.no_grad()
 def test_a_draft_reads_nothing_behind_its_last_token(drafter):
     """Depth d from position t reads tokens up to t + 1 + d and hidden states up to t, of its own document alone."""
-    windows = windows_of([[4, 20]])
+    windows = windows_for(drafter, [[4, 20]])
     features = along(drafter, windows, [LENGTH] * UNROLL)
     for place in range(LENGTH):
         t = int(windows.positions[0, place])
@@ -163,11 +170,12 @@ def test_a_draft_reads_nothing_behind_its_last_token(drafter):
         for depth in range(UNROLL):
             if windows.documents[0, t + depth + 1] != document:
                 continue
-            other = windows_of([[4, 20]])
+            other = windows_for(drafter, [[4, 20]])
             other.tokens[0, t + depth + 2 :] = 7
-            other.hidden[0, t + 1 :] = 9.0
+            read = other.hidden if other.layers is None else other.layers
+            read[0, t + 1 :] = 9.0
             foreign = other.documents[0] != document
-            other.tokens[0, foreign], other.hidden[0, foreign] = 5, -9.0
+            other.tokens[0, foreign], read[0, foreign] = 5, -9.0
             same = along(drafter, other, [LENGTH] * UNROLL)[depth][0, place]
             torch.testing.assert_close(same, features[depth][0, place], atol=1e-5, rtol=1e-5)
 
@@ -200,8 +208,9 @@ def test_loss_weighs_every_scored_draft(target):
 
 def test_training_computes_in_what_the_cpu_multiplies(target, drafter, monkeypatch):
     """bfloat16 where there are instructions for it, else float32, from the same bfloat16 teacher data."""
-    windows = windows_of([[6, 20], [11]])
-    windows = replace(windows, hidden=windows.hidden.bfloat16())
+    windows = windows_for(drafter, [[6, 20], [11]])
+    layers = None if windows.layers is None else windows.layers.bfloat16()
+    windows = replace(windows, hidden=windows.hidden.bfloat16(), layers=layers)
     losses, gradients = [], []
     for instructions, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=instructions: {"avx512_bf16": found})
@@ -209,7 +218,7 @@ def test_training_computes_in_what_the_cpu_multiplies(target, drafter, monkeypat
         drafter.zero_grad()
         loss = trainer.loss(windows)
         loss.backward()
-        assert trainer.weight.dtype == dtype
+        assert trainer.rows.dtype == dtype
         assert 0 <= trainer.evaluate([windows])["conditional_acceptance"][0] <= 1
         losses.append(loss.item())
         gradients.append(torch.cat([p.grad.flatten() for p in drafter.parameters() if p.grad is not None]))
@@ -255,7 +264,9 @@ def test_unfit_drafters_are_refused(target, tmp_path: Path):
         DRAFTERS["medusa"].load(tmp_path, target)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"drafter": "oracle"}))
-    with pytest.raises(ValueError, match="'oracle'; known are recurrent, hidden_state, eagle, medusa, draft_lm"):
+    with pytest.raises(
+        ValueError, match="'oracle'; known are recurrent, hidden_state, eagle, eagle3, medusa, draft_lm"
+    ):
         load_drafter(tmp_path, target)
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 96}))
     with pytest.raises(ValueError, match="hidden size 96 and vocabulary 111; this one has 24 and 111"):

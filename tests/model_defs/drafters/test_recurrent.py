@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from model_defs.drafters.registry import load_drafter
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
@@ -125,7 +126,7 @@ def test_apple_checkpoint(target, tmp_path: Path, exit_dim: int):
     save_file(weights, tmp_path / "model.safetensors")
     config = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "exit_dim": exit_dim, "num_draft_layers": 1, "rnn": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    drafter = RecurrentDrafter.load(tmp_path, target)
+    drafter = load_drafter(tmp_path, target)
     hidden, first, second = torch.randn(1, HIDDEN), torch.tensor([3]), torch.tensor([99])
 
     def apple_logits(s):

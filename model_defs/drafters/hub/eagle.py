@@ -1,0 +1,57 @@
+"""EAGLE-1 and EAGLE-2, as SafeAILab publishes them (HASS writes the same form).
+
+`fc` [H, 2H] fuses a token's embedding with the target's hidden state before it, in this order. The one layer has no
+norm before its attention, and none stands after it. The head is the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from model_defs.drafters.eagle import EagleConfig, EagleDrafter
+from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer
+from model_defs.drafters.layer_shape import LayerShape
+from model_defs.target.config import TargetConfig
+
+IGNORED = ("lm_head.weight",)
+"""A copy of the target's head."""
+
+
+def holds(folder: HubFolder) -> bool:
+    names = folder.names
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names and "layers.0.hidden_norm.weight" not in names
+
+
+def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
+    tensors, raw = folder.tensors(), folder.config
+    layers, size = raw.get("num_hidden_layers", 1), raw["hidden_size"]
+    if layers != 1:
+        raise ValueError(f"{folder.path}: num_hidden_layers is {layers}, expected 1")
+    fc = tensors.take("fc.weight")
+    if fc.shape != (size, 2 * size):
+        raise ValueError(f"{folder.path}: fc.weight has shape {tuple(fc.shape)}, expected {(size, 2 * size)}")
+    weights = {"fuse.weight": torch.cat([fc[:, size:], fc[:, :size]], dim=1)}
+    weights |= llama_layer(tensors, "layers.0", "layer")
+    for name, ours in (
+        ("fc.bias", "fuse.bias"),
+        ("layers.0.input_layernorm.weight", "layer.attention_norm.weight"),
+        ("norm.weight", "norm.weight"),
+    ):
+        if name in tensors:
+            weights[ours] = tensors.take(name)
+    embedding = tensors.take_if_there("embed_tokens.weight")
+    tensors.require_all_taken(EAGLE.form, IGNORED)
+    config = EagleConfig(
+        size,
+        raw["vocab_size"],
+        fuse_bias="fuse.bias" in weights,
+        input_norm="layer.attention_norm.weight" in weights,
+        output_norm="norm.weight" in weights,
+        layer=LayerShape.from_hf(raw, qkv_bias="layer.qkv.bias" in weights),
+    )
+    return Reading(config, weights, embedding=embedding)
+
+
+EAGLE = Reader("EAGLE-1/2", EagleDrafter.name, holds, read)

@@ -1,0 +1,196 @@
+"""EAGLE-3 and 3.1, in the forms of SafeAILab and SpecForge (which SGLang serves), of ModelOpt, and of speculators.
+
+All hold `fc` [H, n * H] over what enters n layers of the target, one layer whose attention reads [norm(embedding),
+norm(state)], a norm, a head over the draft vocabulary, and `d2t`: row i of the head is token i + d2t[i]. They differ in
+names, and in what says which layers are read and which state is fed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_defs.drafters.eagle3 import Eagle3Config, Eagle3Drafter, parse_layers, usual_layers
+from model_defs.drafters.hub.folder import HubFolder, HubTensors, Reader, Reading, llama_layer
+from model_defs.drafters.layer_shape import LayerShape
+from model_defs.target.config import TargetConfig
+
+OUTPUTS = "eagle_aux_hidden_state_layer_ids"
+"""Layer ids: in speculators' form those whose inputs are read, in `eagle_config` those whose outputs are."""
+RESIDUAL, FEEDBACK, LAYERS = "norm_before_residual", "norm_output", "target_layers"
+"""What --read-as answers; `target_layers` are the layers whose inputs are read, with + between them."""
+IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
+"""What only training reads."""
+
+
+def is_speculators(folder: HubFolder) -> bool:
+    return folder.config.get("speculators_model_type") == "eagle3"
+
+
+def is_modelopt(folder: HubFolder) -> bool:
+    return "layers.0.hidden_norm.weight" in folder.names and not is_speculators(folder)
+
+
+def is_official(folder: HubFolder) -> bool:
+    return "midlayer.hidden_norm.weight" in folder.names and not is_speculators(folder)
+
+
+def read_speculators(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
+    raw = folder.config
+    residual = folder.says(RESIDUAL)
+    if residual is None and RESIDUAL not in answers:
+        raise ValueError(
+            f"{folder.path}: config.json does not say {RESIDUAL}, which vLLM then takes for true and speculators for "
+            f"false; give --read-as {RESIDUAL}=true or --read-as {RESIDUAL}=false"
+        )
+    layers, count = raw.get(OUTPUTS) or usual_layers(target.num_layers), target.num_layers
+    if tuple(layers) == outputs_of(usual_layers(count)) and LAYERS not in answers:
+        raise ValueError(
+            f"{folder.path}: {OUTPUTS} is {list(layers)}, the numbers by which other projects count outputs of layers, "
+            f"and this form counts inputs; give --read-as {LAYERS}={joined(layers)} for inputs, or "
+            f"--read-as {LAYERS}={joined(usual_layers(count))} for outputs"
+        )
+    norm = "all" if raw.get("norm_before_fc") else "each" if raw.get("fc_norm") else "none"
+    settings = {RESIDUAL: bool(residual), FEEDBACK: bool(raw.get("norm_output")), "fuse_norm": norm, LAYERS: layers}
+    return read(folder, raw["transformer_layer_config"], target, settings | settled(answers, count))
+
+
+def read_modelopt(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
+    own = folder.config.get("eagle_config") or {}
+    if own.get("use_aux_hidden_state") is False or "fc.weight" not in folder.names:
+        raise ValueError(f"{folder.path}: use_aux_hidden_state false (no fc.weight) is recognised; not served yet")
+    for name, usual in (
+        ("use_input_layernorm_in_first_layer", True),
+        ("use_last_layernorm", True),
+        ("use_mtp_layernorm", False),
+    ):
+        if own.get(name) not in (None, usual):
+            raise ValueError(f"{folder.path}: eagle_config says {name} {own[name]}, read is {usual}")
+    if own.get("parallel_draft_step") not in (None, 0, 1):
+        raise ValueError(
+            f"{folder.path}: parallel_draft_step {own['parallel_draft_step']} is recognised; not served yet"
+        )
+    settings = {LAYERS: layers_of(own, target), "fuse_norm": "none"}
+    return read(folder, folder.config, target, settings | settled(answers, target.num_layers))
+
+
+def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
+    raw = folder.config
+    each = bool(raw.get("fc_norm"))
+    feedback = folder.says(FEEDBACK)
+    if feedback is not None and not (each and feedback) and FEEDBACK not in answers:
+        raise ValueError(
+            f"{folder.path}: config.json says {FEEDBACK} {str(feedback).lower()}, by which SpecForge means a norm "
+            f"before the head and vLLM one before the state is fed back; give --read-as {FEEDBACK}=true where the "
+            f"state is fed back after the norm, --read-as {FEEDBACK}=false where it is before"
+        )
+    layers = layers_of(raw.get("eagle_config") or {}, target)
+    settings = {FEEDBACK: bool(feedback), "fuse_norm": "each" if each else "none", LAYERS: layers}
+    return read(folder, raw, target, settings | settled(answers, target.num_layers))
+
+
+def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, settings: Mapping[str, Any]) -> Reading:
+    """What all forms share: `layer` configures the layers, `settings` are fields of `Eagle3Config`."""
+    tensors = folder.tensors()
+    size, of_target, vocabulary = layer["hidden_size"], folder.says("target_hidden_size"), layer["vocab_size"]
+    if size != (of_target or size) or size != target.hidden_size:
+        raise ValueError(
+            f"{folder.path}: the drafter has hidden size {size} and is for a target of {of_target or size}; this one "
+            f"has {target.hidden_size}, and both must be the same"
+        )
+    first = "midlayer" if "midlayer.hidden_norm.weight" in folder.names else "layers.0"
+    count = layer.get("num_hidden_layers", 1)
+    weights = first_layer(tensors, first)
+    for index in range(1, count):
+        ours = f"others.{index - 1}"
+        weights |= llama_layer(tensors, f"layers.{index}", ours)
+        weights[f"{ours}.attention_norm.weight"] = tensors.take(f"layers.{index}.input_layernorm.weight")
+    weights |= {"fuse.fc.weight": tensors.take("fc.weight"), "norm.weight": tensors.take("norm.weight")}
+    layers = tuple(settings[LAYERS])
+    if settings["fuse_norm"] == "all":
+        weights["fuse.norms.0.weight"] = tensors.take("input_norm.weight")
+    elif settings["fuse_norm"] == "each":
+        weights |= {f"fuse.norms.{i}.weight": tensors.take(f"fc_norm.{i}.weight") for i in range(len(layers))}
+    head = tensors.take_if_there("lm_head.weight")
+    if head is None:
+        raise ValueError(f"{folder.path}: lm_head.weight is missing; drafters that share their target's are not served")
+    weights["own_head.weight"] = head
+    hot_ids = token_ids(folder, tensors.take_if_there("d2t"), len(head), vocabulary)
+    embedding = tensors.take_if_there("embed_tokens.weight")
+    tensors.require_all_taken("EAGLE-3", IGNORED)
+    expected = (size, len(layers) * size)
+    if tuple(weights["fuse.fc.weight"].shape) != expected:
+        found = tuple(weights["fuse.fc.weight"].shape)
+        raise ValueError(f"{folder.path}: fc.weight has shape {found}, for the layers {layers} expected {expected}")
+    config = Eagle3Config(
+        size,
+        vocabulary,
+        None if hot_ids is None else len(hot_ids),
+        num_layers=count,
+        layer=LayerShape.from_hf(layer, qkv_bias="layer.qkv.bias" in weights),
+        **{**settings, LAYERS: layers},
+    )
+    return Reading(config, weights, hot_ids, embedding)
+
+
+def first_layer(tensors: HubTensors, source: str) -> dict[str, Tensor]:
+    """The first layer's weights by our names."""
+    norms = {"embedding_norm": "input_layernorm", "state_norm": "hidden_norm"}
+    found = {f"layer.{ours}.weight": tensors.take(f"{source}.{name}.weight") for ours, name in norms.items()}
+    return found | llama_layer(tensors, source, "layer")
+
+
+def token_ids(folder: HubFolder, offsets: Tensor | None, rows: int, vocabulary: int) -> Tensor | None:
+    """The target's ids int64 [K] of the head's rows, from `d2t`; None where the head has all of them."""
+    if offsets is None:
+        if rows != vocabulary:
+            raise ValueError(f"{folder.path}: d2t is missing, and the head has {rows} rows of {vocabulary} tokens")
+        return None
+    ids = torch.arange(len(offsets)) + offsets.long()
+    if len(ids) != rows or bool((ids < 0).any() or (ids >= vocabulary).any()) or len(ids.unique()) != rows:
+        raise ValueError(
+            f"{folder.path}: d2t gives {len(ids)} tokens from {int(ids.min())} to {int(ids.max())}, "
+            f"{len(ids.unique())} of them different; expected one of {vocabulary} for each of {rows} rows (d2t is an "
+            "offset from the row)"
+        )
+    return ids
+
+
+def layers_of(own: Mapping[str, Any], target: TargetConfig) -> tuple[int, ...]:
+    """The layers whose inputs are read, from an `eagle_config`, whose ids count outputs."""
+    outputs = own.get(OUTPUTS)
+    return tuple(layer + 1 for layer in outputs) if outputs else usual_layers(target.num_layers)
+
+
+def outputs_of(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Layers whose outputs are these layers' inputs."""
+    return tuple(layer - 1 for layer in layers)
+
+
+def joined(layers: tuple[int, ...]) -> str:
+    return "+".join(map(str, layers))
+
+
+def settled(answers: Mapping[str, str], count: int) -> dict[str, Any]:
+    """The answers of --read-as as fields of `Eagle3Config`. Raises ValueError for one that does not fit."""
+    found: dict[str, Any] = {}
+    for name, text in answers.items():
+        if name == LAYERS:
+            found[name] = parse_layers(text, count)
+        elif text not in ("true", "false"):
+            raise ValueError(f"--read-as {name}={text}: expected true or false")
+        else:
+            found[name] = text == "true"
+    return found
+
+
+EAGLE3_SPECULATORS = Reader(
+    "EAGLE-3 (speculators)", Eagle3Drafter.name, is_speculators, read_speculators, (RESIDUAL, FEEDBACK, LAYERS)
+)
+EAGLE3_MODELOPT = Reader("EAGLE-3 (ModelOpt)", Eagle3Drafter.name, is_modelopt, read_modelopt, (LAYERS,))
+EAGLE3_OFFICIAL = Reader(
+    "EAGLE-3 (SafeAILab, SpecForge)", Eagle3Drafter.name, is_official, read_official, (FEEDBACK, LAYERS)
+)

@@ -1,0 +1,39 @@
+"""Medusa's heads, as FasterDecoding publishes them.
+
+Head i is named by its number: residual blocks `{i}.{j}.linear`, x + SiLU(W x + b), then a softmax layer
+`{i}.{blocks}.weight` [V, H] of its own, all over the target's hidden states after its final norm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
+from model_defs.drafters.medusa import MedusaConfig, MedusaDrafter
+from model_defs.target.config import TargetConfig
+
+BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
+
+
+def holds(folder: HubFolder) -> bool:
+    return "medusa_num_heads" in folder.config or any(BLOCK.fullmatch(name) for name in folder.names)
+
+
+def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
+    tensors = folder.tensors()
+    places = [match.groups() for name in folder.names if (match := BLOCK.fullmatch(name))]
+    heads = folder.config.get("medusa_num_heads") or 1 + max((int(head) for head, _ in places), default=0)
+    blocks = folder.config.get("medusa_num_layers") or 1 + max((int(block) for _, block in places), default=0)
+    weights = {}
+    for head in range(heads):
+        for block in range(blocks):
+            for kind in ("weight", "bias"):
+                weights[f"heads.{head}.blocks.{block}.linear.{kind}"] = tensors.take(f"{head}.{block}.linear.{kind}")
+        weights[f"heads.{head}.own_head.weight"] = tensors.take(f"{head}.{blocks}.weight")
+    tensors.require_all_taken(MEDUSA.form)
+    vocabulary, size = weights["heads.0.own_head.weight"].shape
+    return Reading(MedusaConfig(size, vocabulary, None, heads, blocks, "own"), weights)
+
+
+MEDUSA = Reader("Medusa", MedusaDrafter.name, holds, read)

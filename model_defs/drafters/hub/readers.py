@@ -1,0 +1,60 @@
+"""The readers there are. A new one is a module of its own and an entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from model_defs.drafters.hub.eagle import EAGLE
+from model_defs.drafters.hub.eagle3 import EAGLE3_MODELOPT, EAGLE3_OFFICIAL, EAGLE3_SPECULATORS
+from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
+from model_defs.drafters.hub.medusa import MEDUSA
+from model_defs.drafters.hub.redrafter import REDRAFTER
+from model_defs.drafters.hub.unserved import unserved_form
+from model_defs.target.config import TargetConfig
+
+READERS: tuple[Reader, ...] = (REDRAFTER, MEDUSA, EAGLE3_SPECULATORS, EAGLE3_OFFICIAL, EAGLE3_MODELOPT, EAGLE)
+SHOWN = 4
+"""Tensors that a message names."""
+
+
+def reader_of(folder: HubFolder) -> Reader | None:
+    """What reads a folder, None where it is of no known form. Raises ValueError for a form that is not served yet."""
+    if form := unserved_form(folder):
+        forms = ", ".join(reader.form for reader in READERS)
+        raise ValueError(f"{folder.path} holds a drafter that is recognised: {form}; not served yet. Read are {forms}")
+    return next((reader for reader in READERS if reader.holds(folder)), None)
+
+
+def require_reader(path: Path) -> tuple[HubFolder, Reader]:
+    """A folder and what reads it. Raises ValueError that says what an unknown one holds and which forms are read."""
+    folder = HubFolder(path)
+    if reader := reader_of(folder):
+        return folder, reader
+    names = sorted(folder.names)
+    holds = f"tensors {', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}" if names else "no weights"
+    named = {name: folder.config[name] for name in ("model_type", "architectures") if name in folder.config}
+    says = ", ".join(f"{name} {value!r}" for name, value in named.items()) or f"keys {sorted(folder.config)[:SHOWN]}"
+    forms = ", ".join(reader.form for reader in READERS)
+    raise ValueError(
+        f"{path} holds no drafter that is read: config.json has {says}; {holds}. Read are drafters of "
+        f"build/train_drafter.py and, of the hub, {forms}"
+    )
+
+
+def parse_answers(text: str | None) -> dict[str, str]:
+    """The answers of --read-as, name=value with commas between them. Raises ValueError."""
+    pairs = [part.partition("=") for part in text.split(",")] if text else []
+    if not all(name and value for name, _, value in pairs):
+        raise ValueError(f"--read-as {text}: expected name=value, with commas between several")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def read(path: Path, target: TargetConfig, answers: Mapping[str, str]) -> tuple[Reader, Reading]:
+    """A folder's drafter for a target. Raises as `require_reader` and `Reader.read`, and ValueError for an answer to
+    what the form does not leave open."""
+    folder, reader = require_reader(path)
+    if unknown := sorted(set(answers) - set(reader.questions)):
+        asked = f"only {', '.join(reader.questions)}" if reader.questions else "nothing"
+        raise ValueError(f"--read-as {unknown[0]}={answers[unknown[0]]}: {reader.form} leaves {asked} open")
+    return reader, reader.read(folder, target, answers)

@@ -1,0 +1,21 @@
+"""Apple's ReDrafter checkpoints: a recurrent drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
+from model_defs.drafters.recurrent import RecurrentDrafter, from_apple
+from model_defs.target.config import TargetConfig
+
+
+def holds(folder: HubFolder) -> bool:
+    return "num_draft_layers" in folder.config
+
+
+def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
+    tensors = folder.tensors()
+    return Reading(*from_apple(folder.config, {name: tensors.take(name) for name in folder.names}))
+
+
+REDRAFTER = Reader("Apple's ReDrafter", RecurrentDrafter.name, holds, read)

@@ -1,0 +1,42 @@
+"""Forms of drafters that are recognised and not served yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from model_defs.drafters.hub.folder import HubFolder
+
+
+def _speculators(kind: str) -> Callable[[HubFolder], bool]:
+    return lambda folder: folder.config.get("speculators_model_type") == kind
+
+
+def _dflash(projector: str) -> Callable[[HubFolder], bool]:
+    def holds(folder: HubFolder) -> bool:
+        own = folder.config.get("dflash_config")
+        is_dflash = isinstance(own, dict) or "DFlashDraftModel" in (folder.says("architectures") or ())
+        return is_dflash and (own or {}).get("projector_type", "dflash") == projector
+
+    return holds
+
+
+def _is_mla(folder: HubFolder) -> bool:
+    return any("Eagle3Deepseek" in name for name in folder.says("architectures") or ())
+
+
+UNSERVED: dict[str, tuple[Callable[[HubFolder], bool], ...]] = {
+    "P-EAGLE": (_speculators("peagle"), lambda folder: "mask_hidden" in folder.names),
+    "DSpark": (_speculators("dspark"), _dflash("dspark")),
+    "Domino": (_dflash("domino"),),
+    "DFlash": (_speculators("dflash"), _dflash("dflash")),
+    "MTP": (_speculators("mtp"), lambda folder: any(name.startswith("mtp") for name in folder.names)),
+    "EAGLE-1 in speculators form": (_speculators("eagle"),),
+    "Arctic's MLP speculator": (_speculators("mlp"), lambda folder: folder.says("model_type") == "mlp_speculator"),
+    "EAGLE-3 with latent attention": (_is_mla,),
+}
+"""Names, and what tells of them: any is enough."""
+
+
+def unserved_form(folder: HubFolder) -> str | None:
+    """The form of a folder that is recognised and not served, None for any other."""
+    return next((form for form, signs in UNSERVED.items() if any(sign(folder) for sign in signs)), None)

@@ -1,0 +1,75 @@
+"""The shape of a drafter's layer that is not its target's: that of a checkpoint from the hub."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from model_defs.target.config import TargetConfig
+from model_defs.target.errors import UnsupportedModelError
+from model_defs.target.rope import RopeConfig
+
+LLAMA_LIKE = ("llama", "mistral", "qwen2")
+"""Values of `model_type` whose layers are Llama's, but for biases, of which the tensors tell."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A Llama layer's shape, whatever its target's layers are."""
+
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position: int
+    qkv_bias: bool = False
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any], qkv_bias: bool = False) -> Self:
+        """Read a layer's `config.json`. Raises UnsupportedModelError for layers that are not Llama's, or KeyError."""
+        kind = raw.get("model_type", LLAMA_LIKE[0])
+        if kind not in LLAMA_LIKE:
+            raise UnsupportedModelError(f"its layers are of model_type {kind!r}, read are {', '.join(LLAMA_LIKE)}")
+        usual = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
+        given = {name: value for name, value in raw.items() if value is not None}
+        ignored = ("sliding_window", "attention_bias", "mlp_bias", "quantization_config")
+        if raw.get("use_sliding_window"):
+            raise UnsupportedModelError("its layers attend to a sliding window, which is not read yet")
+        if (activation := raw.get("hidden_act") or "silu") != "silu":
+            raise UnsupportedModelError(f"its layers have hidden_act {activation!r}, expected 'silu'")
+        kept = {name: value for name, value in given.items() if name not in ignored}
+        config = TargetConfig.from_hf(usual | kept | {"model_type": LLAMA_LIKE[0]})
+        return replace(cls.of(config), qkv_bias=qkv_bias)
+
+    @classmethod
+    def of(cls, config: TargetConfig) -> Self:
+        """The shape of a target's layers, as a Llama layer."""
+        return cls(
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_size,
+            config.rms_norm_eps,
+            config.rope,
+            config.max_position,
+        )
+
+    def config(self, hidden_size: int, vocab_size: int, num_layers: int = 1) -> TargetConfig:
+        """The configuration of so many layers of this shape."""
+        llama = TargetConfig.from_hf(
+            {
+                "model_type": LLAMA_LIKE[0],
+                "vocab_size": vocab_size,
+                "hidden_size": hidden_size,
+                "intermediate_size": self.intermediate_size,
+                "num_hidden_layers": num_layers,
+                "num_attention_heads": self.num_heads,
+                "num_key_value_heads": self.num_kv_heads,
+                "head_dim": self.head_size,
+                "rms_norm_eps": self.rms_norm_eps,
+                "max_position_embeddings": self.max_position,
+            }
+        )
+        return replace(llama, rope=self.rope, qkv_bias=self.qkv_bias)

@@ -1,0 +1,123 @@
+"""EAGLE-3 drafters in others' forms: what their loaders require is there, and reading it back restores every weight."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import export_drafter
+from model_defs.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from model_defs.drafters.layer_shape import LayerShape
+from model_defs.drafters.registry import load_drafter
+from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
+from tests.build.commands import invoke
+from tests.engines.tiny import VOCAB, random_model, tiny_drafter, tiny_target, write_model
+
+run = partial(invoke, export_drafter.main)
+SIZE, ROWS, MLP = 24, 53, 40
+LAYER = {
+    "input_layernorm.weight": (SIZE,),
+    "hidden_norm.weight": (SIZE,),
+    "post_attention_layernorm.weight": (SIZE,),
+    "self_attn.q_proj.weight": (96, 2 * SIZE),
+    "self_attn.k_proj.weight": (32, 2 * SIZE),
+    "self_attn.v_proj.weight": (32, 2 * SIZE),
+    "self_attn.o_proj.weight": (SIZE, 96),
+    "mlp.gate_proj.weight": (MLP, SIZE),
+    "mlp.up_proj.weight": (MLP, SIZE),
+    "mlp.down_proj.weight": (SIZE, MLP),
+}
+SHARED = {
+    "embed_tokens.weight": (VOCAB, SIZE),
+    "fc.weight": (SIZE, 3 * SIZE),
+    "norm.weight": (SIZE,),
+    "lm_head.weight": (ROWS, SIZE),
+    "d2t": (ROWS,),
+    "t2d": (VOCAB,),
+}
+REQUIRED = {"speculators": "layers.0", "specforge": "midlayer"}
+"""Keys and shapes of each form: SHARED, and those of LAYER after this name."""
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return random_model(replace(tiny_target().config, num_layers=7, hidden_size=SIZE, intermediate_size=MLP))
+
+
+@pytest.fixture
+def model(target, tmp_path) -> Path:
+    write_model(target, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def drafter_of(target: Target, **changes) -> Eagle3Drafter:
+    """Random, as it is stored, of rows in an order that is not that of their ids."""
+    torch.manual_seed(1)
+    rope = RopeConfig(theta=500.0, type="llama3", factor=2.0, original_max_position=32)
+    shape = replace(LayerShape.of(target.config), rope=rope)
+    config = Eagle3Config(SIZE, VOCAB, ROWS, target_layers=(2, 3, 5), layer=shape, **changes)
+    drafter = Eagle3Drafter(config, target, torch.randperm(VOCAB)[:ROWS]).eval().requires_grad_(False)
+    for weight in drafter.parameters():
+        weight.normal_(0, 0.3).copy_(weight.bfloat16())
+    return drafter
+
+
+def same_weights(found: Eagle3Drafter, expected: Eagle3Drafter) -> None:
+    order = expected.hot_ids.argsort()
+    assert torch.equal(found.hot_ids, expected.hot_ids[order])
+    weights = expected.state_dict()
+    weights["own_head.weight"] = weights["own_head.weight"][order]
+    assert found.state_dict().keys() == weights.keys()
+    assert all(torch.equal(weight, weights[name]) for name, weight in found.state_dict().items())
+
+
+@pytest.mark.parametrize("form", REQUIRED)
+@torch.no_grad()
+def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, form):
+    drafter = drafter_of(target)
+    drafter.save(tmp_path / "ours")
+    done = run("--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out", "--form", form)
+    assert done.exit_code == 0, done.output
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    layer = {f"{REQUIRED[form]}.{name}": shape for name, shape in LAYER.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == SHARED | layer
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    assert (dtypes.pop("d2t"), dtypes.pop("t2d")) == (torch.int64, torch.bool)
+    assert set(dtypes.values()) == {torch.bfloat16}
+    assert tensors["t2d"].nonzero().flatten().tolist() == (torch.arange(ROWS) + tensors["d2t"]).tolist()
+    back = load_drafter(tmp_path / "out", target)
+    assert (back.feature_layers, back.layer_config) == ((2, 3, 5), drafter.layer_config)
+    same_weights(back, drafter)
+    if form == "specforge":
+        yaml = (tmp_path / "out" / "speculative_config.yaml").read_text()
+        assert "trtllm-serve" in yaml
+        assert "speculative_model: out\n  eagle3_layers_to_capture: [1, 2, 4]\n" in yaml
+
+
+@torch.no_grad()
+def test_what_only_speculators_form_says_reads_back(target, model, tmp_path):
+    drafter = drafter_of(target, num_layers=2, fuse_norm="each", norm_output=True, norm_before_residual=True)
+    drafter.save(tmp_path / "ours")
+    options = ["--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out"]
+    assert run(*options, "--verifier", "a/b", "--depth", 4).exit_code == 0
+    back = load_drafter(tmp_path / "out", target)
+    assert replace(back.config, layer=None) == replace(drafter.config, layer=None)
+    same_weights(back, drafter)
+    given = json.loads((tmp_path / "out" / "config.json").read_text())["speculators_config"]
+    assert (given["verifier"]["name_or_path"], given["proposal_methods"][0]["speculative_tokens"]) == ("a/b", 4)
+    done = run(*options, "--form", "specforge")
+    assert "SpecForge's form has no norm_before_residual, norm_output, num_layers 2" in " ".join(done.output.split())
+
+
+def test_other_drafters_are_refused(target, model, tmp_path):
+    tiny_drafter(target).save(tmp_path / "ours")
+    done = run("--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "holds a drafter 'recurrent', exported are 'eagle3'" in " ".join(done.output.split())

@@ -1,0 +1,129 @@
+"""Drafters of the hub from their folder to served text, by the commands that a user types."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import build_engines
+import inspect_bundle
+from model_defs.drafters.registry import load_drafter
+from model_defs.target.attention import causal_attend
+from model_defs.target.model import Target
+from redraft.batch import DraftBatch
+from redraft.bundle.manifest import Bundle
+from redraft.engines import load_engine
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest
+from redraft.runtime import Runtime
+from tests.build.commands import invoke
+from tests.engines.drafters.drafting import check
+from tests.engines.tiny import chain, make_batch, random_model, tiny_target, write_model
+from tests.model_defs.drafters.hub.forms import (
+    HIDDEN,
+    Form,
+    eagle3_logits,
+    medusa,
+    medusa_logits,
+    modelopt,
+    specforge,
+    speculators,
+)
+
+run = partial(invoke, build_engines.main)
+TEXT = [5, 98, 6, 60, 17]
+OPTIONS = ("--max-len", 64, "--precision", "fp32", "--slots", 3, "--max-tree", 20)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return random_model(replace(tiny_target().config, num_layers=7, hidden_size=HIDDEN, intermediate_size=40))
+
+
+@pytest.fixture
+def model(target, tmp_path) -> Path:
+    write_model(target, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def entering(target: Target, form: Form) -> list[torch.Tensor]:
+    """What enters the layers that a drafter reads, at all tokens of TEXT but the root."""
+    attend, x, found = causal_attend(target.config, 4), target.embedding(torch.tensor([TEXT[:-1]])), {}
+    for index, layer in enumerate(target.layers):
+        found[index] = x[0]
+        x = layer(x, index, attend)
+    return [found[layer] for layer in form.layers]
+
+
+def generate(runtime: Runtime, method: str, sampling: dict) -> list[int]:
+    request = GenerateRequest(id="a", input_ids=[5, 98, 6], max_tokens=12, sampling=sampling, method=method)
+    sequence, tokens = runtime.sequence("a", request), list[int]()
+    runtime.scheduler.submit(sequence)
+    while not runtime.scheduler.idle:
+        tokens += [token for output in runtime.scheduler.step() for token in output.token_ids]
+    return tokens
+
+
+@torch.no_grad()
+def test_two_drafters_of_a_bundle_read_their_own_columns(target, model, tmp_path, capsys):
+    """One reads fused layers, one the hidden states. Drafts from the engine's features are those of the forms'
+    definitions, and the text is that of plain decoding."""
+    torch.manual_seed(3)
+    deep, heads = specforge(), medusa()
+    deep.write(tmp_path / "eagle3")
+    heads.write(tmp_path / "medusa")
+    shape = 'construction = "beam"\nbeam_width = 2\nbeam_length = 3\ncandidates = 4\nsupport = 0\n'
+    tables = [f'[{name}]\ndrafter = "{tmp_path / name}"\n{shape}' for name in ("eagle3", "medusa")]
+    (tmp_path / "methods.toml").write_text("\n".join(tables))
+    done = run("--model", model, "--methods", tmp_path / "methods.toml", "--output", tmp_path / "b", *OPTIONS)
+    assert done.exit_code == 0, done.output
+    bundle = Bundle.load(tmp_path / "b")
+    assert bundle.config.target.feature_size == 2 * HIDDEN
+    assert bundle.config.methods["eagle3"].form == "EAGLE-3 (SafeAILab, SpecForge)"
+    inspect_bundle.main(tmp_path / "b")
+    assert "eagle3 (read from EAGLE-3 (SafeAILab, SpecForge))" in capsys.readouterr().out
+    engine = load_engine(bundle)
+    _, features = engine.execute(make_batch([chain(1, [], TEXT[:-1])], words=1))
+    ints = partial(np.array, dtype=np.int32)
+    drafted = engine.drafters["eagle3"].draft(
+        DraftBatch(features[:4].copy(), ints(TEXT[1:]), ints([0, 4]), ints([1]), ints([0]))
+    )
+    layers, embedding = entering(target, deep), target.embedding.weight
+
+    def expected(path: list[int]) -> torch.Tensor:
+        return eagle3_logits(deep, embedding, layers, TEXT[1:], path)[-1].log_softmax(-1)
+
+    check(load_drafter(tmp_path / "eagle3", target), drafted, 0, expected)
+    drafted = engine.drafters["medusa"].draft(DraftBatch.of_roots(features[3:4].copy(), ints(TEXT[-1:])))
+    hidden = target(torch.tensor([TEXT[:-1]]), causal_attend(target.config, 4)).hidden[0, -1]
+    logits = medusa_logits(heads, hidden).log_softmax(-1)
+    check(load_drafter(tmp_path / "medusa", target), drafted, 0, lambda path: logits[len(path)])
+    runtime = Runtime.load(tmp_path / "b")
+    runtime.end_ids = frozenset()
+    for sampling in ({}, {"temperature": 1.0, "seed": 3}):
+        text = generate(runtime, AUTO_REGRESSIVE, sampling)
+        assert generate(runtime, "eagle3", sampling) == text == generate(runtime, "medusa", sampling)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "message"),
+    [
+        (speculators(norm_before_residual=None), [], "give --read-as norm_before_residual=true or --read-as"),
+        (modelopt(eagle_aux_hidden_state_layer_ids=[1, 8]), [], "reads layers (2, 9), the target has 7"),
+        (specforge(vocab_size=99), [], "d2t gives 53 tokens from"),
+        (speculators(speculators_model_type="dflash"), [], "recognised: DFlash; not served yet"),
+        (medusa(), ["--read-as", "a=b"], "--read-as a=b: Medusa leaves nothing open"),
+        (medusa(), ["--read-as", "a"], "--read-as a: expected name=value"),
+        (Form({"model_type": "bert"}, {"x": torch.ones(1)}), [], "config.json has model_type 'bert'; tensors x. Read"),
+    ],
+)
+def test_refusals_name_the_reason(model, tmp_path, form, options, message):
+    form.write(tmp_path / "drafter")
+    done = run("--model", model, "--drafter", tmp_path / "drafter", "--output", tmp_path / "b", *OPTIONS, *options)
+    assert done.exit_code == 1
+    assert message in " ".join(done.output.split())
+    assert not (tmp_path / "b").exists()

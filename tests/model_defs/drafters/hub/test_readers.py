@@ -1,0 +1,279 @@
+"""Drafters of the hub's forms compute what each form's definition says, or are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_defs.drafters.base import Drafter
+from model_defs.drafters.context_drafter import ContextDrafter
+from model_defs.drafters.medusa import MedusaDrafter
+from model_defs.drafters.registry import form_of, kind_of, load_drafter
+from model_defs.target.attention import DenseCache, causal_attend
+from model_defs.target.config import TargetConfig
+from model_defs.target.model import Target
+from model_defs.target.rope import RopeConfig
+from tests.model_defs.drafters.hub.forms import (
+    DRAFT_VOCAB,
+    HIDDEN,
+    VOCAB,
+    Form,
+    eagle,
+    eagle3_logits,
+    eagle_logits,
+    medusa,
+    medusa_logits,
+    modelopt,
+    specforge,
+    specforge_3_1,
+    speculators,
+)
+
+TEXT, PATH = [5, 98, 6, 60, 17], [88, 3, 109]
+"""The text with its root, and drafted tokens below it."""
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return target_of(7)
+
+
+def target_of(layers: int) -> Target:
+    torch.manual_seed(0)
+    target = Target(TargetConfig(VOCAB, HIDDEN, 40, layers, 6, 2, 4, 1e-5, RopeConfig(), 64, False, False, (2,)))
+    for parameter in target.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    return target.eval().requires_grad_(False)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(3)
+
+
+def entering(target: Target, layer: int, tokens: list[int]) -> Tensor:
+    """What enters a layer of the target: the layers before it."""
+    attend, x = causal_attend(target.config, len(tokens)), target.embedding(torch.tensor([tokens]))
+    for index in range(layer):
+        x = target.layers[index](x, index, attend)
+    return x[0]
+
+
+def drafted(drafter: Drafter, features: Tensor) -> Tensor:
+    """A drafter's logits after TEXT and each token of PATH, from features [n, H] of the target."""
+    assert isinstance(drafter, ContextDrafter)
+    cache = DenseCache(drafter.layer_config, 1, 40, features)
+    state = drafter.ingest(features[None], torch.tensor([TEXT[1:]]), cache.attend)[:, -1:]
+    cache.starts += len(features)
+    found = [state]
+    for token in PATH:
+        found.append(drafter.grow(found[-1], torch.tensor([[token]]), cache.attend))
+        cache.starts += 1
+    return drafter.read(torch.cat(found, dim=1))[0] @ drafter.head_weight.T
+
+
+def assert_equal(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def assert_ranks(drafter: Drafter, logits: Tensor, read: Tensor) -> None:
+    """The most likely tokens are the target's ids of the head's rows."""
+    values, ids = drafter.most_likely(read, 4)
+    best = logits.log_softmax(-1).topk(4)
+    torch.testing.assert_close(values, best.values, atol=1e-3, rtol=1e-3)
+    assert ids.tolist() == drafter.hot_ids[best.indices].tolist()
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("change", ["", "no bias", "own embedding", "biases of the layer"])
+@torch.no_grad()
+def test_eagle_1(target, tmp_path, prefix, change):
+    form, embedding = eagle(), target.embedding.weight
+    if change == "no bias":
+        del form.tensors["fc.bias"]
+    if change == "own embedding":
+        embedding = form.tensors["embed_tokens.weight"] = torch.randn(VOCAB, HIDDEN)
+    hidden = target(torch.tensor([TEXT[:-1]]), causal_attend(target.config, 4)).hidden[0]
+    expected = eagle_logits(form, embedding, target.lm_head.weight, hidden, TEXT[1:], PATH)
+    if change == "biases of the layer":  # zeros, which the reference leaves out
+        for p, size in (("q", 128), ("k", 64), ("v", 64)):
+            form.tensors[f"layers.0.self_attn.{p}_proj.bias"] = torch.zeros(size)
+    form.tensors |= {"lm_head.weight": target.lm_head.weight.clone()}
+    form.tensors = {
+        name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in form.tensors.items()
+    }
+    drafter = load_drafter(form.write(tmp_path), target)
+    assert drafter.name == kind_of(tmp_path) == "eagle"
+    assert_equal(drafted(drafter, hidden), expected)
+    if change == "own embedding":
+        drafter.save(tmp_path / "ours")
+        assert (load_drafter(tmp_path / "ours", target).embedding - embedding).abs().max() < 0.02
+
+
+@torch.no_grad()
+def test_medusa_in_torchs_format(target, tmp_path):
+    """One file, without a norm or the target's head; depth d reads head d."""
+    form = medusa()
+    form.write(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(form.tensors, tmp_path / "medusa_lm_head.pt")
+    drafter = load_drafter(tmp_path, target)
+    assert isinstance(drafter, MedusaDrafter)
+    hidden, expected = torch.randn(HIDDEN), None
+    expected = medusa_logits(form, hidden)
+    paths = drafter.paths(None, hidden[None], torch.tensor([9]))
+    for depth in range(3):
+        assert_equal(drafter.heads[depth](hidden) @ drafter.head_at(depth).T, expected[depth])
+        values, ids = paths.most_likely(4)
+        best = expected[depth].log_softmax(-1).topk(4)
+        torch.testing.assert_close(values[0], best.values, atol=1e-3, rtol=1e-3)
+        assert ids[0].tolist() == best.indices.tolist()
+        paths = type(paths)(drafter, paths.features, None, depth + 1)
+
+
+EAGLE3: dict[str, Callable[[], Form]] = {
+    "SpecForge": specforge,
+    "SpecForge, all tokens": lambda: all_tokens(specforge()),
+    "SpecForge 3.1": specforge_3_1,
+    "ModelOpt": modelopt,
+    "speculators": speculators,
+    "speculators, residual after the norm": lambda: speculators(norm_before_residual=True),
+    "speculators, two layers": lambda: speculators(others=1, norm_output=True),
+    "speculators, norm before fc": lambda: speculators(norm_before_fc=True),
+}
+
+
+def all_tokens(form: Form) -> Form:
+    del form.tensors["d2t"], form.tensors["t2d"]
+    form.tensors["lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
+    return form
+
+
+@pytest.mark.parametrize("name", EAGLE3)
+@torch.no_grad()
+def test_eagle_3(target, tmp_path, name):
+    """From tokens to logits: the target gives the fused features of the right layers."""
+    form = EAGLE3[name]()
+    drafter = load_drafter(form.write(tmp_path), target)
+    assert (kind_of(tmp_path), name.split(",")[0].split()[0] in form_of(tmp_path)) == ("eagle3", True)
+    assert drafter.feature_layers == form.layers
+    reading = target_of(7)
+    reading.feature_readers.append(drafter.feature_reader())
+    features = reading(torch.tensor([TEXT[:-1]]), causal_attend(target.config, 4)).features[0]
+    assert features.shape == (4, HIDDEN)
+    inputs = [entering(target, layer, TEXT[:-1]) for layer in form.layers]
+    expected = eagle3_logits(form, target.embedding.weight, inputs, TEXT[1:], PATH)
+    found = drafted(drafter, features)
+    assert_equal(found, expected)
+    if "d2t" in form.tensors:
+        assert drafter.hot_ids.tolist() == [i + int(offset) for i, offset in enumerate(form.tensors["d2t"])]
+        assert len(drafter.hot_ids) == DRAFT_VOCAB
+    assert_equal(drafter.fuse(torch.cat(inputs, dim=-1)), features)
+
+
+REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
+    "hidden size": (lambda: eagle(hidden_size=48), r"fc.weight has shape \(24, 48\), expected \(48, 96\)"),
+    "vocabulary": (lambda: eagle(vocab_size=99), "hidden size 24 and vocabulary 99; this one has 24 and 111"),
+    "layers": (lambda: eagle(num_hidden_layers=2), "num_hidden_layers is 2, expected 1"),
+    "activation": (lambda: eagle(hidden_act="gelu"), "hidden_act 'gelu', expected 'silu'"),
+    "kind of layer": (lambda: specforge(model_type="deepseek_v3"), "its layers are of model_type 'deepseek_v3'"),
+    "another target": (
+        lambda: specforge(target_hidden_size=48),
+        "hidden size 24 and is for a target of 48; this one has 24, and both must be the same",
+    ),
+    "residual": (lambda: speculators(norm_before_residual=None), "give --read-as norm_before_residual=true or"),
+    "layer ids": (
+        lambda: speculators(eagle_aux_hidden_state_layer_ids=[1, 2, 3]),
+        r"give --read-as target_layers=1\+2\+3 for inputs, or --read-as target_layers=2\+3\+4 for outputs",
+    ),
+    "feedback": (lambda: specforge(norm_output=True), "give --read-as norm_output=true where"),
+    "no layers": (lambda: modelopt(use_aux_hidden_state=False), "use_aux_hidden_state false .* not served yet"),
+    "ids": (lambda: absolute_ids(specforge()), "d2t is an offset from the row"),
+    "head": (lambda: without(specforge(), "lm_head.weight"), "lm_head.weight is missing"),
+    "number of layers": (
+        lambda: modelopt(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
+        r"fc.weight has shape \(24, 48\), for the layers \(1, 2, 3\) expected \(24, 72\)",
+    ),
+    "other tensors": (
+        lambda: more(specforge(), "midlayer.self_attn.q_norm.weight"),
+        "has tensors that EAGLE-3 does not have: midlayer.self_attn.q_norm.weight",
+    ),
+    "P-EAGLE": (lambda: speculators(speculators_model_type="peagle"), "recognised: P-EAGLE; not served yet"),
+    "DFlash": (lambda: Form({"dflash_config": {}, "model_type": "qwen3"}, {"fc.weight": torch.ones(2, 2)}), "DFlash;"),
+    "DSpark": (
+        lambda: Form({"dflash_config": {"projector_type": "dspark"}}, {"fc.weight": torch.ones(2, 2)}),
+        "recognised: DSpark; not served yet",
+    ),
+    "nothing known": (
+        lambda: Form({"model_type": "bert"}, {"pooler.weight": torch.ones(2, 2)}),
+        "config.json has model_type 'bert'; tensors pooler.weight. Read are drafters of .* Medusa, EAGLE-3",
+    ),
+}
+
+
+def absolute_ids(form: Form) -> Form:
+    """`d2t` as llama.cpp has it."""
+    form.tensors["d2t"] += torch.arange(DRAFT_VOCAB)
+    return form
+
+
+def without(form: Form, name: str) -> Form:
+    del form.tensors[name]
+    return form
+
+
+def more(form: Form, name: str) -> Form:
+    form.tensors[name] = torch.ones(8)
+    return form
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(target, tmp_path, name):
+    make, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        load_drafter(make().write(tmp_path), target)
+
+
+def test_small_targets_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="the target has 5 layers: EAGLE-3 reads three of them, of at least 6"):
+        load_drafter(specforge().write(tmp_path), target_of(5))
+
+
+@pytest.mark.parametrize(
+    ("form", "answers", "expected"),
+    [
+        (speculators, {"norm_before_residual": "true"}, {"norm_before_residual": True}),
+        (specforge, {"norm_output": "true"}, {"norm_output": True}),
+        (speculators, {"target_layers": "2+3+4"}, {"target_layers": (2, 3, 4)}),
+    ],
+)
+def test_answers_settle_what_a_folder_leaves_open(target, tmp_path, form, answers, expected):
+    changes: dict[str, Any] = {"norm_before_residual": None} if "norm_before_residual" in answers else {}
+    config = load_drafter(form(**changes).write(tmp_path), target, answers).config
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_answers_to_what_is_not_asked_are_refused(target, tmp_path):
+    with pytest.raises(ValueError, match="--read-as norm_output=true: EAGLE-1/2 leaves nothing open"):
+        load_drafter(eagle().write(tmp_path), target, {"norm_output": "true"})
+    with pytest.raises(ValueError, match="--read-as norm_output=perhaps: expected true or false"):
+        load_drafter(specforge().write(tmp_path), target, {"norm_output": "perhaps"})
+
+
+class Evil:
+    def __reduce__(self):
+        return Path.touch, (Path("/tmp/never"),)
+
+
+def test_code_in_a_file_of_weights_is_not_run(target, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(eagle().config))
+    torch.save({"fc.weight": Evil()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="holds more than tensors, and reading it would run its code"):
+        load_drafter(tmp_path, target)
