@@ -29,6 +29,7 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens or {})
         self._knows_developers = "developer" in source
+        self.source = source
         self.takes_tools = "tools" in source
         """Whether it has a place for the tools that a model may call."""
 
@@ -43,20 +44,26 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The prompt for the next turn. Raises ValueError for messages of another form or that the template cannot
         write, and TemplateError where it refuses them."""
-        if not messages:
-            raise ValueError("expected at least one message, got none")
-        turns = [_turn(message, place) for place, message in enumerate(messages)]
-        for turn in turns:
+        given = turns(messages)
+        for turn in given:
             if turn["role"] == "developer" and not self._knows_developers:
                 turn["role"] = "system"
         try:
             return self._template.render(
-                messages=turns, tools=list(tools) if tools else None, add_generation_prompt=True, **self._special_tokens
+                messages=given, tools=list(tools) if tools else None, add_generation_prompt=True, **self._special_tokens
             )
         except TemplateError:
             raise
         except Exception as error:  # a template is a program: it may do anything with fields that it does not expect
             raise ValueError(f"the chat template cannot write these messages: {type(error).__name__}") from None
+
+
+def turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """A conversation as templates expect it, which stays as it is if it is given again. Raises ValueError for messages
+    of another form."""
+    if not messages:
+        raise ValueError("expected at least one message, got none")
+    return [_turn(message, place) for place, message in enumerate(messages)]
 
 
 def render_chat(folder: Path, messages: str | Sequence[Message]) -> str:
@@ -65,8 +72,8 @@ def render_chat(folder: Path, messages: str | Sequence[Message]) -> str:
     Raises FileNotFoundError if the folder holds no chat template, ValueError for messages of another form, and
     TemplateError where the template refuses them.
     """
-    turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    return ChatTemplate.load(folder).render(turns)
+    given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    return ChatTemplate.load(folder).render(given)
 
 
 def user_prompt(folder: Path, user: str) -> str:

@@ -168,7 +168,8 @@ class GenerateRequest(Message):
     which the text includes, as with TensorRT-LLM, unless `include_stop_words` is false; `bad_words` are never
     generated. `stop_word_ids` and `bad_word_ids` are further words as token ids, matched token by token. With
     `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces the model's own end
-    tokens, unless it is one of them; -1 means that nothing ends the text. `method` names one of the bundle's methods of
+    tokens, unless it is one of them; -1 means that nothing ends the text. The text has special tokens other than those
+    that end it only with `skip_special_tokens` false. `method` names one of the bundle's methods of
     drafting, or `auto_regressive`; the bundle's first is the default.
 
     Log-probabilities are the target's own, before processors and filters: of the answer's tokens with
@@ -190,6 +191,7 @@ class GenerateRequest(Message):
     pad_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     stop_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
     include_stop_words: bool = True
+    skip_special_tokens: bool = True
     bad_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
     stop_word_ids: list[list[TokenId]] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
     bad_word_ids: list[list[TokenId]] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
@@ -259,6 +261,7 @@ class Options(TypedDict, total=False):
     logit_bias: dict[int, float] | None
     stop_words: list[str]
     include_stop_words: bool
+    skip_special_tokens: bool
     bad_words: list[str]
     end_id: int | None
     return_log_probs: bool

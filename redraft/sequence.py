@@ -153,7 +153,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
-        self._text = TextStream(codec, prompt, stop_words, request.include_stop_words)
+        self._text = TextStream(codec, prompt, stop_words, request.include_stop_words, request.skip_special_tokens)
         self._stop_word_ids = request.stop_word_ids
         self._tail: deque[int] = deque(maxlen=max(map(len, request.stop_word_ids), default=0))
         self._stream_interval_s = stream_interval_s

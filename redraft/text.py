@@ -82,9 +82,9 @@ class TextCodec:
         """Whether a token is a special one, which `decode` skips."""
         return token_id in self._special.values()
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens skipped."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of token ids, special tokens skipped or not."""
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, in UTF-8, which may end within a character; a special token's own text. Empty
@@ -114,12 +114,14 @@ class TextStream:
         prompt: Sequence[int] = (),
         stop_words: Sequence[str] = (),
         include_stop_word: bool = True,
+        skip_special: bool = True,
     ):
         self._codec = codec
         self._stop_words = list(stop_words)
         self._include_stop_word = include_stop_word
+        self._skip_special = skip_special
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        self._decoded = len(codec.decode(self._window))
+        self._decoded = len(codec.decode(self._window, skip_special))
         self._held = ""
         self._ready: list[str] = []
 
@@ -149,13 +151,13 @@ class TextStream:
 
         The window's first tokens are context: how a token reads depends on those before it.
         """
-        text = self._codec.decode(self._window)
+        text = self._codec.decode(self._window, self._skip_special)
         end = text[-_UNFINISHED:]
         unfinished = 0 if finished else len(end) - len(end.rstrip(_REPLACEMENT))
         new = text[self._decoded : len(text) - unfinished]
         if len(self._window) > _MOST_TOKENS:
             del self._window[:-_CONTEXT_TOKENS]
-            text = self._codec.decode(self._window)
+            text = self._codec.decode(self._window, self._skip_special)
         self._decoded = len(text) - unfinished
         return new
 
@@ -167,14 +169,14 @@ class TextStream:
             self._held = ""
             self._window, self._decoded = [], 0
             return True
-        keep = max(_overlap(self._held, word) for word in self._stop_words)
+        keep = max(overlap(self._held, word) for word in self._stop_words)
         certain = len(self._held) - keep
         self._ready.append(self._held[:certain])
         self._held = self._held[certain:]
         return False
 
 
-def _overlap(text: str, word: str) -> int:
+def overlap(text: str, word: str) -> int:
     """Length of the longest end of `text` that begins `word`."""
     for length in range(min(len(text), len(word) - 1), 0, -1):
         if text.endswith(word[:length]):

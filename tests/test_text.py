@@ -54,11 +54,22 @@ def test_any_bytes_taken_at_any_time_add_up(tokens, with_stop_words):
 
 def test_nothing_follows_a_stop_word():
     pieces = [b"a", b"b\xf0\x9f"]
-    codec = SimpleNamespace(decode=lambda ids: b"".join(pieces[i] for i in ids).decode(errors="replace"))
+    codec = SimpleNamespace(decode=lambda ids, _: b"".join(pieces[i] for i in ids).decode(errors="replace"))
     texts = TextStream(codec, [], ["b"])
     assert [texts.push(0), texts.push(1)] == [False, True]
     texts.finish()
     assert texts.take() == "ab"
+
+
+@pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, "a<end>b")])
+def test_special_tokens_are_text_on_request_only(skip, text):
+    (first,), (second,) = CODEC.encode("a"), CODEC.encode("b")
+    texts = TextStream(CODEC, [0, first], skip_special=skip)
+    pieces = []
+    for token in (first, 0, second):
+        texts.push(token)
+        pieces.append(texts.take())
+    assert "".join(pieces) == text
 
 
 def test_an_incomplete_character_comes_out_at_the_end():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -19,8 +19,17 @@ from redraft.worker.protocol import Chunk, ErrorMessage
 class Generation:
     """Requests that run side by side and end together: leaving the context cancels those that have not ended."""
 
-    def __init__(self, client: WorkerClient, requests: Sequence[GenerateRequest], metrics: Metrics, tracing: Tracing):
-        self._client, self._requests, self._metrics, self._tracing = client, requests, metrics, tracing
+    def __init__(
+        self,
+        client: WorkerClient,
+        requests: Sequence[GenerateRequest],
+        fields: Mapping[str, str],
+        metrics: Metrics,
+        tracing: Tracing,
+    ):
+        """`fields` are the client's names of the worker's, for what the worker refuses."""
+        self._client, self._requests, self._fields = client, requests, fields
+        self._metrics, self._tracing = metrics, tracing
         self._loop = asyncio.get_running_loop()
         self._messages: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
         self._running: set[int] = set()
@@ -34,7 +43,7 @@ class Generation:
                 self._metrics.running.inc()
         except WorkerError as error:
             self.__exit__()
-            raise of_worker(error) from None
+            raise of_worker(error, self._fields) from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,7 +58,7 @@ class Generation:
             place, message = await self._messages.get()
             if isinstance(message, ErrorMessage):
                 self._leave(place)
-                raise of_worker(WorkerError(message.code, message.message))
+                raise of_worker(WorkerError(message.code, message.message), self._fields)
             if message.done:
                 self._leave(place)
                 if message.stats:

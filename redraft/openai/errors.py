@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -54,10 +55,11 @@ def internal() -> ApiError:
     return ApiError(500, "internal error: the server's log has the cause", code="internal_error")
 
 
-def invalid_request(text: str) -> ApiError:
-    """What a worker's request may not say; its first word is the field, by the worker's name."""
+def invalid_request(text: str, fields: Mapping[str, str] = CLIENTS_FIELDS) -> ApiError:
+    """What a worker's request may not say; its first word is the field, by the worker's name. `fields` are the names
+    that the client knows."""
     name, _, rest = text.partition(":")
-    param = CLIENTS_FIELDS.get(name)
+    param = fields.get(name)
     return ApiError(400, f"{param}:{rest}" if param else text, param)
 
 
@@ -74,11 +76,11 @@ def overloaded(text: str) -> ApiError:
     return ApiError(429, text, code="rate_limit_exceeded", headers={"Retry-After": str(OVERLOADED_RETRY_S)})
 
 
-def of_worker(error: WorkerError) -> ApiError:
-    """The answer to a request that the worker refused or lost."""
+def of_worker(error: WorkerError, fields: Mapping[str, str] = CLIENTS_FIELDS) -> ApiError:
+    """The answer to a request that the worker refused or lost; `fields` as in `invalid_request`."""
     text = str(error)
     if error.code == INVALID:
-        return invalid_request(text)
+        return invalid_request(text, fields)
     if error.code == OVERLOADED:
         return overloaded(text)
     if error.code in (RESTARTING, CANCELLED):

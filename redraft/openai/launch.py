@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 
 from redraft.serving.child import Child
@@ -19,6 +20,14 @@ DRAIN_S = 2
 MAX_DELAY_S = 5.0
 MAX_LOG_BYTES = 32 * 2**20
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class ToolParser(StrEnum):
+    """The forms of tool calls that `--tool-parser` takes."""
+
+    hermes = "hermes"
+    llama3 = "llama3"
+    mistral = "mistral"
 
 
 def front_end(run_dir: RunDir, settings: Settings) -> Watched:
@@ -45,5 +54,6 @@ def command(run_dir: RunDir, settings: Settings) -> list[str]:
         *("--log", str(run_dir.openai_log), "--silence-s", str(settings.silence_s)),
         *("--address", settings.address, "--port", str(settings.openai_port)),
         *(["--model-name", settings.model_name] if settings.model_name else []),
+        *(["--tool-parser", settings.tool_parser] if settings.tool_parser else []),
         *(argument for name in settings.allowed_hosts for argument in ("--allow-host", name)),
     ]

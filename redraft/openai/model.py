@@ -10,8 +10,10 @@ from typing import Any
 from jinja2 import TemplateError
 
 from redraft.bundle.config import BundleConfig
-from redraft.chat import ChatTemplate
+from redraft.chat import ChatTemplate, turns
 from redraft.openai.errors import ApiError, not_served, too_long
+from redraft.openai.structured.forms import FORMS, form_of
+from redraft.openai.structured.listing import written_out
 from redraft.request import AUTO_REGRESSIVE, InvalidRequest, shown
 from redraft.text import TextCodec
 
@@ -20,7 +22,8 @@ class ServedModel:
     """What requests are checked against and answers are written with. Raises BundleError, or OSError, for a folder
     that is no bundle. It may be used from any thread."""
 
-    def __init__(self, bundle: Path, name: str | None = None):
+    def __init__(self, bundle: Path, name: str | None = None, tool_parser: str | None = None):
+        """`tool_parser` names the form of its tool calls, one of `FORMS`; None: what the chat template shows."""
         config = BundleConfig.read(bundle)
         self.name = name or config.name
         self.created = int(time.time())
@@ -33,6 +36,9 @@ class ServedModel:
             self._template: ChatTemplate | None = ChatTemplate.load(bundle)
         except FileNotFoundError:
             self._template = None
+        shown_form = form_of(self._template.source) if self._template and self._template.takes_tools else None
+        self.tool_form = FORMS[tool_parser] if tool_parser else shown_form
+        """How its text calls tools; None where that is not known."""
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not this one; None is this one."""
@@ -43,19 +49,24 @@ class ServedModel:
             )  # fmt: skip
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None, param: str = "messages"
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[dict[str, Any]],
+        opening: str = "",
+        param: str = "messages",
     ) -> list[int]:
-        """Token ids of a conversation, the field `param`. Raises ApiError where the template refuses it or it is too
-        long."""
+        """Token ids of a conversation, the field `param`, and of the answer's `opening`. Raises ApiError where the
+        template refuses it or it is too long."""
         if self._template is None:
             raise not_served(param, "this model has no chat template; /v1/completions continues a text as it is")
-        if tools and not self._template.takes_tools:
-            raise not_served("tools", "this model's chat template has no place for tools")
         try:
-            text = self._template.render(messages, tools)
+            if self._template.takes_tools:
+                text = self._template.render(messages, tools)
+            else:
+                text = self._template.render(written_out(turns(messages), tools))
         except (ValueError, TemplateError) as error:
             raise ApiError(400, str(error), param) from None
-        return self.encode(text, param)
+        return self.encode(text + opening, param)
 
     def encode(self, text: str, param: str) -> list[int]:
         """Token ids of a text. Raises ApiError where it is empty, is no Unicode, or cannot fit the context."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from redraft.openai.errors import ApiError, not_served
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import NOT_YET, Body, Refusals, Sampled, StreamOptions, forced_tool
-from redraft.openai.translate import Job, Prompt, job
-from redraft.request import INT32_MAX, MOST_ALTERNATIVES, clipped, shown
+from redraft.openai.schemas import Body, Refusals, Sampled, StreamOptions
+from redraft.openai.structured.formats import TextFormat
+from redraft.openai.structured.tools import AUTO, Choice, ResponsesTools
+from redraft.openai.structured.use import tool_use
+from redraft.openai.translate import Job, Prompt, job, prompt_of
+from redraft.request import INT32_MAX, MOST_ALTERNATIVES, Guide, clipped, shown
 
 LOG_PROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
@@ -21,10 +25,9 @@ STATELESS = "nothing is stored: send what was said before as input"
 class TextOptions(Body):
     """The form of the answer."""
 
-    REFUSED: ClassVar[Refusals] = {
-        "format": (({"type": "text"},), NOT_YET),
-        "verbosity": ((), "this model has no verbosity to set"),
-    }
+    REFUSED: ClassVar[Refusals] = {"verbosity": ((), "this model has no verbosity to set")}
+
+    format: TextFormat = TextFormat(type="text")
 
 
 class ResponsesBody(Sampled):
@@ -51,8 +54,8 @@ class ResponsesBody(Sampled):
     top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     text: TextOptions = TextOptions()
     stream_options: StreamOptions | None = None
-    tools: list[dict[str, Any]] = Field(default=[], max_length=1000)
-    tool_choice: Any = "auto"
+    tools: ResponsesTools = Field(default=[])
+    tool_choice: Choice = AUTO
     parallel_tool_calls: bool = True
 
     @property
@@ -63,26 +66,33 @@ class ResponsesBody(Sampled):
     def alternatives(self) -> int:
         return self.top_logprobs if self.log_probs else 0
 
+    def guides(self) -> Iterator[tuple[str, Guide]]:
+        yield from self.text.format.guides("text.format")
+        yield from super().guides()
+
 
 def responses_job(body: ResponsesBody, model: ServedModel) -> Job:
     """The job of a request. Raises ApiError."""
-    forced_tool(body.tool_choice)
-    tools = [_tool(tool, place) for place, tool in enumerate(body.tools)]
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, model)
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
     else:
-        messages += [_message(item, f"input[{place}]") for place, item in enumerate(body.input)]
-    ids = model.chat_prompt(messages, tools if body.tool_choice != "none" else None, "input")
-    return job(body, model, [Prompt(ids)], 1, body.max_output_tokens, "max_output_tokens")
+        messages += _messages(body.input)
+    ids = prompt_of(messages, tools, model, "input")
+    return job(body, model, [Prompt(ids)], 1, body.max_output_tokens, "max_output_tokens", tools=tools)
 
 
-def _tool(tool: dict[str, Any], place: int) -> dict[str, Any]:
-    """A function in the form of chats, which is that of the templates."""
-    if tool.get("type") != "function":
-        raise not_served("tools", f"tools[{place}].type: no hosted tools are served: expected function, got "
-                                  f"{shown(tool.get('type'))}")  # fmt: skip
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items of the input as messages: calls belong to the assistant's message before them."""
+    messages: list[dict[str, Any]] = []
+    for place, item in enumerate(items):
+        message = _message(item, f"input[{place}]")
+        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
+            messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]
+        else:
+            messages.append(message)
+    return messages
 
 
 def _message(item: dict[str, Any], where: str) -> dict[str, Any]:

@@ -5,19 +5,31 @@ A null field is an absent one. A field that asks for what this server does not h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PlainValidator, model_validator
 
 from redraft.openai.errors import not_served
-from redraft.request import INT32_MAX, MAX_BIASES, MAX_PENALTY, MAX_TIMEOUT_S, MAX_WORDS, MOST_ALTERNATIVES, Bias, Word
+from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, vllm_guides
+from redraft.openai.structured.tools import AUTO, ChatTools, Choice
+from redraft.request import (
+    INT32_MAX,
+    MAX_BIASES,
+    MAX_PENALTY,
+    MAX_TIMEOUT_S,
+    MAX_WORDS,
+    MOST_ALTERNATIVES,
+    Bias,
+    Guide,
+    Word,
+)
 
 MAX_CHOICES = 128
 """Sequences of one HTTP request: prompts times `n`."""
 
 NO_ADAPTER = "LoRA adapters are not served"
 TEXT_ONLY = "this model reads and writes text only"
-NOT_YET = "structured output is not served"
 
 
 def _one_or_more(value: Any) -> Any:
@@ -29,12 +41,6 @@ Stop = Annotated[list[Word], BeforeValidator(_one_or_more), Field(max_length=MAX
 Penalty = Annotated[FiniteFloat, Field(ge=-2, le=2)]
 TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-
-
-def forced_tool(choice: Any) -> None:
-    """Raises ApiError for a `tool_choice` that asks for a call."""
-    if choice not in (None, "auto", "none"):
-        raise not_served("tool_choice", "a call of a tool cannot be forced: expected auto or none")
 
 
 class Body(BaseModel):
@@ -96,6 +102,12 @@ class Sampled(Body):
     drafting_method: str | None = None
     speculative: bool = True
     draft_trees: bool = False
+    skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def log_probs(self) -> bool:
@@ -107,18 +119,30 @@ class Sampled(Body):
         """Alternatives wanted for each token."""
         return 0
 
+    def guides(self) -> Iterator[tuple[str, Guide]]:
+        """Each guide that is asked for, after the name of its field. Raises ApiError."""
+        yield from vllm_guides("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        if self.structured_outputs is not None:
+            yield from self.structured_outputs.guides()
+
 
 class Choices(Sampled):
     """What chat and text completions have in common."""
 
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> Self:
         if self.stream_options and not self.stream:
             raise ValueError("stream_options: expected only with stream true")
         return self
+
+    def guides(self) -> Iterator[tuple[str, Guide]]:
+        if self.response_format is not None:
+            yield from self.response_format.guides("response_format")
+        yield from super().guides()
 
     @property
     def usage_at_end(self) -> bool:
@@ -150,7 +174,6 @@ class ChatBody(Choices):
         "moderation": ((), "no moderation is served"),
         "prediction": ((), "no predicted outputs are served"),
         "reasoning_effort": (("none",), "this model has no reasoning to set"),
-        "response_format": (({"type": "text"},), NOT_YET),
         "store": ((False,), "nothing is stored"),
         "verbosity": ((), "this model has no verbosity to set"),
         "web_search_options": ((), "no hosted tools are served"),
@@ -161,15 +184,14 @@ class ChatBody(Choices):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
-    tools: list[dict[str, Any]] = Field(default=[], max_length=1000)
-    tool_choice: Any = None
+    tools: ChatTools = []
+    tool_choice: Choice = AUTO
     parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def _fitting_together(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: expected only with logprobs true")
-        forced_tool(self.tool_choice)
         return self
 
     @property

@@ -22,6 +22,7 @@ from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S, MAX_LOG_BYTES
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
+from redraft.openai.structured.forms import FORMS
 from redraft.openai.tracing import Tracing, exporting
 from redraft.worker.client import WorkerClient
 
@@ -53,13 +54,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--allow-host", action="append", default=[], help="another name that clients may use")
     parser.add_argument("--model-name", help="the model's name in the API (default: the bundle's)")
+    parser.add_argument("--tool-parser", choices=FORMS, help="the form of its tool calls (default: its template's)")
     parser.add_argument("--silence-s", type=float, default=30.0, help="a worker silent for longer is away")
     parser.add_argument("--log", type=Path, help="the file that the output goes to, which this process keeps short")
     options = parser.parse_args(argv)
     handlers = [Log(options.log)] if options.log else None
     logs.configure(handlers=handlers)
     try:
-        model = ServedModel(options.bundle, options.model_name)
+        model = ServedModel(options.bundle, options.model_name, options.tool_parser)
         tracing = Tracing(exporting(), model.name)
     except (OSError, ValueError, RuntimeError) as error:
         log.error("redraft /v1: %s", error)

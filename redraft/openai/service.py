@@ -95,7 +95,7 @@ class Service:
             raise ApiError(400, f"n: expected at most {most} choices in all, as many run and wait, got {wanted}", "n")
         client = request.client.host if request.client else None
         requests = [one.model_copy(update={"id": self.client.new_id(), "client": client}) for one in job.requests]
-        return Generation(self.client, requests, self.metrics, self.tracing)
+        return Generation(self.client, requests, job.fields, self.metrics, self.tracing)
 
 
 def new_id(kind: str) -> str:

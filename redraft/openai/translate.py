@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
-from redraft.openai.errors import ApiError, invalid_request, too_long
+from redraft.openai.errors import CLIENTS_FIELDS, ApiError, invalid_request, too_long
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sampled
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, SamplingConfig, describe
+from redraft.openai.structured.formats import only_guide
+from redraft.openai.structured.use import ToolUse, tool_use
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, InvalidRequest, SamplingConfig, describe
+from redraft.text import TextCodec
 
 NOTHING_ENDS = -1
 """The end token of a text that no token ends."""
@@ -32,6 +36,9 @@ class Job:
 
     prompts: list[Prompt]
     n: int
+    tools: ToolUse | None = None
+    fields: Mapping[str, str] = field(default_factory=lambda: CLIENTS_FIELDS)
+    """The client's names of the worker's fields that only the worker can check to the end."""
     requests: list[GenerateRequest] = field(default_factory=list)
 
     @property
@@ -55,11 +62,20 @@ def derived_seed(seed: int, choice: int) -> int:
 
 def chat_job(body: ChatBody, model: ServedModel) -> Job:
     """A conversation's job. Raises ApiError."""
-    tools = None if body.tool_choice == "none" else body.tools
+    tools = tool_use([tool.function for tool in body.tools], body.tool_choice, body.parallel_tool_calls, model)
     messages = [message.model_dump() for message in body.messages]
-    prompt = Prompt(model.chat_prompt(messages, tools))
+    prompt = Prompt(prompt_of(messages, tools, model, "messages"))
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return job(body, model, [prompt], body.n, getattr(body, name), name)
+    return job(body, model, [prompt], body.n, getattr(body, name), name, tools=tools)
+
+
+def prompt_of(
+    messages: Sequence[Mapping[str, Any]], tools: ToolUse | None, model: ServedModel, param: str
+) -> list[int]:
+    """Token ids of a conversation, the field `param`, with the tools that it may call. Raises ApiError."""
+    if tools is None:
+        return model.chat_prompt(messages, [], "", param)
+    return model.chat_prompt(messages, tools.for_template, tools.opening, param)
 
 
 def completion_job(body: CompletionBody, model: ServedModel) -> Job:
@@ -71,7 +87,8 @@ def completion_job(body: CompletionBody, model: ServedModel) -> Job:
         else:
             ids = model.check_ids(given, "prompt")
             prompts.append(Prompt(ids, model.codec.decode(ids) if body.echo else ""))
-    return job(body, model, prompts, body.n, body.max_tokens, "max_tokens", body.echo and body.log_probs)
+    prompt_log_probs = body.echo and body.log_probs
+    return job(body, model, prompts, body.n, body.max_tokens, "max_tokens", prompt_log_probs=prompt_log_probs)
 
 
 def job(
@@ -81,7 +98,9 @@ def job(
     n: int,
     max_tokens: int | None,
     max_tokens_name: str,
+    *,
     prompt_log_probs: bool = False,
+    tools: ToolUse | None = None,
 ) -> Job:
     """The worker's requests for prompts, `n` for each; `max_tokens` None is what is left of the context. Ids are unique
     only within the job. Raises ApiError."""
@@ -90,7 +109,9 @@ def job(
         raise ApiError(400, f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
     base = body.seed if body.seed is not None else secrets.randbits(63)
     seeds = [derived_seed(base, choice) for choice in range(n)] if body.seed is not None or n > 1 else [None]
-    result = Job(prompts, n)
+    guided_by, guide = _guide(body, tools, model.codec)
+    fields = {**CLIENTS_FIELDS, "guide": guided_by, "guide.text": guided_by}
+    result = Job(prompts, n, tools, fields)
     for prompt in prompts:
         left = model.max_len - len(prompt.ids)
         if max_tokens is not None and max_tokens > left:
@@ -118,6 +139,8 @@ def job(
                         "top_log_probs": body.alternatives,
                         "prompt_log_probs": prompt_log_probs or wanted == 0,
                         "draft_trees": body.draft_trees,
+                        "guide": guide,
+                        "skip_special_tokens": body.skip_special_tokens and not (tools and tools.special),
                         "method": body.drafting_method if body.speculative else AUTO_REGRESSIVE,
                         "timeout_s": body.timeout,
                     }
@@ -126,6 +149,12 @@ def job(
     if not body.speculative and body.drafting_method not in (None, AUTO_REGRESSIVE):
         raise ApiError(400, "speculative: expected true with a drafting_method, got false", "speculative")
     return result
+
+
+def _guide(body: Sampled, tools: ToolUse | None, codec: TextCodec) -> tuple[str, Guide | None]:
+    """The field that asks for a guide, and the guide. Raises ApiError where fields do not go together."""
+    field, wanted = only_guide(dict(body.guides())) or ("", None)
+    return (field, wanted) if tools is None else ("tools", tools.guide(field, wanted, codec))
 
 
 def _sampling(body: Sampled, seed: int | None, min_length: int) -> dict[str, Any]:

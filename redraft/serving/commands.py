@@ -18,7 +18,7 @@ from redraft.chat import render_chat
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
 from redraft.logs import FORMAT_VARIABLE, LogFormat
-from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE
+from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE, ToolParser
 from redraft.request import INT32_MAX, InvalidRequest, Options, request
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
@@ -65,6 +65,10 @@ def serve(
         ),
     ] = None,
     model_name: Annotated[str | None, typer.Option(help="The model's name in /v1; default: the bundle's.")] = None,
+    tool_parser: Annotated[
+        ToolParser | None,
+        typer.Option(help="The form of the model's tool calls, for /v1; default: the one its chat template shows."),
+    ] = None,
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
     threads: Annotated[
         int | None,
@@ -119,6 +123,7 @@ def serve(
         metrics_port=metrics_port,
         openai_port=openai_port,
         model_name=model_name,
+        tool_parser=tool_parser,
         allowed_hosts=allow_host or [],
         decoupled=decoupled,
         threads=threads,

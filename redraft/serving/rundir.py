@@ -34,6 +34,8 @@ class Settings(BaseModel):
     """The port of the `/v1` front end; 0 leaves it out."""
     model_name: str | None = None
     """The model's name there; None: the bundle's."""
+    tool_parser: str | None = None
+    """The form of its tool calls; None: the one that its chat template shows."""
     allowed_hosts: list[str] = []
     """Names, beside the machine's own addresses, by which `/v1` may be reached."""
     decoupled: bool = True

@@ -27,11 +27,14 @@ MODEL = "toy-model"
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
     "{% for call in message.tool_calls or [] %}({{ call.function.name }} {{ call.function.arguments | tojson }})"
-    "{% endfor %}{% endfor %}{% if tools %}[{{ tools | tojson }}]{% endif %}<assistant>"
+    "{% endfor %}{% endfor %}{% if tools %}[{{ tools | tojson }}]{# <tool_call> #}{% endif %}<assistant>"
 )
+"""The comment shows whose form of tool calls it is: Hermes'."""
 
 
-def toy_bundle(folder: Path, template: str | None = TEMPLATE, vocab_size: int = 111) -> Path:
+def toy_bundle(
+    folder: Path, template: str | None = TEMPLATE, vocab_size: int = 111, max_len: int = LIMITS.max_len
+) -> Path:
     """A bundle's folder without networks: what the front end reads of it."""
     config = BundleConfig(
         name=MODEL,
@@ -46,11 +49,11 @@ def toy_bundle(folder: Path, template: str | None = TEMPLATE, vocab_size: int = 
             head_size=2,
             vocab_size=vocab_size,
             eos_token_ids=(0,),
-            max_position=LIMITS.max_len,
+            max_position=max_len,
         ),
         limits=LimitsInfo(
             slots=LIMITS.slots,
-            max_len=LIMITS.max_len,
+            max_len=max_len,
             max_tree=LIMITS.max_tree,
             prefill_chunk=LIMITS.prefill_chunk,
         ),
@@ -78,7 +81,10 @@ def toy_bundle(folder: Path, template: str | None = TEMPLATE, vocab_size: int = 
 class FrontEnd:
     """A worker and the front end before it."""
 
-    def __init__(self, folder: Path, bundle: Path, delay: float, arguments: tuple[str, ...], key: str | None):
+    def __init__(
+        self, folder: Path, bundle: Path, delay: float, arguments: tuple[str, ...], key: str | None, worker: str
+    ):
+        self.worker_script = worker
         self.socket, self.log_file = folder / "worker.sock", folder / "openai.log"
         (self.port,) = free_ports(1)
         self.delay, self.key = delay, key
@@ -95,7 +101,7 @@ class FrontEnd:
         self.start_worker()
 
     def start_worker(self) -> None:
-        command = [sys.executable, "tests/worker/toy_worker.py", str(self.socket), str(self.delay)]
+        command = [sys.executable, self.worker_script, str(self.socket), str(self.delay)]
         self.worker = subprocess.Popen(command, cwd=ROOT)
 
     @property
@@ -140,10 +146,15 @@ class FrontEnd:
 
 @contextmanager
 def front_end(
-    folder: Path, bundle: Path, *arguments: str, delay: float = 0.0, key: str | None = None
+    folder: Path,
+    bundle: Path,
+    *arguments: str,
+    delay: float = 0.0,
+    key: str | None = None,
+    worker: str = "tests/worker/toy_worker.py",
 ) -> Iterator[FrontEnd]:
     """The front end with more arguments, ready; stopped at the end."""
-    running = FrontEnd(folder, bundle, delay, arguments, key)
+    running = FrontEnd(folder, bundle, delay, arguments, key, worker)
     try:
         wait_until(lambda: running.health() == 200)
         yield running

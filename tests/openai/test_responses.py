@@ -34,7 +34,7 @@ def test_a_conversation_is_sent_with_each_request(server):
     ]
     tools = [{"type": "function", "name": "add", "parameters": {}}]
     answer = server.client().responses.create(model=MODEL, input=items, tools=tools, max_output_tokens=8, **EXTRA)
-    rendered = '<user>a<assistant>b<assistant>(add {})<tool>4[[{"type": "function", "function": {"name": "add", '
+    rendered = '<user>a<assistant>b(add {})<tool>4[[{"type": "function", "function": {"name": "add", '
     assert answer.output_text == directly(server, rendered + '"parameters": {}}}]]<assistant>', 8, sampling=SEEDED).text
 
 
@@ -86,10 +86,9 @@ def test_an_answer_that_the_model_ends_is_completed(server):
         ({"background": True}, "background", "nothing is stored"),
         ({"tools": [{"type": "web_search"}]}, "tools", "no hosted tools are served: expected function"),
         ({"tools": [{"type": "file_search"}]}, "tools", "got 'file_search'"),
-        ({"tool_choice": "required"}, "tool_choice", "cannot be forced"),
         ({"reasoning": {"effort": "high"}}, "reasoning", "no reasoning"),
         ({"truncation": "auto"}, "truncation", "no input is cut"),
-        ({"text": {"format": {"type": "json_schema"}}}, "format", "structured output"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "expected schema with the type json_schema"),
         ({"include": ["reasoning.encrypted_content"]}, "include[0]", "message.output_text.logprobs"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "input[0].type: expected message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "got 'input_image': text only"),

@@ -35,9 +35,9 @@ HELLO = [{"role": "user", "content": "Hello"}]
 KEY = "sk-service"
 
 
-def example(port: int) -> str:
-    """The guide's program for the openai package."""
-    page = (ROOT / "docs" / "guides" / "openai.md").read_text()
+def example(port: int, guide: str) -> str:
+    """A guide's program for the openai package."""
+    page = (ROOT / "docs" / "guides" / f"{guide}.md").read_text()
     block = next(block for block in re.findall(r"```py\n(.*?)```", page, re.DOTALL) if "import OpenAI" in block)
     return block.replace(":8003/", f":{port}/")
 
@@ -73,6 +73,7 @@ def test_the_options_reach_the_service(tmp_path, monkeypatch):
     monkeypatch.setenv("REDRAFT_API_KEY", "")
     monkeypatch.setattr(launcher, "serve", serve_nothing)
     options = ["--api-key", KEY, "--allow-host", "a.example", "--allow-host", "b.example", "--model-name", "mine"]
+    options += ["--tool-parser", "llama3"]
     CliRunner().invoke(cli.app, ["serve", "--bundle", str(tmp_path), "--openai-port", "9000", *options])
     ((wanted, key),) = asked
     assert (wanted.openai_port, wanted.model_name, wanted.allowed_hosts) == (9000, "mine", ["a.example", "b.example"])
@@ -80,7 +81,8 @@ def test_the_options_reach_the_service(tmp_path, monkeypatch):
     assert KEY not in wanted.model_dump_json()
     command = launch.command(RunDir(tmp_path), wanted)
     assert KEY not in command
-    assert command[-6:] == ["--model-name", "mine", "--allow-host", "a.example", "--allow-host", "b.example"]
+    assert command[-8:-4] == ["--model-name", "mine", "--tool-parser", "llama3"]
+    assert command[-4:] == ["--allow-host", "a.example", "--allow-host", "b.example"]
 
 
 def test_a_log_that_is_full_begins_anew(tmp_path, monkeypatch):
@@ -153,7 +155,9 @@ def test_the_default_model(tmp_path, smollm2_bundle):
         assert asked.communicate(timeout=120)[0].startswith(text)
         parts = client.chat.completions.create(**options, temperature=0, stream=True)
         assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == text
-        done = subprocess.run([sys.executable, "-c", example(ports[3])], capture_output=True, text=True, timeout=300)
-        assert (done.returncode, text in done.stdout) == (0, True), done.stderr
+        for guide, said in (("openai", text), ("tools", "")):
+            program = example(ports[3], guide)
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+            assert (done.returncode, said in done.stdout) == (0, True), done.stderr
     finally:
         launcher.stop(tmp_path)

@@ -14,6 +14,7 @@ from redraft.openai.model import ServedModel
 from redraft.openai.schemas import ChatBody
 from redraft.openai.service import new_id
 from redraft.openai.sse import END, event
+from redraft.openai.structured.reader import CallPart
 from redraft.openai.translate import Job
 
 
@@ -22,7 +23,7 @@ class ChatAnswer:
 
     def __init__(self, body: ChatBody, job: Job, model: ServedModel):
         self._body, self._job, self._model = body, job, model
-        self._choices = [Choice() for _ in job.requests]
+        self._choices = [Choice(job.tools.reader() if job.tools else None) for _ in job.requests]
         self._trees = [DraftTrees(model) for _ in job.requests]
         self._head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model.name}
 
@@ -39,7 +40,7 @@ class ChatAnswer:
             "choices": [
                 {
                     "index": index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "message": _message(choice),
                     "logprobs": {"content": choice.log_probs, "refusal": None} if self._body.logprobs else None,
                     "finish_reason": choice.finish_reason,
                 }
@@ -55,14 +56,17 @@ class ChatAnswer:
         begun: set[int] = set()
         async for place, chunk in generation.chunks():
             choice, parts = self._choices[place], []
-            choice.add(chunk)
+            deltas = choice.add(chunk)
             if place not in begun:
                 begun.add(place)
                 parts.append(self._event(place, {"role": "assistant", "content": ""}))
             entries = chat_log_probs(chunk, self._model) if self._body.logprobs else []
             trees = self._trees[place].write(chunk.draft_trees or ())
-            if chunk.text or entries or trees:
-                parts.append(self._event(place, {"content": chunk.text}, entries, trees))
+            text = "".join(delta for delta in deltas if isinstance(delta, str))
+            if text or entries or trees:
+                parts.append(self._event(place, {"content": text}, entries, trees))
+            calls = [_call_delta(delta) for delta in deltas if isinstance(delta, CallPart)]
+            parts += [self._event(place, {"tool_calls": [call]}) for call in calls]
             if chunk.done:
                 parts.append(self._event(place, {}, finish_reason=choice.finish_reason))
             if parts:
@@ -76,7 +80,7 @@ class ChatAnswer:
         return event(error.body)
 
     def _event(
-        self, index: int, delta: dict[str, str], entries: list[dict[str, Any]] | None = None,
+        self, index: int, delta: dict[str, Any], entries: list[dict[str, Any]] | None = None,
         trees: list[dict[str, Any]] | None = None, *, finish_reason: str | None = None,
     ) -> bytes:  # fmt: skip
         log_probs = {"content": entries, "refusal": None} if entries else None
@@ -92,3 +96,22 @@ class ChatAnswer:
         if not choices or (choices[0]["finish_reason"] and not self._body.usage_at_end):
             data |= metrics(self._choices)
         return event(data)
+
+
+def _message(choice: Choice) -> dict[str, Any]:
+    """An answer as the message that the client sends back with the results of its calls."""
+    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    if not choice.calls:
+        return message
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in choice.calls
+    ]
+    return message | {"content": choice.text or None, "tool_calls": calls}
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    if part.name is None:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"index": part.index, "id": part.id, "type": "function", "function": function}

@@ -8,15 +8,31 @@ from itertools import pairwise
 from typing import Any
 
 from redraft.openai.model import ServedModel
+from redraft.openai.structured.reader import CallReader, Delta
 from redraft.request import SequenceStats
 from redraft.worker.protocol import Chunk
+
+TOOL_CALLS = "tool_calls"
+"""The finish reason of an answer that calls tools."""
+
+
+@dataclass
+class Call:
+    """A call of a function so far; the arguments are a JSON text."""
+
+    id: str
+    name: str
+    arguments: str = ""
 
 
 @dataclass
 class Choice:
     """One sequence so far."""
 
+    reader: CallReader | None = None
+    """Tells calls from text, where the request has tools."""
     text: str = ""
+    calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stats: SequenceStats | None = None
@@ -30,12 +46,24 @@ class Choice:
         """Tokens generated so far."""
         return self.stats.output_tokens if self.stats else len(self.token_ids)
 
-    def add(self, chunk: Chunk) -> None:
-        """Append what a chunk brings."""
-        self.text += chunk.text
+    def add(self, chunk: Chunk) -> list[Delta]:
+        """Append what a chunk brings, and return its pieces of text and of calls."""
+        deltas: list[Delta] = [chunk.text] if chunk.text else []
+        if self.reader is not None:
+            deltas = self.reader.push(chunk.text) + (self.reader.finish() if chunk.done else [])
+        for delta in deltas:
+            if isinstance(delta, str):
+                self.text += delta
+            elif delta.name is not None and delta.id is not None:
+                self.calls.append(Call(delta.id, delta.name))
+            else:
+                self.calls[delta.index].arguments += delta.arguments
         self.token_ids += chunk.token_ids
         self.finish_reason = chunk.finish_reason or self.finish_reason
+        if self.calls and self.finish_reason == "stop":
+            self.finish_reason = TOOL_CALLS
         self.stats = chunk.stats or self.stats
+        return deltas
 
 
 def usage(prompt_tokens: int, choices: list[Choice]) -> dict[str, int]:

@@ -1,19 +1,23 @@
-"""The answer of `/v1/responses`: one message of one text, whole or as the events that build it up."""
+"""The answer of `/v1/responses`: a message and calls of functions, whole or as the events that build them up."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from itertools import accumulate
 from typing import Any
 
-from redraft.openai.answers.choices import Choice, chat_log_probs, metrics, usage
+from redraft.openai.answers.choices import TOOL_CALLS, Choice, chat_log_probs, metrics, usage
+from redraft.openai.answers.items import CallItem, Event, MessageItem
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
 from redraft.openai.responses import ResponsesBody
 from redraft.openai.service import new_id
 from redraft.openai.sse import event
+from redraft.openai.structured.reader import Delta
 from redraft.openai.translate import Job
+from redraft.worker.protocol import Chunk
 
 
 class ResponsesAnswer:
@@ -21,8 +25,10 @@ class ResponsesAnswer:
 
     def __init__(self, body: ResponsesBody, job: Job, model: ServedModel):
         self._body, self._job, self._model = body, job, model
-        self._choice = Choice()
-        self._item_id = new_id("msg")
+        self._choice = Choice(job.tools.reader() if job.tools else None)
+        self._items: list[MessageItem | CallItem] = []
+        self._log_probs: list[dict[str, Any]] = []
+        """Those of tokens whose text has not come yet."""
         self._number = 0
         self._head = {
             "id": new_id("resp"),
@@ -36,9 +42,9 @@ class ResponsesAnswer:
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": body.tool_choice,
-            "tools": body.tools,
+            "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": body.tool_choice.for_responses,
+            "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools],
             "top_logprobs": body.top_logprobs,
             "top_p": body.top_p,
             "truncation": "disabled",
@@ -47,71 +53,101 @@ class ResponsesAnswer:
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """The answer, once it has ended."""
         async for _, chunk in generation.chunks():
-            self._choice.add(chunk)
-            if self._body.log_probs:
-                self._choice.log_probs += chat_log_probs(chunk, self._model)
+            self._grow(chunk)
         return self._response()
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """The events that build the answer up; those that belong together are sent at once."""
-        item = {"item_id": self._item_id, "output_index": 0}
         begun = False
         async for _, chunk in generation.chunks():
-            parts = [] if begun else self._begin(item)
+            parts = [] if begun else self._begin()
             begun = True
-            entries = chat_log_probs(chunk, self._model) if self._body.log_probs else []
-            if chunk.text or entries:
-                delta = {**item, "content_index": 0, "delta": chunk.text, "logprobs": entries}
-                parts.append(self._event("response.output_text.delta", delta))
-            self._choice.add(chunk)
-            self._choice.log_probs += entries
+            parts += self._grow(chunk)
             if parts:
                 yield b"".join(parts)
-        yield b"".join(self._end(item))
+        response = self._response()
+        yield b"".join([*self._close(response["status"]), self._event(response["status"], {"response": response})])
 
     def error(self, error: ApiError) -> bytes:
         """The events with which a stream ends that fails."""
         failure = {"code": "server_error", "message": error.message}
-        return self._event("error", {"code": error.code, "message": error.message, "param": None}) + self._event(
-            "response.failed", {"response": self._response("failed") | {"error": failure}}
-        )
+        said = {"code": error.code, "message": error.message, "param": None}
+        failed = self._event("failed", {"response": self._response("failed") | {"error": failure}})
+        return event({"type": "error", "sequence_number": self._count(), **said}, "error") + failed
 
-    def _begin(self, item: dict[str, Any]) -> list[bytes]:
-        message = self._message("in_progress") | {"content": []}
-        return [
-            self._event("response.created", {"response": self._response("in_progress")}),
-            self._event("response.in_progress", {"response": self._response("in_progress")}),
-            self._event("response.output_item.added", {"output_index": 0, "item": message}),
-            self._event("response.content_part.added", {**item, "content_index": 0, "part": self._part()}),
-        ]
+    def _begin(self) -> list[bytes]:
+        kinds = "created", "in_progress"
+        return [self._event(kind, {"response": self._response("in_progress")}) for kind in kinds]
 
-    def _end(self, item: dict[str, Any]) -> list[bytes]:
-        response = self._response()
-        content = {**item, "content_index": 0}
-        text = {"text": self._choice.text, "logprobs": self._choice.log_probs}
-        return [
-            self._event("response.output_text.done", content | text),
-            self._event("response.content_part.done", content | {"part": self._part()}),
-            self._event("response.output_item.done", {"output_index": 0, "item": response["output"][0]}),
-            self._event(f"response.{response['status']}", {"response": response}),
-        ]
+    def _grow(self, chunk: Chunk) -> list[bytes]:
+        """Add what a chunk brings. An answer that has nothing is an empty message."""
+        deltas = self._choice.add(chunk)
+        if self._body.log_probs:
+            self._log_probs += chat_log_probs(chunk, self._model)
+        if chunk.done and not deltas and (self._log_probs or not self._items) and not self._choice.calls:
+            deltas = [""]
+        return [part for delta in deltas for part in self._add(delta)]
+
+    def _add(self, delta: Delta) -> list[bytes]:
+        last = self._items[-1] if self._items else None
+        if isinstance(delta, str):
+            log_probs = self._take_log_probs(delta)
+            if isinstance(last, MessageItem):
+                return [self._item_event(last.add(delta, log_probs))]
+            message = MessageItem(new_id("msg"))
+            return [*self._open(message), self._item_event(message.add(delta, log_probs))]
+        self._log_probs = []
+        if delta.name is not None and delta.id is not None:
+            return self._open(CallItem(new_id("fc"), delta.id, delta.name))
+        return [self._item_event(last.add(delta.arguments))] if isinstance(last, CallItem) else []
+
+    def _take_log_probs(self, text: str) -> list[dict[str, Any]]:
+        """Those of a text's tokens: all that have come or, where calls may follow the text in them, as many as cover
+        it."""
+        count = len(self._log_probs)
+        if self._job.tools is not None and text:
+            covered = enumerate(accumulate(len(entry["token"]) for entry in self._log_probs), 1)
+            count = next((place for place, length in covered if length >= len(text)), count)
+        taken, self._log_probs = self._log_probs[:count], self._log_probs[count:]
+        return taken
+
+    def _open(self, item: MessageItem | CallItem) -> list[bytes]:
+        """Begin an item, after the end of the one before."""
+        parts = self._close("completed") if self._items else []
+        self._items.append(item)
+        return parts + [self._item_event(one) for one in item.begin()]
+
+    def _close(self, status: str) -> list[bytes]:
+        """End the last item."""
+        item = self._items[-1]
+        done: Event = ("output_item.done", {"item": item.whole(status)})
+        return [self._item_event(one) for one in (*item.end(), done)]
+
+    def _item_event(self, one: Event) -> bytes:
+        kind, data = one
+        return self._event(kind, {"output_index": len(self._items) - 1} | data)
 
     def _event(self, kind: str, data: dict[str, Any]) -> bytes:
-        number, self._number = self._number, self._number + 1
-        return event({"type": kind, "sequence_number": number, **data}, kind)
+        kind = f"response.{kind}"
+        return event({"type": kind, "sequence_number": self._count(), **data}, kind)
+
+    def _count(self) -> int:
+        self._number += 1
+        return self._number - 1
 
     def _response(self, status: str | None = None) -> dict[str, Any]:
         """The response as it is; `status` None is how it ended."""
-        status = status or ("completed" if self._choice.finish_reason == "stop" else "incomplete")
+        status = status or ("completed" if self._choice.finish_reason in ("stop", TOOL_CALLS) else "incomplete")
         ended = status in ("completed", "incomplete")
         counts = usage(self._job.prompt_tokens, [self._choice])
         reason = {"length": "max_output_tokens"}.get(self._choice.finish_reason or "", self._choice.finish_reason)
+        before = [item.whole("completed") for item in self._items[:-1]]
         return {
             **self._head,
             "status": status,
             "error": None,
             "incomplete_details": {"reason": reason} if status == "incomplete" else None,
-            "output": [self._message(status)] if ended else [],
+            "output": [*before, self._items[-1].whole(status)] if ended else [],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -123,11 +159,3 @@ class ResponsesAnswer:
             else None,
             **metrics([self._choice]),
         }
-
-    def _message(self, status: str) -> dict[str, Any]:
-        content = [self._part()]
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-    def _part(self) -> dict[str, Any]:
-        log_probs = self._choice.log_probs
-        return {"type": "output_text", "text": self._choice.text, "annotations": [], "logprobs": log_probs}

@@ -1,0 +1,1 @@
+"""Answers with a structure: formats that a request asks for, and calls of tools."""

@@ -1,0 +1,108 @@
+"""Calls as grammars, for answers that must call a function or keep to a format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redraft.openai.errors import ApiError
+from redraft.openai.structured.formats import guide_for
+from redraft.openai.structured.tools import Function
+from redraft.request import Guide, shown
+from redraft.text import TextCodec
+
+ANY_OBJECT = '{"type": "object"}'
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How a guide writes JSON, which a grammar's own default is not."""
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_VALUES = ("const", "enum", "default", "examples")
+"""Keywords of a schema whose values are no schemas."""
+
+
+@dataclass(frozen=True)
+class CallGrammar:
+    """The grammar of an answer that calls."""
+
+    opening: Sequence[str]
+    """What the calls begin with: texts, and special tokens."""
+    rules: str
+    """In Lark: the rule `calls`, what follows, and those that it needs."""
+
+    def after_opening(self) -> Guide:
+        """Calls, of which the prompt has the opening. Raises ApiError where the grammar is too long."""
+        return guide_for("tools", "grammar", f"start: calls\n{self.rules}")
+
+    def or_json(self, field: str, wanted: Guide, codec: TextCodec) -> Guide:
+        """Calls, or the JSON that a field wants. Raises ApiError where the grammar is too long, or the schema none."""
+        try:
+            schema = json.loads(wanted.text or ANY_OBJECT)
+        except (ValueError, RecursionError):
+            schema = None
+        if not isinstance(schema, dict):
+            raise ApiError(400, f"{field}: expected a JSON schema, got {shown(wanted.text)}", field)
+        opening = " ".join(terminal(part, codec) for part in self.opening)
+        start = f"start: json | {opening} calls"
+        return guide_for("tools", "grammar", "\n".join((start, json_rule("json", schema), self.rules)))
+
+
+def terminal(text: str, codec: TextCodec) -> str:
+    """A text in Lark; a special token's as that token."""
+    token = codec.special_id(text)
+    return json.dumps(text) if token is None else f"<[{token}]>"
+
+
+def json_rule(name: str, schema: dict[str, Any]) -> str:
+    """A rule of Lark: JSON that a schema describes, on one line unless the schema itself says otherwise."""
+    return f"{name}: %json {json.dumps({'x-guidance': ONE_LINE} | schema)}"
+
+
+def parameters_schema(function: Function) -> dict[str, Any]:
+    """The schema of a function's arguments."""
+    given = {name: value for name, value in (function.parameters or {}).items() if name not in ("$schema", "$id")}
+    return {"type": "object"} | given if given else NO_PARAMETERS
+
+
+def call_schema(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
+    """The schema of one call: an object with the `name` of one of the functions, and its arguments under the name that
+    is given. Each function's parameters are a definition of their own, as they may refer to themselves."""
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"name": {"const": function.name}, arguments: {"$ref": f"#/$defs/{function.name}"}},
+                "required": ["name", arguments],
+                "additionalProperties": False,
+            }
+            for function in functions
+        ],
+        "$defs": {
+            function.name: _moved(parameters_schema(function), f"#/$defs/{function.name}") for function in functions
+        },
+    }
+
+
+def calls_schema(functions: Sequence[Function], arguments: str, several: bool) -> dict[str, Any]:
+    """The schema of a list of calls: of one call, unless there may be `several`."""
+    one = call_schema(functions, arguments)
+    most = {} if several else {"maxItems": 1}
+    return {"type": "array", "items": {"anyOf": one["anyOf"]}, "minItems": 1, **most, "$defs": one["$defs"]}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that becomes a part of another one, at this place: its references to itself follow it."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[name] = place + value[1:]
+        elif name in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            moved[name] = {key: _moved(one, place) for key, one in value.items()}
+        else:
+            moved[name] = value if name in _VALUES else _moved(value, place)
+    return moved

@@ -1,0 +1,96 @@
+"""The tools of one request: which there are, whether one must be called, and how the answer is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redraft.openai.errors import ApiError, not_served
+from redraft.openai.model import ServedModel
+from redraft.openai.structured.forms import FORMS, HERMES, ToolForm
+from redraft.openai.structured.grammars import CallGrammar
+from redraft.openai.structured.reader import CallReader
+from redraft.openai.structured.tools import Function, ToolChoice
+from redraft.request import Guide
+from redraft.text import TextCodec
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What an answer may call."""
+
+    functions: Sequence[Function]
+    form: ToolForm
+    grammar: CallGrammar
+    forced: bool
+    """Whether it must call."""
+    several: bool
+    special: bool
+    """Whether special tokens mark the calls, which the text must have then."""
+
+    @property
+    def for_template(self) -> list[dict[str, Any]]:
+        """The functions as chat templates take them."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    name: value
+                    for name, value in function.model_dump(exclude_unset=True).items()
+                    if value is not None and name != "type"
+                },
+            }
+            for function in self.functions
+        ]
+
+    @property
+    def opening(self) -> str:
+        """What the answer begins with, which the prompt ends with."""
+        return "".join(self.grammar.opening) if self.forced else ""
+
+    def guide(self, field: str, wanted: Guide | None, codec: TextCodec) -> Guide | None:
+        """The guide of the answer, where the request's field wants a format of an answer without calls. Raises ApiError
+        where the two do not go together."""
+        if wanted is None:
+            return self.grammar.after_opening() if self.forced else None
+        if self.forced:
+            text = f"tool_choice and {field}: a call has another format: expected tool_choice none or auto"
+            raise ApiError(400, text, "tool_choice")
+        if wanted.kind not in ("json", "json_schema"):
+            raise ApiError(400, f"tools and {field}: expected JSON as the format beside tools", "tools")
+        return self.grammar.or_json(field, wanted, codec)
+
+    def reader(self) -> CallReader:
+        """The reader of one answer."""
+        names = {function.name for function in self.functions}
+        reader = CallReader(self.form.read, names, self.form.new_id, None if self.several else 1)
+        reader.push(self.opening)
+        return reader
+
+
+def tool_use(functions: Sequence[Function], choice: ToolChoice, several: bool, model: ServedModel) -> ToolUse | None:
+    """The tools of a request; None where it has none to call. Raises ApiError."""
+    if choice.forced and not functions:
+        raise ApiError(400, f"tool_choice: expected tools beside it, got {choice} without any", "tool_choice")
+    names = Counter(function.name for function in functions)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise ApiError(400, f"tools: expected a name once, got {twice!r} {names[twice]} times", "tools")
+    if choice.name is not None and choice.name not in names:
+        known = ", ".join(names)
+        raise ApiError(400, f"tool_choice: expected one of the tools {known}, got {choice.name!r}", "tool_choice")
+    if not functions or choice.mode == "none":
+        return None
+    if model.tool_form is None and not choice.forced:
+        raise not_served(
+            "tool_choice",
+            f"the form of this model's calls is not known: expected required, none or a function's name, or a server "
+            f"with --tool-parser, one of {', '.join(FORMS)}",
+        )
+    form = model.tool_form or HERMES
+    several = several and choice.name is None
+    called = [function for function in functions if choice.name in (None, function.name)]
+    grammar = form.grammar(called, several, model.codec)
+    special = any(model.codec.special_id(mark) is not None for mark in form.marks)
+    return ToolUse(functions, form, grammar, choice.forced, several, special)

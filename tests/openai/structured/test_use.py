@@ -1,0 +1,108 @@
+"""Tools by what the model's chat template shows: the form of its calls, and templates that have no place for tools."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from redraft.openai.errors import ApiError
+from redraft.openai.launch import ToolParser
+from redraft.openai.model import ServedModel
+from redraft.openai.structured.forms import FORMS, form_of
+from redraft.openai.structured.tools import AUTO, Function, ToolChoice
+from redraft.openai.structured.use import tool_use
+from tests.openai.serving import toy_bundle
+
+PLAIN = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+OWN = PLAIN + "{{ tools }}"
+ADD = Function(name="add", parameters={"type": "object", "default": None})
+USER = {"role": "user", "content": "2+2?"}
+
+
+def model(tmp_path, template: str, tool_parser: str | None = None) -> ServedModel:
+    return ServedModel(toy_bundle(tmp_path, template, vocab_size=257, max_len=1024), tool_parser=tool_parser)
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ('For each call return <tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>', "hermes"),
+        ("<tool_call>\n<function=example>\n<parameter=a>", None),
+        ("<tool_call>{{ name }}<arg_key>", None),
+        ('<|start_header_id|>Respond in the format {"name": function name, "parameters": dictionary}', "llama3"),
+        ("{{ '<|python_tag|>' }}", "llama3"),
+        ("{{ '[TOOL_CALLS] [' }}", "mistral"),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral"),
+        ("{{ tools }}", None),
+    ],
+)
+def test_a_form_is_recognised_by_its_template(template, form):
+    assert form_of(template) is (None if form is None else FORMS[form])
+
+
+def test_the_forms_are_those_of_the_command_line():
+    assert list(FORMS) == list(ToolParser)
+
+
+def test_an_unknown_form_is_refused_by_name_unless_the_call_is_forced(tmp_path):
+    unknown = model(tmp_path, OWN)
+    with pytest.raises(ApiError, match=r"not known.*--tool-parser, one of hermes, llama3, mistral") as refused:
+        tool_use([ADD], AUTO, True, unknown)
+    assert (refused.value.status, refused.value.param) == (400, "tool_choice")
+    assert tool_use([ADD], ToolChoice("required"), True, unknown).form is FORMS["hermes"]
+    assert tool_use([ADD], ToolChoice("none"), True, unknown) is None
+    assert tool_use([], AUTO, True, unknown) is None
+
+
+@pytest.mark.parametrize("template", [OWN, PLAIN])
+def test_the_servers_option_settles_the_form(tmp_path, template):
+    assert tool_use([ADD], AUTO, True, model(tmp_path, template, "llama3")).form is FORMS["llama3"]
+
+
+def test_the_template_gets_what_was_sent(tmp_path):
+    """Nulls within a schema mean something; absent fields stay absent."""
+    (found,) = tool_use([ADD], ToolChoice("required"), True, model(tmp_path, OWN)).for_template
+    assert found == {"type": "function", "function": {"name": "add", "parameters": ADD.parameters}}
+
+
+def prompt(served: ServedModel, messages: list[dict], tools: list[dict], opening: str = "") -> str:
+    return served.codec.decode(served.chat_prompt(messages, tools, opening))
+
+
+def test_a_template_without_a_place_for_tools_lists_them(tmp_path):
+    served = model(tmp_path, PLAIN)
+    use = tool_use([ADD, Function(name="now")], ToolChoice("required", "now"), True, served)
+    text = prompt(served, [USER], use.for_template, use.opening)
+    system, _, rest = text.partition("<user>")
+    assert rest == "2+2?<assistant><tool_call>\n"
+    listed = [json.loads(line) for line in system.split("\n") if line.startswith('{"name"') and "NAME" not in line]
+    assert listed == [{"name": "add", "parameters": ADD.parameters}, {"name": "now"}]
+    told = prompt(served, [{"role": "system", "content": "Be brief."}, USER], use.for_template)
+    assert told.startswith("<system>Be brief.\n\nYou can call functions.")
+    assert told.count("<system>") == 1
+
+
+def test_such_a_template_has_calls_and_results_as_text(tmp_path):
+    def call(number: int) -> dict:
+        return {"id": f"c{number}", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {number}}}'}}
+
+    messages = [
+        USER,
+        {"role": "assistant", "content": "Wait.", "tool_calls": [call(1), call(2)]},
+        {"role": "tool", "tool_call_id": "c1", "content": "4"},
+        {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "5"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call(3)]},
+        {"role": "tool", "tool_call_id": "c3", "content": "6"},
+    ]
+    calls = [f'<tool_call>\n{{"name": "add", "arguments": {{"a": {number}}}}}\n</tool_call>' for number in (1, 2, 3)]
+    results = [f"<tool_response>\n{number}\n</tool_response>" for number in (4, 5, 6)]
+    assert prompt(model(tmp_path, PLAIN), messages, []) == (
+        f"<user>2+2?<assistant>Wait.\n{calls[0]}\n{calls[1]}<user>{results[0]}\n{results[1]}"
+        f"<assistant>{calls[2]}<user>{results[2]}<assistant>"
+    )
+
+
+def test_other_conversations_stay_as_they_are(tmp_path):
+    messages = [USER, {"role": "assistant", "content": ""}, USER]
+    assert prompt(model(tmp_path, PLAIN), messages, []) == "<user>2+2?<assistant><user>2+2?<assistant>"
