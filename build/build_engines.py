@@ -160,6 +160,7 @@ def main(
     verification: Annotated[str | None, setting("verification")] = None,
     token_info: Annotated[InfoForm | None, setting("token_info")] = None,
     resample_above: Annotated[int | None, setting("resample_above")] = None,
+    resample_budget: Annotated[int | None, setting("resample_budget")] = None,
     skip_above: Annotated[int | None, setting("skip_above")] = None,
 ) -> None:
     """Export a target and its drafters, and compile them into an engine bundle.

@@ -86,9 +86,10 @@ def describe_method(method: MethodConfig, limits: LimitsInfo, width: int, tuned:
         rows = limits.slots * (limits.max_len + context.draft_rows) * context.layers
         network += f", context cache {rows * 2 * context.num_kv_heads * context.head_size * width / 1e6:.0f} MB"
     if method.resample_above is not None:
-        network += f", drafted again where more than {method.resample_above} steps are left"
+        network += f", drafted again where more than {method.resample_above} steps are left, "
+        network += f"{method.resample_budget} nodes beside a new draft"
     if method.skip_above is not None:
-        network += f" (alone where more than {method.skip_above} are)"
+        network += f" (instead of it where more than {method.skip_above} are left)"
     return (
         f"{network}; tree budget {method.tree_budget}, n-gram branch {'on' if method.ngram else 'off'}, "
         f"verification {method.verification}; {'' if tuned else 'not '}tuned"

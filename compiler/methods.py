@@ -34,6 +34,8 @@ from redraft.errors import BundleError
 from redraft.request import AUTO_REGRESSIVE, describe
 
 USUAL_BUDGET = 16
+USUAL_RESAMPLED = 4
+RESAMPLING = {"resample_above", "resample_budget", "skip_above"}
 NGRAM = "ngram"
 """What a method without drafter is called."""
 
@@ -50,7 +52,7 @@ class Way(StrEnum):
 ANY = {"ngram", "tree_budget", "verification"}
 DRAFTER = ANY | {"drafter", "read_as", "hot_vocabulary", "construction", "token_info"}
 READS = {
-    Way.search: DRAFTER | {"beam_width", "beam_length", "candidates", "support", "resample_above", "skip_above"},
+    Way.search: DRAFTER | {"beam_width", "beam_length", "candidates", "support", *RESAMPLING},
     Way.draws: DRAFTER | {"levels", "support"},
     Way.retrieval: ANY | {"construction"},
     Way.ngrams: ANY,
@@ -132,6 +134,9 @@ class MethodSettings(BaseModel):
         ge=0,
         description="Draft again from a rejected draft's chain where more steps than this are left of it.",
     )
+    resample_budget: int | None = Field(
+        None, ge=1, description="Nodes drafted so that are verified beside a new draft, on top of its own; default: 4."
+    )
     skip_above: int | None = Field(
         None, ge=0, description="Where more steps than this are left, do so instead of a new draft."
     )
@@ -154,6 +159,8 @@ class MethodSettings(BaseModel):
     def _reads_all_that_is_given(self) -> Self:
         if self.drafter:
             draws_of(self.construction)
+        if self.resample_budget and self.resample_above is None:
+            raise ValueError(f"--resample-budget {self.resample_budget}: expected --resample-above too")
         for name in sorted(self.model_fields_set):
             value, readers = getattr(self, name), [way for way in READS if name in READS[way]]
             if value is None or value is False or self.way in readers:
@@ -203,6 +210,7 @@ class MethodSettings(BaseModel):
             levels=draws,
             support=self._support(),
             resample_above=self.resample_above,
+            resample_budget=0 if self.resample_above is None else self.resample_budget or USUAL_RESAMPLED,
             skip_above=self.skip_above,
             chat_template=None if trained is None else trained.get("chat_template"),
         )
@@ -255,10 +263,11 @@ def check_method(name: str, method: MethodConfig, config: BundleConfig) -> None:
             f"behind, this is {method.drafter!r}"
         )
     check_thresholds(method)
-    if method.tree_budget >= config.limits.max_tree:
+    if method.tree_budget + method.resample_budget >= config.limits.max_tree:
         given = f"--levels {','.join(map(str, method.levels))}, " if method.levels else ""
+        beside = f" and --resample-budget {method.resample_budget} together" if method.resample_budget else ""
         raise BundleError(
-            f"{given}--tree-budget {method.tree_budget}: expected less than --max-tree {config.limits.max_tree}"
+            f"{given}--tree-budget {method.tree_budget}{beside}: expected less than --max-tree {config.limits.max_tree}"
         )
     if not method.levels and method.candidates < method.beam_width:
         raise BundleError(f"--candidates {method.candidates}: expected at least --beam-width {method.beam_width}")

@@ -41,8 +41,9 @@ class MethodPlan:
 
     A random construction draws `levels` tokens on each level (as its shape counts them) from the drafter's `support`
     most likely tokens per node. Where more than `resample_above` steps are left of a hidden-state drafter's chain
-    (Lyanna's r), a tree is re-sampled from it and merged with the new draft. Where more than `skip_above` are left, it
-    replaces the new draft. None means never. Raises ValueError (PairingError) for a plan that makes no sense.
+    (Lyanna's r), up to `resample_budget` nodes are re-sampled from it and verified with the new draft, on top of its
+    budget (verification fusion, Lyanna 6.2). Where more than `skip_above` are left, they are drafted instead, within
+    that budget. None means never. Raises ValueError (PairingError) for a plan that makes no sense.
     """
 
     construction: str | None
@@ -54,6 +55,7 @@ class MethodPlan:
     levels: tuple[int, ...] = ()
     support: int = 0
     resample_above: int | None = None
+    resample_budget: int = 0
     skip_above: int | None = None
 
     @property
@@ -165,11 +167,14 @@ class Method:
     def _trees(self, sequences: list[Sequence], given: list[Budget]) -> TokenTree:
         assert self._plan is not None
         deepest = [sequence.remaining - 1 for sequence in sequences]
-        budgets = [min(budget.nodes, self._most) for budget in given]
+        budgets = [min(budget.nodes, self._most - self._plan.resample_budget) for budget in given]
         least = [math.log(budget.chance) if budget.chance else -math.inf for budget in given]
         guided = any(sequence.sampler.grammar for sequence in sequences)
         largest = self._most if guided else min(sum(budgets), self._most)
-        resampled = None if self._plan.resample_above is None else self._resampled(sequences, largest)
+        again = [_left(sequence, self._plan.skip_above) for sequence in sequences]
+        resampled = None
+        if self._plan.resample_above is not None:
+            resampled = self._guided(sequences, self._resampled(sequences, largest))
         trees = []
         if self._plan.shape is not None:
             trees.append(
@@ -180,22 +185,29 @@ class Method:
             retrieved = retrieved_trees(texts, budgets, self._plan.ngram_length, least)
             trees.append(_proposed("ngrams", sequences, retrieved))
         elif self._plan.construction is not None:
-            anew = [not _left(sequence, self._plan.skip_above) for sequence in sequences]
+            anew = [not instead for instead in again]
             skipped = self._ngram_chains if self._plan.joins_ngrams else _root_only
             trees.append(_spread_over(sequences, anew, lambda some: self._drafted(some, largest), skipped))
         if self._plan.ngram and not self._plan.joins_ngrams:
             trees.append(self._ngram_chains(sequences))
         tree = self._guided(sequences, merge_trees(trees))
+        if self._plan.shape is not None:
+            return prune_tree(tree, budgets, deepest)
         if resampled is not None:
             for sequence, nodes in zip(sequences, tree.nodes, strict=True):
                 sequence.fresh = nodes
-            tree = self._guided(sequences, merge_trees([tree, resampled]))
-        if self._plan.shape is not None:
-            return prune_tree(tree, budgets, deepest)
+            room = [budget if instead else 0 for budget, instead in zip(budgets, again, strict=True)]
+            tree = merge_trees([tree, prune_tree(resampled, room, deepest, least)])
         if len(sequences) > 1:
             tree = prune_tree(tree, [self._most] * len(sequences), deepest, least)
             budgets = shared_budgets(tree, sum(budgets))
-        return prune_tree(tree, budgets, deepest, least)
+        tree = prune_tree(tree, budgets, deepest, least)
+        if resampled is not None:
+            for sequence, nodes, instead in zip(sequences, tree.nodes, again, strict=True):
+                sequence.fresh = sequence.fresh if instead else nodes
+            beside = [self._plan.resample_budget] * len(sequences)
+            tree = merge_trees([tree, prune_tree(resampled, beside, deepest, least)])
+        return tree
 
     def _guided(self, sequences: list[Sequence], tree: TokenTree) -> TokenTree:
         """The tree by the sequences' grammars, where its verifier takes trees that were changed."""

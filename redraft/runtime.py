@@ -156,6 +156,7 @@ def bundle_plans(config: BundleConfig, path: Path) -> dict[str, MethodPlan]:
             ngram=method.ngram if budget.ngram is None else budget.ngram,
             budget=budget,
             resample_above=method.resample_above,
+            resample_budget=method.resample_budget,
             skip_above=method.skip_above,
             levels=method.levels,
             support=method.support,

@@ -289,6 +289,7 @@ def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -
     plan = MethodPlan(
         case.construction, case.verification, case.ngram, budget=table, levels=case.levels, support=case.support,
         resample_above=case.resample_above,
+        resample_budget=2,
     )  # fmt: skip
     sizes: Counter[int] = Counter()
     engine = engine_of(case)

@@ -105,6 +105,8 @@ class MethodConfig(Section):
     """Levels that the engine can draft again from the chain of a draft before; 0 where it cannot."""
     resample_above: int | None = None
     """Draft again from a chain where more than so many steps are left of it (Lyanna's r); null: never."""
+    resample_budget: int = 0
+    """Nodes of that tree that are verified with a new draft, on top of its budget."""
     skip_above: int | None = None
     """Where more than so many are left, do not draft anew; null: always draft anew."""
 

@@ -48,6 +48,7 @@ RANDOM = ["--drafter", "DRAFTER", "--construction"]
         ("[a]\nngram = true\nconstruction = 'chain'", "drafts by the n-gram branch alone, which has no drafter"),
         ("[a]\nngram = true\ntoken_info = 'bf16'", "--token-info bf16: only for beam search and random draws, and "),
         ("[a]\nngram = true\nresample_above = 0", "--resample-above 0: only for beam search, and "),
+        ("[a]\ndrafter = 'd'\nresample_budget = 3", "--resample-budget 3: expected --resample-above too"),
         ("[a]\nconstruction = 'ngram_trie'\nbeam_length = 3", "this method drafts by n-gram retrieval"),
         (
             "[a]\nngram = true\nconstruction = 'independent'",

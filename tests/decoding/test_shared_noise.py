@@ -26,8 +26,8 @@ BUSY = BudgetTable(
     ]
 )
 """Where no sequence drafts at every load."""
-AGAIN = chain_plan(CUT, resample_above=0)
-SKIPPING = chain_plan(CUT, resample_above=0, skip_above=1)
+AGAIN = chain_plan(CUT, resample_above=0, resample_budget=2)
+SKIPPING = chain_plan(CUT, resample_above=0, resample_budget=2, skip_above=1)
 
 CASES: dict[str, Callable[[], Outcome]] = {
     "whole chains": lambda: generate(AgreeingEngine(), chain_plan(WHOLE)),

@@ -103,6 +103,7 @@ def test_random_and_resampled_trees(name, kinds):
     plan = MethodPlan(
         case.construction, case.verification, case.ngram, budget=BUDGET, levels=case.levels, support=case.support,
         resample_above=case.resample_above,
+        resample_budget=2,
     )  # fmt: skip
     engine = joint_law.engine_of(case)
     made = []

@@ -6,10 +6,13 @@ The slow cases would catch a setting of a drafter, or the torch backend, that ch
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from redraft.bundle.budget import BudgetTable
+from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.verification import Verdict
 from redraft.engines import load_engine
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
@@ -53,7 +56,8 @@ def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, 
 
     engine.drafters[METHOD].draft = counting
     for skip_above in (None, 1):
-        plan = MethodPlan("best_first", ngram=True, budget=TABLE, resample_above=0, skip_above=skip_above)
+        lyanna = {"resample_above": 0, "resample_budget": 4, "skip_above": skip_above}
+        plan = MethodPlan("best_first", ngram=True, budget=TABLE, **lyanna)
         tokens, _ = generate(engine, plan, cancelled=(1, 2))
         for key, ids in tokens.items():
             assert ids == expected[key], (skip_above, key)
@@ -88,10 +92,31 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
     running, text, calls, draft = list[Sequence](), list[int](), list[int](), engine.drafters[METHOD].draft
     run(None)
     engine.drafters[METHOD].draft = knowing
-    plan = MethodPlan("best_first", budget=BudgetTable.constant(6), resample_above=0, skip_above=skip_above)
+    lyanna = {"resample_above": 0, "resample_budget": 4, "skip_above": skip_above}
+    plan = MethodPlan("best_first", budget=BudgetTable.constant(6), **lyanna)
     stats = run(plan).stats
     assert stats.reused == stats.accepted > 8
     assert calls == [1] * (stats.steps if skip_above is None else stats.steps // 2)
+
+
+def test_fused_nodes_displace_no_new_draft(target, tmp_path):
+    """With n-grams off all draft nodes of a first draft come from the drafter, as many as its budget allows."""
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state", hot=None)))
+    sizes, plain = Counter[int](), Counter[int]()
+    for found, above in ((sizes, 0), (plain, None)):
+        plan = MethodPlan("best_first", budget=BudgetTable.constant(6), resample_above=above, resample_budget=3)
+        observe = partial(_count_drafted, found)
+        scheduler = Scheduler(engine, Limits(1, 80, 40, 16), {METHOD: plan}, observe=observe)
+        request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=30)
+        scheduler.submit(Sequence("a", request, [5, 6], CODEC, frozenset()))
+        while not scheduler.idle:
+            scheduler.step()
+    assert max(plain) == 6
+    assert max(sizes) == 9
+
+
+def _count_drafted(found: Counter[int], tree: TokenTree, place: int, _: Verdict) -> None:
+    found[len(tree.nodes[place]) - 1] += 1
 
 
 @pytest.mark.parametrize(("variant", "first"), [("hidden_state", 1), ("draft_lm", 0)])
