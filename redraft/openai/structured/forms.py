@@ -44,7 +44,10 @@ class ToolForm:
 
 
 def _read_hermes(answer: CallReader) -> Reading[None]:
-    """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`, any number of them, anywhere."""
+    """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`, any number of them, anywhere. Small models forget the
+    marks: then the answer begins with the object."""
+    while (yield from answer.call(bare=True)):
+        yield from answer.skip(CALL_END)
     while (yield from answer.text_until(CALL)):
         if (yield from answer.call()):
             yield from answer.skip(CALL_END)

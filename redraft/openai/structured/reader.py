@@ -22,6 +22,7 @@ ARGUMENTS = ("arguments", "parameters")
 """Names of a call's arguments in the objects that models write."""
 BESIDE = ("id", "type")
 """What else such an object may say."""
+FENCE, FENCE_END = "```json", "```"
 LONGEST_HEAD = 200
 """Most characters before the arguments of a call `name[ARGS]{...}`."""
 _HEAD = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")
@@ -111,19 +112,15 @@ class CallReader:
 
     def skip(self, literal: str) -> Reading[bool]:
         """Read a literal and the white space before it, if they follow."""
-        start, undecided = self._at - self._mark, self._at > self._mark
-        yield from self._peek()
-        while not self._ended and len(rest := self._text[self._at :]) < len(literal) and literal.startswith(rest):
-            yield
-        found = self._text.startswith(literal, self._at)
-        self._at = self._at + len(literal) if found else self._mark + start
+        undecided = self._at > self._mark
+        found = yield from self._literal(literal)
         if found and not undecided:
             self._mark = self._at
         return found
 
     def call(self, bare: bool = False) -> Reading[bool]:
         """Read a call, an object with a name and arguments, if it follows; what is none is text. A `bare` object, which
-        no marker says to be a call, must have arguments and the name of a tool."""
+        no marker says to be a call, must have arguments and the name of a tool. It may be fenced, as in Markdown."""
         return (yield from self._one_call(self._object(bare)))
 
     def named_call(self) -> Reading[bool]:
@@ -146,6 +143,7 @@ class CallReader:
 
     def _object(self, bare: bool) -> Reading[None]:
         before, name, arguments = self.calls, "", None
+        fenced = bare and (yield from self._literal(FENCE))
         yield from self._expect("{")
         while (yield from self._peek()) != "}":
             key = yield from self._string()
@@ -172,6 +170,8 @@ class CallReader:
         if self.calls == before:
             self._begin(name)
             self._argue(_written(arguments or "{}"))
+        if fenced:
+            yield from self._literal(FENCE_END)
 
     def _headed(self) -> Reading[None]:
         while (place := self._text.find("{", self._at)) < 0:
@@ -204,6 +204,15 @@ class CallReader:
             yield from self._value(self._argue)
         else:
             self._argue(_written((yield from self._collect())))
+
+    def _literal(self, literal: str) -> Reading[bool]:
+        start = self._at - self._mark
+        yield from self._peek()
+        while not self._ended and len(rest := self._text[self._at :]) < len(literal) and literal.startswith(rest):
+            yield
+        found = self._text.startswith(literal, self._at)
+        self._at = self._at + len(literal) if found else self._mark + start
+        return found
 
     # -- JSON ----------------------------------------------------------------------------------------------
 

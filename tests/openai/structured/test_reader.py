@@ -110,6 +110,8 @@ def test_any_text_is_read_as_if_it_came_at_once(form):
     rng = random.Random(1)
     marks = [
         "<tool_call>",
+        "```json",
+        "```",
         "<|python_tag|>",
         "[TOOL_CALLS]",
         "[ARGS]",
@@ -137,7 +139,13 @@ CASES = [
     ("hermes", '<tool_call>{"name": "add", "argu', '<tool_call>{"name": "add", "argu', []),
     ("hermes", "<tool_call>add(1)</tool_call>", "<tool_call>add(1)</tool_call>", []),
     ("hermes", '<tool_call>{"name": "\\ud800"}', '<tool_call>{"name": "\\ud800"}', []),
-    ("hermes", '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
+    ("hermes", '{"name": "add", "arguments": {}}\n</tool_call>', "", [("add", "{}")]),
+    ("hermes", '{"name": "add", "arguments": {}}\n{"name": "add", "arguments": {}}', "", [("add", "{}")] * 2),
+    ("hermes", '```json\n{"name": "add", "arguments": {}}\n```\nDone', "\nDone", [("add", "{}")]),
+    ("hermes", '```json\n{"name": "Bob", "arguments": {}}\n```', '```json\n{"name": "Bob", "arguments": {}}\n```', []),
+    ("hermes", "```json\n[1]\n```", "```json\n[1]\n```", []),
+    ("hermes", "``", "``", []),
+    ("hermes", 'So: {"name": "add", "arguments": {}}', 'So: {"name": "add", "arguments": {}}', []),
     ("hermes", " just text \n", " just text \n", []),
     ("llama3", '{"type": "function", "name": "add", "parameters": {}}', "", [("add", "{}")]),
     ("llama3", '{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
