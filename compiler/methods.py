@@ -31,6 +31,7 @@ from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import ALONE, VERIFIERS, check_pairing, draws_of
 from redraft.errors import BundleError
+from redraft.plugins.operators.perturbed_topk.cuda import MOST as MOST_SUPPORT
 from redraft.request import AUTO_REGRESSIVE, describe
 
 USUAL_BUDGET = 16
@@ -170,6 +171,10 @@ class MethodSettings(BaseModel):
                 raise ValueError(f"{flag}: expected {SOURCES} too")
             why = WHY_OTHERS_DO_NOT[self.way]
             raise ValueError(f"{flag}: only for {' and '.join(readers)}, and this method drafts by {self.way}, {why}")
+        if self.way == Way.search and (self.support or 0) > MOST_SUPPORT:
+            raise ValueError(
+                f"--support {self.support}: expected at most {MOST_SUPPORT}, as many as a GPU's kernel takes"
+            )
         return self
 
     @property

@@ -103,6 +103,7 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
         (["--drafter", "DRAFTER", "--verification", "all"], "unknown verification 'all': expected one of greedy"),
         (["--drafter", "DRAFTER", "--candidates", "51"], "--candidates 51: expected at most 50, all that the drafter"),
         (["--drafter", "DRAFTER", "--levels", "2,1"], "--levels 2,1: only for random draws, and this method drafts"),
+        (["--drafter", "DRAFTER", "--support", "1025"], "--support 1025: expected at most 1024"),
         (["--drafter", "DRAFTER", "--support", "7"], "--support 7: expected at least --candidates 8, or 0"),
         (
             [*RTX[1:], "--drafter", "DRAFTER", "--support", "9"],

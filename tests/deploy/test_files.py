@@ -102,7 +102,7 @@ def test_ports_are_the_services_own():
     (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == PORTS
     annotations = DEPLOYMENT["spec"]["template"]["metadata"]["annotations"]
-    assert annotations["prometheus.io/port"] == str(PORTS["metrics"])
+    assert annotations["prometheus.io/port"] == str(PORTS["openai"]), "the engine's metrics, which the dashboard draws"
 
 
 def test_probes_ask_what_triton_answers():

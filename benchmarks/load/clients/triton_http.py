@@ -28,7 +28,9 @@ class TritonHttp:
             event = sse.content(data)
             if "error" in event:
                 raise GenerationError(sse.error_message(data))
-            yield Piece(event["text_output"])
+            if not isinstance(text := event.get("text_output"), str):
+                raise GenerationError(f"expected text_output in each event, got {data[:200]!r}")
+            yield Piece(text)
 
     async def counters(self) -> dict[str, float]:
         """See `read_counters`."""

@@ -21,8 +21,12 @@ const by = (id) => document.getElementById(id);
 const messages = [];
 let runs = 0;
 let running = null; // the AbortController of the request that runs
-let view = { steps: [], spans: [], at: -1, follow: true }; // the answer whose steps are shown
+let view = noAnswer(); // the answer whose steps are shown
 let replaying = null;
+
+function noAnswer() {
+  return { steps: [], spans: [], at: -1, follow: true, rate: 0 };
+}
 
 /* Small helpers */
 
@@ -146,6 +150,16 @@ function openView(answer) {
   view.at = -1;
   by("timeline").replaceChildren();
   answer.steps.forEach((_, place) => addColumn(place));
+}
+
+/** An answer without steps: `text` stands where its tree will be. */
+function showNoSteps(answer, text) {
+  openView(answer);
+  showFigures([], 0);
+  by("title").textContent = "Draft tree";
+  by("outcome").textContent = "";
+  by("tree").replaceChildren(make("p", { class: "empty muted", text }));
+  for (const control of ["back", "replay", "on"]) by(control).disabled = true;
 }
 
 function select(answer, place) {
@@ -326,12 +340,11 @@ function rateOf(metrics, tokens) {
 async function send(text) {
   by("welcome").hidden = true;
   messages.push({ role: "user", content: text });
-  const answer = { steps: [], spans: [], at: -1, follow: true, rate: 0, content: "" };
+  const answer = { ...noAnswer(), content: "" };
   answer.text = make("div", { class: "text running" });
   const card = make("article", { class: "answer" }, answer.text);
   by("messages").append(make("div", { class: "user", text }), card);
-  openView(answer);
-  by("tree").replaceChildren(make("p", { class: "empty muted", text: "The model reads the prompt." }));
+  showNoSteps(answer, "The model reads the prompt.");
   answer.body = {
     messages: [...messages], stream: true, seed: crypto.getRandomValues(new Uint32Array(1))[0],
     temperature: Number(by("temperature").value), max_tokens: Number(by("most").value), drafting_method: by("method").value,
@@ -463,6 +476,7 @@ by("new").addEventListener("click", () => {
   messages.length = 0;
   document.querySelectorAll("#messages > :not(#welcome)").forEach((element) => element.remove());
   by("welcome").hidden = false;
+  showNoSteps(noAnswer(), "The tree of the latest step appears here.");
   by("prompt").focus();
 });
 by("back").addEventListener("click", () => select(view, view.at - 1));

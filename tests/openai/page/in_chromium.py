@@ -111,6 +111,9 @@ def main(url: str, folder: Path) -> None:
             page.picture(folder / "light.png", 1440, 900)
             page.picture(folder / "dark.png", 1440, 900, "dark")
             page.picture(folder / "narrow.png", 420, 900)
+            page.run("document.querySelector('#new').click()")
+            assert page.run("document.querySelectorAll('#timeline button, #tree svg, .text').length") == 0
+            page.picture(folder / "new_chat.png", 1440, 900)
             assert not page.errors, page.errors
         finally:
             page.close()

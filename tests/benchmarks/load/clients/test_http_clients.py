@@ -116,6 +116,7 @@ def test_texts_go_to_completions():
             StandIn([{"text_output": "a"}, '{"text_out']),
             "expected a JSON object as an event, got '{\"text_out'",
         ),
+        ("http", StandIn([{"model_name": "ensemble"}]), "expected text_output in each event, got '{\"model_name"),
         ("openai", StandIn(['{"choices": [{']), "expected a JSON object as an event"),
         ("openai", StandIn([{"error": {"message": "gone"}}]), "gone"),
         ("openai", StandIn([{"choices": []}]), r"ended before \[DONE\]"),
