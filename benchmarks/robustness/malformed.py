@@ -36,13 +36,12 @@ from benchmarks.figures.tables import Table
 from benchmarks.robustness import grpc_requests, http_requests
 from benchmarks.robustness.grpc_requests import Call
 from benchmarks.robustness.http_requests import OPENAI, TRITON, Raw
+from benchmarks.robustness.service import HANG_S, read_state
 from redraft.console.progress import progress
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.triton.messages import QUEUE_FULL
 
 HOST = "127.0.0.1"
-HANG_S = 90.0
-"""Neither answered nor closed for so long is a hang: thrice what a body may take."""
 QUIET_S = 0.3
 """Where no answer begins for so long, a client says that it has no more to send."""
 RETRY_S, LAST_TRIES = 0.2, 100
@@ -239,14 +238,6 @@ def restarts(state: State) -> dict[str, int]:
     return {part: getattr(state, f"{part}_restarts") for part in ("worker", "triton", "guard", "openai")}
 
 
-def read_state(run_dir: RunDir) -> State:
-    """The state of a service that is ready. Raises SystemExit for any other."""
-    state = run_dir.read_state()
-    if state is None or state.phase != "ready" or not state.settings.openai_port:
-        raise SystemExit(f"malformed: no service with /v1 is ready at {run_dir.path}: start one with `redraft serve`")
-    return state
-
-
 def table(tally: Tally) -> Table:
     """One row per protocol."""
     shown = Table("Malformed requests", ["protocol", "requests", "outcomes"])
@@ -270,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--output", type=Path, default=Path("artifacts/reports/malformed.json"))
     args = parser.parse_args(argv)
     run_dir = RunDir(args.run_dir)
-    before = read_state(run_dir)
+    before = read_state(run_dir, "malformed")
     ports, tokens = before.settings, args.stream_tokens
     neighbours = [
         Neighbour("HTTP, greedy", lambda: http_stream(ports.http_port, tokens)),

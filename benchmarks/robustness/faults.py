@@ -1,0 +1,337 @@
+"""Kill and stop every process of a service under six streams, and see that it comes back as it should.
+
+    python -m benchmarks.robustness.faults --bundle BUNDLE
+
+Starts a service of its own on free ports. Each process in turn gets SIGKILL, then SIGSTOP, beside two streams of each
+protocol. A process that is killed must be back within 5 s, the worker within its load time and 2 s. One that is stopped
+must first be noticed: that takes as long as the settings say. The exit status is 1 where something takes longer, a
+process or shared memory is left over, health says ready while requests fail, a stream hangs, or one ends without an
+error and without its whole text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import grpc
+import psutil
+from rich.console import Console
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
+from benchmarks.load.clients.base import Client, Generation, GenerationError
+from benchmarks.robustness import service
+from benchmarks.robustness.malformed import Overloaded, grpc_stream
+from redraft.serving import launcher
+from redraft.serving.processes import ServingError, is_alive, owned_processes
+from redraft.serving.rundir import RunDir, Settings, State
+from redraft.serving.supervisor import PING_S, PROBE_S
+from redraft.serving.watched import ANSWER_S, SILENCE_S
+
+BACK_S, WORKER_BACK_S = 5.0, 2.0
+"""A process is back after so long; the worker takes its load time, and so long."""
+LAG_S = 2.0
+"""Health may be so late."""
+SILENCE, TRITON_SILENCE = 4.0, 4.0
+"""`--silence-s` and `--triton-silence-s` of the service."""
+STOPPED_S = 5.0
+"""How long the supervisor is stopped, which nobody restarts."""
+LONGEST_S = 120.0
+EVERY_S = 0.1
+STREAMS = 6
+
+console = Console()
+
+
+@dataclass
+class Fault:
+    """A signal to a process, and what became of it. Times are seconds from the signal on."""
+
+    process: str
+    signal: str
+    limit_s: float
+    back_s: float | None = None
+    lies: int = 0
+    """How often health said ready while requests failed."""
+    left: list[str] = field(default_factory=list)
+    """Processes and shared memory left over."""
+    streams: Counter[str] = field(default_factory=Counter)
+    """How streams ended meanwhile: whole, failed (with an error), changed or hang."""
+
+    @property
+    def wrong(self) -> list[str]:
+        """What is not as it should be."""
+        late = self.back_s is None or self.back_s > self.limit_s
+        said = [f"back after {self.back_s or LONGEST_S:.1f} s"] * late
+        said += [f"health was wrong {self.lies} times"] * bool(self.lies)
+        said += [f"{self.streams[how]} streams: {how}" for how in ("changed", "hang") if self.streams[how]]
+        return [*said, *(f"left: {one}" for one in self.left)]
+
+
+class Streams:
+    """Two streams of each protocol, run again and again in a thread."""
+
+    def __init__(self, settings: Settings, tokens: int):
+        self.counts: Counter[str] = Counter()
+        self._settings, self._tokens = settings, tokens
+        self._over, self._begun = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread.start()
+        self._begun.wait()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    async def _run(self) -> None:
+        wanted = list(service.generations(STREAMS, self._tokens))
+        async with service.connected(self._settings) as clients:
+            protocols = [service.PROTOCOLS[place % len(service.PROTOCOLS)] for place in range(STREAMS)]
+            texts = [await service.text(clients[one], wanted[place]) for place, one in enumerate(protocols)]
+            self._begun.set()
+
+            async def again_and_again(place: int) -> None:
+                while not self._over.is_set():
+                    how = await outcome(clients[protocols[place]], wanted[place], texts[place])
+                    self.counts[how] += 1
+                    await asyncio.sleep(0 if how == "whole" else EVERY_S)
+
+            await asyncio.gather(*map(again_and_again, range(STREAMS)))
+
+
+async def outcome(client: Client, wanted: Generation, expected: str) -> str:
+    """How a stream ended: whole, changed, failed or hang."""
+    try:
+        return "whole" if await service.text(client, wanted) == expected else "changed"
+    except GenerationError:
+        return "failed"
+    except TimeoutError:
+        return "hang"
+
+
+def get(port: int, path: str, body: dict | None = None) -> bool:
+    """Whether a request is answered with status 200 in time."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+    try:
+        method, data = ("GET", None) if body is None else ("POST", json.dumps(body))
+        connection.request(method, path, data, {"Content-Type": "application/json"})
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class Watch:
+    """Asks the health of Triton and of `/v1`, and for an answer of each, until it is told to stop."""
+
+    def __init__(self, settings: Settings):
+        short = {"max_tokens": 1}
+        self._asked: dict[str, Callable[[], bool]] = {
+            "Triton's health": lambda: get(settings.http_port, "/v2/health/ready"),
+            "Triton": lambda: get(
+                settings.http_port, "/v2/models/ensemble/generate", short | {"text_input": "hi", "stream": False}
+            ),
+            "/v1's health": lambda: get(settings.openai_port, "/health"),
+            "/v1": lambda: get(settings.openai_port, "/v1/completions", short | {"prompt": "hi"}),
+        }
+        self.seen: dict[str, list[tuple[float, float, bool]]] = {name: [] for name in self._asked}
+        """When each was asked, when that was answered, and whether it was well."""
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(name,)) for name in self._asked]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, name: str) -> None:
+        while not self._over.is_set():
+            asked = time.monotonic()
+            well = self._asked[name]()
+            self.seen[name].append((asked, time.monotonic(), well))
+            self._over.wait(EVERY_S)
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def well_since(self, moment: float) -> bool:
+        """Whether all were well when they were last asked, after that moment."""
+        last = [seen[-1] if seen else (0.0, 0.0, False) for seen in self.seen.values()]
+        return all(well and asked > moment for asked, _, well in last)
+
+    def lies(self, noticed: float) -> int:
+        """How often health said ready although requests had failed for LAG_S, after the fault had to be noticed."""
+        return sum(_lies(self.seen[f"{name}'s health"], self.seen[name], noticed) for name in ("Triton", "/v1"))
+
+
+def _lies(health: list[tuple[float, float, bool]], truth: list[tuple[float, float, bool]], noticed: float) -> int:
+    count, failing_since = 0, None
+    for asked, answered, well in truth:
+        if well:
+            failing_since = None
+            continue
+        failing_since = asked if failing_since is None else failing_since
+        begin = max(failing_since, noticed) + LAG_S
+        count += sum(said for at, _, said in health if max(begin, asked) < at < answered)
+    return count
+
+
+def notice_s(process: str) -> float:
+    """How long a stopped process may go unnoticed: a period, two questions, and the check."""
+    if process in ("guard", "/v1 front end"):
+        return PROBE_S + max(SILENCE_S, 2 * ANSWER_S) + ANSWER_S
+    if process == "worker" or process.startswith("rank"):
+        return PING_S + 1.5 * SILENCE
+    return PROBE_S + 3 * TRITON_SILENCE
+
+
+class Trial:
+    """A service of one's own, which faults happen to."""
+
+    def __init__(self, bundle: Path, folder: Path, port: int, tokens: int):
+        self.run_dir, self.tokens = RunDir(folder), tokens
+        self.settings = Settings(
+            bundle=bundle,
+            http_port=port,
+            grpc_port=port + 1,
+            metrics_port=port + 2,
+            openai_port=port + 3,
+            silence_s=SILENCE,
+            triton_silence_s=TRITON_SILENCE,
+        )
+        self.load_s = 0.0
+        self.serve()
+
+    def serve(self) -> None:
+        """Start it, and note how long the worker takes to load."""
+        begun = time.monotonic()
+        moments: dict[str, float] = {}
+
+        def note(said: str) -> None:
+            moments.setdefault(said, time.monotonic())
+
+        launcher.serve(self.settings, self.run_dir.path, note)
+        self.load_s = max(self.load_s, moments.get("starting the Triton server", time.monotonic()) - begun)
+
+    def limit_s(self, process: str, stopped: bool) -> float:
+        """How long a process may be away."""
+        loads = process == "worker" or process.startswith("rank")
+        return (self.load_s + WORKER_BACK_S if loads else BACK_S) + (notice_s(process) if stopped else 0.0)
+
+    def inflict(self, name: str, number: signal.Signals) -> Fault:
+        """Send a process a signal beside the streams, and wait until all is well again."""
+        stopped = number is signal.SIGSTOP
+        fault = Fault(name, number.name, self.limit_s(name, stopped))
+        streams, watch = Streams(self.settings, self.tokens), Watch(self.settings)
+        try:
+            victim = service.processes(self.state())[name]
+            begun = time.monotonic()
+            victim.send_signal(number)
+            if name == "supervisor":
+                self._supervisor(fault, victim, stopped)
+            while fault.back_s is None and time.monotonic() < begun + LONGEST_S:
+                gone = name == "supervisor" or not is_alive(victim)
+                if gone and self.state().phase == "ready" and watch.well_since(begun) and self._grpc_answers():
+                    fault.back_s = time.monotonic() - begun
+                time.sleep(EVERY_S)
+        finally:
+            watch.stop()
+            streams.stop()
+        fault.streams = streams.counts
+        if name != "supervisor":
+            fault.lies = watch.lies(begun + (notice_s(name) if stopped else 0.0))
+        fault.left += service.orphans(self.run_dir.path, self.state().supervisor_pid)
+        fault.left += service.leaked_memory(self.run_dir.path)
+        return fault
+
+    def _supervisor(self, fault: Fault, victim: psutil.Process, stopped: bool) -> None:
+        """All ends with a killed supervisor, and `redraft serve` starts anew. One that is stopped changes nothing."""
+        if stopped:
+            time.sleep(STOPPED_S)
+            victim.resume()
+            fault.limit_s += STOPPED_S
+            return
+        deadline = time.monotonic() + BACK_S
+        while (left := owned_processes(self.run_dir.path)) and time.monotonic() < deadline:
+            time.sleep(EVERY_S)
+        fault.left += map(str, left)
+        begun = time.monotonic()
+        self.serve()
+        fault.limit_s += time.monotonic() - begun
+
+    def _grpc_answers(self) -> bool:
+        try:
+            return bool(grpc_stream(self.settings.grpc_port, 2))
+        except (grpc.RpcError, RuntimeError, ValueError, OSError, Overloaded):
+            return False
+
+    def state(self) -> State:
+        """What the supervisor says."""
+        state = self.run_dir.read_state()
+        assert state is not None
+        return state
+
+    def stop(self) -> list[str]:
+        """End the service. Returns what is left of it."""
+        launcher.stop(self.run_dir.path)
+        path = self.run_dir.path
+        return [*map(str, owned_processes(path)), *service.leaked_memory(path)]
+
+
+def table(faults: list[Fault]) -> Table:
+    """One row per fault."""
+    shown = Table("Faults", ["process", "signal", "back, s", "at most, s", "streams", "wrong"])
+    for fault in faults:
+        streams = ", ".join(f"{how}: {count}" for how, count in sorted(fault.streams.items()))
+        back = "never" if fault.back_s is None else f"{fault.back_s:.1f}"
+        wrong = "; ".join(fault.wrong) or "-"
+        shown.rows.append([fault.process, fault.signal, back, f"{fault.limit_s:.1f}", streams, wrong])
+    return shown
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Inflict the faults, print the table and write JSON. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--bundle", type=Path, required=True)
+    add("--port", type=int, default=18_100, help="the first of four ports")
+    add("--process", action="append", help="only this one; repeatable")
+    add("--stream-tokens", type=int, default=64)
+    add("--output", type=Path, default=Path("artifacts/reports/faults.json"))
+    args = parser.parse_args(argv)
+    faults: list[Fault] = []
+    with tempfile.TemporaryDirectory(prefix="redraft-faults-") as folder:
+        try:
+            trial = Trial(args.bundle, Path(folder), args.port, args.stream_tokens)
+        except ServingError as error:
+            raise SystemExit(f"faults: {error}") from None
+        try:
+            names = args.process or list(service.processes(trial.state()))
+            console.print(f"the worker loads in {trial.load_s:.1f} s; processes: {', '.join(names)}", markup=False)
+            for name in names:
+                for number in (signal.SIGKILL, signal.SIGSTOP):
+                    faults.append(trial.inflict(name, number))
+                    console.print(f"{name} {number.name}: {'; '.join(faults[-1].wrong) or 'well'}", markup=False)
+        finally:
+            left = trial.stop()
+    table(faults).show(console)
+    console.print(f"left after the stop: {', '.join(left) or 'nothing'}", markup=False)
+    report = [asdict(fault) | {"wrong": fault.wrong} for fault in faults]
+    write_json(args.output, {"bundle": args.bundle.name, "load_s": trial.load_s, "faults": report, "left": left})
+    console.print(f"written to {args.output}", markup=False)
+    return int(bool(left) or any(fault.wrong for fault in faults))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

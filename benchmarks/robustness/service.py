@@ -1,0 +1,100 @@
+"""A running service as the robustness scripts see it: its processes, what they hold, and streams over each protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+
+from benchmarks.load.clients.base import Client, Generation
+from benchmarks.load.clients.connect import connect
+from redraft.serving.processes import owned_processes, shared_memory_prefix
+from redraft.serving.rundir import RunDir, Settings, State
+
+PROTOCOLS = ("http", "grpc", "openai")
+HANG_S = 90.0
+"""Neither ended nor closed for so long is a hang: thrice what a body may take."""
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def read_state(run_dir: RunDir, script: str) -> State:
+    """The state of a service that is ready. Raises SystemExit for any other."""
+    state = run_dir.read_state()
+    if state is None or state.phase != "ready" or not state.settings.openai_port:
+        raise SystemExit(f"{script}: no service with /v1 is ready at {run_dir.path}: start one with `redraft serve`")
+    return state
+
+
+def processes(state: State) -> dict[str, psutil.Process]:
+    """The processes of a service by what they do, the supervisor last."""
+    pids = {"guard": state.guard_pid, "/v1 front end": state.openai_pid, "Triton server": state.triton_pid}
+    with contextlib.suppress(psutil.Error):
+        for model in psutil.Process(state.triton_pid).children():
+            pids[f"model {Path(model.cmdline()[1]).parents[1].name}"] = model.pid
+    if len(state.rank_pids) > 1:
+        pids |= {f"rank {rank}": pid for rank, pid in state.rank_pids.items()}
+    found = {}
+    for name, pid in (pids | {"worker": state.worker_pid, "supervisor": state.supervisor_pid}).items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[name] = psutil.Process(pid)
+    return found
+
+
+def orphans(run_dir: Path, supervisor: int) -> list[str]:
+    """The service's processes that do not descend from its supervisor."""
+    try:
+        ours = {supervisor, *(child.pid for child in psutil.Process(supervisor).children(recursive=True))}
+    except psutil.NoSuchProcess:
+        ours = set()
+    return [str(process) for process in owned_processes(run_dir) if process.pid not in ours]
+
+
+def leaked_memory(run_dir: Path) -> list[str]:
+    """The service's files in /dev/shm that no process of its maps, and those of MPI's ranks."""
+    mapped = set()
+    for process in owned_processes(run_dir):
+        with contextlib.suppress(psutil.Error):
+            mapped |= {region.path for region in process.memory_maps()}
+    files = [*_SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*"), *_SHARED_MEMORY.glob("mpich_shm_*")]
+    return [str(file) for file in files if str(file) not in mapped]
+
+
+@asynccontextmanager
+async def connected(settings: Settings) -> AsyncIterator[Mapping[str, Client]]:
+    """A client of each protocol."""
+    ports = {"http": settings.http_port, "grpc": settings.grpc_port, "openai": settings.openai_port}
+    clients = {name: await connect(name, f"127.0.0.1:{port}", None, None) for name, port in ports.items()}
+    try:
+        yield clients
+    finally:
+        for client in clients.values():
+            await client.close()
+
+
+async def text(client: Client, generation: Generation, pieces: int | None = None) -> str:
+    """A stream's text; after so many pieces it is cancelled. Raises GenerationError, and TimeoutError for a hang."""
+    got: list[str] = []
+    async with asyncio.timeout(HANG_S):
+        stream = client.stream(generation)
+        async for piece in stream:
+            got.append(piece.text)
+            if len(got) == pieces:
+                await stream.aclose()  # type: ignore[attr-defined]
+                break
+    return "".join(got)
+
+
+def generations(count: int, tokens: int) -> Iterator[Generation]:
+    """Different requests, greedy and sampled with a seed in turn."""
+    for number in range(count):
+        sampling = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0.0}  # on /v1 1 is usual
+        prompt = f"{_TASKS[number % len(_TASKS)]} {_TOPICS[number // len(_TASKS) % len(_TOPICS)]}:"
+        yield Generation(prompt, tokens, sampling)
+
+
+_TASKS = ("A short history of", "Ten facts about", "How to explain to a child", "A letter to a friend about")
+_TOPICS = ("the steam engine", "bread", "the moon", "tides", "a good bridge", "paper")

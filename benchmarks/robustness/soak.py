@@ -1,0 +1,233 @@
+"""Load a running service at 80% of what it can take, a fifth of the requests cancelled, and see that nothing wears out.
+
+    redraft serve --bundle BUNDLE
+    python -m benchmarks.robustness.soak --run-dir artifacts/run --seconds 1800
+
+A first pass sends each request on its own and keeps its text. A second finds the capacity: requests per second with as
+many in flight as there are slots. Then requests arrive at random at --share of that, over all protocols. The exit
+status is 1 where one fails, a text differs from the first pass's, a process was restarted, or memory grows.
+
+Only an fp32 bundle gives the same text whatever runs beside it. In another precision texts that differ are counted, and
+fail nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+from rich.console import Console
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
+from benchmarks.load.clients.base import Client, Generation, GenerationError
+from benchmarks.robustness import service
+from redraft.bundle.config import BundleConfig
+from redraft.console.progress import progress
+from redraft.serving.rundir import RunDir, State
+
+CAPACITY_S = 20.0
+"""How long the capacity is measured."""
+SAMPLE_S = 2.0
+SETTLED = 0.25
+"""The part of the time after which memory counts: before, buffers still grow to what the load needs."""
+MOST_GROWTH, MOST_GROWTH_MB = 0.05, 16.0
+"""A process may grow by this share in the rest of the time, or by so much."""
+MOST_PIECES = 3
+"""A cancelled request has had one to so many pieces of its answer."""
+
+console = Console()
+
+
+@dataclass
+class Counts:
+    """What became of the requests."""
+
+    whole: int = 0
+    cancelled: int = 0
+    errors: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    """What each differing text was to be, and was."""
+
+
+class Memory:
+    """Resident memory of each process, in bytes, over time."""
+
+    def __init__(self, state: State):
+        self.times: list[float] = []
+        self._processes = service.processes(state)
+        self.sizes: dict[str, list[int]] = {name: [] for name in self._processes}
+        self._begun, self._over = time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            try:
+                sizes = {name: process.memory_info().rss for name, process in self._processes.items()}
+            except psutil.NoSuchProcess:
+                return  # restarted: that fails the soak
+            self.times.append(time.monotonic() - self._begun)
+            for name, size in sizes.items():
+                self.sizes[name].append(size)
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a process's memory changed after it had settled: a straight line through the samples."""
+
+    size_mb: float
+    mb_per_hour: float
+    grown_mb: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether it hardly grew."""
+        return self.grown_mb <= max(MOST_GROWTH_MB, MOST_GROWTH * self.size_mb)
+
+
+def growth(times: list[float], sizes: list[int]) -> Growth:
+    """The growth that samples show, at least two after the time has settled."""
+    settled = [place for place, moment in enumerate(times) if moment >= SETTLED * times[-1]]
+    x = np.array([times[place] for place in settled])
+    y = np.array([sizes[place] for place in settled]) / 1e6
+    slope = float(np.polyfit(x, y, 1)[0]) if len(settled) > 1 else 0.0
+    return Growth(float(y.mean()), 3600 * slope, slope * float(x[-1] - x[0]))
+
+
+async def first_pass(clients: Mapping[str, Client], wanted: list[Generation]) -> list[str]:
+    """The text of each request, sent when nothing else runs."""
+    names = list(clients)
+    return [await service.text(clients[names[place % len(names)]], one) for place, one in enumerate(wanted)]
+
+
+async def capacity(clients: Mapping[str, Client], wanted: list[Generation], slots: int, seconds: float) -> float:
+    """Requests per second with as many in flight as there are slots."""
+    ended, begun = 0, time.monotonic()
+
+    async def one_after_the_other(rng: random.Random) -> None:
+        nonlocal ended
+        while time.monotonic() < begun + seconds:
+            await service.text(clients[rng.choice(list(clients))], rng.choice(wanted))
+            ended += 1
+
+    await asyncio.gather(*(one_after_the_other(random.Random(f"capacity {slot}")) for slot in range(slots)))
+    return ended / (time.monotonic() - begun)
+
+
+async def soak(
+    clients: Mapping[str, Client],
+    wanted: list[Generation],
+    texts: list[str],
+    rate: float,
+    seconds: float,
+    cancel: float,
+) -> Counts:
+    """Send requests at random moments for so long, a share of which is cancelled."""
+    counts, rng = Counts(), random.Random("soak")
+
+    async def send(place: int, protocol: str, pieces: int | None) -> None:
+        try:
+            text = await service.text(clients[protocol], wanted[place], pieces)
+        except (GenerationError, TimeoutError) as error:
+            counts.errors.append(f"{protocol}: {error or 'no answer in time'}")
+            return
+        if pieces is not None:
+            counts.cancelled += 1
+            same = texts[place].startswith(text)
+        else:
+            counts.whole += 1
+            same = text == texts[place]
+        if not same:
+            counts.differing.append(f"{protocol}: expected {texts[place]!r}, got {text!r}")
+
+    begun, due = time.monotonic(), 0.0
+    with progress("soak", int(seconds), "s") as shown:
+        async with asyncio.TaskGroup() as tasks:
+            while (due := due + rng.expovariate(rate)) < seconds:
+                await asyncio.sleep(max(begun + due - time.monotonic(), 0.0))
+                shown.update(int(time.monotonic() - begun))
+                pieces = rng.randint(1, MOST_PIECES) if rng.random() < cancel else None
+                tasks.create_task(send(rng.randrange(len(wanted)), rng.choice(list(clients)), pieces))
+    return counts
+
+
+def table(grown: Mapping[str, Growth]) -> Table:
+    """One row per process."""
+    shown = Table("Memory", ["process", "MB", "MB per hour", "grown, MB", "flat"])
+    for name, one in grown.items():
+        cells = [f"{one.size_mb:.0f}", f"{one.mb_per_hour:+.1f}", f"{one.grown_mb:+.1f}", "yes" if one.flat else "no"]
+        shown.rows.append([name, *cells])
+    return shown
+
+
+async def run(args: argparse.Namespace, state: State, slots: int) -> tuple[float, Counts, Memory]:
+    """Both passes and the soak: the rate, what became of the requests, and the memory meanwhile."""
+    wanted = list(service.generations(args.prompts, args.tokens))
+    async with service.connected(state.settings) as clients:
+        texts = await first_pass(clients, wanted)
+        rate = args.share * await capacity(clients, wanted, slots, min(CAPACITY_S, args.seconds))
+        console.print(f"{rate:.2f} requests per second for {args.seconds:.0f} s")
+        memory = Memory(state)
+        try:
+            return rate, await soak(clients, wanted, texts, rate, args.seconds, args.cancel), memory
+        finally:
+            memory.stop()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Soak, print the tables and write JSON. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--run-dir", type=Path, default=Path("artifacts/run"), help="of the running service")
+    add("--seconds", type=float, default=1800.0)
+    add("--share", type=float, default=0.8, help="of the capacity")
+    add("--cancel", type=float, default=0.2, help="share of the requests that are cancelled")
+    add("--prompts", type=int, default=24, help="different requests")
+    add("--tokens", type=int, default=64)
+    add("--output", type=Path, default=Path("artifacts/reports/soak.json"))
+    args = parser.parse_args(argv)
+    run_dir = RunDir(args.run_dir)
+    before = service.read_state(run_dir, "soak")
+    config = BundleConfig.read(before.settings.bundle)
+    rate, counts, memory = asyncio.run(run(args, before, config.limits.slots))
+    after = run_dir.read_state() or before
+    restarted = [part for part in ("worker", "triton", "guard", "openai")
+                 if getattr(after, f"{part}_pid") != getattr(before, f"{part}_pid")]  # fmt: skip
+    grown = {name: growth(memory.times, sizes) for name, sizes in memory.sizes.items() if sizes}
+    table(grown).show(console)
+    exact = config.precision == "fp32"
+    console.print(
+        f"{counts.whole} whole, {counts.cancelled} cancelled, {len(counts.errors)} errors, {len(counts.differing)} "
+        f"differing{'' if exact else f' (which {config.precision} allows)'}; restarted: {restarted or 'nothing'}",
+        *counts.errors[:3], *counts.differing[:1], sep="\n", markup=False,
+    )  # fmt: skip
+    report = {
+        "bundle": config.name,
+        "precision": config.precision,
+        **{name: getattr(args, name) for name in ("seconds", "share", "cancel", "prompts", "tokens")},
+        "rate": rate,
+        **vars(counts),
+        "restarted": restarted,
+        "memory": {name: vars(one) | {"flat": one.flat} for name, one in grown.items()},
+    }
+    write_json(args.output, report)
+    console.print(f"written to {args.output}", markup=False)
+    grew = not all(one.flat for one in grown.values())
+    return int(bool(counts.errors or restarted or grew or (exact and counts.differing)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,43 @@
+"""What the script of faults makes of what it sees; tests/serving/lifecycle inflicts them on a real service."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from benchmarks.robustness.faults import Fault, Watch, _lies
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, []),
+        ({"back_s": 5.1}, ["back after 5.1 s"]),
+        ({"back_s": None}, ["back after 120.0 s"]),
+        ({"lies": 2}, ["health was wrong 2 times"]),
+        ({"streams": Counter(whole=3, failed=2)}, []),
+        ({"streams": Counter(changed=1, hang=2)}, ["1 streams: changed", "2 streams: hang"]),
+        ({"left": ["x"]}, ["left: x"]),
+    ],
+)
+def test_what_is_wrong(changes, wrong):
+    assert Fault(**({"process": "guard", "signal": "SIGKILL", "limit_s": 5.0, "back_s": 1.0} | changes)).wrong == wrong
+
+
+def test_health_may_be_late_but_not_wrong():
+    """Requests fail from 1.0 to 9.0. Who says ready after 3.0 is wrong, unless the fault need not be noticed yet."""
+    truth = [(0.0, 0.5, True), *((moment, moment + 1.0, False) for moment in range(1, 9)), (9.0, 9.5, True)]
+    ready = [(moment + 0.5, moment + 0.6, True) for moment in range(10)]
+    assert _lies(ready, truth, noticed=0.0) == 6
+    assert _lies(ready, truth, noticed=5.0) == 2
+    assert _lies([(at, answered, False) for at, answered, _ in ready], truth, 0.0) == 0
+
+
+def test_all_is_well_once_each_was_asked_since():
+    watch = object.__new__(Watch)
+    watch.seen = {"a": [(1.0, 1.1, True), (3.0, 3.1, True)], "b": [(2.5, 2.6, True)]}
+    assert watch.well_since(2.0)
+    assert not watch.well_since(2.7)
+    watch.seen["b"].append((4.0, 4.1, False))
+    assert not watch.well_since(2.0)
