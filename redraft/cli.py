@@ -65,7 +65,7 @@ def add_serving() -> None:
             """Needs the packages of the extra `serve`."""
             fail(f"redraft: serving needs {missing}: pip install 'redraft[serve]'")
 
-        for name in ("serve", "stop", "status", "generate"):
+        for name in ("serve", "swap", "stop", "status", "generate"):
             app.command(name, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(refuse)
     else:
         app.add_typer(commands.app)

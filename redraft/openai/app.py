@@ -16,6 +16,7 @@ from redraft.openai.answers.responses import ResponsesAnswer
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError, internal
 from redraft.openai.metrics import CONTENT_TYPE
+from redraft.openai.model import ServedModel
 from redraft.openai.page import add_page
 from redraft.openai.responses import ResponsesBody, responses_job
 from redraft.openai.schemas import ChatBody, CompletionBody
@@ -73,12 +74,13 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(service)]})
+        return json_response({"object": "list", "data": [_model(await service.current_model())]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        service.model.check_name(name)
-        return json_response(_model(service))
+        current = await service.current_model()
+        current.check_name(name)
+        return json_response(_model(current))
 
     @app.get("/health")
     async def health() -> Response:
@@ -121,8 +123,7 @@ async def _answer(service: Service, request: Request, job: Job, answer: Answer, 
         return EventStream(ending_with_errors(first, events, answer.error), stack.pop_all().close)
 
 
-def _model(service: Service) -> dict[str, Any]:
-    model = service.model
+def _model(model: ServedModel) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",

@@ -50,7 +50,7 @@ def command(run_dir: RunDir, settings: Settings) -> list[str]:
     """Command line of the process."""
     return [
         *(sys.executable, "-m", "redraft.openai.server"),
-        *("--bundle", str(settings.bundle), "--socket", str(run_dir.socket)),
+        *("--bundle", str(run_dir.bundle), "--socket", str(run_dir.socket)),
         *("--log", str(run_dir.openai_log), "--silence-s", str(settings.silence_s)),
         *("--address", settings.address, "--port", str(settings.openai_port)),
         *(["--model-name", settings.model_name] if settings.model_name else []),

@@ -20,10 +20,19 @@ from redraft.text import TextCodec
 
 class ServedModel:
     """What requests are checked against and answers are written with. Raises BundleError, or OSError, for a folder
-    that is no bundle. It may be used from any thread."""
+    that is no bundle. It may be used from any thread. Where `bundle` is a link, it may lead to another bundle later;
+    requests may then name the `former` ones too, since not all clients change at once."""
 
-    def __init__(self, bundle: Path, name: str | None = None, tool_parser: str | None = None):
+    def __init__(
+        self,
+        bundle: Path,
+        name: str | None = None,
+        tool_parser: str | None = None,
+        former: frozenset[str] = frozenset(),
+    ):
         """`tool_parser` names the form of its tool calls, one of `FORMS`; None: what the chat template shows."""
+        self._link, self._given_name, self._tool_parser, self._former = bundle, name, tool_parser, former
+        self._folder = bundle = bundle.resolve()
         config = BundleConfig.read(bundle)
         self.name = name or config.name
         self.created = int(time.time())
@@ -40,9 +49,18 @@ class ServedModel:
         self.tool_form = FORMS[tool_parser] if tool_parser else shown_form
         """How its text calls tools; None where that is not known."""
 
+    @property
+    def replaced(self) -> bool:
+        """Whether the link leads to another bundle now."""
+        return self._link.resolve() != self._folder
+
+    def successor(self) -> ServedModel:
+        """The model of the bundle to which the link leads now."""
+        return ServedModel(self._link, self._given_name, self._tool_parser, self._former | {self.name})
+
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not this one; None is this one."""
-        if name not in (None, self.name):
+        if name not in (None, self.name, *self._former):
             raise ApiError(
                 404, f"the model {shown(name)} does not exist: this server has {self.name!r}, and no adapters of it",
                 "model", "model_not_found",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -38,6 +39,8 @@ JSON_TYPE = "application/json"
 
 B = TypeVar("B", bound=Sampled)
 
+log = logging.getLogger("redraft.openai")
+
 
 class Service:
     """The served model and the connection to its worker."""
@@ -52,6 +55,7 @@ class Service:
         """What the worker said last."""
         self._answered = -silence_s
         self._question: asyncio.Future[bool] | None = None
+        self._reading: asyncio.Future[ServedModel] | None = None
 
     async def accept(
         self, request: Request, schema: type[B], translate: Callable[[B, ServedModel], Job]
@@ -59,18 +63,31 @@ class Service:
         """Read a request: its body, and what it asks of the worker. Raises ApiError."""
         with self._room.body() as take:
             data = await _read(request, take)
+            model = await self.current_model()
 
             def work() -> tuple[B, Job]:
                 try:
                     body = schema.model_validate_json(data)
                 except ValidationError as error:
                     raise invalid_body(error) from None
-                self.model.check_name(body.model)
-                return body, translate(body, self.model)
+                model.check_name(body.model)
+                return body, translate(body, model)
 
             if len(data) <= INLINE_BYTES:
                 return work()
             return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    async def current_model(self) -> ServedModel:
+        """The model, read again where the service has swapped its bundle. Requests that come meanwhile wait for it."""
+        if self.model.replaced:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.ensure_future(asyncio.to_thread(self.model.successor))
+            try:
+                self.model = await asyncio.shield(self._reading)
+            except (OSError, ValueError, RuntimeError) as error:
+                log.error("requests are checked against the bundle that was served before: %s", error)
+            self.tracing.model = self.model.name
+        return self.model
 
     async def worker_ready(self) -> bool:
         """Whether the worker is there and ready. While it is slow to answer, what it last said holds, until it has been

@@ -40,12 +40,12 @@ def exporting() -> TracerProvider:
 
 
 class Tracing:
-    """Spans of sequences, below the current span."""
+    """Spans of sequences of a model, below the current span."""
 
     def __init__(self, provider: TracerProvider, model: str):
         self.provider = provider
         self._tracer = provider.get_tracer("redraft")
-        self._model = model
+        self.model = model
 
     @property
     def on(self) -> bool:
@@ -60,7 +60,7 @@ class Tracing:
         phases = {"queue": stats.queue_ms, "prefill": stats.prefill_ms, "decode": stats.decode_ms}
         start = now - int(1e6 * sum(phases.values()))
         attributes: dict[str, AttributeValue] = {
-            "gen_ai.request.model": self._model,
+            "gen_ai.request.model": self.model,
             "gen_ai.usage.input_tokens": stats.prompt_tokens,
             "gen_ai.usage.output_tokens": stats.output_tokens,
             "gen_ai.response.finish_reasons": [finish_reason],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import resource
 import subprocess
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -91,14 +93,15 @@ class Child:
         return ""
 
     def start(self) -> None:
-        """Start it, its output appended to the log. What the last one left is ended before. A log that has taken half
-        of what it may is first moved to a file with `.1` after its name, which replaces an older one."""
+        """Start it, its output appended to the log, or lost where that cannot be written. What the last one left is
+        ended before. A log that has taken half of what it may is first moved to a file with `.1` after its name, which
+        replaces an older one."""
         end_processes(self.processes(), grace=0)
         limit = self._max_file_bytes
         with contextlib.suppress(OSError):
             if limit is not None and self._log_file.stat().st_size > limit // 2:
                 self._log_file.replace(f"{self._log_file}.1")
-        with self._log_file.open("ab") as output:
+        with self._output() as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
                 bound(self._command),
@@ -118,6 +121,13 @@ class Child:
         self._restart_at = None
         self.restarts += 1
         log.info("%s started, pid %d", self.name, self.pid)
+
+    def _output(self) -> BinaryIO:
+        try:
+            return self._log_file.open("ab")
+        except OSError as error:
+            log.error("cannot write %s: %s; what %s says is lost", self._log_file, error.strerror, self.name)
+            return Path(os.devnull).open("ab")
 
     def restart_due(self) -> bool:
         """Whether a dead child is to be started now; the first call after a death chooses the delay."""

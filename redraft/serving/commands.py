@@ -61,7 +61,7 @@ def serve(
         list[str] | None,
         typer.Option(
             envvar=ALLOW_HOST_VARIABLE,
-            help="Another name by which clients and web pages may reach /v1; '*': any. Repeatable.",
+            help="Another name by which clients may reach /v1, and web pages Triton's HTTP too; '*': any. Repeatable.",
         ),
     ] = None,
     model_name: Annotated[str | None, typer.Option(help="The model's name in /v1; default: the bundle's.")] = None,
@@ -159,6 +159,26 @@ def serve(
 
 
 @app.command()
+def swap(
+    bundle: Annotated[Path, typer.Option(help="Engine bundle to serve from now on, with the same tokenizer.")],
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+) -> None:
+    """Serve another bundle without losing a request. Returns when the old one's last request has ended.
+
+    It loads beside the old one. Where that fails, the old one serves on and the exit status is 1.
+    """
+    try:
+        with _activities() as say:
+            state = launcher.swap(bundle, run_dir, say)
+    except ServingError as error:
+        fail(f"redraft swap: {error}")
+    except KeyboardInterrupt:
+        fail("redraft swap: interrupted, the swap goes on: `redraft status` says how it is", code=130)
+    out.print(f"serving {state.settings.bundle.name}")
+    _warn_of_untuned(state)
+
+
+@app.command()
 def stop(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
     """End the service when its running requests have ended, or after `serve --drain-s`. A second call ends it at once.
 
@@ -183,6 +203,10 @@ def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
         raise typer.Exit(1)
     out.print(f"{state.phase} {state.detail}".rstrip(), markup=False)
     out.print(f"  bundle   {state.settings.bundle}", markup=False)
+    if state.swap and state.swap.phase != "done":
+        out.print(
+            f"  swap     to {state.swap.order.bundle}: {state.swap.phase} {state.swap.error}".rstrip(), markup=False
+        )
     out.print(f"  ports    HTTP {state.settings.http_port}, gRPC {state.settings.grpc_port}, "
               f"metrics {state.settings.metrics_port}, OpenAI {state.settings.openai_port or 'off'}")  # fmt: skip
     out.print(f"  worker   pid {state.worker_pid}, restarts {state.worker_restarts}")

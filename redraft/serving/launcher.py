@@ -8,14 +8,19 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 
+from redraft.console.progress import size
+from redraft.console.resources import host_bytes
 from redraft.errors import IN_CLONE
+from redraft.serving.engine_worker import WORKER_PART
 from redraft.serving.processes import (
     OWNER_VARIABLE,
+    PART_VARIABLE,
     ServingError,
     check_port,
     end_processes,
@@ -24,7 +29,7 @@ from redraft.serving.processes import (
     remove_shared_memory,
 )
 from redraft.serving.ranks import bundle_ranks, launch_command
-from redraft.serving.rundir import RunDir, Settings, State, tail
+from redraft.serving.rundir import RunDir, Settings, State, SwapOrder, tail
 from redraft.serving.tritonserver import TritonInstallation
 
 STOP_S = 25.0
@@ -33,6 +38,10 @@ STOP_S = 25.0
 FREED_S = 3.0
 """A server that was killed a moment ago is no longer listed, but holds its ports until its last thread has ended."""
 _POLL_S = 0.1
+_SWAPPING = {
+    "loading": "loading {} beside the bundle that serves",
+    "draining": "new requests go to {}, running ones end on the old bundle",
+}
 
 
 def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]) -> State:
@@ -78,13 +87,90 @@ def stop(run_path: Path) -> int:
     end_processes(owned_processes(run_dir.path), grace=0)
     remove_shared_memory(run_dir.path)
     try:
-        run_dir.socket.unlink(missing_ok=True)
+        run_dir.remove_sockets()
     except OSError as error:
         raise _unusable(run_dir, error) from None
     if state and state.phase not in ("stopped", "failed"):
         with contextlib.suppress(OSError), _private():
             run_dir.write_state(state.model_copy(update={"phase": "stopped", "detail": ""}))
     return len(processes)
+
+
+def swap(bundle: Path, run_path: Path, on_progress: Callable[[str], None]) -> State:
+    """Have the service of a run directory serve another bundle, without losing a request. Returns when the old bundle's
+    last request has ended; `on_progress` is told each new activity.
+
+    Raises ServingError where that is not possible: the old bundle serves on. KeyboardInterrupt passes through, and the
+    swap goes on.
+    """
+    run_dir, bundle = RunDir(run_path), bundle.resolve()
+    if not is_running(run_dir):
+        raise ServingError(f"no service is running from {run_dir.path}: `redraft serve` starts one")
+    with _launching(run_dir), _private():
+        state = run_dir.read_state()
+        if state is None or state.phase not in ("ready", "degraded"):
+            raise ServingError("the service is starting or stopping: try again when it is ready")
+        if state.swap and state.swap.phase in ("loading", "draining"):
+            raise ServingError(f"a swap to {state.swap.order.bundle} is under way: `redraft status` says how it is")
+        _check_bundle(state.settings.model_copy(update={"bundle": bundle}))
+        _check_tokenizer(bundle, state.settings.bundle)
+        _check_memory(bundle, state, run_dir)
+        order = SwapOrder(id=uuid.uuid4().hex, bundle=bundle)
+        try:
+            run_dir.write_order(order)
+        except OSError as error:
+            raise ServingError(f"cannot write {run_dir.swap_order}: {error.strerror}") from None
+        return _follow_swap(run_dir, order, on_progress)
+
+
+def _follow_swap(run_dir: RunDir, order: SwapOrder, on_progress: Callable[[str], None]) -> State:
+    shown, begun = "", time.monotonic()
+    while is_running(run_dir):
+        state = run_dir.read_state()
+        swap = state.swap if state else None
+        if state and swap and swap.order == order:
+            if swap.phase == "done":
+                return state
+            if swap.phase == "failed":
+                raise ServingError(swap.error)
+            if swap.phase != shown:
+                shown = swap.phase
+                on_progress(_SWAPPING[swap.phase].format(order.bundle.name))
+        elif time.monotonic() > begun + STOP_S:
+            run_dir.swap_order.unlink(missing_ok=True)
+            raise ServingError(f"the supervisor does not take the order: {run_dir.supervisor_log} may say why")
+        time.sleep(_POLL_S)
+    raise ServingError("the service has ended meanwhile")
+
+
+def _check_tokenizer(bundle: Path, served: Path) -> None:
+    """Raises ServingError where token ids would mean something else: clients of `tensorrt_llm` send them."""
+    new, old = ((folder / "tokenizer.json") for folder in (bundle, served))
+    with contextlib.suppress(FileNotFoundError):
+        if new.read_bytes() != old.read_bytes():
+            raise ServingError(
+                f"{bundle} has another tokenizer than {served}, so it is another model to its clients: serve it from "
+                "another --run-dir, on other ports, and let them choose"
+            )
+
+
+def _check_memory(bundle: Path, state: State, run_dir: RunDir) -> None:
+    """Raises ServingError where the machine has too little memory for a second worker: one that is as large as the one
+    that serves, or larger by as much as its bundle's files are."""
+    sizes = [
+        sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in (bundle, state.settings.bundle)
+    ]
+    needed = 0.0
+    for process in owned_processes(run_dir.path):
+        with contextlib.suppress(psutil.Error):
+            if (process.environ().get(PART_VARIABLE) or "").startswith(WORKER_PART):
+                needed += process.memory_info().rss
+    needed *= max(1.0, sizes[0] / max(sizes[1], 1))
+    if needed > (free := host_bytes()):
+        raise ServingError(
+            f"both workers would not fit into memory: the new one needs about {size(needed)}, {size(free)} are free. "
+            "Without a swap: `redraft stop`, then `redraft serve`"
+        )
 
 
 def _end_supervisor(run_dir: RunDir, supervisor: psutil.Process) -> None:
@@ -129,14 +215,15 @@ def _private() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _launching(run_dir: RunDir) -> Iterator[None]:
-    """Hold the run directory until the supervisor holds it. Raises ServingError while another launcher does."""
+    """Hold the run directory while a service starts or swaps its bundle. Raises ServingError while another launcher
+    does."""
     folder = os.open(run_dir.path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ServingError(
-                f"another `redraft serve` is starting a service from {run_dir.path}: wait until it is ready, or "
+                f"another `redraft serve` or `redraft swap` is at work in {run_dir.path}: wait until it has ended, or "
                 "choose another directory with --run-dir, and other ports"
             ) from None
         yield
@@ -163,12 +250,16 @@ def _unusable(run_dir: RunDir, error: OSError) -> ServingError:
     return ServingError(f"cannot use the run directory {run_dir.path}: {error.strerror}; choose another with --run-dir")
 
 
-def _check(settings: Settings, run_dir: RunDir) -> None:
+def _check_bundle(settings: Settings) -> None:
     if not (settings.bundle / "config.json").is_file():
         raise ServingError(
             f"{settings.bundle} is not a bundle: it has no config.json; `make engines`{IN_CLONE} builds one"
         )
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
+
+
+def _check(settings: Settings, run_dir: RunDir) -> None:
+    _check_bundle(settings)
     TritonInstallation()
     try:
         run_dir.create()

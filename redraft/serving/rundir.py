@@ -20,6 +20,7 @@ from redraft.worker.protocol import DRAIN_S, SUPERVISOR_PIPE
 _MAX_SOCKET_PATH = 100
 
 Phase = Literal["starting", "ready", "degraded", "stopping", "stopped", "failed"]
+SwapPhase = Literal["loading", "draining", "done", "failed"]
 
 
 class Settings(BaseModel):
@@ -37,7 +38,8 @@ class Settings(BaseModel):
     tool_parser: str | None = None
     """The form of its tool calls; None: the one that its chat template shows."""
     allowed_hosts: list[str] = []
-    """Names, beside the machine's own addresses, by which `/v1` may be reached."""
+    """Names, beside the machine's own addresses, by which `/v1` may be reached. Web pages of these sites may use
+    Triton's HTTP port too."""
     decoupled: bool = True
     threads: int | None = None
     max_queue: int | None = None
@@ -55,6 +57,22 @@ class Settings(BaseModel):
     """The same for Triton's models, asked for what they need not ask the worker for."""
     log_format: LogFormat = LogFormat.text
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker.server"]
+
+
+class SwapOrder(BaseModel):
+    """What `redraft swap` asks of the supervisor."""
+
+    id: str
+    bundle: Path
+
+
+class SwapState(BaseModel):
+    """How the last swap went, or goes: in `draining` the new bundle serves, and the old one's requests end."""
+
+    order: SwapOrder
+    phase: SwapPhase = "loading"
+    error: str = ""
+    """Why it failed; the old bundle serves on."""
 
 
 class State(BaseModel):
@@ -81,7 +99,9 @@ class State(BaseModel):
     last_failure: str = ""
     untuned: list[str] = []
     """Methods of the bundle that the worker found not to be tuned when it loaded it."""
+    swap: SwapState | None = None
     settings: Settings
+    """As given, with the bundle that is served now."""
 
 
 class RunDir:
@@ -95,12 +115,16 @@ class RunDir:
                 f"cannot use the run directory {path}: its links lead in a circle; choose another with --run-dir"
             ) from None
         self.socket = self.path / "worker.sock"
+        """A link to the socket of the worker that takes new requests."""
+        self.bundle = self.path / "bundle"
+        """A link to its bundle."""
         self.http_socket = self.path / "http.sock"
         self.grpc_socket = self.path / "grpc.sock:1"  # Triton ends the name with a port
         """Where Triton listens, for the guard and the supervisor."""
         self.pipe = self.path / SUPERVISOR_PIPE
         self.state_file = self.path / "state.json"
         self.settings_file = self.path / "settings.json"
+        self.swap_order = self.path / "swap.json"
         self.lock_file = self.path / "lock"
         self.models = self.path / "models"
         self.backends = self.path / "backends"
@@ -148,6 +172,24 @@ class RunDir:
                 )
             self.path.chmod(0o700)
 
+    def worker_socket(self, number: int) -> Path:
+        """Where the worker of this number listens: 0 for the first, one more for each swap."""
+        return self.path / f"worker-{number}.sock"
+
+    def remove_sockets(self) -> None:
+        """Take the workers' sockets away. Raises OSError."""
+        for path in (self.socket, *self.path.glob("worker-*.sock")):
+            path.unlink(missing_ok=True)
+
+    def take_order(self) -> SwapOrder | None:
+        """What `redraft swap` asks for, once; None where it asks for nothing, or cannot be read."""
+        try:
+            text = self.swap_order.read_text()
+            self.swap_order.unlink()
+            return SwapOrder.model_validate_json(text)
+        except (OSError, ValueError):
+            return None
+
     def read_state(self) -> State | None:
         """The last state that was written, None if there is none."""
         try:
@@ -157,9 +199,25 @@ class RunDir:
 
     def write_state(self, state: State) -> None:
         """Replace the state file in one move."""
-        temporary = self.state_file.with_suffix(".tmp")
-        temporary.write_text(state.model_dump_json(indent=1))
-        temporary.replace(self.state_file)
+        _replace(self.state_file, state)
+
+    def write_order(self, order: SwapOrder) -> None:
+        """Leave an order to the supervisor."""
+        _replace(self.swap_order, order)
+
+
+def point(link: Path, target: Path) -> None:
+    """Have a link lead to another place, in one move. Raises OSError."""
+    new = link.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.replace(link)
+
+
+def _replace(file: Path, content: BaseModel) -> None:
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(content.model_dump_json(indent=1))
+    temporary.replace(file)
 
 
 def _only_ours(folder: os.stat_result) -> bool:

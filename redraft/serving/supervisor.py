@@ -23,23 +23,21 @@ from redraft import logs
 from redraft.openai.launch import DRAIN_S, front_end
 from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
+from redraft.serving.engine_worker import END_S, Swap, engine_worker
 from redraft.serving.guard.launch import guard
 from redraft.serving.private_memory import private
 from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
 from redraft.serving.pulse import Pulse
-from redraft.serving.rundir import Phase, RunDir, Settings, State
+from redraft.serving.rundir import Phase, RunDir, Settings, State, point
 from redraft.serving.watched import START_S, Watched
 from redraft.worker.client import WorkerClient, WorkerError
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 60.0, 120.0, 10.0
 TICK_S, PING_S, PROBE_S = 0.1, 5.0, 2.0
-WORKER_MAX_DELAY_S, TRITON_MAX_DELAY_S = 30.0, 0.5
-"""Triton starts in a second or two, and a single request can end it; a worker that ends again and again is broken."""
+TRITON_MAX_DELAY_S = 0.5
+"""Triton starts in a second or two, and a single request can end it."""
 LOCK_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-WORKER_END_S = 5.0
-"""A worker without requests may take so long to end."""
 LAUNCHER_END_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
 _asked_again = False
@@ -63,22 +61,18 @@ class Supervisor:
         self._stubs: list[psutil.Process] = []
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings)
-        run_dir.pipe.unlink(missing_ok=True)
+        point(run_dir.socket, run_dir.worker_socket(0))
+        point(run_dir.bundle, settings.bundle)
+        for old in (run_dir.pipe, run_dir.swap_order):
+            old.unlink(missing_ok=True)
         os.mkfifo(run_dir.pipe)
         self._pipe = os.open(run_dir.pipe, os.O_RDWR)  # it closes with this process: the models end with it
         self._ranks: dict[int, psutil.Process] = {}
         self._worker_ends_by: float | None = None
         """When a worker that somebody else has asked to end must have ended."""
-        self._worker = Child(
-            run_dir,
-            "worker",
-            "the engine worker",
-            _worker_command(run_dir, settings),
-            run_dir.worker_log,
-            dict(os.environ),
-            REPOSITORY,
-            WORKER_MAX_DELAY_S,
-        )
+        self._worker = engine_worker(run_dir, settings)
+        self._swap: Swap | None = None
+        self._swaps = 0
         self._triton = Child(
             run_dir,
             "triton",
@@ -111,6 +105,7 @@ class Supervisor:
         self._set_triton_up()
         for listener in self._listeners:
             self._wait(listener.child, START_S, listener.pulse)
+            listener.child.up = True
         self._say("starting", "sending the first requests")
         try:
             tritonserver.send_first_requests(self._run_dir.http_socket, FIRST_REQUEST_S)
@@ -123,6 +118,7 @@ class Supervisor:
             time.sleep(TICK_S)
             self._watch_triton()
             self._watch_worker()
+            self._watch_swap()
             for event in filter(None, [listener.watch() for listener in self._listeners]):
                 self._say("degraded", event)
             if self._state.phase == "degraded" and self._all_up():
@@ -137,25 +133,52 @@ class Supervisor:
         _expect_another_signal()
         self._say("stopping", "no new requests, running ones end", error=error)
         self._client.close()
+        if self._swap and not self._swap.serves:
+            self._swap.end()
         if self._worker.up:
             self._worker.up = False
             self._health_pulse.reset()
             self._drain()
-        self._worker.end(grace=WORKER_END_S)
+        self._worker.end(grace=END_S)
         self._triton.end(grace=tritonserver.EXIT_TIMEOUT_S + 3)
         for listener in self._listeners:
             listener.child.end(grace=DRAIN_S + 1)
         end_processes(owned_processes(self._run_dir.path), grace=0)
         remove_shared_memory(self._run_dir.path)
-        self._run_dir.socket.unlink(missing_ok=True)
+        self._run_dir.remove_sockets()
         self._say("failed" if error else "stopped", error=error)
 
     def _drain(self) -> None:
         """Have the worker end with its last request. A second signal cuts that short."""
         deadline = time.monotonic() + self._settings.drain_s
         self._worker.terminate()
-        while not (self._worker.ends_within(TICK_S) or _asked_again or time.monotonic() > deadline):
-            pass
+        while not (_asked_again or time.monotonic() > deadline):
+            if not self._worker.alive and (self._swap is None or self._swap.over):
+                return
+            time.sleep(TICK_S)
+
+    def _watch_swap(self) -> None:
+        swap = self._swap
+        if swap is None:
+            if order := self._run_dir.take_order():
+                self._swaps += 1
+                self._swap = Swap(self._run_dir, self._settings, order, self._swaps)
+                self._say_swap(self._swap)
+        elif swap.ready:
+            if worker := swap.change_places(self._worker, self._client):
+                self._worker, self._settings, self._untuned = worker, swap.settings, swap.untuned
+                self._worker_ends_by = None
+                self._set_worker_up(True)
+                self._say_swap(swap)
+        elif swap.over or swap.failure:
+            swap.end()
+            self._swap = None
+            self._say_swap(swap)
+
+    def _say_swap(self, swap: Swap) -> None:
+        log.info("swap to %s: %s %s", swap.state.order.bundle, swap.state.phase, swap.state.error)
+        self._update(swap=swap.state, settings=self._settings)
+        self._say(self._state.phase, self._state.detail)
 
     def _watch_worker(self) -> None:
         if self._worker.alive and (fallen := ranks.fallen(self._ranks)):
@@ -212,7 +235,7 @@ class Supervisor:
             status = self._client.status(self._settings.silence_s / 2)
             self._untuned = status.untuned
             if not status.ready and self._worker_ends_by is None:
-                self._worker_ends_by = time.monotonic() + self._settings.drain_s + WORKER_END_S
+                self._worker_ends_by = time.monotonic() + self._settings.drain_s + END_S
             if status.ready and self._triton.up and not self._worker.up:
                 tritonserver.send_first_requests(self._run_dir.http_socket, RESTARTED_REQUEST_S)
             return status.ready
@@ -317,20 +340,6 @@ class Supervisor:
         self._state = self._state.model_copy(update=fields)
 
 
-def _worker_command(run_dir: RunDir, settings: Settings) -> list[str]:
-    command = [*settings.worker_command, "--bundle", str(settings.bundle), "--socket", str(run_dir.socket)]
-    if settings.threads is not None:
-        command += ["--threads", str(settings.threads)]
-    if settings.max_queue is not None:
-        command += ["--max-queue", str(settings.max_queue)]
-    if settings.max_per_client is not None:
-        command += ["--max-per-client", str(settings.max_per_client)]
-    if settings.stream_interval_ms is not None:
-        command += ["--stream-interval-ms", str(settings.stream_interval_ms)]
-    command += ["--drain-s", str(settings.drain_s)]
-    return ranks.launch_command(command, ranks.bundle_ranks(settings.bundle), settings.hostfile)
-
-
 def _request_stop(*_: object) -> None:
     _expect_another_signal()
     raise StopRequested
@@ -370,7 +379,7 @@ def main(path: str) -> int:
             signal.signal(number, _request_stop)
         try:
             supervisor = Supervisor(run_dir, settings)
-        except ServingError as error:
+        except (ServingError, OSError) as error:
             run_dir.write_state(State(settings=settings, phase="failed", error=str(error)))
             return 1
         try:

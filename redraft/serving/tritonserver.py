@@ -54,6 +54,13 @@ _FIRST_REQUESTS = {
     "ensemble": {"text_input": "Hello", "max_tokens": 4},
     "tensorrt_llm": {"input_ids": [0], "request_output_len": 1},
 }
+_TOKEN_REQUESTS: dict[str, list[tuple[str, str, list[int], str | int]]] = {
+    "preprocessing": [("QUERY", "BYTES", [1, 1], "Hello"), ("REQUEST_OUTPUT_LEN", "INT32", [1, 1], 1)],
+    "postprocessing": [("TOKENS_BATCH", "INT32", [1, 1, 1], 0), ("SEQUENCE_LENGTH", "INT32", [1, 1], 1)],
+}
+"""Name, type, shape and only element of each input."""
+_HUNG = "is not healthy"
+"""Triton's error for a model process that does not answer."""
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)\.so\S* => (not found)?")
 
 
@@ -131,7 +138,7 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, settings: Setting
         (folder / "1" / "__pycache__").touch()  # a file: bytecode written there would pass for a change of the model
         config = (source / "config.pbtxt").read_text()
         config = config.replace("decoupled: true", f"decoupled: {str(settings.decoupled).lower()}")
-        config = config.replace('"${tokenizer_dir}"', json.dumps(str(settings.bundle.resolve())))
+        config = config.replace('"${tokenizer_dir}"', json.dumps(str(run_dir.bundle)))
         (folder / "config.pbtxt").write_text(config)
 
 
@@ -234,11 +241,17 @@ def send_first_requests(http_socket: Path, timeout: float) -> None:
 
 
 def models_live(http_socket: Path, timeout: float) -> bool:
-    """Whether each model that generates answers in that time, the worker left out: how busy that is does not matter."""
-    bodies = {model: body | {"id": PROBE} for model, body in _FIRST_REQUESTS.items()}
-    return all(
-        _call(http_socket, f"v2/models/{model}/generate", body, timeout)[0] == 200 for model, body in bodies.items()
-    )
+    """Whether each model answers in that time, the worker left out: how busy that is does not matter. Of those around
+    `tensorrt_llm` an error of their own is an answer."""
+    for model, body in _FIRST_REQUESTS.items():
+        if _call(http_socket, f"v2/models/{model}/generate", body | {"id": PROBE}, timeout)[0] != 200:
+            return False
+    for model, inputs in _TOKEN_REQUESTS.items():
+        tensors = [{"name": name, "datatype": kind, "shape": shape, "data": [one]} for name, kind, shape, one in inputs]
+        status, text = _call(http_socket, f"v2/models/{model}/infer", {"inputs": tensors}, timeout)
+        if status == 0 or _HUNG in text:
+            return False
+    return True
 
 
 class _Connection(http.client.HTTPConnection):

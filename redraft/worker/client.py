@@ -7,6 +7,7 @@ import itertools
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,23 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from redraft.request import MAX_MESSAGE_BYTES, PROTOCOL_LIMITS, GenerateRequest, PromptLimits, joined_extras
-from redraft.worker.protocol import CANCELLED, INVALID, RESTARTING, Chunk, ErrorMessage, WorkerStatus, pack, unpack
+from redraft.worker.protocol import (
+    CANCELLED,
+    INVALID,
+    RESTARTING,
+    Chunk,
+    ErrorMessage,
+    ReplacedRequest,
+    WorkerStatus,
+    pack,
+    unpack,
+)
 
 Message = Chunk | ErrorMessage
+NOT_THERE = "the engine worker is restarting or not running: try again shortly"
 _NUMBERS = itertools.count()
+_CLOSE, _GENERATE, _CANCEL, _STATUS, _REPLACED = b"", b"generate", b"cancel", b"status", b"replaced"
+"""What a client's thread is asked to send."""
 
 
 class WorkerError(RuntimeError):
@@ -29,11 +43,36 @@ class WorkerError(RuntimeError):
         self.code = code
 
 
+class _Link:
+    """The connection to one worker. It makes itself anew when the worker goes away."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str):
+        self.dealer = context.socket(zmq.DEALER)
+        self.dealer.setsockopt(zmq.IMMEDIATE, 1)
+        self.dealer.setsockopt(zmq.SNDHWM, 0)
+        self.dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+        self.dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        self.monitor = self.dealer.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        )
+        self.dealer.connect(address)
+        self.up = False
+        self.held: list[bytes] = []
+        """Messages that wait for the connection."""
+        self.questions: deque[queue.SimpleQueue[WorkerStatus | None]] = deque()
+        """Who waits for a status, in the order of the questions."""
+
+    def close(self) -> None:
+        self.dealer.disable_monitor()
+        self.dealer.close(linger=0)
+
+
 class WorkerClient:
     """Talks to the worker bound at `socket_path`. Any thread may call any method.
 
     One background thread owns the connection. When the worker goes away, every request in flight fails with code
-    "restarting", and so do new ones until a worker is there again; the client reconnects by itself.
+    "restarting", and so do new ones until a worker is there again; the client reconnects by itself. When another worker
+    takes the worker's place, requests in flight go on, and new ones go to the other worker.
     """
 
     def __init__(self, socket_path: str | Path, context: zmq.Context[zmq.Socket[bytes]] | None = None):
@@ -44,7 +83,15 @@ class WorkerClient:
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._handlers: dict[str, Callable[[Message], None]] = {}
-        self._status_waiters: list[queue.SimpleQueue[WorkerStatus | None]] = []
+        self._questions: queue.SimpleQueue[queue.SimpleQueue[WorkerStatus | None]] = queue.SimpleQueue()
+        """Those that the thread has yet to ask."""
+        self._links: list[_Link] = []
+        """The last one is to the worker that takes new requests. The thread's own."""
+        self._places: dict[str, _Link] = {}
+        """Where the requests in flight are. The thread's own."""
+        self._cancelled: set[str] = set()
+        """Those among them that are to be cancelled."""
+        self._poller = zmq.Poller()
         self._connected = threading.Event()
         self._closed = False
         wake_address = f"inproc://redraft-client-{next(_NUMBERS)}"
@@ -85,7 +132,7 @@ class WorkerClient:
             if request.id in self._handlers:
                 raise ValueError(f"request id {request.id!r} is in use")
             self._handlers[request.id] = on_message
-            self._outbox.send(data)
+            self._tell(_GENERATE, request.id, data)
 
     def generate(self, request: GenerateRequest, timeout: float | None = None) -> Iterator[Chunk]:
         """Yield the request's chunks; abandoning the iterator cancels the request.
@@ -125,16 +172,16 @@ class WorkerClient:
     def cancel(self, request_id: str) -> None:
         """Stop a request; its handler still gets a last chunk with finish reason "cancelled", unless it had ended."""
         with self._lock:
-            if not self._closed and self._connected.is_set():
-                self._outbox.send(pack({"op": "cancel", "id": request_id}))
+            if not self._closed:
+                self._tell(_CANCEL, request_id, _cancellation(request_id))
 
     def status(self, timeout: float = 5.0) -> WorkerStatus:
         """The worker's state. Raises WorkerError "restarting" when it is not there or silent for `timeout` seconds."""
         answer: queue.SimpleQueue[WorkerStatus | None] = queue.SimpleQueue()
         with self._lock:
             self._require_worker()
-            self._status_waiters.append(answer)
-            self._outbox.send(pack({"op": "status"}))
+            self._questions.put(answer)
+            self._tell(_STATUS, "", pack({"op": "status"}))
         try:
             status = answer.get(timeout=timeout)
         except queue.Empty:
@@ -143,13 +190,20 @@ class WorkerClient:
             raise WorkerError(RESTARTING, f"the worker did not answer a status request within {timeout} s")
         return status
 
+    def replaced(self, seconds: float) -> None:
+        """Tell the worker that another one listens at the socket's path now; its requests have so long to end. Raises
+        WorkerError "restarting" when there is no worker."""
+        with self._lock:
+            self._require_worker()
+            self._tell(_REPLACED, "", pack(ReplacedRequest(seconds=seconds)))
+
     def close(self) -> None:
         """Disconnect; requests in flight fail with code "cancelled". Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._outbox.send(b"")
+            self._tell(_CLOSE, "", b"")
         self._thread.join()
         self._outbox.close(linger=0)
 
@@ -163,90 +217,159 @@ class WorkerClient:
         if self._closed:
             raise WorkerError(CANCELLED, "the client is closed")
         if not self._connected.is_set():
-            raise WorkerError(RESTARTING, "the engine worker is restarting or not running: try again shortly")
+            raise WorkerError(RESTARTING, NOT_THERE)
+
+    def _tell(self, what: bytes, request_id: str, data: bytes) -> None:
+        """Have the thread send a message; the caller holds the lock."""
+        self._outbox.send_multipart([what, request_id.encode(), data])
 
     def _run(self) -> None:
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.IMMEDIATE, 1)
-        dealer.setsockopt(zmq.SNDHWM, 0)
-        dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        dealer.connect(self._address)
-        poller = zmq.Poller()
-        for socket in (dealer, monitor, self._inbox):
-            poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._connect()
         running = True
         while running:
-            ready = dict(poller.poll())
-            if dealer in ready:
-                self._receive(dealer)
-            if monitor in ready:
-                self._follow(recv_monitor_message(monitor)["event"], dealer)
+            ready = dict(self._poller.poll())
+            for link in list(self._links):
+                if link.dealer in ready:
+                    self._receive(link)
+                if link.monitor in ready:
+                    self._follow(link, recv_monitor_message(link.monitor)["event"])
+            for link in self._links[:-1]:
+                if not (link.questions or link in self._places.values()):
+                    self._leave(link, CANCELLED, "")
             if self._inbox in ready:
-                running = self._send(dealer)
-        self._fail_all(CANCELLED, "the client was closed")
-        dealer.disable_monitor()
-        dealer.close(linger=0)
+                what, request_id, data = self._inbox.recv_multipart()
+                running = what != _CLOSE
+                if running:
+                    self._send(what, request_id.decode(), data)
+        for link in list(self._links):
+            self._leave(link, CANCELLED, "the client was closed")
+        self._fail(list(self._handlers), CANCELLED, "the client was closed")
         self._inbox.close(linger=0)
 
-    def _receive(self, dealer: zmq.Socket[bytes]) -> None:
+    def _connect(self) -> None:
+        link = _Link(self._context, self._address)
+        for socket in (link.dealer, link.monitor):
+            self._poller.register(socket, zmq.POLLIN)
+        self._links.append(link)
+
+    def _leave(self, link: _Link, code: str, text: str) -> None:
+        """Close a connection; what is still in flight there fails."""
+        self._lose(link, code, text)
+        self._links.remove(link)
+        for socket in (link.dealer, link.monitor):
+            self._poller.unregister(socket)
+        link.close()
+
+    def _receive(self, link: _Link) -> None:
         while True:
             try:
-                message = unpack(dealer.recv(zmq.NOBLOCK))
+                message = unpack(link.dealer.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            self._dispatch(message)
+            self._dispatch(link, message)
 
-    def _dispatch(self, message: dict[str, Any]) -> None:
+    def _dispatch(self, link: _Link, message: dict[str, Any]) -> None:
         op = message["op"]
         if op == "status":
-            with self._lock:
-                waiter = self._status_waiters.pop(0) if self._status_waiters else None
             status = WorkerStatus.model_validate(message)
             with contextlib.suppress(KeyError):  # a worker of another version
                 self.prompt_limits = PromptLimits.of(status.limits)
-            if waiter:
-                waiter.put(status)
+            if link.questions:
+                link.questions.popleft().put(status)
         elif op == "chunk":
             self._deliver(Chunk.model_validate(message), last=bool(message.get("done")))
         elif op == "error":
             self._deliver(ErrorMessage.model_validate(message), last=True)
+        elif op == "moved":
+            self._move(link, message.get("message"))
 
     def _deliver(self, message: Message, last: bool) -> None:
         with self._lock:
             handler = self._handlers.pop(message.id, None) if last else self._handlers.get(message.id)
+        if last:
+            self._places.pop(message.id, None)
+            self._cancelled.discard(message.id)
         if handler:
             handler(message)
 
-    def _follow(self, event: int, dealer: zmq.Socket[bytes]) -> None:
+    def _move(self, link: _Link, data: bytes | None) -> None:
+        """Another worker listens at the path: connect to it, and send what this one has given back there."""
+        if link is self._links[-1]:
+            self._connect()
+        if data is None:
+            return
+        message = unpack(data)
+        if message["op"] == "status" and link.questions:  # else the link's own, which nobody waits for
+            self._questions.put(link.questions.popleft())
+            self._send(_STATUS, "", data)
+        elif message["op"] == "generate":
+            request_id = message["id"]
+            self._send(_GENERATE, request_id, data)
+            if request_id in self._cancelled:  # which came too late as well
+                self._send(_CANCEL, request_id, _cancellation(request_id))
+
+    def _follow(self, link: _Link, event: int) -> None:
+        newest = link is self._links[-1]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._connected.set()
-            with contextlib.suppress(zmq.Again):
-                dealer.send(pack({"op": "status"}), zmq.NOBLOCK)  # for the limits; no waiter needs the answer
+            link.up = True
+            for data in (pack({"op": "status"}), *link.held):  # first for the limits; nobody waits for the answer
+                self._pass_on(link, data)
+            link.held.clear()
+            if newest:
+                self._connected.set()
         elif event == zmq.EVENT_DISCONNECTED:
+            link.up = False
+            self._receive(link)
+            text = "the engine worker went away while it served this request: try again shortly"
+            if link is not self._links[-1]:
+                self._leave(link, RESTARTING, text)
+            else:
+                self._connected.clear()
+                self._lose(link, RESTARTING, text)
+        elif newest and not link.up:  # there is no worker
             self._connected.clear()
-            self._receive(dealer)
-            self._fail_all(RESTARTING, "the engine worker went away while it served this request: try again shortly")
+            self._lose(link, RESTARTING, NOT_THERE)
 
-    def _send(self, dealer: zmq.Socket[bytes]) -> bool:
-        data = self._inbox.recv()
-        if not data:
-            return False
+    def _send(self, what: bytes, request_id: str, data: bytes) -> None:
+        link = self._links[-1]
+        if what == _CANCEL:
+            if request_id not in self._places:
+                return
+            self._cancelled.add(request_id)
+            link = self._places[request_id]
+        elif what == _GENERATE:
+            self._places.pop(request_id, None)
+            if request_id not in self._handlers:
+                return
+            self._places[request_id] = link
+        elif what == _STATUS:
+            link.questions.append(self._questions.get())
+        if link.up or not self._connected.is_set():
+            self._pass_on(link, data)
+        else:  # the worker has been replaced, and the connection to the other one is not yet there
+            link.held.append(data)
+
+    def _pass_on(self, link: _Link, data: bytes) -> None:
         try:
-            dealer.send(data, zmq.NOBLOCK)
+            link.dealer.send(data, zmq.NOBLOCK)
         except zmq.Again:
-            self._fail_all(RESTARTING, "the engine worker is restarting or not running: try again shortly")
-        return True
+            self._lose(link, RESTARTING, NOT_THERE)
 
-    def _fail_all(self, code: str, text: str) -> None:
-        with self._lock:
-            handlers, self._handlers = self._handlers, {}
-            waiters, self._status_waiters = self._status_waiters, []
-        for request_id, handler in handlers.items():
-            handler(ErrorMessage(id=request_id, code=code, message=text))
-        for waiter in waiters:
-            waiter.put(None)
+    def _lose(self, link: _Link, code: str, text: str) -> None:
+        """What is in flight on a connection fails."""
+        self._fail([request_id for request_id, place in self._places.items() if place is link], code, text)
+        link.held.clear()
+        while link.questions:
+            link.questions.popleft().put(None)
+
+    def _fail(self, request_ids: list[str], code: str, text: str) -> None:
+        for request_id in request_ids:
+            self._deliver(ErrorMessage(id=request_id, code=code, message=text), last=True)
+
+
+def _cancellation(request_id: str) -> bytes:
+    return pack({"op": "cancel", "id": request_id})
 
 
 def wait_for_worker(socket_path: str | Path, timeout: float) -> WorkerStatus:

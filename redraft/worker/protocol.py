@@ -1,8 +1,11 @@
 """Messages between the engine worker and its clients: msgpack maps over ZeroMQ.
 
-Client to worker: `generate`, `cancel`, `status`. Worker to client: `chunk`, `error`, `status`, and `probe`, which
-carries nothing and is ignored (the worker finds out with it whether a client is still there). Every message from a
-client is checked field by field; what is wrong is said with the value that was given and the value that was expected.
+Client to worker: `generate`, `cancel`, `status`, `replaced`. Worker to client: `chunk`, `error`, `status`, and `probe`,
+which carries nothing and is ignored (the worker finds out with it whether a client is still there). Every message from
+a client is checked field by field; what is wrong is said with the value that was given and the value that was expected.
+
+A worker that has been `replaced` says `moved` to its clients: another one listens at the socket's path now. Where
+`moved` has a `message`, it is one that came too late, as it was sent: the client sends it to the other worker.
 """
 
 from __future__ import annotations
@@ -35,6 +38,14 @@ class StatusRequest(Message):
     """Ask for the worker's state."""
 
     op: Literal["status"] = "status"
+
+
+class ReplacedRequest(Message):
+    """Another worker listens at the socket's path now. Give new requests back, and end when the running ones have ended
+    and the clients have left, at the latest after so many seconds."""
+
+    op: Literal["replaced"] = "replaced"
+    seconds: float = Field(ge=0, allow_inf_nan=False)
 
 
 class Chunk(BaseModel):
@@ -87,9 +98,9 @@ class WorkerStatus(BaseModel):
     untuned: list[str] = Field(default_factory=list, description="methods whose budgets rest on no measurement")
 
 
-Request = GenerateRequest | CancelRequest | StatusRequest
+Request = GenerateRequest | CancelRequest | StatusRequest | ReplacedRequest
 _REQUESTS: dict[str, type[Message]] = {
-    "generate": GenerateRequest, "cancel": CancelRequest, "status": StatusRequest,
+    "generate": GenerateRequest, "cancel": CancelRequest, "status": StatusRequest, "replaced": ReplacedRequest,
 }  # fmt: skip
 
 

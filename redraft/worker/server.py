@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from redraft import logs
 from redraft.bundle.budget import untuned_warning
@@ -36,6 +37,7 @@ from redraft.worker.protocol import (
     OVERLOADED,
     RESTARTING,
     CancelRequest,
+    ReplacedRequest,
     WorkerStatus,
     pack,
     parse_request,
@@ -49,6 +51,8 @@ RECEIVE_S, RECEIVE_SHARE = 0.002, 0.25
 MAX_UNSENT = 100_000
 FAREWELL_S = 0.2
 """A worker that ends leaves clients so long to read its last messages, which ZeroMQ drops with the connection."""
+LATECOMERS_S = 0.5
+"""A worker that has been replaced waits at least so long: a client may have found its socket a moment before."""
 INLINE_CHARACTERS = 4000
 INLINE_WORDS = 16
 
@@ -92,12 +96,15 @@ class Worker:
         self._compiler = ThreadPoolExecutor(1, "redraft-compile")
         self._stopping = False
         self._drained_by: float | None = None
+        self._replaced_at: float | None = None
+        self._clients: set[bytes] = set()  # that have sent something, and are not known to be gone
+        self._connections: set[int] = set()
         self._step_s = 0.0
         self._router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._monitor: zmq.Socket[bytes] = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor: zmq.Socket[bytes] = self._router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._router.bind(f"ipc://{self._path}")
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
@@ -125,7 +132,7 @@ class Worker:
                         self._send_output(output)
                     self._step_s = time.perf_counter() - started
                 now = time.monotonic()
-                if self._drained_by is not None and (not self._active or now > self._drained_by):
+                if self._is_drained(now):
                     break
                 if now > next_check:
                     next_check = now + PARENT_CHECK_S
@@ -137,6 +144,13 @@ class Worker:
         finally:
             self._fail_all(RESTARTING, SHUTTING_DOWN)
             self._close()
+
+    def _is_drained(self, now: float) -> bool:
+        """Whether it may end. A replaced worker waits for its clients to leave: a request may be on its way."""
+        if self._drained_by is None or now > self._drained_by:
+            return self._drained_by is not None
+        awaited = self._replaced_at is not None and (self._connections or now < self._replaced_at + LATECOMERS_S)
+        return not (self._active or awaited)
 
     def _close(self) -> None:
         for helper in (self._encoder, self._compiler):
@@ -156,11 +170,16 @@ class Worker:
                     client, *frames = self._router.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
+                self._clients.add(client)
                 self._handle(client, b"".join(frames))
         if self._monitor in ready:
-            self._monitor.recv_multipart()
-            for client in {client for client, _ in self._active}:
-                self._send(client, {"op": "probe"})
+            message = recv_monitor_message(self._monitor)
+            if message["event"] == zmq.EVENT_ACCEPTED:
+                self._connections.add(message["value"])
+            else:
+                self._connections.discard(message["value"])
+                for client in list(self._clients):  # those that are gone are forgotten, with their requests
+                    self._send(client, {"op": "probe"})
 
     def _handle(self, client: bytes, data: bytes) -> None:
         request_id = ""
@@ -169,7 +188,11 @@ class Worker:
             if isinstance(message, dict) and isinstance(message.get("id"), str):
                 request_id = message["id"]
             request = parse_request(message)
-            if isinstance(request, GenerateRequest):
+            if isinstance(request, ReplacedRequest):
+                self._give_way(request.seconds)
+            elif self._replaced_at is not None and (client, request_id) not in self._active:
+                self._send(client, {"op": "moved", "message": data})
+            elif isinstance(request, GenerateRequest):
                 self._generate((client, request.id), request)
             elif isinstance(request, CancelRequest):
                 self._cancel((client, request.id))
@@ -177,6 +200,13 @@ class Worker:
                 self._send_status(client)
         except Exception as error:
             self._refuse((client, request_id), error)
+
+    def _give_way(self, seconds: float) -> None:
+        """Let another worker have all but the requests that are here."""
+        self._replaced_at = time.monotonic()
+        self.drain(seconds)
+        for client in list(self._clients):
+            self._send(client, {"op": "moved"})
 
     def _generate(self, key: Key, request: GenerateRequest) -> None:
         arrived = time.perf_counter()
@@ -291,6 +321,7 @@ class Worker:
             self._forget(client)
 
     def _forget(self, client: bytes) -> None:
+        self._clients.discard(client)
         for key in [key for key in self._active if key[0] == client]:
             if isinstance(one := self._active.pop(key), Encoding):
                 one.future.cancel()

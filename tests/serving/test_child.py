@@ -42,3 +42,10 @@ def test_a_full_log_gives_way_to_a_new_one(tmp_path, child):
     log.write_text("x" * LIMIT)
     child.start()
     assert (log.stat().st_size, old.stat().st_size) == (0, LIMIT)
+
+
+def test_without_a_log_it_runs_all_the_same(child):
+    """On a full disk a new one cannot be made."""
+    child._log_file = child._log_file.parent / "gone" / "x.log"
+    child.start()
+    assert child.alive

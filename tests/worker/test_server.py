@@ -174,7 +174,7 @@ BAD = [
     ({"method": "x" * 201}, "method: expected at most 200 characters, got 201"),
     ({"x" * 2000: 1}, f"{'x' * 57}...: unknown field"),
     ({"id": ""}, "id: string should have at least 1 character"),
-    ({"op": "explode"}, "op: expected one of generate, cancel, status, got 'explode'"),
+    ({"op": "explode"}, "op: expected one of generate, cancel, status, replaced, got 'explode'"),
 ]
 
 

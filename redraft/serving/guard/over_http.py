@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -48,6 +48,7 @@ from redraft.serving.room import Room
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of a body's JSON, which tensors in binary follow."""
+EVERY_SITE = "*"
 _EVENT, _EVENT_END, _ERROR = b"data: ", b"\n\n", b'{"error":'
 _FIXED = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats")
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<action>[^/]+))?")
@@ -59,15 +60,16 @@ log = logging.getLogger("redraft.guard")
 
 
 class HttpGuard:
-    """Passes requests on to the Triton server at a Unix socket."""
+    """Passes requests on to the Triton server at a Unix socket, those of web pages only from `sites`."""
 
-    def __init__(self, triton: aiohttp.ClientSession, room: Room):
-        self._triton, self._room = triton, room
+    def __init__(self, triton: aiohttp.ClientSession, room: Room, sites: Collection[str] = ()):
+        self._triton, self._room, self._sites = triton, room, sites
         self._requests = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request."""
         try:
+            _check_origin(request.headers.getall("Origin", ()), self._sites)
             path, action = _route(request.method, request.rel_url.raw_path)
             if action not in _RUN:
                 return await self._ask(path)
@@ -113,6 +115,15 @@ class HttpGuard:
             if answer.content_type == "text/event-stream" and answer.status == 200:
                 return await _stream(request, answer)
             return await _whole(answer)
+
+
+def _check_origin(origins: Iterable[str], sites: Collection[str]) -> None:
+    """Raises Refusal for a request of a web page. A browser on the same machine reaches this server, and lets pages of
+    any site send to it; only they have an Origin."""
+    for origin in origins:
+        site = re.sub(r"^\w+://|:\d+$", "", origin.lower())
+        if not {site, EVERY_SITE} & {*sites}:
+            raise Refusal(CLOSED, f"Origin {clipped(origin)!r} is a web page's: --allow-host accepts its site")
 
 
 def _route(method: str, path: str) -> tuple[str, str]:
@@ -187,20 +198,28 @@ async def _stream(request: web.BaseRequest, answer: aiohttp.ClientResponse) -> w
         raise failure(text, INVALID)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    await response.write(begun)
-    async for piece in _pieces(answer):
-        await response.write(piece)
+    async for events in _events(answer, begun):
+        await response.write(events)
     await response.write_eof()
     return response
 
 
-async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The rest of a stream, which ends with an error event where Triton goes away."""
+async def _events(answer: aiohttp.ClientResponse, begun: bytes) -> AsyncIterator[bytes]:
+    """Whole events of a stream that has begun with these bytes. It ends with an error event where Triton goes away, in
+    the middle of an event too."""
+    rest = begun
     try:
-        while piece := await answer.content.readany():
-            yield piece
+        while True:
+            events, end, rest = rest.rpartition(_EVENT_END)
+            if end:
+                yield events + end
+            if not (piece := await answer.content.readany()):
+                break
+            rest += piece
     except (aiohttp.ClientError, OSError):
-        yield _EVENT_END + _EVENT + json.dumps({"error": TRITON_AWAY}).encode() + _EVENT_END
+        rest = _EVENT + json.dumps({"error": TRITON_AWAY}).encode() + _EVENT_END
+    if rest:
+        yield rest
 
 
 def _error(body: bytes) -> str:
@@ -222,7 +241,9 @@ def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
 
 
 @asynccontextmanager
-async def listening(address: str, port: int, socket: Path, room: Room) -> AsyncIterator[None]:
+async def listening(
+    address: str, port: int, socket: Path, room: Room, sites: Collection[str] = ()
+) -> AsyncIterator[None]:
     """Pass requests on to Triton's socket within the context."""
     async with aiohttp.ClientSession(
         connector=aiohttp.UnixConnector(str(socket), limit=0),
@@ -232,7 +253,7 @@ async def listening(address: str, port: int, socket: Path, room: Room) -> AsyncI
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
     ) as triton:
         server = web.Server(
-            HttpGuard(triton, room).handle,
+            HttpGuard(triton, room, sites).handle,
             handler_cancellation=True,
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,

@@ -19,7 +19,7 @@ async def _serve(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
     room = room_for_bodies()
     async with (
-        over_http.listening(options.address, options.http_port, options.http_socket, room),
+        over_http.listening(options.address, options.http_port, options.http_socket, room, options.allow_host),
         over_grpc.listening(options.address, options.grpc_port, options.grpc_socket, room),
     ):
         await ending.wait()
@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--grpc-port", type=int, required=True)
     parser.add_argument("--http-socket", type=Path, required=True, help="Triton's socket for HTTP")
     parser.add_argument("--grpc-socket", type=Path, required=True, help="Triton's socket for gRPC")
+    parser.add_argument("--allow-host", type=str.lower, action="append", default=[], help="a site whose pages may ask")
     logs.configure(level=logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # it logs what malformed requests hold
     asyncio.run(_serve(parser.parse_args(argv)))

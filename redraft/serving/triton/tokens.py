@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Mapping
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,21 @@ from redraft.text import TextCodec
 from redraft.worker import protocol
 
 
+def _read(bundle: Path) -> tuple[TextCodec, dict[str, Any]]:
+    """A bundle's tokenizer and configuration."""
+    return TextCodec.load(bundle / "tokenizer.json"), json.loads((bundle / "config.json").read_text())
+
+
 class TokenModel:
     """Base of both models: each request has one response, made of arrays and the bundle's tokenizer."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Take the bundle's folder from the model's parameter `tokenizer_dir`; it is read at the first request."""
+        """Take the bundle's folder from the model's parameter `tokenizer_dir`. It is read at the first request, and
+        again where a link leads to another bundle."""
         end_with_supervisor()
         parameters = json.loads(args["model_config"])["parameters"]
         self._bundle = Path(parameters["tokenizer_dir"]["string_value"])
+        self._read = lru_cache(1)(_read)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer Triton's requests."""
@@ -40,16 +47,15 @@ class TokenModel:
         """Output arrays by name, for the input arrays. Raises InvalidRequest."""
         raise NotImplementedError
 
-    @cached_property
+    @property
     def codec(self) -> TextCodec:
         """The bundle's tokenizer."""
-        return TextCodec.load(self._bundle / "tokenizer.json")
+        return self._read(self._bundle.resolve())[0]
 
-    @cached_property
+    @property
     def config(self) -> dict[str, Any]:
         """The bundle's configuration."""
-        config: dict[str, Any] = json.loads((self._bundle / "config.json").read_text())
-        return config
+        return self._read(self._bundle.resolve())[1]
 
     def _answer(self, request: Any) -> Any:
         try:

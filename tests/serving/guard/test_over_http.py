@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 from redraft.serving.guard import over_http
 from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_CHUNKS, MAX_HEADER_BYTES, MAX_HEADERS
+from redraft.serving.guard.refusal import Refusal
 from redraft.serving.triton.messages import INTERNAL_ERROR, QUEUE_FULL, TIMED_OUT
 
 GENERATE = "/v2/models/ensemble/generate"
@@ -218,13 +220,29 @@ def test_a_stream_passes_as_it_is(guard):
 
 
 def test_a_server_that_dies(guard):
-    """Before its first byte, and in a stream."""
+    """Before its first byte, and in a stream, of which only whole events are passed on."""
     answer = post(guard, {"text_input": "die"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert "Triton server is restarting" in answer.json()["error"]
-    *_, last, end = post(guard, {"text_input": "die"}, f"{GENERATE}_stream").text.split("\n\n")
+    first, last, end = post(guard, {"text_input": "die"}, f"{GENERATE}_stream").text.split("\n\n")
+    assert json.loads(first.removeprefix("data: ")) == {"text_output": "a"}
     assert "Triton server is restarting" in json.loads(last.removeprefix("data: "))["error"]
     assert end == ""
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:8000", "null", ""])
+def test_a_web_page_is_refused(guard, origin):
+    """It can send such a request to a service on the machine of who reads it."""
+    headers = {"Origin": origin, "Content-Type": "text/plain"}
+    answer = httpx.post(f"{guard.url}{GENERATE}", content=b'{"text_input": "hi"}', headers=headers)
+    assert (answer.status_code, guard.requests) == (403, [])
+    assert answer.json()["error"].endswith("is a web page's: --allow-host accepts its site")
+
+
+@pytest.mark.parametrize(("sites", "passes"), [(["a.example"], True), (["*"], True), (["example"], False)])
+def test_a_site_that_was_named_may_use_it(sites, passes):
+    with nullcontext() if passes else pytest.raises(Refusal):
+        over_http._check_origin(["https://A.example:8443"], sites)
 
 
 @pytest.mark.parametrize(("path", "told"), [(GENERATE, "hang"), (f"{GENERATE}_stream", "wait")])

@@ -20,9 +20,11 @@ import httpx
 import psutil
 import pytest
 
+from redraft.request import GenerateRequest
 from redraft.serving import launcher, ranks
 from redraft.serving.processes import ServingError, is_alive, owned_processes
 from redraft.serving.rundir import Settings, State
+from redraft.worker.client import WorkerClient, wait_for_worker
 from tests.conftest import wait_until
 from tests.engines.tiny import random_model, tiny_bundle, tiny_target
 from tests.serving.client_side import Service, start
@@ -206,6 +208,28 @@ sys.exit(main(["--bundle", "nowhère" if os.environ["PMI_RANK"] == "1" else {str
     assert done.returncode == 2
     assert r"redraft worker: nowh\xe8re does not exist" in done.stderr, "a byte beyond ASCII ends it all"
     assert set(Path("/dev/shm").glob("mpich_shm_*")) <= before
+
+
+def test_a_stop_lets_a_request_of_all_ranks_end(bundle, tmp_path):
+    """The launcher passes SIGTERM to both: one that ended at once would leave the other in the next step for ever."""
+    socket = tmp_path / "w.sock"
+    worker = [sys.executable, "-m", "redraft.worker.server", "--bundle", str(bundle), "--socket", str(socket)]
+    before = set(Path("/dev/shm").glob("mpich_shm_*"))
+    process = subprocess.Popen(ranks.launch_command([*worker, "--drain-s", "60"], 2), stdin=subprocess.DEVNULL)
+    try:
+        most = wait_for_worker(socket, START_S).limits["max_len"] - 16
+        with WorkerClient(socket) as client:
+            assert client.wait_connected(60)
+            wanted = GenerateRequest(id="r", text=BODY["text_input"], max_tokens=most, end_id=-1, stream=True)
+            running = client.generate(wanted, timeout=60)
+            next(running)
+            process.terminate()
+            last = list(running)[-1]
+        assert (last.finish_reason, last.stats.output_tokens) == ("length", most)
+        assert process.wait(60) == 0
+        assert set(Path("/dev/shm").glob("mpich_shm_*")) <= before
+    finally:
+        process.kill()
 
 
 def split(folder: Path, count: object) -> Path:

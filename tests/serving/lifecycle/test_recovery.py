@@ -115,7 +115,7 @@ def test_a_guard_that_ends_or_hangs_comes_back(service):
         assert answers(service)
 
 
-@pytest.mark.parametrize("victim", ["server", "tensorrt_llm"])
+@pytest.mark.parametrize("victim", ["server", "tensorrt_llm", "postprocessing"])
 def test_a_hung_server_or_model_is_restarted(service, victim):
     server = psutil.Process(service.state.triton_pid)
     stubs = {child.cmdline()[1].split("/")[-3]: child for child in server.children()}

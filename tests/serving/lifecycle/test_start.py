@@ -185,7 +185,9 @@ except ServingError as error:
     try:
         errors = [process.communicate(timeout=120)[1] for process in both]
         assert sorted(process.returncode for process in both) == [0, 1], errors
-        assert re.fullmatch(r"(another `redraft serve` is starting|a service is running from) .*\n", "".join(errors))
+        assert re.fullmatch(
+            r"(another `redraft serve` or `redraft swap` is at work in|a service is running from) .*\n", "".join(errors)
+        )
         state = RunDir(tmp_path).read_state()
         assert state is not None
         assert (state.phase, state.worker_restarts, state.triton_restarts) == ("ready", 0, 0)

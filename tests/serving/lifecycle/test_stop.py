@@ -27,7 +27,7 @@ def test_nobody_else_can_read_what_a_service_writes(service):
     made = [path for path in service.run_dir.path.rglob("*") if not path.is_symlink()]
     regions = list(Path("/dev/shm").glob(f"{shared_memory_prefix(service.run_dir.path)}*"))
     names = {path.name for path in made}
-    assert names > {"worker.sock", "worker.log", "triton.log", "supervisor.log", "settings.json", "state.json"}
+    assert names > {"worker-0.sock", "worker.log", "triton.log", "supervisor.log", "settings.json", "state.json"}
     assert len(regions) == 4
     readable = [str(path) for path in (*made, *regions) if path.stat().st_mode & 0o077]
     assert readable == []

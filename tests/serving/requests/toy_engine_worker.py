@@ -1,4 +1,7 @@
-"""The real worker on the toy engine, with the command line that the supervisor uses."""
+"""The real worker on the toy engine, with the command line that the supervisor uses.
+
+A bundle with a file `broken` does not load.
+"""
 
 import argparse
 import os
@@ -13,4 +16,6 @@ if __name__ == "__main__":
     parser.add_argument("--socket", type=Path)
     parser.add_argument("--drain-s", type=float)
     options = parser.parse_args()
+    if Path(options.bundle, "broken").exists():
+        raise SystemExit("the bundle is broken: build it again")
     serve(toy_runtime(delay=0.01), options.socket, os.getppid(), drain_s=options.drain_s)
