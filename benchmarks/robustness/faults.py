@@ -21,8 +21,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -35,6 +36,7 @@ from benchmarks.robustness import service
 from benchmarks.robustness.malformed import Overloaded, grpc_stream
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError, is_alive, owned_processes
+from redraft.serving.ranks import bundle_ranks
 from redraft.serving.rundir import RunDir, Settings, State
 from redraft.serving.supervisor import PING_S, PROBE_S
 from redraft.serving.watched import ANSWER_S, SILENCE_S
@@ -77,6 +79,11 @@ class Fault:
         said += [f"health was wrong {self.lies} times"] * bool(self.lies)
         said += [f"{self.streams[how]} streams: {how}" for how in ("changed", "hang") if self.streams[how]]
         return [*said, *(f"left: {one}" for one in self.left)]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return vars(self) | {"wrong": self.wrong}
 
 
 class Streams:
@@ -200,7 +207,7 @@ class Trial:
     """A service of one's own, which faults happen to."""
 
     def __init__(self, bundle: Path, folder: Path, port: int, tokens: int):
-        self.run_dir, self.tokens = RunDir(folder), tokens
+        self.run_dir, self.tokens, self.ranks = RunDir(folder), tokens, bundle_ranks(bundle)
         self.settings = Settings(
             bundle=bundle,
             http_port=port,
@@ -252,7 +259,7 @@ class Trial:
         if name != "supervisor":
             fault.lies = watch.lies(begun + (notice_s(name) if stopped else 0.0))
         fault.left += service.orphans(self.run_dir.path, self.state().supervisor_pid)
-        fault.left += service.leaked_memory(self.run_dir.path)
+        fault.left += service.leaked_memory(self.run_dir.path, self.ranks)
         return fault
 
     def _supervisor(self, fault: Fault, victim: psutil.Process, stopped: bool) -> None:
@@ -286,7 +293,7 @@ class Trial:
         """End the service. Returns what is left of it."""
         launcher.stop(self.run_dir.path)
         path = self.run_dir.path
-        return [*map(str, owned_processes(path)), *service.leaked_memory(path)]
+        return [*map(str, owned_processes(path)), *service.leaked_memory(path, self.ranks)]
 
 
 def table(faults: list[Fault]) -> Table:
@@ -327,7 +334,7 @@ def main(argv: list[str] | None = None) -> int:
             left = trial.stop()
     table(faults).show(console)
     console.print(f"left after the stop: {', '.join(left) or 'nothing'}", markup=False)
-    report = [asdict(fault) | {"wrong": fault.wrong} for fault in faults]
+    report = [fault.report for fault in faults]
     write_json(args.output, {"bundle": args.bundle.name, "load_s": trial.load_s, "faults": report, "left": left})
     console.print(f"written to {args.output}", markup=False)
     return int(bool(left) or any(fault.wrong for fault in faults))

@@ -53,14 +53,14 @@ def orphans(run_dir: Path, supervisor: int) -> list[str]:
     return [str(process) for process in owned_processes(run_dir) if process.pid not in ours]
 
 
-def leaked_memory(run_dir: Path) -> list[str]:
-    """The service's files in /dev/shm that no process of its maps, and those of MPI's ranks."""
+def leaked_memory(run_dir: Path, ranks: int) -> list[str]:
+    """The service's files in /dev/shm that no process of its maps; with several ranks MPI's too, whoever made them."""
     mapped = set()
     for process in owned_processes(run_dir):
         with contextlib.suppress(psutil.Error):
             mapped |= {region.path for region in process.memory_maps()}
-    files = [*_SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*"), *_SHARED_MEMORY.glob("mpich_shm_*")]
-    return [str(file) for file in files if str(file) not in mapped]
+    names = [f"{shared_memory_prefix(run_dir)}*", *(["mpich_shm_*"] if ranks > 1 else [])]
+    return [str(file) for name in names for file in _SHARED_MEMORY.glob(name) if str(file) not in mapped]
 
 
 @asynccontextmanager

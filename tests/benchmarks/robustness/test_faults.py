@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -22,7 +23,10 @@ from benchmarks.robustness.faults import Fault, Watch, _lies
     ],
 )
 def test_what_is_wrong(changes, wrong):
-    assert Fault(**({"process": "guard", "signal": "SIGKILL", "limit_s": 5.0, "back_s": 1.0} | changes)).wrong == wrong
+    fault = Fault(**({"process": "guard", "signal": "SIGKILL", "limit_s": 5.0, "back_s": 1.0} | changes))
+    assert fault.wrong == wrong
+    written = json.loads(json.dumps(fault.report))
+    assert (written["wrong"], written["streams"]) == (wrong, dict(fault.streams))
 
 
 def test_health_may_be_late_but_not_wrong():
