@@ -22,7 +22,7 @@ from model_defs.files import count_numbers
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import FeatureReader, Target
 from model_defs.target.shards import plan_shards
-from redraft.bundle.backends import TORCH, Backend
+from redraft.bundle.backends import OPENVINO, TORCH, Backend
 from redraft.bundle.config import BundleConfig, ShardInfo, TargetInfo
 from redraft.bundle.manifest import BuiltFrom
 from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
@@ -85,6 +85,11 @@ def check(config: BundleConfig, target: Target) -> None:
     if config.limits.max_len > target.config.max_position:
         raise BundleError(
             f"--max-len {config.limits.max_len}: the target's context has {target.config.max_position} positions"
+        )
+    if target.config.experts and config.backend == OPENVINO:
+        raise BundleError(
+            f"the target is a mixture of {target.config.experts.count} experts, which {OPENVINO} does not serve yet; "
+            f"--backend {TORCH} does on the CPU"
         )
     for name, method in config.methods.items():
         try:

@@ -14,28 +14,7 @@ from redraft.plugins.headers import PLUGINS, Arguments, expect_sizes, kernel_arg
 from redraft.plugins.library import kernels_path
 from redraft.plugins.operators.draw_step import RULES
 from redraft.plugins.operators.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
-
-
-class Recording:
-    """Calls made inside `with Recording() as calls`, with their arrays: replay() repeats them in less than
-    a microsecond of Python each."""
-
-    active: Recording | None = None
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
-        self.arrays: list[np.ndarray] = []
-
-    def __enter__(self) -> Recording:
-        Recording.active = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        Recording.active = None
-
-    def replay(self) -> None:
-        for function, arguments in self.calls:
-            function(*arguments)
+from redraft.plugins.recording import Recording
 
 
 @cache
@@ -217,10 +196,10 @@ def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_featu
     return out
 
 
-def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None = None) -> np.ndarray:
     """float32 [T, K] to float32 [T, K]."""
-    out = np.empty_like(x)
-    call("rms_norm", x=x, rows=x.shape[0], features=x.shape[1], weight=weight, eps=eps, out=out)
+    out, (rows, features) = np.empty_like(x), x.shape
+    call("rms_norm", x=x, rows=rows, features=features, weight=weight, eps=eps, residual=residual, out=out)
     return out
 
 
@@ -314,8 +293,13 @@ def tree_attention(
     starts: np.ndarray | None = None,
     *,
     num_heads: int,
+    window: int = 0,
+    norms: tuple[np.ndarray, np.ndarray] | None = None,
+    norm_eps: float = 1e-5,
 ) -> np.ndarray:
-    """Caches are float32, or uint16 holding bf16, [slots, kv_heads, rows, head_size], updated in place."""
+    """`norms` are those of query and key heads.
+
+    Caches are float32, or uint16 holding bf16, [slots, kv_heads, rows, head_size], updated in place."""
     cache_slots, kv_heads, cache_rows, head_size = k_cache.shape
     out = np.empty((len(qkv), num_heads * head_size), np.float32)
     call(
@@ -343,6 +327,10 @@ def tree_attention(
         heads=num_heads,
         kv_heads=kv_heads,
         head_size=head_size,
+        window=window,
+        q_norm=norms and norms[0],
+        k_norm=norms and norms[1],
+        norm_eps=norm_eps,
         out=out,
     )
     return out

@@ -45,7 +45,8 @@ class TorchForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.cache.starts.copy_(torch.tensor(lengths))
         self.cache.longest = max(lengths) + len(tokens[0])
-        states = self.target(torch.tensor(tokens, device=self.device), self.cache.attend)
+        positions = self.cache.positions(len(tokens[0]))
+        states = self.target(torch.tensor(tokens, device=self.device), self.cache.attend, positions=positions)
         return states.features.to(torch.bfloat16).cpu(), self.target.lm_head(states.hidden[wanted, -1])
 
 

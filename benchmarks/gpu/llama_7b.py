@@ -14,6 +14,7 @@ here. Nothing is generated: these are bounds from step times, not speed-ups.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -99,10 +100,10 @@ def random_drafter(drafter: Drafter, device: torch.device, cache_rows: int, leve
     """The same in bf16 on the device, ready to draft; the rope table stays float32, as the kernels take it."""
     drafter = drafter.to(device, torch.float32).eval().requires_grad_(False)
     drafter.prepare(cache_rows, levels)
-    table = cast(CacheTables, drafter.tables).rope_table if drafter.reads_context else None
+    ropes = copy.deepcopy(cast(CacheTables, drafter.tables).ropes) if drafter.reads_context else None
     drafter = drafter.to(torch.bfloat16)
-    if table is not None:
-        cast(CacheTables, drafter.tables).rope_table = table
+    if ropes is not None:
+        cast(CacheTables, drafter.tables).ropes = ropes
     return drafter
 
 
@@ -148,7 +149,7 @@ def time_drafting(
     caches: list[Tensor] = []
     if drafter.reads_context:
         tables = cast(CacheTables, drafter.tables)
-        size = (max(batches) + 1, tables.config.num_kv_heads, len(tables.rope_table), tables.config.head_size)
+        size = (max(batches) + 1, tables.config.num_kv_heads, tables.rows, tables.config.head_size)
         caches = [torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(2 * drafter.context_layers)]
 
     def draft(inputs: dict[str, Tensor]) -> list[Tensor]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from compiler.checkpoints.quantized import quantization_of
 from compiler.checkpoints.source import FetchError, load_tokenizer, row_blocks
 from model_defs.files import StoredTensors, read_json, weight_files
 from model_defs.target.config import TargetConfig
@@ -17,6 +18,8 @@ from model_defs.target.model import weight_names
 
 PICKLED = "pytorch_model*.bin"
 SETTINGS = "generation_config.json"
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of weights that are not quantized."""
 
 
 class FolderCheckpoint:
@@ -31,28 +34,57 @@ class FolderCheckpoint:
             raise FetchError(f"{folder} is not a model folder: it has no config.json")
         self.folder, self.title = folder, title
         self.config = read_json(folder / "config.json")
-        wanted = weight_names(TargetConfig.load(folder))
+        self._quantization = quantization_of(self.config)
         self._files: dict[str, Path] = {}
-        self._meta: dict[str, Tensor] = {}
+        self._stored: dict[str, Tensor] = {}
         for file in _weight_files(folder):
             for name, tensor in _headers(file).items():
-                if name in wanted:
-                    self._files[name], self._meta[name] = file, tensor
-        dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in self._meta.values()}
-        self.precision = ", ".join(sorted(dtypes))
-        if wrong := [name for name, tensor in self._meta.items() if not tensor.is_floating_point()]:
-            raise FetchError(f"{folder}: {wrong[0]} is {self._meta[wrong[0]].dtype}, expected floating point")
-        pickled = [file.stat().st_size for file in self._files.values() if file.suffix != ".safetensors"]
-        self.memory = max((*pickled, *(tensor.nbytes for tensor in self._meta.values())), default=0)
+                self._files[name], self._stored[name] = file, tensor
+        wanted = weight_names(TargetConfig.load(folder))
+        found = {name: self._header(name) for name in wanted}
+        self._meta = {name: tensor for name, tensor in found.items() if tensor is not None}
+        plain = {str(self._stored[name].dtype).removeprefix("torch.") for name in self._meta if not self._packed(name)}
+        self.precision = self._quantization.title if self._quantization else ", ".join(sorted(plain))
+        read = [self._stored[name].nbytes for name in self._meta if not self._packed(name)]
+        unpacked = [3 * 4 * tensor.numel() for name, tensor in self._meta.items() if self._packed(name)]
+        pickled = {file for file in self._files.values() if file.suffix != ".safetensors"}
+        self.memory = max((*(file.stat().st_size for file in pickled), *read, *unpacked), default=0)
 
     def shapes(self) -> dict[str, Tensor]:
         """Meta tensors by Hugging Face name."""
         return self._meta
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's rows as blocks [rows, ...] of the stored dtype. The file is mapped while one tensor is read."""
-        weight = _read(self._files[name], name)
+        """A tensor's rows as blocks [rows, ...] of the stored dtype, or float32 of a quantized one. The file is mapped
+        while one tensor is read."""
+        weight = self._dequantized(name, self._read) if self._packed(name) else _read(self._files[name], name)
         return (weight[rows] for rows in row_blocks(tuple(weight.shape)))
+
+    def _packed(self, name: str) -> bool:
+        """Whether a weight has to be dequantized."""
+        stored = self._stored.get(name)
+        return stored is None or stored.dtype not in FLOATS
+
+    def _header(self, name: str) -> Tensor | None:
+        """A wanted weight's shape as a meta tensor; None where the folder lacks it."""
+        if not self._packed(name):
+            return self._stored[name]
+        if self._quantization is None:
+            if name in self._stored:
+                raise FetchError(f"{self.folder}: {name} is {self._stored[name].dtype}, expected floating point")
+            return None
+        try:
+            return self._dequantized(name, self._stored.get)
+        except KeyError:
+            return None
+
+    def _dequantized(self, name: str, read: Callable[[str], Tensor | None]) -> Tensor:
+        assert self._quantization is not None
+        layer = name.removesuffix(".weight")
+        return self._quantization.weight(lambda suffix: read(f"{layer}.{suffix}"))
+
+    def _read(self, name: str) -> Tensor | None:
+        return _read(self._files[name], name) if name in self._files else None
 
     def tokenizer(self) -> Any:
         """The folder's tokenizer."""

@@ -34,6 +34,8 @@ def lower(model: ir.Model, precision: str) -> ir.Model:
             _lower_embedding(editor, node)
         elif node.op_type == "Concat":
             _lower_stack(editor, node)
+        elif node.op_type == "TreeAttention":
+            _lower_head_norms(node)
     RemoveUnusedNodesPass()(lowered)
     for node in list(lowered.graph):
         if node.op_type == "RMSNormalization":
@@ -61,7 +63,7 @@ class _Editor:
             matrix = _constant(weight)
             assert matrix is not None
             packed = pack(matrix.T if transposed else matrix, self.precision, "swiglu" if gated else "none")
-            name = f"{weight.name}.{self.precision}{'.swiglu' if gated else ''}"
+            name = f"{weight.name}.{self.precision}{'.gated' if gated else ''}"
             self.packed[key] = {"weight": self.constant(name, packed.data)}
             if packed.scale is not None:
                 self.packed[key]["scale"] = self.constant(f"{name}.scale", packed.scale)
@@ -135,11 +137,11 @@ def _lower_projection(editor: _Editor, node: ir.Node) -> None:
         return
 
     activation = "none"
-    if gated := _swiglu(last):
-        last, activation, out_features = gated, "swiglu", out_features // 2
+    if gated := _gated(last):
+        (last, activation), out_features = gated, out_features // 2
     elif activated := _silu(last.outputs[0]):
         last, activation = activated, "silu"
-    if (add := _only_user(last.outputs[0], "Add")) and _rank(add.outputs[0]) == 2 and activation != "swiglu":
+    if (add := _only_user(last.outputs[0], "Add")) and _rank(add.outputs[0]) == 2 and not gated:
         other = _other_input(add, last)
         if _constant(other) is None and other.shape == last.outputs[0].shape:
             last, optional["residual"] = add, other
@@ -221,6 +223,39 @@ def _lower_stack(editor: _Editor, node: ir.Node) -> None:
         editor.replace(reshape, reshape.outputs[0], out)
 
 
+def _lower_head_norms(node: ir.Node) -> None:
+    """Norms of query and key heads, between the projections and an attention, become part of the attention."""
+    norms = _head_norms(_input(node, 0))
+    node.attributes["norm_eps"] = ir.AttrFloat32("norm_eps", norms[3] if norms else 0.0)
+    if norms:
+        qkv, query, key, _ = norms
+        node.resize_inputs(len(node.inputs) + 2)
+        for index, value in ((0, qkv), (-2, query), (-1, key)):
+            node.replace_input_with(index % len(node.inputs), value)
+
+
+def _head_norms(qkv: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value, float] | None:
+    """The projections [T, fused], the norm weights of query and key heads, and their epsilon, where `qkv` is made of
+    the projections' heads with norms and, as they are, the value heads."""
+    reshape = qkv.producer()
+    concat = _input(reshape, 0).producer() if reshape and reshape.op_type == "Reshape" else None
+    if not concat or concat.op_type != "Concat" or len(concat.inputs) != 3:
+        return None
+    query, key = (_input(concat, i).producer() for i in range(2))
+    split = _input(concat, 2).producer()
+    if not query or not key or not split or split.op_type != "Split":
+        return None
+    if any(norm.op_type != "RMSNormalization" for norm in (query, key)):
+        return None
+    if [_input(query, 0), _input(key, 0), _input(concat, 2)] != list(split.outputs):
+        return None
+    heads = _input(split, 0).producer()
+    epsilons = {norm.attributes.get_float("epsilon", 1e-5) for norm in (query, key)}
+    if not heads or heads.op_type != "Reshape" or _rank(_input(heads, 0)) != 2 or len(epsilons) != 1:
+        return None
+    return _input(heads, 0), _input(query, 1), _input(key, 1), epsilons.pop()
+
+
 def _fold_slice(editor: _Editor, node: ir.Node) -> None:
     """A part of a constant becomes a constant."""
     data, *ranges = (_constant(value) for value in node.inputs if value is not None)
@@ -235,9 +270,14 @@ def _fold_slice(editor: _Editor, node: ir.Node) -> None:
 
 def _lower_norm(editor: _Editor, node: ir.Node) -> None:
     attributes = {"eps": node.attributes.get_float("epsilon", 1e-5)}
-    (out,) = editor.node(node, "RMSNorm", [_input(node, 0), _input(node, 1)], attributes, DOMAIN)
-    out.shape = node.outputs[0].shape
-    editor.replace(node, node.outputs[0], out)
+    last, operands = node, [_input(node, 0), _input(node, 1)]
+    if (add := _only_user(node.outputs[0], "Add")) and (other := _other_input(add, node)).shape == node.outputs[
+        0
+    ].shape:
+        last, operands = add, [*operands, other]
+    (out,) = editor.node(last, "RMSNorm", operands, attributes, DOMAIN)
+    out.shape = last.outputs[0].shape
+    editor.replace(last, last.outputs[0], out)
 
 
 def _weight(node: ir.Node) -> tuple[ir.Value | None, bool]:
@@ -251,15 +291,18 @@ def _weight(node: ir.Node) -> tuple[ir.Value | None, bool]:
     return (value if usable and not scaled else None), transposed
 
 
-def _swiglu(node: ir.Node) -> ir.Node | None:
-    """The last node of silu(gate) * up, where gate and up are the halves of `node`'s output."""
+def _gated(node: ir.Node) -> tuple[ir.Node, str] | None:
+    """The last node of act(gate) * up, where gate and up are the halves of `node`'s output, and the activation."""
     split = _only_user(node.outputs[0], "Split")
     if not split or len(split.outputs) != 2 or _shape(split.outputs[0])[-1] != _shape(split.outputs[1])[-1]:
         return None
     gate, up = split.outputs
-    silu = _silu(gate)
-    gated = _only_user(silu.outputs[0], "Mul") if silu else None
-    return gated if gated and up in gated.inputs else None
+    silu, gelu = _silu(gate), _only_user(gate, "Gelu")
+    if gelu and gelu.attributes.get_string("approximate", "none") != "tanh":
+        return None
+    activated = silu or gelu
+    gated = _only_user(activated.outputs[0], "Mul") if activated else None
+    return (gated, "swiglu" if silu else "geglu") if gated and up in gated.inputs else None
 
 
 def _silu(x: ir.Value) -> ir.Node | None:

@@ -41,7 +41,8 @@ def _rewrite(graph: ir.Graph, node: ir.Node, alias: bool) -> None:
         raise ValueError(f"head size {sizes['head_size']}: TensorRT's plugins take {', '.join(map(str, HEAD_SIZES))}")
     q, k, v = _plugin(graph, node, WRITE, [given[name] for name in INPUTS], sizes | {ALIAS: int(alias)})
     given |= {"q": q, "k_cache": k, "v_cache": v}
-    partial, stats = _plugin(graph, node, SPLIT, [given[argument.name] for argument in SPLIT.inputs], sizes)
+    window = {"window": node.attributes.get_int("window", 0)}
+    partial, stats = _plugin(graph, node, SPLIT, [given[argument.name] for argument in SPLIT.inputs], sizes | window)
     combined = [partial, stats, given["positions"], given["row_offsets"], k]
     (out,) = _plugin(graph, node, COMBINE, combined, sizes)
     for old, new in zip(node.outputs, (out, k, v), strict=False):

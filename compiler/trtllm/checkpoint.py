@@ -6,7 +6,7 @@ The rules are those of TensorRT-LLM's Llama and Qwen2 (docs/guides/tensorrt-llm.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ OLD_LLAMA = "ReDrafterForCausalLM"
 """What TensorRT-LLM called ReDrafter beside a Llama before it knew another target."""
 
 ARCHITECTURES = (LLAMA[0], QWEN[0], OLD_LLAMA)
+ROPE_TYPES = ("default", "linear", "llama3")
 SHAPE = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_size"),
@@ -53,7 +54,8 @@ class TrtllmError(ValueError):
 
 
 def target_entries(config: TargetConfig) -> dict[str, Any]:
-    """What config.json says of a target."""
+    """What config.json says of a target. Raises TrtllmError for a family that the format's rules here do not know."""
+    require_known_layers(config)
     architecture, base = QWEN if config.qkv_bias else LLAMA
     entries = {
         "architecture": architecture,
@@ -77,6 +79,15 @@ def target_entries(config: TargetConfig) -> dict[str, Any]:
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
     }
     return entries | ({"qwen_type": "qwen2"} if config.qkv_bias else {})
+
+
+def require_known_layers(config: TargetConfig) -> None:
+    """Raise TrtllmError for layers that are not Llama's or Qwen2's."""
+    own = [field for field in fields(config) if field.name != "family" and field.default is not MISSING]
+    if found := [field.name for field in own if getattr(config, field.name) != field.default]:
+        raise TrtllmError(f"the family {config.family!r} has {', '.join(found)}: expected Llama's or Qwen2's layers")
+    if config.rope.share is not None or config.rope.type not in ROPE_TYPES:
+        raise TrtllmError(f"RoPE of type {config.rope.type!r}: expected {', '.join(ROPE_TYPES)}, of whole heads")
 
 
 def rotary_scaling(rope: RopeConfig) -> dict[str, Any] | None:
@@ -154,7 +165,8 @@ class Parallelism:
 
 
 def parallelism_of(config: TargetConfig, tp_size: int, embedding_dim: int | None = None) -> Parallelism:
-    """Raises TrtllmError where TensorRT-LLM cannot divide the target so."""
+    """Raises TrtllmError where TensorRT-LLM cannot divide the target so, or its layers are of another family."""
+    require_known_layers(config)
     if reasons := misfits(config, tp_size):
         fitting = [str(size) for size in range(1, config.num_heads + 1) if not misfits(config, size)]
         raise TrtllmError(

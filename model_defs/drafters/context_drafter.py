@@ -17,7 +17,7 @@ from model_defs.loops.context_cache import CacheTables, Context
 from model_defs.loops.operators import Operators
 from model_defs.precision import working_precision
 from model_defs.target.config import TargetConfig
-from model_defs.target.model import Attend, DecoderLayer, RMSNorm, Target, copy_weights
+from model_defs.target.model import Attend, DecoderLayer, Target, copy_weights, norm_of
 
 SAMPLED_WINDOWS = 32
 """Windows of the closed-form start."""
@@ -79,10 +79,10 @@ class LayerDrafter(ContextDrafter):
     def __init__(self, config: Any, target: Target, hot_ids: Tensor | None = None):
         super().__init__(config, target, hot_ids)
         size = config.hidden_size
-        self.layer_config = replace(target.config, num_layers=1)
+        self.layer_config = target.config.for_layers(1)
         self.fuse = nn.Linear(2 * size, size, bias=False)
         self.layer = DecoderLayer(self.layer_config)
-        self.norm: nn.Module = RMSNorm(size, target.config.rms_norm_eps)
+        self.norm: nn.Module = norm_of(target.config)
 
     def fused(self, features: Tensor, tokens: Tensor) -> Tensor:
         """The layer's input [..., H] for features [..., F] and the tokens int64 [...] that follow them."""
@@ -125,7 +125,7 @@ class LayerDrafter(ContextDrafter):
 def last_layer_inputs(target: Target, windows: Windows) -> Tensor:
     """Inputs float32 [W, S, H] of the target's last layer at the windows' tokens; a token sees only its own window."""
     attention = WindowAttention(target.config, windows.documents)
-    x = target.embedding(windows.tokens).flatten(0, 1)
+    x = target.embed(windows.tokens).flatten(0, 1)
     with working_precision(x.device):
         for index, layer in enumerate(list(target.layers)[:-1]):
             x = layer(x, index, attention.attend_context)

@@ -4,7 +4,7 @@ other model of the target's tokens."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -15,7 +15,7 @@ from model_defs.drafters.window_attention import WindowAttention
 from model_defs.drafters.windows import Windows
 from model_defs.loops.context_cache import CacheTables, TreePaths
 from model_defs.loops.operators import Operators
-from model_defs.target.model import Attend, DecoderLayer, RMSNorm, Target
+from model_defs.target.model import Attend, DecoderLayer, Target, copy_weights, norm_of
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,24 @@ class DraftLM(Drafter):
     ):
         """See `Drafter`. `layers` None: random ones."""
         super().__init__(config, target, hot_ids)
-        self.lm_config = replace(target.config, num_layers=config.num_layers)
+        self.lm_config = target.config.for_layers(config.num_layers) if layers is None else target.config
         self.context_layers = config.num_layers
         self.layers = layers or nn.ModuleList(DecoderLayer(self.lm_config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, target.config.rms_norm_eps)
+        self.norm = norm_of(target.config)
 
     @classmethod
     def of_model(cls, model: Target, target: Target, hot_ids: Tensor | None = None) -> Self:
         """Make a drafter of a whole model, with embeddings, head and layers of its own.
 
-        Raises ValueError where its vocabulary has another size than the target's.
+        Raises ValueError where its vocabulary has another size than the target's, or its positions are learned.
         """
         own = model.config
         if own.vocab_size != target.config.vocab_size:
             raise ValueError(
                 f"a draft LM needs the target's vocabulary of {target.config.vocab_size}, this one has {own.vocab_size}"
             )
+        if own.learned_positions:
+            raise ValueError(f"a draft LM of the family {own.family!r} has learned positions, expected RoPE")
         rows = None if hot_ids is None else len(hot_ids)
         config = DraftLMConfig(own.hidden_size, own.vocab_size, rows, own.num_layers)
         drafter = cls(config, model, hot_ids, model.layers)
@@ -76,6 +78,8 @@ class DraftLM(Drafter):
     def forward(self, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         """What the head reads [..., H] after tokens int [...]; with `rows`, only after these."""
         x = self.embed(tokens)
+        if self.lm_config.embedding_scale != 1.0:
+            x = x * self.lm_config.embedding_scale
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend, rows if index + 1 == len(self.layers) else None)
         return self.norm(x)
@@ -108,5 +112,5 @@ class DraftLM(Drafter):
         """Copy the target's first layers, its last layer and its norm."""
         sources = [*list(target.layers)[: self.config.num_layers - 1], target.layers[-1]]
         for layer, source in zip(self.layers, sources, strict=True):
-            layer.load_state_dict(source.state_dict())
+            copy_weights(layer, source)
         self.norm.load_state_dict(target.norm.state_dict())

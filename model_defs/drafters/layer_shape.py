@@ -52,7 +52,7 @@ class LayerShape:
             config.num_kv_heads,
             config.head_size,
             config.rms_norm_eps,
-            config.rope,
+            config.for_layers(1).rope,
             config.max_position,
         )
 

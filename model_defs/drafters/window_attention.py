@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model_defs.target.attention import apply_rope, rope_table, split_qkv
+from model_defs.target.attention import apply_rope, rope_tables, split_qkv, within_window
 from model_defs.target.config import TargetConfig
 
 
@@ -23,7 +23,7 @@ class WindowAttention:
         """documents int64 [W, N]: a row sees only rows of its own document."""
         self.config, self.documents = config, documents
         self.windows, self.length = documents.shape
-        self.table = rope_table(config, 2 * self.length).to(documents.device)
+        self.tables = [table.to(documents.device) for table in rope_tables(config, 2 * self.length)]
         rows = torch.arange(self.length, device=documents.device)
         self.visible = (documents[:, :, None] == documents[:, None, :]) & (rows[:, None] >= rows)
         self.visible |= torch.eye(self.length, dtype=torch.bool, device=documents.device)
@@ -32,9 +32,10 @@ class WindowAttention:
 
     def attend_context(self, layer: int, qkv: Tensor) -> Tensor:
         """An `attend` for all rows [W * N, fused]."""
-        q, k, v = self._split(qkv, torch.arange(self.length, device=qkv.device).expand_as(self.documents))
+        places = torch.arange(self.length, device=qkv.device).expand_as(self.documents)
+        q, k, v = self._split(layer, qkv, places)
         self.context[layer] = k, v
-        scores = self._scores(q, k, self.visible)
+        scores = self._scores(q, k, within_window(self.visible, self.config.window_of(layer)))
         return self._merge(scores.softmax(-1).flatten(2, 3) @ v)
 
     def chain(self, positions: Tensor, depth: int) -> Callable[[int, Tensor], Tensor]:
@@ -44,7 +45,7 @@ class WindowAttention:
         visible = self.visible[torch.arange(self.windows, device=positions.device)[:, None], positions]
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            q, k, v = self._split(qkv, positions + depth)
+            q, k, v = self._split(layer, qkv, positions + depth)
             chain = self.chains.setdefault(layer, [])
             chain[depth - 1 :] = [(k, v)]
             keys, values = (
@@ -52,9 +53,16 @@ class WindowAttention:
             )
             context_k, context_v = self.context[layer]
             own = (q.unflatten(2, (-1, kept))[..., None, :] * keys[:, :, None]).sum(-1) * self._scale
-            weights = torch.cat([self._scores(q, context_k, visible), own], dim=-1).softmax(-1)
-            seen, owned = weights.split([self.length, depth], dim=-1)
-            out = seen.flatten(2, 3) @ context_v + (owned[..., None] * values[:, :, None]).sum(-2).flatten(2, 3)
+            seen, window = visible, self.config.window_of(layer)
+            if window is not None:
+                drafted = torch.ones(*visible.shape[:2], depth, dtype=torch.bool, device=visible.device)
+                seen, drafted = within_window(torch.cat([visible, drafted], dim=-1), window).split(
+                    [self.length, depth], dim=-1
+                )
+                own = own.masked_fill(~drafted[:, None, None], -torch.inf)
+            weights = torch.cat([self._scores(q, context_k, seen), own], dim=-1).softmax(-1)
+            before, owned = weights.split([self.length, depth], dim=-1)
+            out = before.flatten(2, 3) @ context_v + (owned[..., None] * values[:, :, None]).sum(-2).flatten(2, 3)
             return self._merge(out)
 
         return attend
@@ -63,10 +71,10 @@ class WindowAttention:
     def _scale(self) -> float:
         return self.config.head_size**-0.5
 
-    def _split(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split(self, layer: int, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [W, kv_heads, group * P, D], the heads of a group one after the other; k, v [W, kv_heads, P, D]."""
         q, k, v = split_qkv(qkv.view(*positions.shape, -1), self.config)
-        table = self.table[positions]
+        table = self.tables[self.config.attention_of(layer)][positions]
         q, k = apply_rope(q, table), apply_rope(k, table)
         q = q.unflatten(2, (self.config.num_kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         return q, k.transpose(1, 2), v.transpose(1, 2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.hidden_state import Resampler
-from model_defs.export.networks import cache_names, export_network
+from model_defs.export.networks import attention_attributes, cache_names, export_network
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.context_cache import CacheTables
 from model_defs.loops.operators import Operators, TorchOperators
@@ -62,8 +62,10 @@ class NodeOperators(Operators):
         best, chosen = self._node("PerturbedTopK", inputs, {"level": level, "k": k}, dtypes, shapes)
         return best, chosen
 
-    def tree_attention(self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
-        attributes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+    def tree_attention(
+        self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int, window: int
+    ) -> Tensor:
+        attributes = attention_attributes(num_heads, num_kv_heads, head_size, window)
         shapes = [(qkv.shape[0], num_heads * head_size)]
         (out,) = self._node("TreeAttention", (qkv, *rows), attributes, [qkv.dtype], shapes)
         return out
@@ -152,7 +154,7 @@ class DrafterInputs:
                 "slots": (torch.zeros(3, dtype=ints), "B"),
                 "cache_lengths": (torch.zeros(3, dtype=ints), "B"),
             }
-            shape = (7, config.num_kv_heads, len(tables.rope_table), config.head_size)
+            shape = (7, config.num_kv_heads, tables.rows, config.head_size)
             given |= {name: (torch.zeros(shape, dtype=cache_dtype), "slots") for name in cache_names(layers)}
         if isinstance(drafting, RandomDraws):
             given |= {

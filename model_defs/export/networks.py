@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,11 @@ OPSET = 24
 def cache_names(layers: int, suffix: str = "") -> list[str]:
     """What networks call the caches of so many layers."""
     return [f"{kind}_cache.{layer}{suffix}" for kind in "kv" for layer in range(layers)]
+
+
+def attention_attributes(num_heads: int, num_kv_heads: int, head_size: int, window: int | None) -> dict[str, Any]:
+    """The attributes of a `TreeAttention` node; a window of 0 is none."""
+    return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size, "window": window or 0}
 
 
 def export_network(

@@ -11,8 +11,8 @@ from model_defs.export.drafter import DrafterInputs, Drafting, Resampling, resam
 from model_defs.export.target import CacheShape
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.context_cache import CacheTables
-from model_defs.target.attention import rope_table
-from model_defs.target.model import Target
+from model_defs.target.attention import RopeTables
+from model_defs.target.model import Target, add
 from model_defs.target.shards import rank_join
 from redraft.plugins.operators.all_reduce.torch_op import all_reduce
 from redraft.plugins.operators.tree_attention.torch_op import tree_attention
@@ -21,22 +21,21 @@ from redraft.plugins.operators.tree_attention.torch_op import tree_attention
 class TorchTarget(nn.Module):
     """The target over ragged rows; attention is the torch operator, which updates the caches in place."""
 
-    rope_table: Tensor
-
     def __init__(self, target: Target, cache: CacheShape, features_output: bool, rank: int = 0, ranks: int = 1):
         super().__init__()
         self.target, self.features_output = target, features_output
-        self.join = rank_join(rank, lambda x: all_reduce(x, ranks)) if ranks > 1 else torch.add
-        self.register_buffer("rope_table", rope_table(target.config, cache.rows))
+        self.join = rank_join(rank, lambda x: all_reduce(x, ranks)) if ranks > 1 else add
+        self.ropes = RopeTables(target.config, cache.rows, cache.max_len)
 
     def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
         config = self.target.config
         sizes = (config.num_heads, config.num_kv_heads, config.head_size)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            return tree_attention(qkv, *rows, self.rope_table, k[layer], v[layer], *sizes)
+            window = config.window_of(layer) or 0
+            return tree_attention(qkv, *rows, self.ropes.of(layer), k[layer], v[layer], *sizes, None, window)
 
-        hidden, features = self.target(input_ids, attend, self.join)
+        hidden, features = self.target(input_ids, attend, self.join, positions=rows[0])
         logits = self.target.lm_head(hidden[logit_rows])
         return (logits, features) if self.features_output else (logits,)
 
@@ -65,7 +64,7 @@ def in_precision(drafting: Drafting, dtype: torch.dtype) -> Drafting:
     still. The rope table, which the kernels take in float32, and tables of token info keep theirs."""
     copies: dict[int, Tensor] = {}
     for module in drafting.modules():
-        if isinstance(module, CacheTables | TokenInfoTable):
+        if isinstance(module, CacheTables | RopeTables | TokenInfoTable):
             continue
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if tensor.is_floating_point():

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.export.networks import cache_names, export_network
-from model_defs.loops.padded_context_cache import scatter_rows
-from model_defs.target.attention import rope_table, split_qkv
-from model_defs.target.model import Join, States, Target
+from model_defs.export.networks import attention_attributes, cache_names, export_network
+from model_defs.loops.padded_context_cache import HIDDEN_SCORE, scatter_rows
+from model_defs.target.attention import RopeTables, rope_tables, split_qkv, within_window
+from model_defs.target.model import Join, States, Target, add
 from model_defs.target.shards import rank_join
 
 if TYPE_CHECKING:
@@ -48,23 +48,17 @@ class CacheShape:
 class _PluginTarget(nn.Module):
     """The target over ragged rows; attention is one plugin node per layer."""
 
-    rope_table: Tensor
-
     def __init__(
         self, target: Target, cache: CacheShape, aliased_outputs: bool, features_output: bool, rank: int, ranks: int
     ):
         super().__init__()
         self.target, self.aliased_outputs, self.features_output = target, aliased_outputs, features_output
         self.join = _join(rank, ranks)
-        self.register_buffer("rope_table", rope_table(target.config, cache.rows))
+        self.ropes = RopeTables(target.config, cache.rows, cache.max_len)
 
     def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
         config = self.target.config
-        attrs: dict[str, Any] = {
-            "num_heads": config.num_heads,
-            "num_kv_heads": config.num_kv_heads,
-            "head_size": config.head_size,
-        }
+        sizes = config.num_heads, config.num_kv_heads, config.head_size
         k_out: list[Tensor] = []
         v_out: list[Tensor] = []
 
@@ -73,8 +67,8 @@ class _PluginTarget(nn.Module):
             caches = (k[layer], v[layer]) if self.aliased_outputs else ()
             out, *updated = torch.onnx.ops.symbolic_multi_out(
                 "redraft::TreeAttention",
-                (qkv, *rows, self.rope_table, k[layer], v[layer]),
-                attrs=attrs,
+                (qkv, *rows, self.ropes.of(layer), k[layer], v[layer]),
+                attrs=attention_attributes(*sizes, config.window_of(layer)),
                 dtypes=(qkv.dtype, *(c.dtype for c in caches)),
                 shapes=(out_shape, *(c.shape for c in caches)),
                 version=1,
@@ -83,23 +77,21 @@ class _PluginTarget(nn.Module):
             v_out.extend(updated[1:])
             return out
 
-        states = self.target(input_ids, attend, self.join)
+        states = self.target(input_ids, attend, self.join, positions=rows[0])
         return [*_outputs(self.target, states, logit_rows, self.features_output), *k_out, *v_out]
 
 
 class _NativeTarget(nn.Module):
     """The target over padded rows [slots, rows]; attention is RotaryEmbedding, TensorScatter and Attention."""
 
-    rope_cos: Tensor
-    rope_sin: Tensor
-
     def __init__(self, target: Target, cache: CacheShape, features_output: bool, rank: int, ranks: int):
         super().__init__()
         self.target, self.features_output = target, features_output
         self.join = _join(rank, ranks)
-        cos, sin = rope_table(target.config, cache.rows).to(target.norm.weight.dtype).chunk(2, dim=-1)
-        self.register_buffer("rope_cos", cos.contiguous())
-        self.register_buffer("rope_sin", sin.contiguous())
+        for kind, table in enumerate(rope_tables(target.config, cache.rows, cache.max_len)):
+            cos, sin = table.to(target.norm.weight.dtype).chunk(2, dim=-1)
+            self.register_buffer(f"rope_cos_{kind}", cos.contiguous())
+            self.register_buffer(f"rope_sin_{kind}", sin.contiguous())
 
     def forward(
         self,
@@ -112,25 +104,34 @@ class _NativeTarget(nn.Module):
         v: list[Tensor],
     ):
         config = self.target.config
+        masks = [_windowed(mask, attention.window) for attention in config.attentions]
         k_out: list[Tensor] = []
         v_out: list[Tensor] = []
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             query, key, value = (x.transpose(1, 2) for x in split_qkv(qkv.unflatten(0, input_ids.shape), config))
-            query, key = (
-                torch.onnx.ops.rotary_embedding(x, self.rope_cos, self.rope_sin, positions) for x in (query, key)
-            )
+            kind = config.attention_of(layer)
+            cos, sin = self.get_buffer(f"rope_cos_{kind}"), self.get_buffer(f"rope_sin_{kind}")
+            query, key = (torch.onnx.ops.rotary_embedding(x, cos, sin, positions) for x in (query, key))
             for cache, update, updated in ((k, key, k_out), (v, value, v_out)):
                 updated.append(scatter_rows(cache[layer], update, write_indices))
-            out = torch.onnx.ops.attention(query, k_out[-1], v_out[-1], mask, scale=config.head_size**-0.5)[0]
+            out = torch.onnx.ops.attention(query, k_out[-1], v_out[-1], masks[kind], scale=config.head_size**-0.5)[0]
             return out.transpose(1, 2).flatten(0, 1).flatten(1)
 
-        states = self.target(input_ids.flatten(), attend, self.join)
+        states = self.target(input_ids.flatten(), attend, self.join, positions=positions.flatten())
         return [*_outputs(self.target, states, logit_rows, self.features_output), *k_out, *v_out]
 
 
+def _windowed(mask: Tensor, window: int | None) -> Tensor:
+    """The mask with only the last `window` keys of each row's path."""
+    if window is None:
+        return mask
+    hidden = torch.full_like(mask, HIDDEN_SCORE)
+    return torch.where(within_window(mask > HIDDEN_SCORE / 2, window), mask, hidden)
+
+
 def _join(rank: int, ranks: int) -> Join:
-    return rank_join(rank, partial(_all_reduce, ranks)) if ranks > 1 else torch.add
+    return rank_join(rank, partial(_all_reduce, ranks)) if ranks > 1 else add
 
 
 def _all_reduce(ranks: int, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.loops.paths import Children
-from model_defs.target.attention import rope_table
+from model_defs.target.attention import RopeTables
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Attend
 
@@ -24,15 +24,13 @@ MASK_BITS = 32
 class CacheTables(nn.Module):
     """Constants of a cache of `rows` rows."""
 
-    rope_table: Tensor
     no_mask: Tensor
     no_commits: Tensor
 
     def __init__(self, config: TargetConfig, rows: int, device: torch.device):
         super().__init__()
-        self.config = config
+        self.config, self.rows, self.ropes = config, rows, RopeTables(config, rows, device=device)
         for name, table in (
-            ("rope_table", rope_table(config, rows)),
             ("no_mask", torch.zeros(0, 0, dtype=torch.int32)),
             ("no_commits", torch.zeros(0, dtype=torch.int32)),
         ):
@@ -109,10 +107,11 @@ class DraftContext:
         tables, config = self._tables, self._tables.config
         return self._operators.tree_attention(
             qkv,
-            *(*rows, tables.no_commits, tables.no_commits, tables.rope_table, *self._caches[layer], *starts),
+            *(*rows, tables.no_commits, tables.no_commits, tables.ropes.of(layer), *self._caches[layer], *starts),
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
+            window=config.window_of(layer) or 0,
         )
 
 

@@ -39,7 +39,7 @@ class Operators(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
     def tree_attention(
-        self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int
+        self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int, window: int
     ) -> Tensor: ...
 
     def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> Sequence[Tensor]: ...
@@ -69,8 +69,11 @@ class TorchOperators(Operators):
     """The operators of eager execution and exported programs."""
 
     @staticmethod
-    def tree_attention(qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> Tensor:
-        return tree_attention(qkv, *rows[:10], num_heads, num_kv_heads, head_size, *rows[10:])
+    def tree_attention(
+        qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int, window: int
+    ) -> Tensor:
+        sizes = num_heads, num_kv_heads, head_size
+        return tree_attention(qkv, *rows[:10], *sizes, *(rows[10:] or (None,)), window)
 
     @staticmethod
     def perturbed_topk(values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_defs.loops.context_cache import CacheTables
 from model_defs.loops.paths import Children
-from model_defs.target.attention import split_qkv
+from model_defs.target.attention import split_qkv, within_window
 from model_defs.target.model import Attend
 
 HIDDEN_SCORE = -3e4
@@ -51,10 +51,11 @@ class NativeContext:
     def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
         """The `attend` of the pairs."""
         places = self._starts[:, None] + torch.arange(qkv.shape[0] // self._batch)
-        q, k, v = self._heads(qkv, places)
+        q, k, v = self._heads(layer, qkv, places)
         old_k, old_v = self.caches[layer]
         self.caches[layer] = scatter_rows(old_k, k, self._starts), scatter_rows(old_v, v, self._starts)
-        mask = self._hide(torch.arange(self._rows) <= places[..., None], q.dtype)[:, None]
+        seen = within_window(torch.arange(self._rows) <= places[..., None], self._config.window_of(layer))
+        mask = self._hide(seen, q.dtype)[:, None]
         scale = self._config.head_size**-0.5
         out = torch.onnx.ops.attention(q, *self.caches[layer], mask, scale=scale)[0]
         return out.transpose(1, 2).flatten(0, 1).flatten(1)
@@ -79,27 +80,29 @@ class NativeContext:
         places = (self._contexts + (level - 1))[:, None].expand(-1, width)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            q, drafted_k, drafted_v = self._heads(qkv, places)
+            q, drafted_k, drafted_v = self._heads(layer, qkv, places)
             if layer in self._drafted:
                 above_k, above_v = self._drafted[layer]
                 drafted_k, drafted_v = torch.cat([above_k, drafted_k], dim=2), torch.cat([above_v, drafted_v], dim=2)
             self._drafted[layer] = drafted_k, drafted_v
             k, v = self.caches[layer]
             q = (q * config.head_size**-0.5).unflatten(1, (config.num_kv_heads, groups)).flatten(2, 3)
-            behind = torch.arange(self._rows) < self._contexts[:, None]
-            context = q @ k.transpose(2, 3) + self._hide(behind, q.dtype)[:, None, None]
+            behind = (torch.arange(self._rows) < self._contexts[:, None])[:, None].expand(-1, width, -1)
+            visible = within_window(torch.cat([behind, seen], dim=-1), config.window_of(layer))
+            context = (q @ k.transpose(2, 3)).unflatten(2, (groups, width))
+            context = (context + self._hide(visible[..., : self._rows], q.dtype)[:, None, None]).flatten(2, 3)
             own = (q @ drafted_k.transpose(2, 3)).unflatten(2, (groups, width))
-            own = (own + self._hide(seen, q.dtype)[:, None, None]).flatten(2, 3)
+            own = (own + self._hide(visible[..., self._rows :], q.dtype)[:, None, None]).flatten(2, 3)
             weights = torch.cat([context, own], dim=-1).float().softmax(-1).to(q.dtype)
             out = weights[..., : self._rows] @ v + weights[..., self._rows :] @ drafted_v
             return out.unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1)
 
         return attend
 
-    def _heads(self, qkv: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, layer: int, qkv: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [B, heads, N, head_size] of rows [B * N, fused] that stand at places int64 [B, N]."""
         q, k, v = (x.transpose(1, 2) for x in split_qkv(qkv.unflatten(0, places.shape), self._config))
-        cos, sin = self._tables.rope_table.to(qkv.dtype).chunk(2, dim=-1)
+        cos, sin = self._tables.ropes.of(layer).to(qkv.dtype).chunk(2, dim=-1)
         q, k = (torch.onnx.ops.rotary_embedding(x, cos, sin, places) for x in (q, k))
         return q, k, v
 

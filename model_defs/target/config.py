@@ -2,33 +2,83 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from model_defs.files import read_json
 from model_defs.target.errors import UnsupportedModelError
+from model_defs.target.families.base import Attention, Experts
 from model_defs.target.families.registry import family_of
-from model_defs.target.rope import RopeConfig
+from model_defs.target.rope import NONE, RopeConfig
 
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """Shape and constants of one target: what its layers compute, whatever its family."""
+    """Shape and constants of one target: what its layers compute, whatever its family.
+
+    Fields after `eos_token_ids` are features that only some families have; their defaults are Llama's.
+    """
 
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Columns of the MLP, or of one expert"""
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_size: int
     rms_norm_eps: float
+    """The epsilon of all norms, LayerNorm too"""
     rope: RopeConfig
     max_position: int
     tie_embeddings: bool
     qkv_bias: bool
     eos_token_ids: tuple[int, ...]
+    family: str = "llama"
+    """The architecture by its name in `config.json`, which decides how the weights are called"""
+    window: int | None = None
+    """See `Attention.window`"""
+    others: Attention | None = None
+    """Layers that attend otherwise than by `rope` and `window`"""
+    qk_norm: bool = False
+    """Whether each query head and key head has an RMS norm before RoPE"""
+    query_scale: float = 1.0
+    """What scores are multiplied by beside head_size^-0.5; weights have it in their query norm once they are read"""
+    sandwich_norms: bool = False
+    """Whether what attention and MLP give is normalized too, before it is added"""
+    layer_norm: bool = False
+    """LayerNorm with biases in place of RMS norm"""
+    activation: str = "silu"
+    """silu, gelu (its tanh approximation) or relu"""
+    gated: bool = True
+    """Whether the MLP's activation is multiplied with a second projection"""
+    output_bias: bool = False
+    """Whether the MLP and attention's output projection have biases"""
+    embedding_scale: float = 1.0
+    """What embeddings are multiplied by where they enter the layers"""
+    learned_positions: bool = False
+    """Whether an embedding of the position is added to the token's"""
+    experts: Experts | None = None
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The kinds of attention that the layers have: the usual one, and the other where there is one."""
+        usual = Attention(self.rope, self.window)
+        return (usual,) if self.others is None else (usual, self.others)
+
+    def attention_of(self, layer: int) -> int:
+        """Which of `attentions` a layer has."""
+        return int(self.others is not None and layer in self.others.layers)
+
+    def window_of(self, layer: int) -> int | None:
+        """See `Attention.window`."""
+        return self.attentions[self.attention_of(layer)].window
+
+    def for_layers(self, count: int) -> TargetConfig:
+        """The configuration of a drafter's `count` layers of this size: dense, with RoPE in all of them."""
+        rope = replace(self.rope, type="default") if self.rope.type == NONE else self.rope
+        return replace(self, num_layers=count, rope=rope, others=None, learned_positions=False, experts=None)
 
     @classmethod
     def load(cls, folder: Path) -> TargetConfig:
@@ -50,18 +100,12 @@ class TargetConfig:
     def from_hf(cls, raw: dict[str, Any]) -> TargetConfig:
         """Translate a Hugging Face configuration. Raises UnsupportedModelError, or KeyError (a missing field)."""
         family = family_of(raw.get("model_type"))
-        if raw.get("hidden_act", "silu") != "silu":
-            raise UnsupportedModelError(f"hidden_act {raw['hidden_act']!r}, expected 'silu'")
-        quantization = (raw.get("quantization_config") or {}).get("quant_method")
-        if quantization not in (None, "gguf"):
-            raise UnsupportedModelError(f"pre-quantized weights ({quantization}), expected float weights or a GGUF")
+        raw = family.usual_terms(raw)
         num_heads = raw["num_attention_heads"]
         num_kv_heads = raw.get("num_key_value_heads") or num_heads
         if num_heads % num_kv_heads:
             raise UnsupportedModelError(f"{num_heads} heads, which {num_kv_heads} KV heads cannot share evenly")
         head_size = raw.get("head_dim") or raw["hidden_size"] // num_heads
-        if head_size % 2:
-            raise UnsupportedModelError(f"heads of size {head_size}, whose elements RoPE cannot turn in pairs")
         eos = raw.get("eos_token_id")
         shared = {
             "vocab_size": raw["vocab_size"],
@@ -76,5 +120,9 @@ class TargetConfig:
             "max_position": raw["max_position_embeddings"],
             "tie_embeddings": raw.get("tie_word_embeddings", False),
             "eos_token_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+            "family": family.model_type,
         }
-        return cls(**shared | family.own_fields(raw))
+        config = cls(**shared | family.own_fields(raw))
+        if head_size % 2 or config.rope.rotated(head_size) % 2:
+            raise UnsupportedModelError(f"heads of size {head_size}, whose elements RoPE cannot turn in pairs")
+        return config

@@ -1,4 +1,4 @@
-"""The target: the Llama family as one torch module.
+"""The target: every family's decoder as one torch module.
 
 The module computes everything but attention's access to context; that is a callable, so that the
 same definition trains drafters (dense attention), generates (a preallocated cache) and is exported
@@ -8,23 +8,37 @@ same definition trains drafters (dense attention), generates (a preallocated cac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.files import StoredTensors, weight_files
+from model_defs.files import StoredTensors, read_json, weight_files
+from model_defs.target.attention import split_qkv
 from model_defs.target.config import TargetConfig
-
-Join = Callable[[Tensor, Tensor], Tensor]
-"""join(stream, part) -> stream: the residual stream and what a block gives, both [..., hidden_size]. Their sum; of a
-shard, whose blocks give parts, the sum over all ranks."""
+from model_defs.target.errors import UnsupportedModelError
+from model_defs.target.families.base import Weights
+from model_defs.target.families.registry import FAMILIES
 
 Attend = Callable[[int, Tensor], Tensor]
 """attend(layer, qkv) -> out: `qkv` [..., (heads + 2 kv_heads) * head_size], the fused projections of
 the rows before RoPE; `out` [..., heads * head_size]. It applies RoPE, keeps the cache, and attends."""
+
+
+class Join(Protocol):
+    """How the residual stream takes what a block gives, both [..., hidden_size]."""
+
+    def __call__(self, stream: Tensor | None, part: Tensor) -> Tensor:
+        """Their sum; of a shard, whose blocks give parts, the sum over all ranks. Without a stream, the parts' sum."""
+        ...
+
+
+def add(stream: Tensor | None, part: Tensor) -> Tensor:
+    """The `Join` of a whole target."""
+    return part if stream is None else stream + part
 
 
 class States(NamedTuple):
@@ -46,32 +60,102 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
+Norm = RMSNorm | nn.LayerNorm
+
+
+def norm_of(config: TargetConfig) -> Norm:
+    """A norm of hidden states, of the target's kind."""
+    kind = nn.LayerNorm if config.layer_norm else RMSNorm
+    return kind(config.hidden_size, config.rms_norm_eps)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class MixtureOfExperts(nn.Module):
+    """The sum of a few experts' outputs, which a router chooses and weighs for each row.
+
+    All experts compute all rows, as two grouped products; those that are not chosen have weight 0.
+    """
+
+    def __init__(self, config: TargetConfig):
+        super().__init__()
+        assert config.experts is not None
+        self.settings, self.activation = config.experts, ACTIVATIONS[config.activation]
+        count, hidden, columns = config.experts.count, config.hidden_size, config.intermediate_size
+        self.router = nn.Linear(hidden, count, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(count, 2 * columns, hidden))
+        self.down = nn.Parameter(torch.empty(count, hidden, columns))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x if x.ndim == 2 else x.flatten(0, -2)
+        chosen, ids = self.router(rows).float().softmax(-1).topk(self.settings.chosen)
+        if self.settings.normalized:
+            chosen = chosen / chosen.sum(-1, keepdim=True)
+        here = ids[..., None] == torch.arange(self.settings.count, device=ids.device)
+        weights = (here * chosen[..., None]).sum(-2).to(x.dtype)
+        gate, up = (rows[None] @ self.gate_up.transpose(1, 2)).chunk(2, dim=-1)
+        each = (self.activation(gate) * up) @ self.down.transpose(1, 2)
+        out = (each * weights.T[..., None]).sum(0)
+        return out if x.ndim == 2 else out.unflatten(0, x.shape[:-1])
+
+
 class DecoderLayer(nn.Module):
     def __init__(self, config: TargetConfig):
         super().__init__()
         hidden, heads = config.hidden_size, config.num_heads * config.head_size
         kv = config.num_kv_heads * config.head_size
-        self.attention_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.config, self.activation = config, ACTIVATIONS[config.activation]
+        self.attention_norm = norm_of(config)
         self.qkv = nn.Linear(hidden, heads + 2 * kv, bias=config.qkv_bias)
-        self.attention_out = nn.Linear(heads, hidden, bias=False)
-        self.mlp_norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.gate_up = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
-        self.down = nn.Linear(config.intermediate_size, hidden, bias=False)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps)
+        self.attention_out = nn.Linear(heads, hidden, bias=config.output_bias)
+        self.mlp_norm = norm_of(config)
+        if config.sandwich_norms:
+            self.attention_post_norm, self.mlp_post_norm = norm_of(config), norm_of(config)
+        if config.experts:
+            self.experts = MixtureOfExperts(config)
+            return
+        if config.gated:
+            self.gate_up = nn.Linear(hidden, 2 * config.intermediate_size, bias=config.output_bias)
+        else:
+            self.up = nn.Linear(hidden, config.intermediate_size, bias=config.output_bias)
+        self.down = nn.Linear(config.intermediate_size, hidden, bias=config.output_bias)
 
-    def forward(
-        self, x: Tensor, layer: int, attend: Attend, rows: Tensor | None = None, join: Join = torch.add
-    ) -> Tensor:
+    def forward(self, x: Tensor, layer: int, attend: Attend, rows: Tensor | None = None, join: Join = add) -> Tensor:
         """One layer. `rows` int32 [n]: the rows of x [N, H] that go on after attention; others are only context."""
-        attended = attend(layer, self.qkv(self.attention_norm(x)))
+        attended = attend(layer, self._normalized(self.qkv(self.attention_norm(x))))
         if rows is not None:
             x, attended = F.embedding(rows, x), F.embedding(rows, attended)
-        x = join(x, self.attention_out(attended))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return join(x, self.down(F.silu(gate) * up))
+        part = self.attention_out(attended)
+        x = x + self.attention_post_norm(join(None, part)) if self.config.sandwich_norms else join(x, part)
+        part = self._mlp(self.mlp_norm(x))
+        return x + self.mlp_post_norm(join(None, part)) if self.config.sandwich_norms else join(x, part)
+
+    def _normalized(self, qkv: Tensor) -> Tensor:
+        """The projections with the norms of query and key heads, where there are any."""
+        if not self.config.qk_norm:
+            return qkv
+        q, k, v = split_qkv(qkv, self.config)
+        return torch.cat([self.q_norm(q), self.k_norm(k), v], dim=-2).flatten(-2)
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        if self.config.experts:
+            return self.experts(x)
+        if not self.config.gated:
+            return self.down(self.activation(self.up(x)))
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)
 
 
 def copy_weights(layer: nn.Module, source: nn.Module) -> None:
-    """Copy the weights that both layers have."""
+    """Copy the weights that both layers have: all of them, except from a mixture of experts to an MLP."""
     own = layer.state_dict()
     layer.load_state_dict({name: weight for name, weight in source.state_dict().items() if name in own}, strict=False)
 
@@ -94,6 +178,7 @@ class FeatureReader(nn.Module):
 class Target(nn.Module):
     """Token ids to states, of which `hidden` gives the logits and `features` are for drafters."""
 
+    norm: Norm
     feature_readers: nn.ModuleList
     """The parts of the features, side by side; none: they are the hidden states"""
 
@@ -101,8 +186,10 @@ class Target(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.learned_positions:
+            self.positions = nn.Embedding(config.max_position, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = norm_of(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.embedding.weight
@@ -114,9 +201,21 @@ class Target(nn.Module):
         readers = cast(Iterable[FeatureReader], self.feature_readers)
         return sum(reader.size for reader in readers) or self.config.hidden_size
 
-    def forward(self, input_ids: Tensor, attend: Attend, join: Join = torch.add) -> States:
-        """States of int [...] token ids."""
+    def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The first layer's input [..., H] for int [...] token ids at int [...] positions; without positions, the last
+        dimension's are 0, 1, ... Only a target with learned positions reads them."""
         x = self.embedding(input_ids)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
+        if self.config.learned_positions:
+            if positions is None:
+                positions = torch.arange(input_ids.shape[-1], device=input_ids.device)
+            x = x + self.positions(positions)
+        return x
+
+    def forward(self, input_ids: Tensor, attend: Attend, join: Join = add, positions: Tensor | None = None) -> States:
+        """States of int [...] token ids; `positions`: see `embed`."""
+        x = self.embed(input_ids, positions)
         entering = {0: x}
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend, join=join)
@@ -134,14 +233,16 @@ class Target(nn.Module):
         with torch.device("meta"):
             target = cls(config)
         expected = target.state_dict()
-        for name, sources in hf_names(config).items():
+        for name, weight in weights_of(config).items():
             try:
-                shapes = [hf[source].shape for source in sources]
+                shapes = [hf[source].shape for source in weight.sources]
             except KeyError as missing:
                 raise ValueError(f"weight {missing} is missing") from None
-            shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-            if shape != expected[name].shape or any(other[1:] != shape[1:] for other in shapes):
-                raise ValueError(f"{name} has shape {shape}, expected {tuple(expected[name].shape)}")
+            found: tuple[int, ...] = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+            with suppress(RuntimeError, IndexError):  # shapes that do not fit each other, or the change
+                found = tuple(weight.read([torch.empty(shape, device="meta") for shape in shapes]).shape)
+            if found != expected[name].shape or any(other[1:] != shapes[0][1:] for other in shapes):
+                raise ValueError(f"{name} has shape {found}, expected {tuple(expected[name].shape)}")
         return target
 
     @classmethod
@@ -153,12 +254,17 @@ class Target(nn.Module):
         another shape).
         """
         config = TargetConfig.load(folder)
+        method = (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method")
+        if method is not None:
+            raise UnsupportedModelError(
+                f"pre-quantized weights ({method}), expected float weights: build/fetch_model.py dequantizes them"
+            )
         weights: dict[str, Tensor] = {}
         with StoredTensors.open(weight_files(folder)) as stored:
             target = cls.check_weights(stored.shapes(), config)
-            for name, sources in hf_names(config).items():
-                parts = [stored.read(source) for source in sources]
-                weights[name] = (torch.cat(parts) if len(parts) > 1 else parts[0]).to(dtype or parts[0].dtype)
+            for name, weight in weights_of(config).items():
+                parts = [stored.read(source) for source in weight.sources]
+                weights[name] = weight.read(parts).to(dtype or parts[0].dtype)
         if config.tie_embeddings:
             weights["lm_head.weight"] = weights["embedding.weight"]
         target.load_state_dict(weights, assign=True)
@@ -173,26 +279,11 @@ def give_layers(target: Target, layers: tuple[int, ...]) -> None:
     target.feature_readers = nn.ModuleList([FeatureReader(size), FeatureReader(len(layers) * size, layers)])
 
 
+def weights_of(config: TargetConfig) -> Weights:
+    """Our names of weights, each with the Hugging Face weights that it is read from."""
+    return FAMILIES[config.family].weights(config)
+
+
 def weight_names(config: TargetConfig) -> list[str]:
     """The Hugging Face names of all weights of a target."""
-    return [name for names in hf_names(config).values() for name in names]
-
-
-def hf_names(config: TargetConfig) -> dict[str, tuple[str, ...]]:
-    """Our names of weights, each with the Hugging Face weights whose rows it concatenates. Tied embeddings are one."""
-    names: dict[str, tuple[str, ...]] = {
-        "embedding.weight": ("model.embed_tokens.weight",),
-        "norm.weight": ("model.norm.weight",),
-    }
-    if not config.tie_embeddings:
-        names["lm_head.weight"] = ("lm_head.weight",)
-    for i in range(config.num_layers):
-        source, layer = f"model.layers.{i}", f"layers.{i}"
-        for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-            names[f"{layer}.qkv.{kind}"] = tuple(f"{source}.self_attn.{p}_proj.{kind}" for p in "qkv")
-        names[f"{layer}.attention_out.weight"] = (f"{source}.self_attn.o_proj.weight",)
-        names[f"{layer}.gate_up.weight"] = tuple(f"{source}.mlp.{p}_proj.weight" for p in ("gate", "up"))
-        names[f"{layer}.down.weight"] = (f"{source}.mlp.down_proj.weight",)
-        names[f"{layer}.attention_norm.weight"] = (f"{source}.input_layernorm.weight",)
-        names[f"{layer}.mlp_norm.weight"] = (f"{source}.post_attention_layernorm.weight",)
-    return names
+    return [name for weight in weights_of(config).values() for name in weight.sources]

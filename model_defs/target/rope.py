@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,12 +12,17 @@ from torch import Tensor
 
 from model_defs.target.errors import UnsupportedModelError
 
-TYPES = ("default", "linear", "llama3")
+NONE = "none"
+"""The type of layers that do not rotate."""
+TYPES = ("default", "linear", "llama3", "dynamic", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position embedding, with the scaling variants in use."""
+    """Rotary position embedding, with the scaling variants in use.
+
+    Fields from `share` on are None where a variant does not have them.
+    """
 
     theta: float = 10000.0
     type: str = "default"
@@ -24,11 +30,44 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    share: float | None = None
+    """The part of a head's elements that is rotated; None: all"""
+    attention_factor: float | None = None
+    """What cosines and sines are multiplied by (YaRN, LongRoPE)"""
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool | None = None
+    """YaRN: turns over the original context at which interpolation begins and ends, and whether these bounds are
+    rounded to whole pairs"""
+    short_divisors: tuple[float, ...] | None = None
+    long_divisors: tuple[float, ...] | None = None
+    """LongRoPE: what each frequency is divided by, for contexts up to the original one and beyond it"""
 
-    def inverse_frequencies(self, head_size: int) -> Tensor:
-        """float32 [head_size / 2], in radians per position."""
-        exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
-        frequencies = 1.0 / self.theta**exponents
+    def rotated(self, head_size: int) -> int:
+        """How many elements of a head are rotated."""
+        return head_size if self.share is None else int(head_size * self.share)
+
+    def inverse_frequencies(self, head_size: int, context: int = 0) -> Tensor:
+        """float32 [head_size / 2], in radians per position; zeros for pairs that are not rotated. `context` is the
+        number of positions that are in use, on which two variants depend."""
+        if self.type == NONE:
+            return torch.zeros(head_size // 2)
+        rotated = self.rotated(head_size)
+        frequencies = self._scaled(rotated, context)
+        return torch.cat([frequencies, torch.zeros((head_size - rotated) // 2)])
+
+    def element_order(self, head_size: int) -> Tensor:
+        """int64 [head_size]: where a checkpoint has the elements of a head that we keep in this order, in which element
+        i is rotated with i + head_size / 2. Checkpoints have those that are not rotated last."""
+        rotated = self.rotated(head_size)
+        turned, kept = torch.arange(rotated).chunk(2), torch.arange(rotated, head_size).chunk(2)
+        return torch.cat([turned[0], *kept[:1], turned[1], *kept[1:]])
+
+    def _scaled(self, size: int, context: int) -> Tensor:
+        theta = self.theta
+        if self.type == "dynamic" and context > self.original_max_position:
+            theta *= (self.factor * context / self.original_max_position - (self.factor - 1)) ** (size / (size - 2))
+        frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
         if self.type == "linear":
             return frequencies / self.factor
         if self.type == "llama3":
@@ -37,23 +76,78 @@ class RopeConfig:
             smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
             smooth = smooth.clamp(0.0, 1.0)
             return (1 - smooth) * frequencies / self.factor + smooth * frequencies
+        if self.type == "yarn":
+            kept = self._yarn_ramp(size)
+            return kept * frequencies + (1 - kept) * frequencies / self.factor
+        if self.type == "longrope":
+            divisors = self.long_divisors if context > self.original_max_position else self.short_divisors
+            return frequencies / torch.tensor(divisors, dtype=torch.float32)
         return frequencies
 
+    def _yarn_ramp(self, size: int) -> Tensor:
+        """float32 [size / 2]: 1 for pairs that turn often over the original context, 0 for those that hardly do
+        (Peng et al., "YaRN", section 3.2)."""
+
+        def pair_of(turns: float | None) -> float:
+            assert turns is not None
+            return size * math.log(self.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low, high = pair_of(self.beta_fast), pair_of(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
+        ramp = (torch.arange(size // 2, dtype=torch.float32) - low) / (high - low if high != low else 0.001)
+        return 1 - ramp.clamp(0, 1)
+
     @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> RopeConfig:
+    def from_hf(cls, raw: Mapping[str, Any]) -> RopeConfig:
         """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before). Raises
         UnsupportedModelError, or KeyError (a missing field)."""
         scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         if kind not in TYPES:
             raise UnsupportedModelError(f"RoPE type {kind!r}, expected {', '.join(TYPES)}")
-        if (factor := scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))) != 1.0:
-            raise UnsupportedModelError(f"partial_rotary_factor {factor}, expected 1.0")
-        return cls(
+        longest = raw["max_position_embeddings"]
+        share = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+        original = scaling.get("original_max_position_embeddings", raw.get("original_max_position_embeddings"))
+        common = cls(
             theta=scaling.get("rope_theta", raw.get("rope_theta", 10000.0)),
             type=kind,
-            factor=scaling.get("factor", 1.0),
+            factor=scaling.get("factor") or longest / (original or longest),
             low_freq_factor=scaling.get("low_freq_factor", 1.0),
             high_freq_factor=scaling.get("high_freq_factor", 4.0),
-            original_max_position=scaling.get("original_max_position_embeddings", raw["max_position_embeddings"]),
+            original_max_position=longest if kind == "dynamic" else original or longest,
+            share=None if share == 1.0 else share,
         )
+        return replace(common, **variant_fields(common, scaling))
+
+
+def variant_fields(rope: RopeConfig, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that only YaRN or LongRoPE have, from Hugging Face's scaling parameters. Raises KeyError (a missing
+    field)."""
+    attention_factor = scaling.get("attention_factor")
+    if rope.type == "yarn":
+        if attention_factor is None:
+            scales = scaling.get("mscale"), scaling.get("mscale_all_dim")
+            top, bottom = (float(scale or 0) for scale in scales) if all(scales) else (1.0, 0.0)
+            attention_factor = _yarn_scale(rope.factor, top) / _yarn_scale(rope.factor, bottom)
+        return {
+            "attention_factor": float(attention_factor),
+            "beta_fast": float(scaling.get("beta_fast") or 32),
+            "beta_slow": float(scaling.get("beta_slow") or 1),
+            "truncate": scaling.get("truncate", True),
+        }
+    if rope.type == "longrope":
+        if attention_factor is None:
+            grown = math.log(rope.factor) / math.log(rope.original_max_position) if rope.factor > 1 else 0.0
+            attention_factor = math.sqrt(1 + grown)
+        return {
+            "attention_factor": float(attention_factor),
+            "short_divisors": tuple(float(divisor) for divisor in scaling["short_factor"]),
+            "long_divisors": tuple(float(divisor) for divisor in scaling["long_factor"]),
+        }
+    return {}
+
+
+def _yarn_scale(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -2,8 +2,9 @@
 
 Sharded are each layer's four matrices and the LM head: query, key and value projections by KV group (a KV head and the
 query heads that read it), gate and up by the MLP's columns, the two matrices after them by their input features, the
-LM head by the vocabulary. The embedding table (of which a step reads a few rows) and the norms are on every rank. What
-the two output matrices of a layer give are the ranks' parts of sums.
+LM head by the vocabulary. Of a mixture of experts, every rank holds columns of every expert. The embedding table (of
+which a step reads a few rows), the router and the norms are on every rank. What the two output matrices of a layer give
+are the ranks' parts of sums; their biases are rank 0's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from model_defs.target.config import TargetConfig
-from model_defs.target.model import Join, Target
+from model_defs.target.model import Join, Target, add
 
 PANEL = 32
 """Columns that kernels take together: shards begin at multiples of it where they can."""
@@ -42,8 +43,10 @@ def plan_shards(config: TargetConfig, ranks: int) -> tuple[Shard, ...]:
     groups, rest = divmod(config.num_kv_heads, ranks)
     kv_heads = [groups + (rank < rest) for rank in range(ranks)]
     queries_per_group = config.num_heads // config.num_kv_heads
-    # Weights of a KV group over those of an MLP column: 2 (queries + 1) head_size hidden_size over 3 hidden_size.
-    columns_of_group = 2 * (queries_per_group + 1) * config.head_size / 3
+    # Weights of a KV group over those of an MLP column: 2 (queries + 1) head_size hidden_size over 3 hidden_size, or 2
+    # without a gate; of each expert as many.
+    per_column = (3 if config.gated else 2) * (config.experts.count if config.experts else 1)
+    columns_of_group = 2 * (queries_per_group + 1) * config.head_size / per_column
     share = (config.intermediate_size + config.num_kv_heads * columns_of_group) / ranks
     columns = [share - heads * columns_of_group for heads in kv_heads]
     even = [1.0] * ranks
@@ -106,34 +109,37 @@ def shard_weights(target: Target, shard: Shard) -> Iterator[tuple[str, Tensor]]:
     )
     columns = _columns(shard.mlp_columns)
     gate_up = torch.cat([columns, columns + config.intermediate_size])
-    chosen = {
-        "qkv": (0, qkv),
-        "attention_out": (1, _columns(queries, config.head_size)),
-        "gate_up": (0, gate_up),
-        "down": (1, columns),
-        "lm_head": (0, _columns(shard.vocabulary)),
-    }
+    inputs = {"attention_out": _columns(queries, config.head_size), "down": columns}
+    outputs = {"qkv": qkv, "gate_up": gate_up, "up": columns, "lm_head": _columns(shard.vocabulary)}
     for name, weight in target.state_dict().items():
         if name.startswith("feature_readers."):
             continue
-        dimension, rows = chosen.get(name.split(".")[-2], (0, None))
-        yield name, weight if rows is None else weight.index_select(dimension, rows)
+        kind, part = name.removesuffix(".weight").removesuffix(".bias").split(".")[-1], name.split(".")[-1]
+        if kind in outputs:
+            yield name, weight.index_select(max(weight.ndim - 2, 0), outputs[kind])
+        elif kind in inputs and part == "bias":
+            yield name, weight if shard.kv_heads.start == 0 else torch.zeros_like(weight)
+        elif kind in inputs:
+            yield name, weight.index_select(weight.ndim - 1, inputs[kind])
+        else:
+            yield name, weight
 
 
 def rank_join(rank: int, all_reduce: Callable[[Tensor], Tensor]) -> Join:
     """A rank's `join` for `Target.forward`: rank 0 adds its part to the residual stream before the ranks' sum, which so
     is the new stream; the others give only their part."""
 
-    def join(stream: Tensor, part: Tensor) -> Tensor:
-        return all_reduce(stream + part if rank == 0 else part)
+    def join(stream: Tensor | None, part: Tensor) -> Tensor:
+        return all_reduce(add(stream, part) if rank == 0 else part)
 
     return join
 
 
 def sharded_weights(target: Target) -> int:
     """Weights of the matrices that ranks share out, biases left out."""
-    split = ("qkv.weight", "attention_out.weight", "gate_up.weight", "down.weight", "lm_head.weight")
-    return sum(weight.numel() for name, weight in target.state_dict().items() if name.endswith(split))
+    split = ("qkv", "attention_out", "gate_up", "up", "down", "lm_head")
+    names = ((name.removesuffix(".weight").split(".")[-1], weight) for name, weight in target.state_dict().items())
+    return sum(weight.numel() for name, weight in names if name in split)
 
 
 def _columns(blocks: range, size: int = 1) -> Tensor:

@@ -110,6 +110,7 @@ void check(const PerturbedTopKArgs& a) {
 void check(const TreeAttentionArgs& a) {
     expect(a.head_size % 32 == 0 && a.head_size > 0, "head_size", a.head_size, "a multiple of 32");
     expect(a.kv_heads > 0 && a.heads % a.kv_heads == 0, "num_heads", a.heads, "a multiple of num_kv_heads");
+    expect(a.window >= 0, "window", a.window, "at least 0");
     expect(a.row_offsets[0] == 0, "row_offsets[0]", a.row_offsets[0], "0");
     for (int64_t s = 0; s < a.sequences; ++s) {
         const int64_t rows = static_cast<int64_t>(a.row_offsets[s + 1]) - a.row_offsets[s];
@@ -136,7 +137,7 @@ void check(const TreeAttentionArgs& a) {
 }
 
 int64_t packed_bytes(int64_t in_features, int64_t out_features, DType dtype, Activation activation) {
-    const int64_t columns = activation == Activation::swiglu ? kPanel / 2 : kPanel;
+    const int64_t columns = is_gated(activation) ? kPanel / 2 : kPanel;
     const int64_t panels = (out_features + columns - 1) / columns;
     const int64_t group = feature_group(dtype), groups = (in_features + group - 1) / group;
     const int64_t bytes = dtype == DType::fp32 ? 4 : dtype == DType::bf16 ? 2 : 1;

@@ -16,7 +16,7 @@ namespace redraft {
 REDRAFT_KERNELS(REDRAFT_CHECKED)
 #undef REDRAFT_CHECKED
 
-// Bytes of a packed weight matrix of `weight_rows` x `in_features` (with swiglu: 2 x out_features rows).
+// Bytes of a packed weight matrix of `weight_rows` x `in_features` (gated: 2 x out_features rows).
 int64_t packed_bytes(int64_t in_features, int64_t out_features, DType dtype, Activation activation);
 
 }  // namespace redraft

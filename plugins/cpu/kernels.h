@@ -13,7 +13,9 @@ enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2, w8a8 = 3 };
 // Features of a weight row that lie together.
 constexpr int64_t feature_group(DType dtype) { return dtype == DType::fp32 ? 1 : dtype == DType::w8a8 ? 4 : 2; }
 constexpr bool has_scale(DType dtype) { return dtype == DType::int8 || dtype == DType::w8a8; }
-enum class Activation : int { none = 0, swiglu = 1, silu = 2, silu_last = 3 };
+enum class Activation : int { none = 0, swiglu = 1, silu = 2, silu_last = 3, geglu = 4 };
+// Whether an output is an activated projection times a second one, whose weight rows follow the first's.
+constexpr bool is_gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
 constexpr int64_t kPanel = 32;  // weight rows that are stored and multiplied together
 // One step of a dot product reads so many bytes of a panel: 32 floats of one feature, 32 pairs of bf16 of two features,
@@ -92,6 +94,7 @@ struct RMSNormArgs {
     int64_t features;
     const float* weight;
     float eps;
+    const float* residual;  // [rows, features] or null
     float* out;
 };
 
@@ -198,6 +201,10 @@ struct TreeAttentionArgs {
     int64_t heads;
     int64_t kv_heads;
     int64_t head_size;
+    int64_t window;                 // rows of its path that a row sees at most, 0: all
+    const float* q_norm;            // [head_size] or null: RMS norm's weight, for query heads before RoPE
+    const float* k_norm;            // [head_size] or null, for key heads
+    float norm_eps;
     float* out;                     // [rows, heads * head_size]
 };
 

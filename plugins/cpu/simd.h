@@ -438,6 +438,11 @@ class FlushedDenormals {
     const unsigned before_;
 };
 
+// The tanh approximation: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+static inline f32x16 gelu(f32x16 x) {
+    const f32x16 u = mul(mul(x, set1(-1.5957691216f)), fma(mul(x, x), set1(0.044715f), set1(1.0f)));
+    return div(x, add(set1(1.0f), exp(u)));
+}
 static inline f32x16 silu(f32x16 x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -24,6 +24,7 @@ from model_defs.drafters.registry import DRAFTERS
 from model_defs.drafters.token_info import InfoForm
 from model_defs.target.attention import causal_attend
 from model_defs.target.config import TargetConfig
+from model_defs.target.families.base import Attention, Experts
 from model_defs.target.model import Target
 from model_defs.target.rope import RopeConfig
 from redraft.batch import TargetBatch
@@ -87,11 +88,47 @@ def tiny_lm() -> Target:
     return random_model(config)
 
 
+LAYERS: dict[str, dict[str, Any]] = {
+    "qwen3": {"qkv_bias": False, "qk_norm": True},
+    "gemma3": {
+        "qkv_bias": False,
+        "tie_embeddings": True,
+        "others": Attention(RopeConfig(theta=100.0), window=9, layers=(0,)),
+        "qk_norm": True,
+        "sandwich_norms": True,
+        "activation": "gelu",
+        "embedding_scale": 96**0.5,
+    },
+    "opt": {
+        "rope": RopeConfig(type="none"),
+        "layer_norm": True,
+        "activation": "relu",
+        "gated": False,
+        "output_bias": True,
+        "learned_positions": True,
+    },
+    "mixtral": {
+        "qkv_bias": False,
+        "window": 9,
+        "intermediate_size": 40,
+        "experts": Experts(count=5, chosen=2, normalized=True),
+    },
+}
+"""What the layers of families have that the tiny target's lack."""
+
+
+def tiny_of(layers: str, **changes: Any) -> Target:
+    """The tiny target with a family's layers, of two KV groups."""
+    return random_model(
+        dataclasses.replace(tiny_target().config, **{"num_heads": 4, "num_kv_heads": 2} | LAYERS[layers] | changes)
+    )
+
+
 def random_model(config: TargetConfig) -> Target:
     torch.manual_seed(0)
     model = Target(config).eval().requires_grad_(False)
     for weight in model.parameters():
-        weight.normal_(0, 0.3 if weight.ndim == 2 else 1)
+        weight.normal_(0, 0.3 if weight.ndim >= 2 else 1)
     return model
 
 

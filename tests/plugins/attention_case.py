@@ -37,13 +37,16 @@ class Sequence:
 class Case:
     arrays: dict[str, np.ndarray]
     num_heads: int
+    window: int = 0
+    norms: tuple[np.ndarray, np.ndarray] | None = None
 
     def run(self, padding: int = 0) -> np.ndarray:
         arrays = dict(self.arrays)
         for name in ("qkv", "positions", "tree_mask"):
             pad = [(0, padding)] + [(0, 0)] * (arrays[name].ndim - 1)
             arrays[name] = np.pad(arrays[name], pad)
-        return kernels.tree_attention(*arrays.values(), num_heads=self.num_heads)
+        options = {"num_heads": self.num_heads, "window": self.window, "norms": self.norms}
+        return kernels.tree_attention(*arrays.values(), **options)
 
     def reference(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Output and the updated caches (float32)."""
@@ -56,7 +59,9 @@ class Case:
             else:
                 tensors[name] = torch.from_numpy(array)
         _, kv_heads, _, head_size = self.arrays["k_cache"].shape
-        out = tree_attention(*tensors.values(), num_heads=self.num_heads, num_kv_heads=kv_heads, head_size=head_size)
+        norms = self.norms and tuple(torch.from_numpy(norm) for norm in self.norms)
+        sizes = {"num_heads": self.num_heads, "num_kv_heads": kv_heads, "head_size": head_size}
+        out = tree_attention(*tensors.values(), **sizes, window=self.window, norms=norms)
         return out.numpy(), tensors["k_cache"].float().numpy(), tensors["v_cache"].float().numpy()
 
 

@@ -48,6 +48,10 @@ def cpu_node(op: str, arguments: list, results: list, **attributes: object) -> o
     return node
 
 
+PLAIN = {"window": 0, "norm_eps": 0.0}
+"""Attributes of a `TreeAttention` without a window and without norms."""
+
+
 def attention(core: ov.Core, case: Case, dtype: str) -> ov.CompiledModel:
     specs = {name: (TensorProto.INT32, [None] * array.ndim) for name, array in case.arrays.items()}
     _, kv_heads, _, head_size = case.arrays["k_cache"].shape
@@ -56,7 +60,7 @@ def attention(core: ov.Core, case: Case, dtype: str) -> ov.CompiledModel:
     cache_type, width = CACHE_TYPES[dtype]
     for name in ("k_cache", "v_cache"):
         specs[name] = (cache_type, [None, kv_heads, None, width * head_size])
-    attributes = {"num_heads": case.num_heads, "num_kv_heads": kv_heads, "head_size": head_size}
+    attributes = {"num_heads": case.num_heads, "num_kv_heads": kv_heads, "head_size": head_size, **PLAIN}
     node = helper.make_node("TreeAttention", list(specs), ["out"], domain="redraft", **attributes)
     outputs = {"out": (TensorProto.FLOAT, [None, case.num_heads * head_size])}
     return compile_nodes(core, [node], specs, outputs, {})
@@ -195,7 +199,7 @@ def test_program_of_layers_equals_separate_nodes(core):
         caches = [f"k{i}", f"v{i}"]
         inputs |= dict.fromkeys(caches, (TensorProto.FLOAT, [None, 2, None, 32]))
         nodes.append(cpu_node("Linear", [x, "qkv", "norm"], [f"q{i}"], out_features=192, inputs="norm", **linear))
-        attributes = {"num_heads": 2, "num_kv_heads": 2, "head_size": 32}
+        attributes = {"num_heads": 2, "num_kv_heads": 2, "head_size": 32, **PLAIN}
         arguments = [f"q{i}", *integers, "rope_table", *caches]
         nodes.append(helper.make_node("TreeAttention", arguments, [f"a{i}"], domain="redraft", **attributes))
         nodes.append(cpu_node("Linear", [f"a{i}", "out", x], [f"x{i}"], out_features=64, inputs="residual", **linear))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_defs.target.families.base import Family, HFConfig, refuse_biases, refuse_sliding_window
+from model_defs.target.families.base import Family, HFConfig, active_window, expect_silu, refuse_biases
 
 
 def own_fields(raw: HFConfig) -> dict[str, Any]:
+    expect_silu(raw)
     refuse_biases(raw)
-    refuse_sliding_window(raw)
-    return {"qkv_bias": False}
+    return {"qkv_bias": False, "window": active_window(raw)}
 
 
-MISTRAL = Family("mistral", "Mistral with full attention", own_fields)
+MISTRAL = Family("mistral", "Mistral", own_fields)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import Family
+from model_defs.target.families.gemma3 import GEMMA3
 from model_defs.target.families.llama import LLAMA
 from model_defs.target.families.mistral import MISTRAL
+from model_defs.target.families.mixtral import MIXTRAL
+from model_defs.target.families.opt import OPT
+from model_defs.target.families.phi3 import PHI3
 from model_defs.target.families.qwen2 import QWEN2
+from model_defs.target.families.qwen3 import QWEN3
+from model_defs.target.families.qwen3_moe import QWEN3_MOE
+from model_defs.target.families.smollm3 import SMOLLM3
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GEMMA3, OPT, QWEN3_MOE, MIXTRAL)
+}
 SUPPORTED = ", ".join(f"{family.title} (model_type {family.model_type})" for family in FAMILIES.values())
 
 

@@ -42,14 +42,14 @@ static void linear_panel(const void* context, int64_t begin, int64_t end, int th
     float* sums = job.prepared.results(thread);
     for (int64_t panel = begin; panel < end; ++panel) {
         job.prepared.multiply(panel, thread, sums, job.prepared.widened(thread, 1), false);
-        const int64_t columns = job.a.activation == Activation::swiglu ? 16 : kPanel;
+        const int64_t columns = is_gated(job.a.activation) ? 16 : kPanel;
         for (int64_t r = 0; r < p.rows; ++r) {
             job.prepared.fetch(panel, r);
             const float* row = sums + r * kPanel;
             const int64_t c = panel * columns, n = p.out_features - c;
-            if (job.a.activation == Activation::swiglu) {
-                const f32x16 up = scaled(p, row + 16, p.out_features + c, n);
-                write_linear(job.a, r, c, mul(silu(scaled(p, row, c, n)), up), n);
+            if (is_gated(job.a.activation)) {
+                const f32x16 gate = scaled(p, row, c, n), up = scaled(p, row + 16, p.out_features + c, n);
+                write_linear(job.a, r, c, mul(job.a.activation == Activation::swiglu ? silu(gate) : gelu(gate), up), n);
             } else {
                 write_linear(job.a, r, c, scaled(p, row, c, n), n);
                 if (n > 16) write_linear(job.a, r, c + 16, scaled(p, row + 16, c + 16, n - 16), n - 16);
@@ -61,7 +61,7 @@ static void linear_panel(const void* context, int64_t begin, int64_t end, int th
 static void linear(const LinearArgs& a) {
     if (!a.p.rows) return;
     LinearJob job{a, Prepared(a.p)};
-    const int64_t columns = a.activation == Activation::swiglu ? 16 : kPanel;
+    const int64_t columns = is_gated(a.activation) ? 16 : kPanel;
     PoolLock lock;
     job.prepared.shared = static_cast<float*>(lock.shared_scratch(job.prepared.shared_bytes()));
     lock.reserve_thread_scratch(job.prepared.scratch_bytes(1));

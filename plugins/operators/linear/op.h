@@ -41,8 +41,9 @@ class Linear : public ProjectionOp {
         if (name == "none") return Activation::none;
         if (name == "swiglu") return Activation::swiglu;
         if (name == "silu") return Activation::silu;
+        if (name == "geglu") return Activation::geglu;
         OPENVINO_ASSERT(name == "silu_last", "attribute activation is '", name,
-                        "': expected none, swiglu, silu or silu_last");
+                        "': expected none, swiglu, geglu, silu or silu_last");
         return Activation::silu_last;
     }
     std::string activation_ = "none";

@@ -12,7 +12,9 @@ GROUP = {"fp32": 1, "bf16": 2, "int8": 2, "w8a8": 4}
 """Features of a weight row that lie together."""
 W8A8_SIGN = np.uint8(128)
 """Weights that meet int8 rows are unsigned, 128 greater: so the processors' products want them."""
-ACTIVATIONS = ("none", "swiglu", "silu", "silu_last")
+ACTIVATIONS = ("none", "swiglu", "silu", "silu_last", "geglu")
+GATED = ("swiglu", "geglu")
+"""An activated projection times a second one."""
 
 
 class PackedWeight(NamedTuple):
@@ -25,22 +27,22 @@ class PackedWeight(NamedTuple):
 def pack(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeight:
     """Pack float [N, K] for `Linear`, `LinearTopK` and `Embedding`.
 
-    With activation "swiglu", weight is [2N, K]: N rows of the gate, then N of the up projection.
+    With a gated activation, weight is [2N, K]: N rows of the gate, then N of the up projection.
     Raises ValueError for an unknown dtype or activation, or a weight that is not a matrix.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}")
-    if weight.ndim != 2 or (activation == "swiglu" and len(weight) % 2):
-        raise ValueError(f"weight of shape {weight.shape}: expected two dimensions, the first even with swiglu")
+    if weight.ndim != 2 or (activation in GATED and len(weight) % 2):
+        raise ValueError(f"weight of shape {weight.shape}: expected two dimensions, the first even with {activation}")
     values, scale = np.ascontiguousarray(weight, dtype=np.float32), None
     if dtype == "bf16":
         values = bf16_bits(values)
     elif dtype in ("int8", "w8a8"):
         scale = np.maximum(np.abs(values).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
         values = np.rint(values / scale[:, None]).clip(-127, 127).astype(np.int8)
-    halves = np.split(values, 2) if activation == "swiglu" else [values]
+    halves = np.split(values, 2) if activation in GATED else [values]
     columns = PANEL // len(halves)
     panels = np.concatenate([_rows(half, columns) for half in halves], axis=1)  # [panels, 32, K]
     panels = np.pad(panels, ((0, 0), (0, 0), (0, -panels.shape[2] % GROUP[dtype])))

@@ -68,7 +68,7 @@ class ProjectionOp : public Operator {
         expect_elements(this, 1, packed_bytes(in_features_, out_features_, type_, activation));
         OPENVINO_ASSERT(has_scale(type_) == (optional_.find(kScale) >= 0), get_friendly_name(),
                         ": int8 weights, and no others, take the input scale");
-        const int64_t weight_rows = activation == Activation::swiglu ? 2 * out_features_ : out_features_;
+        const int64_t weight_rows = is_gated(activation) ? 2 * out_features_ : out_features_;
         const std::pair<Optional, int64_t> vectors[] = {
             {kScale, weight_rows}, {kBias, weight_rows}, {kNorm, in_features_}, {kIds, out_features_}};
         for (const auto& [which, elements] : vectors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from redraft.plugins.operators.linear.pack import bf16_bits, from_bf16_bits
+from redraft.plugins.operators.linear.pack import GATED, bf16_bits, from_bf16_bits
 
 
 def linear(
@@ -20,7 +20,7 @@ def linear(
     rows: np.ndarray | None = None,
     activation: str = "none",
 ) -> np.ndarray:
-    """x float [T, K], weight float [N, K] (swiglu: [2N, K]); returns float64 [T or R, N]."""
+    """x float [T, K], weight float [N, K] (gated: [2N, K]); returns float64 [T or R, N]."""
     x = np.asarray(x, np.float64)
     if rows is not None:
         x = x[rows]
@@ -33,9 +33,9 @@ def linear(
     y = x @ stored(weight, dtype).T.astype(np.float64)
     if bias is not None:
         y = y + bias
-    if activation == "swiglu":
+    if activation in GATED:
         gate, up = np.split(y, 2, axis=-1)
-        y = silu(gate) * up
+        y = (silu(gate) if activation == "swiglu" else gelu(gate)) * up
     elif activation == "silu":
         y = silu(y)
     if residual is not None:
@@ -48,6 +48,11 @@ def rounded_rows(x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float32)
     largest = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(1e-30))
     return np.rint(x * (np.float32(127) / largest)) * (largest.astype(np.float64) / 127)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """The tanh approximation."""
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def silu(x: np.ndarray) -> np.ndarray:

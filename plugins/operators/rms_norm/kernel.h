@@ -30,8 +30,9 @@ static void rms_norm_row(const void* context, int64_t begin, int64_t end, int) {
         const float* x = a.x + r * a.features;
         const f32x16 inverse = set1(inverse_rms(x, a.features, a.eps));
         for (int64_t i = 0; i < a.features; i += 16) {
-            const int64_t n = a.features - i;
-            store_first(a.out + r * a.features + i, mul(mul(load_first(x + i, n), inverse), load_first(a.weight + i, n)), n);
+            const int64_t n = a.features - i, at = r * a.features + i;
+            const f32x16 normalized = mul(mul(load_first(x + i, n), inverse), load_first(a.weight + i, n));
+            store_first(a.out + at, a.residual ? add(load_first(a.residual + at, n), normalized) : normalized, n);
         }
     }
 }

@@ -28,6 +28,7 @@ def tree_attention(
     num_heads: int,
     num_kv_heads: int,
     head_size: int,
+    window: int = 0,
     run: Callable[..., list[Tensor]] = run,
 ) -> Tensor:
     """Compute `TreeAttention` on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16 or f32.
@@ -49,5 +50,5 @@ def tree_attention(
         (qkv, positions, *places, commit_src, commit_offsets, rope_table, k_cache, v_cache),
         attributes,
     )
-    partial, stats = run(split, (q, *places, tree_mask, k, v), attributes)
+    partial, stats = run(split, (q, *places, tree_mask, k, v), attributes | {"window": window})
     return run(combine, (partial, stats, positions, row_offsets, k), attributes)[0]

@@ -4,6 +4,7 @@
 #include "../../cpu/kernels.h"
 #include "../../cpu/pool.h"
 #include "../../cpu/simd.h"
+#include "../rms_norm/kernel.h"
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
 
@@ -42,6 +43,11 @@ struct AttentionJob {
     int64_t earlier(const Block& b) const { return start(b.sequence) - a.cache_lengths[b.sequence]; }
     // Keys that some row of the block may see: the context and the rows up to the block's last.
     int64_t keys(const Block& b) const { return start(b.sequence) + b.first + b.rows; }
+    // Keys at the start of the cache, in whole kKeys, that no row sees: its window ends after them.
+    int64_t first_key(const Block& b) const {
+        const int64_t hidden = a.window ? a.cache_lengths[b.sequence] + 1 - a.window : 0;
+        return hidden > 0 ? hidden / kKeys * kKeys : 0;
+    }
     int64_t cache_offset(const Block& b) const {
         return (a.slots[b.sequence] * a.kv_heads + b.head) * a.cache_rows * a.head_size;
     }
@@ -50,13 +56,15 @@ struct AttentionJob {
 static inline void write(float* to, f32x16 v) { store(to, v); }
 static inline void write(uint16_t* to, f32x16 v) { store_bf16(to, v); }
 
-// to = x rotated to the position, times scale.
+// to = x, normalized where there is a norm, rotated to the position, times scale.
 template <class C>
-static inline void rope(const TreeAttentionArgs& a, const float* x, int64_t row, float scale, C* to) {
+static inline void rope(const TreeAttentionArgs& a, const float* x, const float* norm, int64_t row, float scale, C* to) {
     const int64_t half = a.head_size / 2;
     const float* cosine = a.rope_table + a.positions[row] * a.head_size;
+    const f32x16 inverse = set1(norm ? inverse_rms(x, a.head_size, a.norm_eps) : 1.0f);
+    const auto element = [&](int64_t i) { return norm ? mul(mul(load(x + i), inverse), load(norm + i)) : load(x + i); };
     for (int64_t i = 0; i < half; i += 16) {
-        const f32x16 c = load(cosine + i), s = load(cosine + half + i), x0 = load(x + i), x1 = load(x + half + i);
+        const f32x16 c = load(cosine + i), s = load(cosine + half + i), x0 = element(i), x1 = element(half + i);
         write(to + i, mul(sub(mul(x0, c), mul(x1, s)), set1(scale)));
         write(to + half + i, mul(fma(x1, c, mul(x0, s)), set1(scale)));
     }
@@ -83,7 +91,7 @@ static void update_cache(const void* context, int64_t begin, int64_t end, int) {
         for (int64_t row = a.row_offsets[b.sequence]; row < a.row_offsets[b.sequence + 1]; ++row) {
             const int64_t at = (job.start(b.sequence) + row - a.row_offsets[b.sequence]) * d;
             const float* x = a.qkv + row * (a.heads + 2 * a.kv_heads) * d + (a.heads + b.head) * d;
-            rope(a, x, row, 1.0f, k + at);
+            rope(a, x, a.k_norm, row, 1.0f, k + at);
             for (int64_t i = 0; i < d; i += 16) write(v + at + i, load(x + a.kv_heads * d + i));
         }
     }
@@ -95,7 +103,8 @@ static inline void load_queries(const AttentionJob& job, const Block& b, float* 
     for (int64_t i = 0; i < b.rows * job.group; ++i) {
         const int64_t row = a.row_offsets[b.sequence] + b.first + i / job.group;
         const int64_t head = b.head * job.group + i % job.group;
-        rope(a, a.qkv + (row * (a.heads + 2 * a.kv_heads) + head) * a.head_size, row, scale, q + i * a.head_size);
+        const float* x = a.qkv + (row * (a.heads + 2 * a.kv_heads) + head) * a.head_size;
+        rope(a, x, a.q_norm, row, scale, q + i * a.head_size);
     }
 }
 

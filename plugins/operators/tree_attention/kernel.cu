@@ -9,14 +9,27 @@ namespace {
 
 constexpr int kTile = 64;  // queries of a block; a query is a row under one of its query heads
 
-// A query's row among its sequence's, and which of the rows behind the context it sees.
+// A query's row among its sequence's, and which of the rows behind the context it sees. A window hides the first
+// `hidden` rows of its path.
 struct Sight {
     const uint32_t* mask;
     int words, own;
     bool causal;
+    int hidden;
 
     REDRAFT_DEVICE bool sees(int row) const {
         return row == own || (causal ? row < own : row < 32 * words && (mask[row / 32] >> (row % 32) & 1u));
+    }
+    // Rows of the path behind the context that stand before this one.
+    REDRAFT_DEVICE int before(int row) const {
+        if (causal) return row;
+        int rows = 0;
+        for (int w = 0; w < words && 32 * w < row; ++w)
+            rows += count_bits(row - 32 * w >= 32 ? mask[w] : mask[w] & ((1u << (row - 32 * w)) - 1u));
+        return rows;
+    }
+    REDRAFT_DEVICE bool in_window(int place, int context) const {
+        return hidden <= 0 || (place < context ? place : context + before(place - context)) >= hidden;
     }
 };
 
@@ -70,14 +83,15 @@ REDRAFT_DEVICE void attend(const uint4 (&q)[D / 32][2], const uint16_t* keys, co
         }
 
     constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
-    const bool all = key + Keys <= context;
+    const bool all = key + Keys <= context && key >= most(sight[0].hidden, sight[1].hidden);
     float top[2] = {state.maximum[0], state.maximum[1]};
 #pragma unroll
     for (int i = 0; i < Keys / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int place = key + 8 * i + 2 * t + e % 2;
-            const bool seen = all || place < context || sight[e / 2].sees(place - context);
+            const bool seen = all || ((place < context || sight[e / 2].sees(place - context)) &&
+                                      sight[e / 2].in_window(place, context));
             scores[i][e] = seen ? scores[i][e] * kScale : kNone;
             top[e / 2] = fmaxf(top[e / 2], scores[i][e]);
         }
@@ -120,7 +134,7 @@ template <int D, int Keys>
 REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths,
                           const int* starts, const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache,
                           int rows, int sequences, int words, int cache_slots, int cache_rows, int heads, int kv_heads,
-                          float* partial, float* stats) {
+                          int window, float* partial, float* stats) {
     __shared__ int sequence;
     __shared__ float merged[kWarps - 1][D / 2 + 4][32];
     const int group = heads / kv_heads, tile = blockIdx.x, head = blockIdx.y;
@@ -150,8 +164,9 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     for (int half = 0; half < 2; ++half) {
         const int which = first_query + least(query + 8 * half, queries - 1), row = which / group;
         at[half] = static_cast<int64_t>(begin + row) * heads + head * group + which % group;
-        sight[half] = {tree_mask + static_cast<int64_t>(begin + row) * words, words, start - context + row, true};
+        sight[half] = {tree_mask + static_cast<int64_t>(begin + row) * words, words, start - context + row, true, 0};
         for (int w = 0; w < words; ++w) sight[half].causal = sight[half].causal && !sight[half].mask[w];
+        if (window) sight[half].hidden = context + sight[half].before(sight[half].own) + 1 - window;
 #pragma unroll
         for (int c = 0; c < D / 32; ++c) fragments[c][half] = load16(q + at[half] * D + 32 * c + 8 * t);
     }
@@ -227,9 +242,10 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     extern "C" __global__ void __launch_bounds__(redraft::kThreads, 2) tree_attention_split_##D(                       \
         const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,      \
         const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache, int rows, int sequences,          \
-        int words, int cache_slots, int cache_rows, int heads, int kv_heads, float* partial, float* stats) {           \
+        int words, int cache_slots, int cache_rows, int heads, int kv_heads, int window, float* partial,               \
+        float* stats) {                                                                                                \
         redraft::split<D, Keys>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows,       \
-                               sequences, words, cache_slots, cache_rows, heads, kv_heads, partial, stats);            \
+                               sequences, words, cache_slots, cache_rows, heads, kv_heads, window, partial, stats);    \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_##D(                        \
         const float* partial, const float* stats, const int*, const int* row_offsets, const uint16_t*, int rows,       \

@@ -15,7 +15,7 @@ static void attend_block(const void* context, int64_t begin, int64_t end, int th
     const Way way(job, thread);
     for (int64_t item = begin; item < end; ++item) {
         const Block& b = job.blocks[item];
-        way.score_keys(b, 0, job.keys(b), way.scores);
+        way.score_keys(b, job.first_key(b), job.keys(b), way.scores);
         way.attend(b, way.scores, 0, job.a.head_size);
     }
 }
@@ -28,7 +28,8 @@ static void score_chunk(const void* context, int64_t begin, int64_t end, int thr
         const int64_t block = item / job.key_chunks, from = item % job.key_chunks * kKeyChunk;
         const Block& b = job.blocks[block];
         const int64_t keys = job.keys(b), to = keys < from + kKeyChunk ? keys : from + kKeyChunk;
-        if (from < to) way.score_keys(b, from, to, job.scores + block * job.queries * job.padded);
+        const int64_t first = job.first_key(b) > from ? job.first_key(b) : from;
+        if (first < to) way.score_keys(b, first, to, job.scores + block * job.queries * job.padded);
     }
 }
 
@@ -95,7 +96,8 @@ static void tree_attention(const TreeAttentionArgs& a) {
     AttentionJob job{a, a.heads / a.kv_heads, 0, 0, 0, nullptr, nullptr, 0, 0};
     if (a.cache_dtype != DType::bf16) return run_attention<Lanes<float>>(job);
 #if defined(__AMX_BF16__)
-    if (job.group <= Tiled::kBlockQueries) return run_attention<Tiled>(job);
+    // With a window always by lanes: a sequence whose context outgrows its window keeps its bits.
+    if (job.group <= Tiled::kBlockQueries && !a.window) return run_attention<Tiled>(job);
 #endif
     run_attention<Lanes<uint16_t>>(job);
 }

@@ -47,7 +47,7 @@ template <int D>
 REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slots, const int* cache_lengths,
                           const int* starts, const uint32_t* tree_mask, const float* k_cache, const float* v_cache,
                           int rows, int sequences, int words, int cache_slots, int cache_rows, int heads, int kv_heads,
-                          float* partial, float* stats) {
+                          int window, float* partial, float* stats) {
     constexpr int kColumns = D / 32;
     __shared__ int sequence[kWarps];
     __shared__ float4 queries[kWarps][D / 4];
@@ -70,7 +70,8 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     Path path = {tree_mask + static_cast<int64_t>(row) * words, span.context,
                  least(span.start + row - span.begin, cache_rows - 1) - span.context, true};
     for (int w = 0; w < words; ++w) path.causal = path.causal && !path.mask[w];
-    const int from = blockIdx.z * kSplitKeys, end = least(path.length(words), from + kSplitKeys);
+    const int length = path.length(words), hidden = window ? length - window : 0;  // the path's first rows
+    const int from = blockIdx.z * kSplitKeys, end = least(length, from + kSplitKeys);
     const int64_t cache = (static_cast<int64_t>(span.slot) * kv_heads + head) * cache_rows * D;
     const int64_t out = static_cast<int64_t>(blockIdx.z) * rows * heads + at;
     constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
@@ -87,7 +88,7 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
             score = fmaf(x.z, y.z, score);
             score = fmaf(x.w, y.w, score);
         }
-        score = key + lane < end ? score * kScale : kNone;
+        score = key + lane < end && key + lane >= hidden ? score * kScale : kNone;
         float top = score;
 #pragma unroll
         for (int step = 16; step; step /= 2) top = fmaxf(top, exchange(top, step));
@@ -138,9 +139,10 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     extern "C" __global__ void __launch_bounds__(redraft::kThreads, 4) tree_attention_split_fp32_##D(                  \
         const float* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,         \
         const uint32_t* tree_mask, const float* k_cache, const float* v_cache, int rows, int sequences,                \
-        int words, int cache_slots, int cache_rows, int heads, int kv_heads, float* partial, float* stats) {           \
+        int words, int cache_slots, int cache_rows, int heads, int kv_heads, int window, float* partial,               \
+        float* stats) {                                                                                                \
         redraft::split<D>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows,             \
-                               sequences, words, cache_slots, cache_rows, heads, kv_heads, partial, stats);            \
+                               sequences, words, cache_slots, cache_rows, heads, kv_heads, window, partial, stats);    \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_fp32_##D(                   \
         const float* partial, const float* stats, const int*, const int* row_offsets, const float*, int rows,          \

@@ -64,20 +64,30 @@ static inline void score(const AttentionJob& job, const Block& b, const float* q
 // weights[query][key] = exp(score - maximum over the visible keys); 0 for masked keys and the padding.
 static inline void weigh(const AttentionJob& job, const Block& b, const float* scores, float* weights) {
     const int64_t keys = job.keys(b), context = job.a.cache_lengths[b.sequence], earlier = job.earlier(b);
-    const int64_t end = (keys + 15) / 16 * 16;
+    const int64_t first = job.first_key(b), end = (keys + 15) / 16 * 16;
     for (int64_t i = 0; i < b.rows * job.group; ++i) {
         const int64_t row = b.first + i / job.group, own = earlier + row;
         const float* s = scores + i * job.padded;
         float* w = weights + i * job.padded;
-        if (w != s) __builtin_memcpy(w, s, keys * sizeof(float));
+        if (w != s) __builtin_memcpy(w + first, s + first, (keys - first) * sizeof(float));
         const bool causal = job.causal(b, row);
-        for (int64_t t = 0; t < keys - context; ++t)
-            if (!(t == own || (causal ? t < own : job.listed(b, row, t)))) w[context + t] = -__builtin_inff();
+        int64_t seen = context;
+        for (int64_t t = 0; t < keys - context; ++t) {
+            if (t == own || (causal ? t < own : job.listed(b, row, t))) ++seen;
+            else w[context + t] = -__builtin_inff();
+        }
+        // Of its path, in the order of places, a row sees only the last `window`.
+        int64_t hidden = job.a.window ? seen - job.a.window - first : 0;
+        for (int64_t j = first; j < keys && hidden > 0; ++j)
+            if (w[j] != -__builtin_inff()) {
+                w[j] = -__builtin_inff();
+                --hidden;
+            }
         for (int64_t j = keys; j < end; ++j) w[j] = -__builtin_inff();
         f32x16 top = set1(-__builtin_inff());
-        for (int64_t j = 0; j < end; j += 16) top = max(top, load(w + j));
+        for (int64_t j = first; j < end; j += 16) top = max(top, load(w + j));
         const f32x16 m = set1(maximum(top));
-        for (int64_t j = 0; j < end; j += 16) store(w + j, exp(sub(load(w + j), m)));
+        for (int64_t j = first; j < end; j += 16) store(w + j, exp(sub(load(w + j), m)));
     }
 }
 
@@ -117,8 +127,8 @@ template <class C>
 static inline void gather_values(const AttentionJob& job, const Block& b, const float* weights, int64_t from,
                                  int64_t to) {
     const TreeAttentionArgs& a = job.a;
-    const int64_t d = a.head_size, keys = job.keys(b);
-    const C* values = static_cast<const C*>(a.v_cache) + job.cache_offset(b);
+    const int64_t d = a.head_size, first = job.first_key(b), keys = job.keys(b) - first;
+    const C* values = static_cast<const C*>(a.v_cache) + job.cache_offset(b) + first * d;
     for (int64_t i = 0; i < b.rows * job.group; i += kValueTile) {
         const int64_t count = b.rows * job.group - i;
         float* out[kValueTile];
@@ -128,7 +138,7 @@ static inline void gather_values(const AttentionJob& job, const Block& b, const 
         }
         for (int64_t column = from; column < to;) {
             const int64_t width = to - column >= 64 ? 64 : 32;
-            const float* w = weights + i * job.padded;
+            const float* w = weights + i * job.padded + first;
             if (width == 64)
                 dispatch_value<C, 4>(count, w, job.padded, values + column, d, keys, out);
             else

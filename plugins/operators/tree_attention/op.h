@@ -10,11 +10,15 @@ class TreeAttention : public Operator {
     using Operator::Operator;
 
     void validate_and_infer_types() override {
-        OPENVINO_ASSERT(get_input_size() == 11 || get_input_size() == 12, get_friendly_name(), " has ",
-                        get_input_size(), " inputs: expected 11, or 12 with starts");
+        OPENVINO_ASSERT(get_input_size() >= 11 && get_input_size() <= 14, get_friendly_name(), " has ",
+                        get_input_size(), " inputs: expected 11, 1 more with starts, 2 more with norms");
         for (std::size_t input : {0, 8}) expect_type(this, input, ov::element::f32);
         for (std::size_t input : {1, 2, 3, 4, 5, 6, 7}) expect_type(this, input, ov::element::i32);
-        if (get_input_size() == 12) expect_type(this, 11, ov::element::i32);
+        if (has_starts(get_input_size())) expect_type(this, 11, ov::element::i32);
+        for (std::size_t norm = 1; has_norms(get_input_size()) && norm <= 2; ++norm) {
+            expect_type(this, get_input_size() - norm, ov::element::f32);
+            expect_elements(this, get_input_size() - norm, head_size_);
+        }
         // u8: the bytes of bf16, which a CPU without AVX-512 would have converted to f32, in a copy.
         const ov::element::Type cache = get_input_element_type(9);
         OPENVINO_ASSERT((cache == ov::element::f32 || cache == ov::element::u8) && cache == get_input_element_type(10),
@@ -34,6 +38,8 @@ class TreeAttention : public Operator {
         visitor.on_attribute("num_heads", num_heads_);
         visitor.on_attribute("num_kv_heads", num_kv_heads_);
         visitor.on_attribute("head_size", head_size_);
+        visitor.on_attribute("window", window_);
+        visitor.on_attribute("norm_eps", norm_eps_);
         return true;
     }
     void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
@@ -60,7 +66,7 @@ class TreeAttention : public Operator {
                                      ints(6),
                                      static_cast<int64_t>(inputs[6].get_size()),
                                      inputs[7].get_size() ? ints(7) : nullptr,
-                                     inputs.size() == 12 ? ints(11) : nullptr,
+                                     has_starts(inputs.size()) ? ints(11) : nullptr,
                                      inputs[8].data<const float>(),
                                      static_cast<int64_t>(inputs[8].get_shape()[0]),
                                      const_cast<void*>(inputs[9].data()),
@@ -71,12 +77,20 @@ class TreeAttention : public Operator {
                                      num_heads_,
                                      num_kv_heads_,
                                      head_size_,
+                                     window_,
+                                     has_norms(inputs.size()) ? inputs[inputs.size() - 2].data<const float>() : nullptr,
+                                     has_norms(inputs.size()) ? inputs[inputs.size() - 1].data<const float>() : nullptr,
+                                     norm_eps_,
                                      outputs[0].data<float>()};
         run_kernel(args);
     }
 
   private:
-    int64_t num_heads_ = 0, num_kv_heads_ = 0, head_size_ = 0;
+    static bool has_starts(std::size_t inputs) { return inputs % 2 == 0; }
+    static bool has_norms(std::size_t inputs) { return inputs > 12; }
+
+    int64_t num_heads_ = 0, num_kv_heads_ = 0, head_size_ = 0, window_ = 0;
+    float norm_eps_ = 0;
 };
 
 }  // namespace redraft

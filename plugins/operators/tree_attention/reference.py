@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -23,8 +24,12 @@ def tree_attention(
     num_heads: int,
     num_kv_heads: int,
     head_size: int,
+    window: int = 0,
+    norms: tuple[Tensor, Tensor] | None = None,
+    norm_eps: float = 1e-5,
 ) -> Tensor:
-    """Updates the caches in place; returns float [T, num_heads * head_size]."""
+    """Updates the caches in place; returns float [T, num_heads * head_size]. `norms` are those of query and key heads
+    [head_size]."""
     out = torch.zeros(len(qkv), num_heads * head_size)
     for b in range(len(slots)):
         begin, end = int(row_offsets[b]), int(row_offsets[b + 1])
@@ -32,6 +37,8 @@ def tree_attention(
         commits = commit_src[int(commit_offsets[b]) : int(commit_offsets[b + 1])] if len(commit_offsets) else commit_src
         rows = qkv[begin:end].unflatten(-1, (-1, head_size))
         q, k, v = rows.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        if norms:
+            q, k = (F.rms_norm(x, (head_size,), norm, norm_eps) for x, norm in zip((q, k), norms, strict=True))
         table = rope_table[positions[begin:end].long(), None]
         for cache, new in ((k_cache[slots[b]], _rope(k, table)), (v_cache[slots[b]], v)):
             for j, source in enumerate(commits.tolist()):
@@ -41,7 +48,7 @@ def tree_attention(
         for i in range(end - begin):
             earlier = start - length
             visible = torch.tensor(visible_rows(tree_mask[begin + i], earlier + i, earlier + end - begin))
-            keys = torch.cat([torch.arange(length), length + visible])
+            keys = torch.cat([torch.arange(length), length + visible])[-window:]
             k_seen, v_seen = (c[slots[b]][:, keys].float().repeat_interleave(repeats, 0) for c in (k_cache, v_cache))
             scores = (k_seen @ _rope(q[i : i + 1], table[i : i + 1])[0, :, :, None])[..., 0] * head_size**-0.5
             out[begin + i] = (scores.softmax(-1)[:, None] @ v_seen).flatten()

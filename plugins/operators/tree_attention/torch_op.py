@@ -32,6 +32,7 @@ def tree_attention(
     num_kv_heads: int,
     head_size: int,
     starts: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor:
     """See README.md; returns [T, num_heads * head_size] in the dtype of `qkv`. On a GPU by the CUDA kernels, else here,
     sequence by sequence."""
@@ -53,6 +54,8 @@ def tree_attention(
             continue
         seen = torch.ones(count, end, dtype=torch.bool, device=qkv.device)
         seen[:, length:] = visible_rows(tree_mask[rows], count, end - length)
+        if window:
+            seen &= seen.sum(1, keepdim=True) - seen.cumsum(1) < window
         attended = F.scaled_dot_product_attention(
             q[rows].transpose(0, 1)[None],
             k_cache[slot, None, :, :end].to(q.dtype),
@@ -73,10 +76,9 @@ def _(qkv: Tensor, *arguments: Any) -> Tensor:
 def by_kernels(qkv: Tensor, *arguments: Any, run: Callable[..., list[Tensor]] = run) -> Tensor:
     """Compute `tree_attention` by the CUDA kernels, in the caches' dtype. Nothing waits for the GPU and
     sizes follow from shapes, so that a CUDA graph can hold it. Raises the errors of `cuda.tree_attention`."""
-    rows, caches, (num_heads, num_kv_heads, head_size), starts = (
-        *(arguments[:8], arguments[8:10], arguments[10:13]),
-        [given.contiguous() for given in arguments[13:] if given is not None],
-    )
+    rows, caches, (num_heads, num_kv_heads, head_size) = arguments[:8], arguments[8:10], arguments[10:13]
+    starts = [given.contiguous() for given in arguments[13:14] if given is not None]
+    window = arguments[14] if len(arguments) > 14 else 0
     out = cuda.tree_attention(
         *(tensor.contiguous() for tensor in (qkv.to(caches[0].dtype), *rows)),
         *caches,
@@ -84,6 +86,7 @@ def by_kernels(qkv: Tensor, *arguments: Any, run: Callable[..., list[Tensor]] = 
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
+        window=window,
         run=run,
     )
     return out.to(qkv.dtype)

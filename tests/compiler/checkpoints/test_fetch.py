@@ -116,7 +116,7 @@ def edit_config(folder, **fields):
         (lambda f: truncate(f / "tokenizer.json"), "no usable tokenizer"),
         (lambda f: edit_config(f, hidden_size=40), r"has shape .*, expected"),
         (lambda f: edit_config(f, num_hidden_layers=3), r"'model\.layers\.2\..*' is missing"),
-        (lambda f: edit_config(f, model_type="mixtral"), "Supported: Llama 2/3"),
+        (lambda f: edit_config(f, model_type="falcon"), "Supported: Llama 2/3"),
     ],
 )
 def test_broken_folders_are_named_and_leave_nothing(checkpoint, tmp_path, change, message):

@@ -18,7 +18,7 @@ from model_defs.loops.random_draws import RandomDraws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from tests.conftest import slow_but
 from tests.engines.draws import LEVELS as LEVELS_OF
-from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_drafter, tiny_drafter_of, tiny_target
+from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_drafter, tiny_drafter_of, tiny_of, tiny_target
 
 LEVELS = 3
 CACHE = CacheShape(4, 40, 8)
@@ -100,6 +100,18 @@ def test_lowering_fuses_everything_around_a_multiplication(plugin_form, precisio
     residual = f"{scale}residual"
     layer = [f"{scale}bias,norm", residual, f"{scale}norm", residual]
     assert inputs == [*layer, *layer, f"{scale}norm,rows"]
+
+
+def test_norms_and_activations_of_other_families_are_parts_of_our_operators():
+    """All that Gemma 3's layers compute is one program; the embeddings' scale is a product before it."""
+    lowered = lower(export_target_plugin(tiny_of("gemma3"), CACHE), "bf16")
+    counts = Counter(node.op_type for node in lowered.graph)
+    assert counts == {"Embedding": 1, "Mul": 1, "Linear": 9, "TreeAttention": 2, "RMSNorm": 5}
+    assert [node.op_type for node in fuse(lowered).graph] == ["Embedding", "Mul", "Program"]
+    linear = [node.attributes["activation"].value for node in lowered.graph if node.op_type == "Linear"]
+    assert linear.count("geglu") == 2
+    attention = [node for node in lowered.graph if node.op_type == "TreeAttention"]
+    assert [(len(node.inputs), node.attributes["window"].value) for node in attention] == [(13, 9), (13, 0)]
 
 
 def test_an_unknown_precision_is_refused(plugin_form):

@@ -121,15 +121,16 @@ def attention_of(nodes: list[ir.Node], known: dict[ir.Value, object]) -> tuple:
         return taken | {"starts": taken["cache_lengths"]}, sizes
     assert [node.op_type for node in nodes] == [kernel.name for kernel in KERNELS]
     made = {value for node in nodes for value in node.outputs}
-    taken, found_by = {}, ("plugin_namespace", "plugin_version", "aot")
+    taken, sizes, found_by = {}, {}, ("plugin_namespace", "plugin_version", "aot")
     known_only = (*found_by, "alias")
     for node, kernel in zip(nodes, KERNELS, strict=True):
         for argument, value in zip(kernel.inputs, node.inputs, strict=True):
             if value not in made:
                 assert taken.setdefault(argument.name, known[value]) == known[value]
-        sizes = {name: a.value for name, a in node.attributes.items() if name not in known_only}
+        own = {name: a.value for name, a in node.attributes.items() if name not in known_only}
         assert [node.attributes[name].value for name in found_by] == [NAMESPACE, "1", 1]
-        assert sizes == {name: nodes[0].attributes[name].value for name in kernel.attributes}
+        assert set(own) == set(kernel.attributes)
+        sizes |= own
     return taken, sizes
 
 

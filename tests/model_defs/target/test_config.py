@@ -9,6 +9,7 @@ import pytest
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.registry import SUPPORTED
+from model_defs.target.fingerprint import described
 
 LLAMA = {
     "model_type": "llama",
@@ -37,24 +38,36 @@ def test_old_and_new_rope_fields_say_the_same():
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"model_type": "mixtral"}, f"model_type 'mixtral'. Supported: {SUPPORTED}."),
+        ({"model_type": "gemma3"}, f"model_type 'gemma3'. Supported: {SUPPORTED}."),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu', expected 'silu'"),
         ({"attention_bias": True}, "attention_bias true, expected false"),
         ({"model_type": "qwen2", "mlp_bias": True}, "mlp_bias true, expected false"),
         (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            "RoPE type 'yarn', expected default, linear, llama3",
-        ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5, expected 1.0"),
-        (
-            {"quantization_config": {"quant_method": "gptq"}},
-            "pre-quantized weights (gptq), expected float weights or a GGUF",
+            {"rope_scaling": {"rope_type": "mrope"}},
+            "RoPE type 'mrope', expected default, linear, llama3, dynamic, yarn, longrope",
         ),
         ({"sliding_window": 64}, WINDOW),
-        ({"model_type": "mistral", "sliding_window": 64}, WINDOW),
         ({"head_dim": 17}, "heads of size 17, whose elements RoPE cannot turn in pairs"),
         ({"num_key_value_heads": 3}, "4 heads, which 3 KV heads cannot share evenly"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64}, WINDOW),
+        (
+            {"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 64},
+            "use_sliding_window true, expected false",
+        ),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0, expected none"),
+        (
+            {"model_type": "gemma3_text", "hidden_activation": "gelu"},
+            "hidden_activation 'gelu', expected 'gelu_pytorch_tanh'",
+        ),
+        (
+            {"model_type": "opt", "ffn_dim": 96, "do_layer_norm_before": False},
+            "do_layer_norm_before False, expected True",
+        ),
+        ({"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 32}, "word_embed_proj_dim 32, expected 64"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step 2, expected 1"),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": [0]},
+            "mlp_only_layers [0], expected experts in every layer",
+        ),
     ],
 )
 def test_refuses_what_it_cannot_compute(change, found):
@@ -72,7 +85,55 @@ def test_refuses_what_it_cannot_compute(change, found):
     ],
 )
 def test_an_inactive_sliding_window_is_full_attention(change):
-    assert TargetConfig.from_hf({**LLAMA, **change}).num_layers == 2
+    config = TargetConfig.from_hf({**LLAMA, **change})
+    assert [config.window_of(layer) for layer in range(2)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 64}, [64, 64]),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, [None, 64]),
+        (
+            {
+                "model_type": "qwen3",
+                "use_sliding_window": True,
+                "sliding_window": 64,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            [64, None],
+        ),
+        ({"model_type": "gemma3_text", "sliding_window": 64, "sliding_window_pattern": 2}, [64, None]),
+    ],
+)
+def test_layers_have_the_windows_of_their_family(change, windows):
+    config = TargetConfig.from_hf({**LLAMA, **change})
+    assert [config.window_of(layer) for layer in range(2)] == windows
+
+
+def test_gemmas_configurations_of_either_form_have_two_rope_tables():
+    old = {"rope_theta": 1e6, "rope_local_base_freq": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    new = {
+        "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+        "sliding_attention": {"rope_theta": 500.0, "rope_type": "default"},
+    }
+    configs = [
+        TargetConfig.from_hf({**LLAMA, "model_type": "gemma3_text", "sliding_window": 64, **change})
+        for change in (old, {"rope_parameters": new})
+    ]
+    assert configs[0] == configs[1]
+    assert configs[0].others is not None
+    assert (configs[0].rope.factor, configs[0].others.rope.theta, configs[0].others.rope.factor) == (8.0, 500.0, 1.0)
+
+
+def test_a_feature_that_a_target_lacks_does_not_change_its_fingerprint():
+    """What drafters that were trained before a feature was known have written down."""
+    config = TargetConfig.from_hf({**LLAMA, "model_type": "qwen2"})
+    known = {"vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_size"}
+    known |= {"rms_norm_eps", "rope", "max_position", "tie_embeddings", "qkv_bias", "eos_token_ids"}
+    assert set(described(config)) == known
+    rope = {"theta", "type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position"}
+    assert set(described(config)["rope"]) == rope
 
 
 @pytest.mark.parametrize(("family", "qkv_bias"), [("llama", False), ("mistral", False), ("qwen2", True)])

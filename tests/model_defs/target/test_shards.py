@@ -10,7 +10,7 @@ from model_defs.target.attention import causal_attend
 from model_defs.target.model import Target
 from model_defs.target.shards import Shard, plan_shards, ranges, rank_join, shard_target, sharded_weights
 from redraft.plugins.operators.all_reduce.reference import all_reduce
-from tests.engines.tiny import random_model, tiny_lm, tiny_target
+from tests.engines.tiny import LAYERS, random_model, tiny_lm, tiny_of, tiny_target
 
 SMOLLM2 = dataclasses.replace(
     tiny_target().config,
@@ -59,7 +59,10 @@ def run_ranks(target: Target, ranks: int, ids: torch.Tensor) -> tuple[list[torch
     return hidden, torch.cat(logits, dim=-1)
 
 
-@pytest.mark.parametrize(("target", "ranks"), [(uneven_target(), 2), (uneven_target(), 3), (tiny_lm(), 2)])
+@pytest.mark.parametrize(
+    ("target", "ranks"),
+    [(uneven_target(), 2), (uneven_target(), 3), (tiny_lm(), 2), *[(tiny_of(layers), 2) for layers in LAYERS]],
+)
 def test_the_shards_together_are_the_target(target, ranks):
     ids = torch.randint(0, target.config.vocab_size, (3, 17), generator=torch.Generator().manual_seed(2))
     hidden, logits = run_ranks(target, ranks, ids)

@@ -2,97 +2,91 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from model_defs.export.programs import TorchTarget
+from model_defs.export.target import CacheShape
 from model_defs.target.attention import DenseCache, causal_attend
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
-
-SHAPE = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-FAMILIES = {
-    "llama 2": LlamaConfig(**SHAPE | {"num_key_value_heads": 6}),
-    "llama 3": LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
-    "vicuna 16k": LlamaConfig(**SHAPE | {"num_key_value_heads": 6, "rms_norm_eps": 1e-5}, rope_parameters=LINEAR_ROPE),
-    "smollm2": LlamaConfig(**SHAPE, tie_word_embeddings=True, rms_norm_eps=1e-5),
-    "mistral": MistralConfig(**SHAPE, head_dim=16, sliding_window=None),
-    "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
-}
-MODELS = {"llama": LlamaForCausalLM, "mistral": MistralForCausalLM, "qwen2": Qwen2ForCausalLM}
+from tests.engines.tiny import Rows, chain, expected, make_batch, random_tree
+from tests.model_defs.target.references import FAMILIES, ORIGINAL, SHAPE, VOCAB, write_reference
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def tiny(request, tmp_path_factory):
-    """A random transformers model, norms and biases included, and our target loaded from its saved folder."""
-    torch.manual_seed(0)
-    config = FAMILIES[request.param]
-    reference = MODELS[config.model_type](config).eval()
-    with torch.no_grad():
-        for name, weight in reference.named_parameters():
-            if "norm" in name or name.endswith("bias"):
-                weight.add_(torch.randn_like(weight) * 0.3)
+    """A random transformers model, and our target loaded from its saved folder."""
     folder = tmp_path_factory.mktemp("tiny")
-    reference.save_pretrained(folder)
+    reference = write_reference(request.param, folder)
     return reference, Target.from_folder(folder), folder
 
 
 @torch.no_grad()
 def assert_parity(reference, target, input_ids):
-    expected = reference(input_ids, output_hidden_states=True)
+    want = reference(input_ids, output_hidden_states=True)
     hidden = target(input_ids, causal_attend(target.config, input_ids.shape[1])).hidden
-    torch.testing.assert_close(target.lm_head(hidden), expected.logits, atol=1e-4, rtol=0)
-    torch.testing.assert_close(hidden, expected.hidden_states[-1], atol=1e-4, rtol=1e-5)
+    for found, reference in ((target.lm_head(hidden), want.logits), (hidden, want.hidden_states[-1])):
+        torch.testing.assert_close(found, reference, atol=1e-4 * float(reference.abs().max()), rtol=0)
 
 
-def test_tiny_parity(tiny):
+@pytest.mark.parametrize("length", [9, ORIGINAL, 150])
+def test_tiny_parity(tiny, length):
     reference, target, _ = tiny
-    assert_parity(reference, target, torch.randint(0, 97, (3, 150)))
+    assert_parity(reference, target, torch.randint(0, VOCAB, (3, length)))
 
 
 @torch.no_grad()
 def test_cache_in_ragged_chunks_equals_whole_sequences(tiny):
     _, target, _ = tiny
-    input_ids = torch.randint(0, 97, (2, 40))
+    input_ids = torch.randint(0, VOCAB, (2, 40))
     whole = target(input_ids, causal_attend(target.config, 40)).hidden
     cache = DenseCache(target.config, 2, 40, whole)
     first = target(input_ids[:, :20], cache.attend).hidden
     torch.testing.assert_close(first, whole[:, :20], atol=1e-4, rtol=1e-5)
     cache.starts += torch.tensor([20, 7])
     staggered = torch.stack([input_ids[0, 20:30], input_ids[1, 7:17]])
-    out = target(staggered, cache.attend).hidden
+    out = target(staggered, cache.attend, positions=cache.positions(10)).hidden
     torch.testing.assert_close(out, torch.stack([whole[0, 20:30], whole[1, 7:17]]), atol=1e-4, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_trees_and_commits_agree_with_the_module(tiny):
+    """Of contexts that end before, at and beyond a window's edge, which falls into the context, the tree or both; then
+    trees after a committed path."""
+    target, rng = tiny[1], np.random.default_rng(4)
+    cache = CacheShape(3, ORIGINAL, 12)
+    config = target.config
+    shape = (cache.slots, config.num_kv_heads, cache.rows, config.head_size)
+    caches = [[torch.zeros(shape) for _ in range(config.num_layers)] for _ in "kv"]
+    program = TorchTarget(target, cache, features_output=False)
+
+    def run(rows: list[Rows]) -> torch.Tensor:
+        batch = make_batch(rows)
+        names = ("positions", "row_offsets", "slots", "cache_lengths", "tree_mask", "commit_src", "commit_offsets")
+        places = [torch.from_numpy(getattr(batch, name)) for name in names]
+        (logits,) = program(torch.from_numpy(batch.input_ids), places, torch.from_numpy(batch.logit_rows), *caches)
+        return logits
+
+    contexts = [rng.integers(0, VOCAB, length).tolist() for length in (5, 12, 31)]
+    run([chain(slot, [], context, causal=True) for slot, context in enumerate(contexts)])
+    trees = [random_tree(rng, slot, context, 12) for slot, context in enumerate(contexts)]
+    following = []
+    for tree in trees:
+        path = tree.ancestors(11)[::-1]
+        accepted = tree.context + [tree.tokens[row] for row in path]
+        following.append(dataclasses.replace(random_tree(rng, tree.slot, accepted, 7), commit=path))
+    for step in (trees, following):
+        want = torch.from_numpy(expected(target, step)[0])
+        torch.testing.assert_close(run(step), want, atol=1e-4 * float(want.abs().max()), rtol=0)
 
 
 def assert_dtypes(target: Target, expected: set[torch.dtype]) -> None:
@@ -100,6 +94,7 @@ def assert_dtypes(target: Target, expected: set[torch.dtype]) -> None:
     assert (target.lm_head.weight is target.embedding.weight) == target.config.tie_embeddings
 
 
+@pytest.mark.parametrize("tiny", ["smollm2", "phi4", "qwen3 moe", "opt"], indirect=True)
 def test_weights_are_loaded_in_the_dtype_asked_for_or_as_stored(tiny, tmp_path):
     _, target, folder = tiny
     assert_dtypes(target, {torch.float32})
@@ -152,6 +147,7 @@ def test_loading_takes_the_targets_memory_and_no_more(tmp_path, dtype):
     assert whole <= allocated.most <= whole + 2 * largest
 
 
+@pytest.mark.parametrize("tiny", ["llama 3", "qwen3"], indirect=True)
 def test_names_missing_and_misshaped_weights(tiny, tmp_path):
     folder = tiny[2]
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())

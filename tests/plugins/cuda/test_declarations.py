@@ -39,7 +39,7 @@ SHAPES = {
 SHAPES |= {f"{kernel.name}Fp32": SHAPES[kernel.name] for kernel in ATTENTION}
 SHAPES["TreeAttentionCombineFp32"] = [(2511, 64), (2511, 2), (93,), (6,), (5, 3, 600, 64)]
 Q = replace(SPLIT.inputs[0], in_place_of="q")
-ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64}
+ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64, "window": 0}
 OLDEST = "10.16.1.11"
 """The oldest TensorRT that is taken, whose bindings are fetched."""
 

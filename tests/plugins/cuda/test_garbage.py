@@ -28,7 +28,7 @@ OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", "UB
 INT, TENSOR, REPEATED = range(3)
 """Kinds of an argument in sanitized_main.cpp."""
 ROWS, SEQUENCES, SLOTS, CACHE_ROWS, POSITIONS, WORDS = 70, 3, 2, 96, 50, 2
-ATTRIBUTES = {"heads": 2, "kv_heads": 1}
+ATTRIBUTES = {"heads": 2, "kv_heads": 1, "window": 7}
 INTEGERS = {
     "row_offsets": [0, 3, 40, 66],
     "slots": [1, 0, 1],
@@ -53,7 +53,7 @@ GARBAGE = {
 
 
 def sizes_of(kernel: Kernel, head_size: int) -> dict[str, int]:
-    heads, kv_heads = ATTRIBUTES.values()
+    heads, kv_heads, _ = ATTRIBUTES.values()
     known = {
         **{"rows": ROWS, "projections": (heads + 2 * kv_heads) * head_size, "columns": heads * head_size},
         **{"bounds": SEQUENCES + 1, "commit_bounds": SEQUENCES + 1, "sequences": SEQUENCES, "words": WORDS},

@@ -40,7 +40,7 @@ def tensors(case: Case, padding: int = 0) -> dict[str, torch.Tensor]:
 def attend(case: Case, arguments: dict[str, torch.Tensor], **options) -> torch.Tensor:
     _, kv_heads, _, head_size = case.arrays["k_cache"].shape
     sizes = {"num_heads": case.num_heads, "num_kv_heads": kv_heads, "head_size": head_size}
-    return cuda.tree_attention(**arguments, **sizes, **options)
+    return cuda.tree_attention(**arguments, **sizes, window=case.window, **options)
 
 
 def expect_close(found: torch.Tensor, expected: np.ndarray) -> None:
@@ -61,6 +61,15 @@ def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     np.testing.assert_allclose(arguments["k_cache"].float().numpy(), k, atol=4e-2, rtol=0)
     assert (arguments["k_cache"].float().numpy() != k).mean() < 0.01
     np.testing.assert_array_equal(arguments["v_cache"].float().numpy(), v)
+
+
+@pytest.mark.parametrize("window", [1, 3, 40, 300])
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_windows_count_the_rows_of_a_path(rng, window, head_size):
+    """Windows that end in the tree, in the context, and before it."""
+    case = in_bf16(make_case(rng, MIXED, dtype="bf16", heads=6, kv_heads=2, head_size=head_size))
+    case.window = window
+    expect_close(attend(case, tensors(case)), case.reference()[0])
 
 
 def test_order_of_blocks_and_threads_does_not_matter(rng):

@@ -44,6 +44,14 @@ def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     assert torch.equal(attend(case, again, run=partial(run, descending=True)), out)
 
 
+@pytest.mark.parametrize("window", [1, 3, 40, 300])
+def test_windows_count_the_rows_of_a_path(rng, window):
+    """Windows that end in the tree, in the context, and before it; a split may be hidden as a whole."""
+    case = make_case(rng, MIXED, heads=6, kv_heads=2)
+    case.window = window
+    np.testing.assert_allclose(attend(case, tensors(case)), case.reference()[0], atol=1e-5)
+
+
 @settings(max_examples=4, deadline=None)
 @given(batches())
 def test_random_batches(sequences):

@@ -3,7 +3,7 @@ import pytest
 
 from redraft.plugins import kernels
 from redraft.plugins.operators.embedding.reference import embedding
-from redraft.plugins.operators.linear.pack import DTYPES, bf16_bits, from_bf16_bits, pack
+from redraft.plugins.operators.linear.pack import DTYPES, GATED, bf16_bits, from_bf16_bits, pack
 from redraft.plugins.operators.linear.reference import linear
 from redraft.plugins.operators.linear_topk.reference import linear_topk
 from redraft.plugins.operators.rms_norm.reference import rms_norm
@@ -17,10 +17,10 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndar
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["none", "swiglu", "silu", "silu_last"])
+@pytest.mark.parametrize("activation", ["none", "swiglu", "geglu", "silu", "silu_last"])
 @pytest.mark.parametrize(("rows", "k", "n"), SIZES)
 def test_linear_equals_reference(isa, rng, dtype, activation, rows, k, n):
-    weight_rows = 2 * n if activation == "swiglu" else n
+    weight_rows = 2 * n if activation in GATED else n
     weight = normal(rng, weight_rows, k, scale=k**-0.5)
     # Already of bf16's precision: the norm in front could round one way here and the other there.
     x = from_bf16_bits(bf16_bits(normal(rng, rows, k)))
@@ -37,6 +37,7 @@ def test_norm_in_front_and_chosen_rows(isa, rng):
         expected = linear(x, weight, dtype, norm=norm, norm_eps=1e-6, rows=rows)
         np.testing.assert_allclose(out, expected, atol=tolerance)
     np.testing.assert_allclose(kernels.rms_norm(x, norm, 1e-5), rms_norm(x, norm, 1e-5), atol=1e-5)
+    np.testing.assert_allclose(kernels.rms_norm(x, norm, 1e-5, x), x + rms_norm(x, norm, 1e-5), atol=1e-5)
 
 
 def test_chosen_rows_of_a_residual(isa, rng):

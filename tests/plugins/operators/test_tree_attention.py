@@ -30,6 +30,34 @@ def test_mixed_batch_equals_reference(isa, rng, dtype, heads, kv_heads, head_siz
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("window", [1, 3, 40, 300])
+def test_windows_count_the_rows_of_a_path(isa, rng, dtype, window):
+    """Windows that end in the tree, in the context, and before it; with norms of the heads."""
+    case = make_case(rng, MIXED, dtype=dtype)
+    case.window = window
+    case.norms = tuple((1 + rng.standard_normal(64) / 4).astype(np.float32) for _ in "qk")
+    expected, k, _ = case.reference()
+    np.testing.assert_allclose(case.run(), expected, atol=4 * tolerance(isa, dtype))
+    np.testing.assert_allclose(as_float(case.arrays["k_cache"]), k, atol=1e-5 if dtype == "fp32" else 8e-2)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("window", [2, 33, 131])
+def test_a_windowed_tree_row_equals_the_same_token_decoded_alone(isa, rng, dtype, window):
+    """Bit for bit, across the window's edge."""
+    tree = Sequence(slot=0, length=130, parents=TREE)
+    case = make_case(rng, [tree], dtype=dtype, cache_rows=150)
+    chain = case.arrays["k_cache"].copy(), case.arrays["v_cache"].copy()
+    case.window = window
+    out = case.run()
+    for depth, row in enumerate(tree.ancestors(7)):
+        rows = [Sequence(slot=0, length=130 + depth, parents=1)]
+        alone = make_case(rng, rows, qkv=case.arrays["qkv"][row : row + 1], caches=chain)
+        alone.window = window
+        np.testing.assert_array_equal(alone.run()[0], out[row])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("length", [0, 1, 31, 130, 513])
 def test_tree_row_equals_the_same_token_decoded_alone(isa, rng, dtype, length):
     """Bit for bit: each root-to-node path of a tree against a chain of single-row steps."""

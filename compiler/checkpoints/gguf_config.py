@@ -1,0 +1,111 @@
+"""The configuration of a GGUF file in Hugging Face's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiler.checkpoints.source import FetchError
+from model_defs.target.families.base import Family, GgufField, HFConfig
+from model_defs.target.families.registry import FAMILIES, SUPPORTED
+from model_defs.target.rope import RopeConfig
+
+LLAMA3_DIVISORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (LLAMA3_DIVISORS, LONG, SHORT)
+TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+
+
+def family_of_file(architecture: str | None, fields: Mapping[str, Any]) -> Family:
+    """The family of a file. Mixtral is called Llama there, and has experts. Raises FetchError for an unknown one."""
+    found = [family for family in FAMILIES.values() if family.gguf and family.gguf.architecture == architecture]
+    if not found:
+        known = ", ".join(sorted({family.gguf.architecture for family in FAMILIES.values() if family.gguf}))
+        raise FetchError(
+            f"unsupported model: GGUF architecture {architecture!r}, expected {known}. Supported: {SUPPORTED}."
+        )
+    return found[-1] if fields.get(f"{architecture}.expert_count") else found[0]
+
+
+def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HFConfig:
+    """`config.json` of a file with these fields and with these tensors for RoPE, meta ones for the others.
+
+    Raises FetchError for a feature that is not supported, or KeyError (a missing field).
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert family.gguf
+    architecture = family.gguf.architecture
+
+    def field(name: str) -> Any:
+        return fields.get(f"{architecture}.{name}")
+
+    def needed(name: str) -> Any:
+        return fields[f"{architecture}.{name}"]
+
+    heads = needed("attention.head_count")
+    config = {
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family.model_type]],
+        "model_type": family.model_type,
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "hidden_size": needed("embedding_length"),
+        "intermediate_size": needed("feed_forward_length"),
+        "num_hidden_layers": needed("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field("attention.head_count_kv") or heads,
+        "head_dim": field("attention.key_length") or needed("embedding_length") // heads,
+        "max_position_embeddings": needed("context_length"),
+        "rms_norm_eps": needed("attention.layer_norm_rms_epsilon"),
+        "rope_theta": float(field("rope.freq_base") or 10_000.0),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "sliding_window": field("attention.sliding_window"),
+        **{key: fields[name] for key, kind in TOKENS.items() if (name := f"tokenizer.ggml.{kind}_token_id") in fields},
+    }
+    own = family.gguf.own_config(field)
+    if config["sliding_window"] and "sliding_window" not in own and config["sliding_window"] < needed("context_length"):
+        raise FetchError(
+            f"unsupported model: an active sliding window of {config['sliding_window']} tokens in a GGUF file of "
+            f"{family.title}. Supported: {SUPPORTED}."
+        )
+    return config | own | {"rope_scaling": _scaling(field, tensors, config["rope_theta"])}
+
+
+def _scaling(field: GgufField, tensors: Mapping[str, Tensor], theta: float) -> dict[str, Any] | None:
+    """RoPE's scaling in Hugging Face's terms; None where there is none. Raises FetchError."""
+    if LLAMA3_DIVISORS in tensors:
+        return _llama3(tensors[LLAMA3_DIVISORS], theta)
+    if LONG in tensors:
+        return {
+            "rope_type": "longrope",
+            "short_factor": tensors[SHORT].tolist(),
+            "long_factor": tensors[LONG].tolist(),
+            "factor": field("context_length") / (field("rope.scaling.original_context_length") or 4096),
+            "attention_factor": field("rope.scaling.attn_factor"),
+        }
+    kind = field("rope.scaling.type") or "none"
+    if kind == "none":
+        return None
+    scaling = {"rope_type": kind, "factor": float(field("rope.scaling.factor") or 1.0)}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = field("rope.scaling.original_context_length")
+    return scaling
+
+
+def _llama3(divisors: Tensor, theta: float) -> dict[str, Any]:
+    """Llama 3's scaling parameters from the divisors [head_size / 2] that a GGUF file stores instead of them."""
+    factor = float(divisors.max())
+    parameters = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    size = 2 * divisors.numel()
+    scaled = RopeConfig(theta=theta, type="llama3", factor=factor).inverse_frequencies(size)
+    plain = RopeConfig(theta=theta).inverse_frequencies(size)
+    if not torch.allclose(plain / scaled, divisors, rtol=1e-3):
+        raise FetchError(f"unsupported model: RoPE divisors that are not Llama 3's. Supported: {SUPPORTED}.")
+    return parameters

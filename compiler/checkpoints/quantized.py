@@ -1,0 +1,143 @@
+"""Weights of quantized checkpoints, dequantized: AWQ, GPTQ, compressed-tensors and block-wise fp8.
+
+A layer's weight is stored as a few tensors that share its name: `read` gives one by its suffix, or None. Layouts are
+those that the formats' own loaders read, with weights float32 [out, in] in the end. All of this works on tensors of
+device "meta" too, which gives shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiler.checkpoints.source import FetchError
+
+Read = Callable[[str], Tensor | None]
+
+WORD = 32
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The column of each four bits of a word, the lowest first."""
+FLOAT_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a checkpoint stores its quantized weights."""
+
+    title: str
+    """For messages: AWQ, 4 bits"""
+    weight: Callable[[Read], Tensor]
+    """A layer's weight float32 [out, in]. Raises KeyError, the suffix of a missing tensor."""
+
+
+def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
+    """The quantization that a `config.json` names; None for plain weights.
+
+    Raises FetchError for one that cannot be read, with those that can.
+    """
+    settings = config.get("quantization_config") or {}
+    method = settings.get("quant_method")
+    if method is None:
+        return None
+    bits = settings.get("bits", settings.get("w_bit", 4))
+    if method == "awq" and bits == 4 and settings.get("version", "gemm").lower() == "gemm":
+        return Quantization("AWQ, 4 bits", awq)
+    if method == "gptq" and bits in (2, 4, 8):
+        bias = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+        return Quantization(f"GPTQ, {bits} bits", lambda read: gptq(read, bits, bias))
+    if method == "compressed-tensors":
+        return _compressed_tensors(settings)
+    if method in ("fp8", "fbgemm_fp8"):
+        return Quantization("fp8", lambda read: scaled(read, settings.get("weight_block_size")))
+    known = "awq (gemm, 4 bits), gptq (2, 4 or 8 bits), compressed-tensors (pack-quantized, int8, fp8), fp8"
+    named = {key: settings[key] for key in ("bits", "version", "format") if key in settings}
+    raise FetchError(f"unsupported quantization {method!r} {named or ''}: expected {known}, float weights or a GGUF")
+
+
+def _compressed_tensors(settings: Mapping[str, Any]) -> Quantization:
+    groups = [group["weights"] for group in settings.get("config_groups", {}).values() if group.get("weights")]
+    form = settings.get("format")
+    if len({str(group) for group in groups}) > 1:
+        raise FetchError(f"unsupported quantization: {len(groups)} groups of layers that differ, expected one for all")
+    bits = groups[0]["num_bits"] if groups else 8
+    if form == "pack-quantized" and bits in (4, 8):
+        return Quantization(f"compressed-tensors, {bits} bits", lambda read: packed(read, bits))
+    if form in FLOAT_FORMATS and bits == 8:
+        block, kind = (groups[0].get("block_structure"), groups[0]["type"]) if groups else (None, "int")
+        return Quantization(f"compressed-tensors, {kind}8", lambda read: scaled(read, block))
+    raise FetchError(
+        f"unsupported quantization compressed-tensors, format {form!r} of {bits} bits: expected pack-quantized of 4 or "
+        f"8 bits, or one of {', '.join(FLOAT_FORMATS)} of 8"
+    )
+
+
+def awq(read: Read) -> Tensor:
+    """qweight int32 [in, out / 8] and qzeros [groups, out / 8] with columns in AWQ_ORDER, scales [groups, out]:
+    (q - zero) scale."""
+    words, zero_words, scales = (needed(read, name) for name in ("qweight", "qzeros", "scales"))
+    order = [AWQ_ORDER.index(column) for column in range(8)]
+    values, zeros = (unpack(x, 4).unflatten(-1, (-1, 8))[..., order].flatten(-2) for x in (words, zero_words))
+    rows = torch.arange(len(values), device=values.device) // (len(values) // len(scales))
+    return ((values - zeros[rows]).float() * scales[rows].float()).T
+
+
+def gptq(read: Read, bits: int, bias: int) -> Tensor:
+    """qweight int32 [in bits / 32, out], packed down the rows, qzeros [groups, out bits / 32], scales [groups, out] and
+    g_idx int32 [in], each row's group: (q - zero) scale. The first version of the format stores zeros less 1."""
+    words, zero_words, scales = (needed(read, name) for name in ("qweight", "qzeros", "scales"))
+    values = unpack(words.T, bits).T
+    zeros = (unpack(zero_words, bits) + bias) & (2**bits - 1)
+    groups = read("g_idx")
+    if groups is None:
+        groups = torch.arange(len(values), device=values.device) // (len(values) // len(scales))
+    return ((values - zeros[groups.long()]).float() * scales[groups.long()].float()).T
+
+
+def packed(read: Read, bits: int) -> Tensor:
+    """compressed-tensors: weight_packed int32 [out, in bits / 32] of numbers less their smallest, weight_scale [out,
+    groups], where it is not symmetric weight_zero_point, packed down the rows, and weight_g_idx [in] where rows of a
+    group do not lie together."""
+    words, scales = needed(read, "weight_packed"), needed(read, "weight_scale").float()
+    shape, zero_words, groups = read("weight_shape"), read("weight_zero_point"), read("weight_g_idx")
+    smallest = 2 ** (bits - 1)
+    values = unpack(words, bits) - smallest
+    if shape is not None and not shape.is_meta:
+        values = values[:, : int(shape[1])]
+    columns = values.shape[1]
+    if groups is None:
+        groups = torch.arange(columns, device=values.device) // -(-columns // scales.shape[1])
+    if zero_words is not None:
+        zeros = unpack(zero_words.T, bits).T[: len(values)] - smallest
+        values = values - zeros[:, groups.long()]
+    return values.float() * scales[:, groups.long()]
+
+
+def scaled(read: Read, block: list[int] | None = None) -> Tensor:
+    """A weight in 8 bits [out, in] times its scale: one for all, for each row, for each group of a row, or for each
+    block of so many rows and columns. Blocks' scales may be called weight_scale_inv; they multiply all the same."""
+    weight, scale = needed(read, "weight").float(), read("weight_scale_inv")
+    scale = needed(read, "weight_scale") if scale is None else scale
+    zero = read("weight_zero_point")
+    scale = scale.float() if scale.ndim == 2 else scale.float().reshape(-1, 1)
+    for axis in range(2):
+        size = block[axis] if block else -(-weight.shape[axis] // scale.shape[axis])
+        scale = scale.repeat_interleave(size, axis).narrow(axis, 0, weight.shape[axis])
+    return (weight if zero is None else weight - zero.float().reshape(-1, 1)) * scale
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """int32 [..., n] to its numbers of so many bits, int32 [..., n * 32 / bits], the lowest bits first."""
+    shifts = torch.arange(0, WORD, bits, dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
+
+
+def needed(read: Read, suffix: str) -> Tensor:
+    """A tensor that must be there. Raises KeyError."""
+    tensor = read(suffix)
+    if tensor is None:
+        raise KeyError(suffix)
+    return tensor

@@ -1,0 +1,151 @@
+"""Quantized sources: weights packed as each format does it are read exactly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from compiler.checkpoints.quantized import AWQ_ORDER, quantization_of
+from compiler.checkpoints.source import FetchError
+from model_defs.files import SINGLE
+from model_defs.target.model import Target
+from tests.compiler.checkpoints.tiny_llama import fetch
+
+GROUP = 16
+
+
+def pack(values: Tensor, bits: int) -> Tensor:
+    """int64 [..., n] of non-negative numbers to int32 words, the lowest bits first."""
+    count = 32 // bits
+    shifts = torch.arange(count) * bits
+    return (values.unflatten(-1, (-1, count)) << shifts).sum(-1).to(torch.uint32).view(torch.int32)
+
+
+def groups(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random numbers int64 [out, in], zeros [out, groups] and scales fp16 [out, groups] of a weight's shape, with the
+    weight that they stand for in place of it."""
+    out, columns = weight.shape
+    values, zeros = torch.randint(0, 2**bits, (out, columns)), torch.randint(0, 2**bits, (out, columns // GROUP))
+    scales = (torch.rand(out, columns // GROUP) + 0.5).half() / 2**bits
+    spread = [x.repeat_interleave(GROUP, 1) for x in (zeros, scales)]
+    weight.copy_((values - spread[0]).float() * spread[1].float())
+    return values, zeros, scales
+
+
+def awq(weight: Tensor) -> dict[str, Tensor]:
+    values, zeros, scales = groups(weight, 4)
+    order = list(AWQ_ORDER)
+    q, z = (pack(x.T.unflatten(-1, (-1, 8))[..., order].flatten(-2), 4) for x in (values, zeros))
+    return {"qweight": q, "qzeros": z, "scales": scales.T}
+
+
+def gptq(weight: Tensor, bits: int, bias: int) -> dict[str, Tensor]:
+    """With rows of a group that do not lie together (act-order)."""
+    values, zeros, scales = groups(weight, bits)
+    order = torch.randperm(weight.shape[1])
+    weight.copy_(weight[:, order])
+    stored = (zeros - bias) % 2**bits
+    return {
+        "qweight": pack(values[:, order], bits).T,
+        "qzeros": pack(stored.T, bits),
+        "scales": scales.T,
+        "g_idx": (torch.arange(weight.shape[1]) // GROUP)[order].int(),
+    }
+
+
+def compressed(weight: Tensor, bits: int, symmetric: bool) -> dict[str, Tensor]:
+    values, zeros, scales = groups(weight, bits)
+    stored = {"weight_packed": pack(values, bits), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
+    if symmetric:
+        weight.copy_((values - 2 ** (bits - 1)).float() * scales.repeat_interleave(GROUP, 1).float())
+        return stored
+    return stored | {"weight_zero_point": pack(zeros.T, bits).T}
+
+
+def scaled(weight: Tensor, dtype: torch.dtype, block: tuple[int, int] | None = None) -> dict[str, Tensor]:
+    """A scale for each row, or for each block, of which the last ones are cut."""
+    stored = (weight.clamp(-2, 2) * (10 if dtype == torch.int8 else 1)).to(dtype)
+    rows, columns = block or (1, weight.shape[1])
+    scale = (torch.rand(-(-weight.shape[0] // rows), -(-weight.shape[1] // columns)) + 0.5).bfloat16()
+    spread = scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: weight.shape[0], : weight.shape[1]]
+    weight.copy_(stored.float() * spread.float())
+    return {"weight": stored, "weight_scale_inv" if block else "weight_scale": scale}
+
+
+def group_of(bits: int, kind: str = "int") -> dict:
+    return {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind}}}
+
+
+TENSORS = "compressed-tensors"
+FORMS = {
+    "AWQ, 4 bits": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
+    "GPTQ, 4 bits": ({"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, 4, 1)),
+    "GPTQ, 8 bits": ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, lambda w: gptq(w, 8, 0)),
+    "GPTQ, 2 bits": ({"quant_method": "gptq", "bits": 2}, lambda w: gptq(w, 2, 1)),
+    "compressed-tensors, 4 bits": (
+        {"quant_method": TENSORS, "format": "pack-quantized", "config_groups": group_of(4)},
+        lambda w: compressed(w, 4, symmetric=True),
+    ),
+    "compressed-tensors, 8 bits": (
+        {"quant_method": TENSORS, "format": "pack-quantized", "config_groups": group_of(8)},
+        lambda w: compressed(w, 8, symmetric=False),
+    ),
+    "compressed-tensors, int8": (
+        {"quant_method": TENSORS, "format": "int-quantized", "config_groups": group_of(8)},
+        lambda w: scaled(w, torch.int8),
+    ),
+    "compressed-tensors, float8": (
+        {"quant_method": TENSORS, "format": "float-quantized", "config_groups": group_of(8, "float")},
+        lambda w: scaled(w, torch.float8_e4m3fn),
+    ),
+    "fp8": (
+        {"quant_method": "fp8", "weight_block_size": [24, 20]},
+        lambda w: scaled(w, torch.float8_e4m3fn, (24, 20)),
+    ),
+}
+
+
+@pytest.mark.parametrize("title", FORMS)
+def test_quantized_layers_are_read_exactly(checkpoint, tmp_path, title):
+    """As bfloat16, in which a fetched model is stored; embeddings and norms are not quantized."""
+    settings, quantize = FORMS[title]
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint, source)
+    torch.manual_seed(0)
+    weights, plain = {}, load_file(source / SINGLE)
+    for name, weight in plain.items():
+        if name.endswith("proj.weight"):
+            layer = name.removesuffix(".weight")
+            weights |= {f"{layer}.{suffix}": part.contiguous() for suffix, part in quantize(weight).items()}
+        else:
+            weights[name] = weight
+    save_file(weights, source / SINGLE)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    folder = fetch(source, tmp_path)
+    assert json.loads((folder / "source.json").read_text())["precision"] == title
+    fetched = load_file(folder / SINGLE)
+    assert set(fetched) == set(plain)
+    for name, weight in plain.items():
+        assert torch.equal(fetched[name], weight.bfloat16()), name
+    with pytest.raises(ValueError, match=r"pre-quantized weights \(.*fetch_model\.py dequantizes them"):
+        Target.from_folder(source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"quant_method": "bitsandbytes"}, "'bitsandbytes'"),
+        ({"quant_method": "gptq", "bits": 3}, r"'gptq' \{'bits': 3\}"),
+        ({"quant_method": "awq", "version": "gemv"}, r"'awq' \{'version': 'gemv'\}"),
+        ({"quant_method": TENSORS, "format": "nvfp4-pack-quantized", "config_groups": group_of(4)}, "nvfp4-pack"),
+    ],
+)
+def test_other_quantizations_are_named(settings, found):
+    with pytest.raises(FetchError, match=rf"unsupported quantization .*{found}.*: expected .*pack-quantized"):
+        quantization_of({"quantization_config": settings})
