@@ -98,6 +98,8 @@ def _turn(message: Message, place: int) -> dict[str, Any]:
     content = _text(message.get("content"), message["role"], f"messages[{place}].content")
     turn = {name: value for name, value in message.items() if value is not None} | {"content": content}
     if calls := turn.get("tool_calls"):
+        if not isinstance(calls, Sequence):
+            raise ValueError(f"messages[{place}].tool_calls: expected a list of calls, got {calls!r:.60}")
         turn["tool_calls"] = [_call(call, f"messages[{place}].tool_calls") for call in calls]
     return turn
 

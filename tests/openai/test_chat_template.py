@@ -66,6 +66,7 @@ def test_other_fields_reach_the_template():
         ),
         ({"role": "user", "content": ["a"]}, r"messages\[0\].content\[0\]: expected a part of type text, got 'a'"),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, r"content\[0\].text: expected a text, got 1"),
+        ({"role": "assistant", "tool_calls": 5}, r"tool_calls: expected a list of calls, got 5"),
         ({"role": "assistant", "tool_calls": ["x"]}, r"tool_calls: expected function.name and function.arguments"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
