@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ class Grammars:
 
     def __init__(self, codec: TextCodec, vocab_size: int):
         self._codec, self._vocab_size = codec, vocab_size
-        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._kept: dict[tuple[str, str], Grammar] = {}
         self._compiling = threading.Lock()
 
     def kept(self, guide: Guide) -> Grammar | None:
@@ -38,9 +37,9 @@ class Grammars:
         if (found := self.kept(guide)) is None:
             with self._compiling:
                 found = self.kept(guide) or self._compiled(guide)
-                self._kept[key] = found
-                if len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
+        self._kept[key] = self._kept.pop(key, found)  # the last used stands last
+        if len(self._kept) > KEPT:
+            self._kept.pop(next(iter(self._kept)), None)
         return found
 
     def _compiled(self, guide: Guide) -> Grammar:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 
 import pytest
 
-from redraft.grammar import trial
-from redraft.grammar.compiler import KEPT, Grammars
+from redraft.grammar import compiler, trial
+from redraft.grammar.compiler import Grammars
 from redraft.request import MAX_GUIDE_CHARACTERS, Guide, InvalidRequest
 from tests.grammar.tokens import CODEC, GRAMMARS, GUIDES, VOCAB
 
@@ -46,7 +47,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_used_is_refused_within_two_seconds(name):
     kind, text = REFUSED[name]
-    GRAMMARS.compile(GUIDES["choice"])  # the process has started
+    GRAMMARS.compile(Guide(kind="choice", text=json.dumps([name])))  # the process has started
     started = time.perf_counter()
     with pytest.raises(InvalidRequest, match=f"^guide.text: the {kind} cannot be used: .{{8,}}") as refusal:
         GRAMMARS.compile(Guide(kind=kind, text=text))
@@ -59,8 +60,9 @@ def test_the_next_guide_is_compiled_after_one_that_took_too_long(monkeypatch):
     grammars = Grammars(CODEC, VOCAB)
     grammars.compile(GUIDES["choice"])
     with monkeypatch.context() as patch:
-        patch.setattr(trial, "COMPILE_S", 0.0)
-        with pytest.raises(InvalidRequest, match=r"more than 0 s to compile"):
+        patch.setattr(trial, "COMPILE_S", 0.1)
+        grammars._trial._process.send_signal(signal.SIGSTOP)
+        with pytest.raises(InvalidRequest, match=r"more than 0\.1 s to compile"):
             grammars.compile(GUIDES["schema"])
     assert grammars.kept(GUIDES["schema"]) is None
     assert grammars.compile(GUIDES["schema"]).start().forced()
@@ -74,14 +76,15 @@ def test_a_process_that_somebody_ended_is_replaced():
     assert grammars.compile(GUIDES["schema"]).start().forced()
 
 
-def test_the_last_guides_are_kept():
+def test_the_last_used_guides_are_kept(monkeypatch):
+    monkeypatch.setattr(compiler, "KEPT", 3)
     grammars = Grammars(CODEC, VOCAB)
+    numbered = [Guide(kind="choice", text=json.dumps([f"a{number}"])) for number in range(3)]
     first = grammars.compile(GUIDES["json"])
-    assert grammars.compile(GUIDES["json"]) is grammars.kept(GUIDES["json"]) is first
-    for number in range(KEPT):
-        grammars.compile(Guide(kind="choice", text=json.dumps([f"a{number}"])))
-    assert grammars.kept(GUIDES["json"]) is None
-    assert grammars.kept(Guide(kind="choice", text='["a0"]')) is not None
+    for guide in numbered:
+        grammars.compile(guide)
+        assert grammars.compile(GUIDES["json"]) is grammars.kept(GUIDES["json"]) is first
+    assert [grammars.kept(guide) is not None for guide in numbered] == [False, True, True]
 
 
 def test_a_schema_may_have_another_form():
