@@ -54,7 +54,7 @@ def main(
         write(console, f"tune: loading {bundle}")
         forget_unusable(bundle, console)
         with heartbeat(lambda: "tune: still loading (the first load compiles the CPU operators)", console):
-            runtime = Runtime.load(bundle, threads)
+            runtime = Runtime.load(bundle, threads, prefix_reuse=False)
     except (ValueError, OSError, RuntimeError) as error:
         write(console, f"tune: {error}")
         raise typer.Exit(2) from None

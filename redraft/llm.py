@@ -62,14 +62,17 @@ class LLM:
     after the constructor. The other ranks execute the batches it sends until it closes the LLM, then exit.
     """
 
-    def __init__(self, bundle: str | Path | Runtime, threads: int | None = None):
+    def __init__(self, bundle: str | Path | Runtime, threads: int | None = None, prefix_reuse: bool = True):
         """Load a bundle's folder, or take a runtime that is loaded. `threads`: default all cores. The CPU operators of
-        a process share one pool of threads, which has the last number given.
+        a process share one pool of threads, which has the last number given. With `prefix_reuse` a prompt that begins
+        like an earlier one is prefilled only from there on; measurements want it off.
 
         Raises BundleError where the folder is no bundle or does not fit this machine, and ValueError for a runtime that
         another LLM has taken.
         """
-        self.runtime = bundle if isinstance(bundle, Runtime) else Runtime.load(bundle, threads)
+        self.runtime = (
+            bundle if isinstance(bundle, Runtime) else Runtime.load(bundle, threads, prefix_reuse=prefix_reuse)
+        )
         if self.runtime.taken:
             raise ValueError("an LLM has taken this Runtime before: share that LLM, or load the bundle again")
         self.runtime.taken = True

@@ -202,6 +202,9 @@ class GenerateRequest(Message):
     guide: Guide | None = None
     exclude_input_in_output: bool = True
     method: str | None = Field(default=None, max_length=200)
+    cache_prompt: bool = True
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1000)
+    """Cached tokens are shared, unless `cache_prompt` is false, with requests of the same salt."""
     timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
     """Seconds from arrival, in the queue or not, after which the request ends with the text so far."""
     client: str | None = Field(default=None, max_length=200)
@@ -269,6 +272,8 @@ class Options(TypedDict, total=False):
     prompt_log_probs: bool
     draft_trees: bool
     guide: Guide | None
+    cache_prompt: bool
+    cache_salt: str | None
     timeout_s: float | None
 
 
@@ -320,6 +325,7 @@ class SequenceStats:
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = Field(default=0, description="the prompt's first tokens, whose rows were in the cache")
     output_tokens: int = 0
     steps: int = 0
     drafted: int = 0
@@ -343,13 +349,12 @@ class SequenceStats:
         return (self.steps + self.accepted) / self.steps if self.steps else 0.0
 
     def __str__(self) -> str:
-        """Tokens, tokens/s, tokens/step and accepted drafted tokens in one line."""
+        """Tokens, tokens/s, tokens/step, accepted drafted tokens and reused ones of the prompt in one line."""
         seconds = (self.queue_ms + self.prefill_ms + self.decode_ms) / 1e3
         rate = self.output_tokens / seconds if seconds else 0.0
-        return (
-            f"{self.output_tokens} tokens in {seconds:.2f} s, {rate:.0f} tokens/s, {self.acceptance_length:.2f} "
-            f"tokens/step, {self.accepted} of {self.drafted} drafted tokens accepted"
-        )
+        text = f"{self.output_tokens} tokens in {seconds:.2f} s, {rate:.0f} tokens/s, {self.acceptance_length:.2f} "
+        text += f"tokens/step, {self.accepted} of {self.drafted} drafted tokens accepted"
+        return f"{text}, {self.cached_tokens} prompt tokens reused" if self.cached_tokens else text
 
 
 def joined_extras(parts: Sequence[Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 BIGRAMS_FILE_NAME = "bigrams.npy"
 
+log = logging.getLogger("redraft.runtime")
+
 
 class Runtime:
     """What a worker, a tuner or a benchmark needs to serve requests. `sequence` may be called from any thread."""
@@ -41,7 +44,9 @@ class Runtime:
         name: str = "",
         stream_interval_s: float = 0.0,
         path: Path | None = None,
+        prefix_reuse: bool = True,
     ):
+        """`prefix_reuse`: see `Scheduler`."""
         self.engine = engine
         self.codec = codec
         self.limits = limits
@@ -58,11 +63,19 @@ class Runtime:
         """The bundle's own, by method."""
         self.taken = False
         """Whether an `LLM` steps the scheduler, whose outputs nobody else gets."""
-        self.scheduler = Scheduler(engine, limits, self.plans, bigrams)
+        self.prefix_reuse = prefix_reuse
+        if prefix_reuse and (reason := engine.reuse_refusal):
+            log.info("no prompt is reused: %s", reason)
+        self.scheduler = Scheduler(engine, limits, self.plans, bigrams, prefix_reuse=prefix_reuse)
 
     @classmethod
     def load(
-        cls, path: str | Path, threads: int | None = None, max_queue: int = 128, stream_interval_s: float = 0.0
+        cls,
+        path: str | Path,
+        threads: int | None = None,
+        max_queue: int = 128,
+        stream_interval_s: float = 0.0,
+        prefix_reuse: bool = True,
     ) -> Runtime:
         """Load a bundle. Raises BundleError where it does not fit this machine, ValueError for a bad budget table."""
         from redraft.bundle.manifest import Bundle
@@ -83,6 +96,7 @@ class Runtime:
             name=config.name,
             stream_interval_s=stream_interval_s,
             path=Path(path),
+            prefix_reuse=prefix_reuse,
         )
 
     @property
@@ -100,7 +114,7 @@ class Runtime:
         `served` are as in `Scheduler`. Raises RuntimeError while a request is running."""
         if not self.scheduler.idle:
             raise RuntimeError("the plans can change only while no request is running")
-        self.scheduler = Scheduler(self.engine, self.limits, plans, self.bigrams, observe, served)
+        self.scheduler = Scheduler(self.engine, self.limits, plans, self.bigrams, observe, served, self.prefix_reuse)
 
     def check(self, request: GenerateRequest) -> None:
         """Raises InvalidRequest where a request does not fit the bundle, as far as can be told without encoding it."""

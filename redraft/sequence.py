@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
@@ -88,6 +88,20 @@ class Pairs:
         if len(self.features) > MOST_PARTS:
             self.features = [join(self.features)]
 
+    @property
+    def rows(self) -> int:
+        """Rows of the target, from the first, whose pairs are all known."""
+        return self.ingested + len(self.tokens) - self.from_text
+
+    def first(self, rows: int) -> Pairs:
+        """The pairs of the target's first rows, as far as they are known; features are shared."""
+        left = min(max(rows + self.from_text - self.ingested, 0), len(self.tokens))
+        cut = Pairs(self.from_text, min(self.ingested, rows + self.from_text), [], self.tokens[:left])
+        for part in self.features:
+            cut.features += [part[:left]] if left > 0 else []
+            left -= len(part)
+        return cut
+
     def take(self) -> tuple[list[Features], list[int]]:
         """What is to be ingested now; it is forgotten here."""
         taken = self.features, self.tokens
@@ -104,6 +118,8 @@ class Sequence:
 
     `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens after
     the root. `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
+    `generated` are the tokens taken so far, an end token included.
+    `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one.
     `gained_at` is when it last gained tokens, as `time.perf_counter` tells it.
     `proposals` say what proposed the next tree's nodes; None unless the request wants its trees.
     """
@@ -141,7 +157,9 @@ class Sequence:
             None if grammar is None else grammar.start(self.end_ids),
         )
         self.ngram: NgramIndex | RetrievalText | None = None
+        self.generated: list[int] = []
         self.slot = -1
+        self.reusable = 0
         self.cache_length = 0
         self.commit: list[int] = []
         self.root = -1
@@ -174,7 +192,7 @@ class Sequence:
     @property
     def to_prefill(self) -> int:
         """Tokens of the prompt that have not been through the target."""
-        return len(self.prompt) - self.cache_length
+        return len(self.prompt) - (self.cache_length if self.has_slot else self.reusable)
 
     @property
     def has_slot(self) -> bool:
@@ -191,9 +209,17 @@ class Sequence:
         """Tokens that may still be generated."""
         return self.request.max_tokens - self.stats.output_tokens
 
-    def admit(self, slot: int) -> None:
-        """Take a slot of the cache."""
-        self.slot = slot
+    @property
+    def cached_tokens(self) -> np.ndarray:
+        """The tokens int32 [n] whose rows are in the cache once the rows `commit` have been moved."""
+        return np.append(self.prompt, np.array(self.generated, np.int32))[: self.cache_length]
+
+    def admit(self, slot: int, rows: int = 0, commit: Iterable[int] = (), pairs: Pairs | None = None) -> None:
+        """Take a slot of the cache, which has the prompt's first `rows` rows once the rows `commit` have been moved.
+        `pairs`: what is known of them, instead of no pairs."""
+        self.slot, self.cache_length, self.commit = slot, rows, list(commit)
+        self.pairs = pairs or self.pairs
+        self.stats.cached_tokens = rows
         self._admitted = time.perf_counter()
         self.stats.queue_ms = 1e3 * (self._admitted - self.arrived)
 
@@ -209,7 +235,7 @@ class Sequence:
 
     def prefill(self, rows: int, features: Features | None) -> None:
         """`rows` more tokens of the prompt are in the cache; `features` are those of `kept`'s rows."""
-        start, self.cache_length = self.cache_length, self.cache_length + rows
+        start, self.cache_length, self.commit = self.cache_length, self.cache_length + rows, []
         if self.pairs is not None and features is not None:
             if self.pairs.from_text and not start:
                 self.pairs.add(features[:1], self.prompt[:1].tolist())
@@ -245,13 +271,14 @@ class Sequence:
         as rejected.
         """
         before = self.stats.output_tokens
-        accepted = self._advance(verdict, nodes) - 1
-        goes_on = goes_on or accepted + 1 < len(verdict.tokens)
-        self.cache_length += accepted + 1
-        self.commit = verdict.path if verdict.path[-1] != accepted else []
+        taken = self._advance(verdict, nodes)
+        accepted, path = taken - 1, verdict.path[:taken]
+        goes_on = goes_on or taken < len(verdict.tokens)
+        self.cache_length += taken
+        self.commit = path if path[-1] != accepted else []
         self._count_depths(accepted, accepted + goes_on)
         if self.pairs is not None and features is not None:
-            self.pairs.add(features, verdict.tokens)
+            self.pairs.add(features[:taken], verdict.tokens[:taken])
         else:
             self.features = features
         if self.chain is not None:
@@ -330,6 +357,7 @@ class Sequence:
             origins, path = self.proposals.take(nodes), verdict.path[: len(gained) + 1]
             tokens, parents, scores = (list(column) for column in zip(*nodes, strict=True))
             self._output.draft_trees.append(DraftTree(tokens, parents, scores, origins, path, gained))
+        self.generated += verdict.tokens[:taken]
         if self.ngram is not None:
             self.ngram.extend(verdict.tokens[:taken])
         return taken

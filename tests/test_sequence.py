@@ -10,7 +10,7 @@ from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.verification import Verdict
 from redraft.request import GenerateRequest
-from redraft.sequence import Sequence
+from redraft.sequence import Pairs, Sequence
 from tests.toy_engine import toy_codec
 
 CODEC = toy_codec()
@@ -121,3 +121,32 @@ def test_a_stop_word_of_token_ids_ends_the_text(clock):
 def test_a_stop_word_of_token_ids_is_not_looked_for_in_the_prompt():
     sequence = begun("a", stop_word_ids=[[PROMPT[-1], *CODEC.encode("a")]])
     assert sequence.finish_reason is None
+
+
+@pytest.mark.parametrize(("word", "taken"), [("STOP", 4), ("<end>", 4), ("none", 7)])
+def test_what_is_left_in_the_cache_ends_with_the_text(word, taken):
+    """The rows to move, the pairs to ingest, and the tokens whose rows are then in place: not the last one's."""
+    sequence = begun("a", stop_words=[word])
+    sequence.pairs = Pairs(ingested=len(PROMPT))
+    tokens = [*CODEC.encode("STO"), *([0] if word == "<end>" else CODEC.encode("P")), *CODEC.encode("xyz")]
+    path = [0, 1, 3, 4, 6, 7, 8]
+    sequence.step(Verdict(path, tokens), np.arange(7.0)[:, None], NODES, 9, False)
+    assert sequence.cached_tokens.tolist() == [*PROMPT, *CODEC.encode("a"), *tokens[: taken - 1]]
+    assert sequence.commit == path[:taken]
+    assert sequence.pairs.rows == sequence.cache_length
+    assert sequence.pairs.take()[1] == tokens[:taken]
+
+
+def test_the_first_pairs_are_those_of_the_first_rows():
+    """Ingested ones first; features are views."""
+    parts = [np.arange(3.0)[:, None], np.arange(3.0, 7.0)[:, None]]
+    for from_text in (False, True):
+        pairs = Pairs(from_text, ingested=2, features=parts, tokens=[10, 11, 12, 13, 14, 15])
+        for rows in range(1, pairs.rows + 1):
+            first = pairs.first(rows)
+            count = max(rows + from_text - 2, 0)
+            assert (first.rows, first.ingested) == (rows, min(2, rows + from_text))
+            assert first.tokens == [10, 11, 12, 13, 14, 15][:count]
+            assert [value for part in first.features for value in part[:, 0]] == list(range(count))
+    assert pairs.rows == 7
+    assert np.shares_memory(parts[0], first.features[0])

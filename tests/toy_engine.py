@@ -21,6 +21,7 @@ class ToyEngine:
     """Target and drafter in one; its only method is called TOY."""
 
     reads_context = reads_text = False
+    reuse_refusal = None
 
     @property
     def drafters(self):
@@ -122,6 +123,10 @@ class ToyEngine:
         ids = np.argsort(-logits, kind="stable")[: self.candidates]
         probs = np.exp(logits[ids] - logits.max())
         return ids, probs / np.exp(logits - logits.max()).sum()
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        assert source != target
+        self.cache[target, :rows] = self.cache[source, :rows]
 
     def close(self) -> None:
         pass

@@ -91,7 +91,7 @@ def measure_gains(drafter: Path, ngrams: Path, bundle: Path, texts: Sequence[str
     found: dict[str, Any] = {"training": json.loads(log[-1]), "speed": {}}
     for name, folder in (("n-grams", ngrams), ("drafter", bundle)):
         with step(f"load {folder.name}"):
-            runtime = Runtime.load(folder)
+            runtime = Runtime.load(folder, prefix_reuse=False)
         for streams in STREAMS:
             if streams <= min(runtime.limits.slots, len(texts)):
                 with step(f"measure {name}, {streams} stream{'s' * (streams > 1)}"):

@@ -67,7 +67,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Where to write the example.")] = Path("docs/pictures/one_step.json"),
 ) -> None:
     """Answer the prompt and record one step of it."""
-    runtime = Runtime.load(bundle)
+    runtime = Runtime.load(bundle, prefix_reuse=False)
     recorder = Recorder(runtime)
     sampling = SamplingConfig(temperature=TEMPERATURE, seed=SEED)
     request = GenerateRequest(id="r", text=render_chat(bundle, PROMPT), max_tokens=40, sampling=sampling)

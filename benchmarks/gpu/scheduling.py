@@ -102,7 +102,9 @@ def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len
         engine = TorchEngine(bundle)
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(config.vocab_size)}, unk_token="t0"))
     plans = bundle_plans(bundle.config, bundle.path)
-    runtime = Runtime(engine, TextCodec(words), Limits(**limits.model_dump()), config.vocab_size, plans=plans)
+    runtime = Runtime(
+        engine, TextCodec(words), Limits(**limits.model_dump()), config.vocab_size, plans=plans, prefix_reuse=False
+    )
     return LLM(runtime)
 
 

@@ -277,7 +277,7 @@ def rejection(
 ) -> None:
     """Time the host's verification of a method's drafts, beside the steps that it is part of."""
     try:
-        llm, precision = LLM(bundle), Bundle.load(bundle).config.precision
+        llm, precision = LLM(bundle, prefix_reuse=False), Bundle.load(bundle).config.precision
     except BundleError as error:
         raise typer.BadParameter(str(error)) from None
     tokenizer = ChatTokenizer(bundle)

@@ -67,6 +67,7 @@ class NullEngine:
     """
 
     reads_context = reads_text = False
+    reuse_refusal = "it has no cache"
 
     def __init__(self, rows: int, vocab_size: int, logits: bool):
         self.drafters: Mapping[str, NullEngine] = dict.fromkeys(METHODS, self)
@@ -88,6 +89,9 @@ class NullEngine:
         candidates = self._candidates(batch.tokens)
         self.spent_s += time.thread_time() - started
         return candidates
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """See `Engine.copy`."""
 
     def close(self) -> None:
         """See `Engine.close`."""

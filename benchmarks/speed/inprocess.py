@@ -47,9 +47,9 @@ class Clock:
 
 
 def load_llm(parser: argparse.ArgumentParser, bundle: Path, threads: int | None = None) -> LLM:
-    """An LLM for a command: a bundle that cannot be loaded ends it with the reason."""
+    """An LLM for a command, without prefix reuse: a bundle that cannot be loaded ends it with the reason."""
     try:
-        return LLM(bundle, threads)
+        return LLM(bundle, threads, prefix_reuse=False)
     except (RuntimeError, ValueError, OSError) as error:
         parser.error(str(error))
 

@@ -112,10 +112,10 @@ def between_ranks(engine: Engine) -> Iterator[list[float]]:
         yield took
         return
 
-    def timed(act: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def timed_act(given: Any) -> Any:
+    def timed(act: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_act(*given: Any) -> Any:
             started = time.perf_counter()
-            result = act(given)
+            result = act(*given)
             took.append((time.perf_counter() - started) * 1e3)
             return result
 

@@ -89,7 +89,9 @@ class Bench:
         table, log, runtime = self._constant(budget), DraftLog(), self.runtime
         plan, before = self._plan(shape, table), table.scores_at(temperature)
         engine = LoggedEngine(runtime.engine, log)
-        runtime.scheduler = Scheduler(engine, runtime.limits, {self.method: plan}, runtime.bigrams)
+        runtime.scheduler = Scheduler(
+            engine, runtime.limits, {self.method: plan}, runtime.bigrams, prefix_reuse=runtime.prefix_reuse
+        )
         nodes: list[Visited] = []
         guessed: list[Guess] = []
         for place, ids in self._answer(self.prompts, temperature, self.method):

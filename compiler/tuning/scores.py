@@ -93,6 +93,15 @@ class LoggedEngine:
         """See `Engine.execute`."""
         return self._engine.execute(batch, samplers)
 
+    @property
+    def reuse_refusal(self) -> str | None:
+        """See `Engine.reuse_refusal`."""
+        return self._engine.reuse_refusal
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """See `Engine.copy`."""
+        self._engine.copy(source, target, rows)
+
     def close(self) -> None:
         """See `Engine.close`."""
         self._engine.close()

@@ -51,6 +51,16 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def reuse_refusal(self) -> str | None:
+        """Why a slot's rows do not serve other sequences, as a clause; None: they do, and `copy` works."""
+        ...
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first `rows` rows of a slot's cache to another slot, and of the drafters' caches one row more: pairs
+        may begin before the text."""
+        ...
+
     def close(self) -> None:
         """Free the networks and the caches."""
         ...

@@ -12,6 +12,7 @@ from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
 from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.engines.api import Gather, Samplers, local_logits
+from redraft.engines.cache_rows import copy_rows
 from redraft.engines.host_buffers import ChainBuffers, NoiseBuffers, PairBuffers, RowBuffers, SamplingBuffers
 from redraft.errors import BundleError
 from redraft.plugins import kernels
@@ -32,6 +33,8 @@ class OpenVINOEngine:
     """A bundle's networks, compiled at load; no call allocates anything that lasts. Of several ranks this is the engine
     of one: drafters are on rank 0, and each rank computes logits of its own columns, which `gather` brings to rank
     0."""
+
+    reuse_refusal = None
 
     def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = local_logits):
         self._bundle, config, self.gather = bundle, bundle.config, gather
@@ -66,6 +69,12 @@ class OpenVINOEngine:
             raise RuntimeError(f"the target's network failed: {failure}")
         logits = self.gather(self._target.output("logits")[: len(batch.logit_rows)])
         return logits, self._target.output("features") if self._has_features else None
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """See `Engine.copy`."""
+        copy_rows(self.caches.values(), source, target, rows)
+        for drafter in self.drafters.values():
+            copy_rows(drafter.caches.values(), source, target, rows + 1)
 
     def close(self) -> None:
         """Free the networks and the caches."""

@@ -51,6 +51,17 @@ class TimedEngine:
         self._clock.target_s += time.perf_counter() - started
         return result
 
+    @property
+    def reuse_refusal(self) -> str | None:
+        """See `Engine.reuse_refusal`."""
+        return self._engine.reuse_refusal
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """See `Engine.copy`."""
+        started = time.perf_counter()
+        self._engine.copy(source, target, rows)
+        self._clock.target_s += time.perf_counter() - started
+
     def close(self) -> None:
         """See `Engine.close`."""
         self._engine.close()

@@ -27,6 +27,7 @@ from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.engines import memory
 from redraft.engines.api import Gather, LogitRows, Samplers, local_logits
+from redraft.engines.cache_rows import copy_rows
 from redraft.engines.cuda import device as gpu
 from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets, fitting
 from redraft.engines.cuda.graphs import CudaGraphCache, Graphs, available_graphs
@@ -51,6 +52,8 @@ Program = Callable[..., Sequence[Tensor]]
 
 class TorchEngine:
     """A bundle's programs, and caches in its precision; of several ranks, the engine of one (see `OpenVINOEngine`)."""
+
+    reuse_refusal = None
 
     def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = local_logits):
         """Print on stderr which device executes. Raises BundleError for a bundle of another torch, and where the GPU's
@@ -118,6 +121,14 @@ class TorchEngine:
             features = outputs[1][:rows] if len(outputs) > 1 else None
             logits = self.gather(outputs[0][: len(batch.logit_rows)])
             return sample(logits, batch, samplers, self._results, self._draws), features
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """See `Engine.copy`."""
+        for caches in self.caches:
+            copy_rows(caches, source, target, rows)
+        for drafter in self.drafters.values():
+            copy_rows(drafter.caches, source, target, rows + 1)
 
     def close(self) -> None:
         """Free the programs and the caches, and give a GPU's memory back, so that another bundle can be loaded."""

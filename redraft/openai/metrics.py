@@ -14,6 +14,10 @@ from redraft.scheduling.service_stats import Histogram
 from redraft.worker.protocol import WorkerStatus
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+PREFIX_CACHE = {
+    "prefix_cache_queries": "Prompt tokens of requests that may reuse cached ones",
+    "prefix_cache_hits": "Prompt tokens that were cached",
+}
 
 
 class Metrics(Collector):
@@ -50,6 +54,8 @@ class Metrics(Collector):
         yield _gauge("num_requests_waiting", "Requests in the queue", status.waiting)
         yield _gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1", status.kv_use)
         yield _counter("prompt_tokens", "Prompt tokens of admitted requests", totals.get("prompt_tokens", 0))
+        for name, text in PREFIX_CACHE.items():
+            yield _counter(name, text, totals.get(name, 0))
         yield _counter("generation_tokens", "Generated tokens", totals.get("output_tokens", 0))
         ended = _labelled("request_success", "Requests by finish reason", ["finished_reason"])
         for reason, count in service.finished.items():

@@ -108,6 +108,8 @@ class Sampled(Body):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    cache_prompt: bool = True
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1000)
 
     @property
     def log_probs(self) -> bool:

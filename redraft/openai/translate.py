@@ -142,6 +142,8 @@ def job(
                         "guide": guide,
                         "skip_special_tokens": body.skip_special_tokens and not (tools and tools.special),
                         "method": body.drafting_method if body.speculative else AUTO_REGRESSIVE,
+                        "cache_prompt": body.cache_prompt,
+                        "cache_salt": body.cache_salt,
                         "timeout_s": body.timeout,
                     }
                 )

@@ -21,6 +21,7 @@ from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from redraft.scheduling.prompt_rows import share_rows, step_rows
 from redraft.scheduling.service_stats import ServiceStats
+from redraft.scheduling.slots import Slots
 from redraft.sequence import Gain, Output, Sequence
 
 
@@ -41,14 +42,17 @@ class Limits:
 
 @dataclass
 class Totals:
-    """Counted since the start. `step_s` is the wall time of all steps, `engine_s` the part inside the engine, of which
-    `draft_s` inside drafters."""
+    """Counted since the start. `prefix_cache_queries` are the prompt tokens of requests that may reuse cached ones,
+    `prefix_cache_hits` those that were cached. `step_s` is the wall time of all steps, `engine_s` the part inside the
+    engine, of which `draft_s` inside drafters."""
 
     requests: int = 0
     timeouts: int = 0
     steps: int = 0
     sequence_steps: int = 0
     prompt_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
     output_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -89,9 +93,11 @@ class Scheduler:
         bigrams: np.ndarray | None = None,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
         served: Collection[Iterable[int]] = (),
+        prefix_reuse: bool = True,
     ):
         """`plans` by method, the first of which serves requests that name none; `observe` is shown every step's tree,
         place in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
+        With `prefix_reuse` requests begin after the rows of an earlier one with the same first tokens: see `Slots`.
 
         Raises ValueError where a plan asks of the engine's drafter what it cannot do.
         """
@@ -109,7 +115,8 @@ class Scheduler:
         self._observe = observe
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self._free_slots = list(range(limits.slots - 1, -1, -1))
+        reuse = prefix_reuse and self._engine.reuse_refusal is None
+        self._slots = Slots(limits.slots, self._engine.copy if reuse else None)
         self._words = mask_width(limits.max_tree)
 
     @property
@@ -124,13 +131,14 @@ class Scheduler:
 
     def require_room(self) -> None:
         """Raises Overloaded when the queue is full and no slot is free."""
-        if len(self._waiting) >= self.limits.max_queue + len(self._free_slots):
+        if len(self._waiting) >= self.limits.max_queue + len(self._slots.free):
             raise Overloaded(f"overloaded: {self.limits.max_queue} requests wait for a slot already: try again later")
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises Overloaded as `require_room` does."""
         self.require_room()
         self.totals.requests += 1
+        sequence.pairs = self._source(sequence).pairs()
         self._waiting.append(sequence)
 
     def _method(self, sequence: Sequence) -> str:
@@ -155,7 +163,7 @@ class Scheduler:
         """Forget every sequence, without outputs: after a step that raised, their states are not to be trusted."""
         self._waiting.clear()
         self._running.clear()
-        self._free_slots = list(range(self.limits.slots - 1, -1, -1))
+        self._slots.forget()
 
     def status(self) -> Status:
         """Load and totals."""
@@ -189,10 +197,12 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
-        sequence.admit(self._free_slots.pop())
-        source = self._source(sequence)
-        sequence.ngram, sequence.pairs = source.index(sequence.prompt), source.pairs()
+        self._slots.admit(sequence, self._method(sequence))
+        sequence.ngram = self._source(sequence).index(sequence.prompt)
         self.totals.prompt_tokens += len(sequence.prompt)
+        if self._slots.reads(sequence):
+            self.totals.prefix_cache_queries += len(sequence.prompt)
+            self.totals.prefix_cache_hits += sequence.stats.cached_tokens
         self._running.append(sequence)
 
     def _sweep(self) -> list[Output]:
@@ -203,7 +213,7 @@ class Scheduler:
                 self.service.end(sequence.finish_reason, sequence.stats)
         for sequence in self._running:
             if sequence.finish_reason:
-                self._free_slots.append(sequence.slot)
+                self._slots.release(sequence)
         self._running = [sequence for sequence in self._running if not sequence.finish_reason]
         if any(sequence.finish_reason for sequence in self._waiting):
             dropped = [sequence for sequence in self._waiting if sequence.finish_reason]
@@ -213,16 +223,24 @@ class Scheduler:
 
     def _prefill_chunks(self, decoding: int) -> list[tuple[Sequence, int]]:
         """Which sequences prefill how many rows in this step, in which `decoding` decode; those that wait take a slot
-        with their first rows."""
+        with their first rows, unless these are about to be there for another."""
         prompts = [sequence for sequence in self._running if not sequence.prefilled]
-        if self._free_slots:
-            prompts += self._waiting
+        if free := len(self._slots.free):
+            for sequence in self._waiting:
+                sequence.reusable = self._slots.rows_for(sequence, self._method(sequence))
+            prompts += [sequence for sequence in self._waiting if not self._awaits(sequence)]
         rows = step_rows(self.limits.prefill_chunk, decoding)
-        chunks = share_rows(prompts, len(self._free_slots), rows, decoding)
-        for sequence, _ in chunks:
+        chunks = []
+        for sequence, count in share_rows(prompts, free, rows, decoding):
             if not sequence.has_slot:
+                if self._awaits(sequence):  # one that has just been admitted
+                    continue
                 self._admit(sequence)
+            chunks.append((sequence, min(count, sequence.to_prefill)))
         return chunks
+
+    def _awaits(self, sequence: Sequence) -> bool:
+        return self._slots.awaits(sequence, self._method(sequence))
 
     def _draft(self, sequences: list[Sequence]) -> TokenTree:
         """Draft trees of the sequences, in their order; each method drafts for all of its own at once."""

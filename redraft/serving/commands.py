@@ -82,6 +82,9 @@ def serve(
     stream_interval_ms: Annotated[
         int | None, typer.Option(min=0, max=10_000, help="Least time between two pieces of a stream; default: 40.")
     ] = None,
+    prefix_reuse: Annotated[
+        bool, typer.Option(help="Prefill a prompt that begins like an earlier one only from where they differ.")
+    ] = True,
     hostfile: Annotated[
         Path | None,
         typer.Option(help="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."),
@@ -130,6 +133,7 @@ def serve(
         max_queue=max_queue,
         max_per_client=max_per_client,
         stream_interval_ms=stream_interval_ms,
+        prefix_reuse=prefix_reuse,
         hostfile=hostfile,
         start_timeout_s=start_timeout_s,
         silence_s=silence_s,

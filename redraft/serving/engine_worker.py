@@ -41,6 +41,8 @@ def engine_worker(run_dir: RunDir, settings: Settings, number: int = 0) -> Child
         command += ["--max-per-client", str(settings.max_per_client)]
     if settings.stream_interval_ms is not None:
         command += ["--stream-interval-ms", str(settings.stream_interval_ms)]
+    if not settings.prefix_reuse:
+        command.append("--no-prefix-reuse")
     command += ["--drain-s", str(settings.drain_s)]
     return Child(
         run_dir,

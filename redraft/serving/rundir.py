@@ -45,6 +45,7 @@ class Settings(BaseModel):
     max_queue: int | None = None
     stream_interval_ms: int | None = None
     max_per_client: int | None = None
+    prefix_reuse: bool = True
     drain_s: float = DRAIN_S
     """How long running requests have to end when the service is stopped."""
     hostfile: Path | None = None

@@ -342,18 +342,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="compute threads (default: the engine's choice)")
     parser.add_argument("--max-queue", type=int, default=128, help="most requests that wait for a slot")
     parser.add_argument("--max-per-client", type=int, help="most requests of one client that run and wait")
-    parser.add_argument(
-        "--drain-s", type=float, default=DRAIN_S, help="most seconds that requests have to end after SIGTERM"
-    )
+    parser.add_argument("--drain-s", type=float, default=DRAIN_S, help="most seconds for requests to end after SIGTERM")
     parser.add_argument(
         "--stream-interval-ms", type=int, default=40, help="least time between two pieces of one stream's text"
     )
+    parser.add_argument("--no-prefix-reuse", action="store_true", help="prefill every prompt from its first token")
     parser.add_argument("--outlive-parent", action="store_true", help="go on when the process that started it is gone")
     options = parser.parse_args(argv)
     logs.configure("redraft worker: %(message)s")
     parent = os.getppid()
     try:
-        runtime = Runtime.load(options.bundle, options.threads, options.max_queue, options.stream_interval_ms / 1e3)
+        limits = options.max_queue, options.stream_interval_ms / 1e3
+        runtime = Runtime.load(options.bundle, options.threads, *limits, not options.no_prefix_reuse)
     except (ValueError, OSError, RuntimeError) as error:
         log.error("%s", error)
         rank_process.end_all(2)

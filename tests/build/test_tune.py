@@ -42,8 +42,8 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
     (bundle / "budget.json").write_text('{"methods": {"of another build": ')
     load, given = Runtime.load, []
 
-    def retrieving(*arguments) -> Runtime:
-        runtime = load(*arguments)
+    def retrieving(*arguments, **options) -> Runtime:
+        runtime = load(*arguments, **options)
         runtime.plans[METHOD] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
         return runtime
 
@@ -103,8 +103,8 @@ def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_pa
     bundle, prompts = tiny(tmp_path, ["one"])
     load, names = Runtime.load, []
 
-    def two_methods(*arguments) -> Runtime:
-        runtime = load(*arguments)
+    def two_methods(*arguments, **options) -> Runtime:
+        runtime = load(*arguments, **options)
         runtime.plans["second"] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
         return runtime
 
@@ -127,7 +127,7 @@ def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_pa
 
 
 def test_a_bundle_that_loads_slowly_is_seen_in_a_log(tmp_path, monkeypatch, capsys):
-    def slow(*_) -> Runtime:
+    def slow(*_, **__) -> Runtime:
         time.sleep(1.0)
         raise ValueError("enough")
 

@@ -104,6 +104,21 @@ def test_drafts_count_by_method(server):
     assert not [labels for labels in after if labels[-1] == "auto_regressive"]
 
 
+def test_prompt_tokens_count_by_what_was_cached(server):
+    """As the answers say, and not for those who want nothing from the cache."""
+    before = samples(server)
+    body = {"messages": [{"role": "user", "content": "Count what was there"}], "max_tokens": 3}
+    usages = [server.post(CHAT, body | more).json()["usage"] for more in ({}, {}, {"cache_prompt": False})]
+    usages.append(server.post(CHAT, body | {"n": 3}).json()["usage"])
+    after, prompt = samples(server), usages[0]["prompt_tokens"]
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert cached[1:3] == [prompt - 1, 0]
+    assert prompt - 2 <= cached[3] < prompt, "a choice may begin while the first runs its last token again"
+    gains = [after[name,] - before[name,] for name in ("prefix_cache_queries_total", "prefix_cache_hits_total")]
+    assert gains[0] == 5 * prompt
+    assert 0 <= cached[0] + 4 * (prompt - 1) - gains[1] <= 2
+
+
 def test_a_value_on_a_bound_is_below_it():
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 3.0):

@@ -196,16 +196,18 @@ class IngestingEngine(ToyEngine):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.states = dict[int, int]()
+        self.expected = np.full(self.cache.shape[:2], -1, np.int64)
+
+    def copy(self, source, target, rows):
+        super().copy(source, target, rows)
+        self.expected[target, : rows + 1] = self.expected[source, : rows + 1]
 
     def draft(self, batch, noise=None):
         states = [int(high) << 16 | int(low) for high, low in batch.features.tolist()]
         for b, slot in enumerate(batch.slots.tolist()):
-            expected = self.states[slot] if batch.cache_lengths[b] else None
-            for row in range(*batch.row_offsets[b : b + 2].tolist()):
-                assert expected in (None, states[row])
-                expected = _mix(states[row], int(batch.tokens[row]))
-            self.states[slot] = expected
+            for pair, row in enumerate(range(*batch.row_offsets[b : b + 2].tolist()), int(batch.cache_lengths[b])):
+                assert self.expected[slot, pair] == states[row] or not pair
+                self.expected[slot, pair + 1] = _mix(states[row], int(batch.tokens[row]))
         last = batch.row_offsets[1:] - 1
         return super().draft(DraftBatch.of_roots(batch.features[last], batch.tokens[last]))
 

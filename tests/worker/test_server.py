@@ -51,7 +51,7 @@ def request(client, text="hello", **fields):
 
 def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, tmp_path, monkeypatch, capsys):
     assert client.status(60).untuned == ["toy"]
-    monkeypatch.setattr("redraft.worker.server.Runtime.load", lambda *_: toy_runtime())
+    monkeypatch.setattr("redraft.worker.server.Runtime.load", lambda *_, **__: toy_runtime())
     monkeypatch.setattr("redraft.worker.server.serve", lambda *_: None)
     assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
     said = capsys.readouterr().err
@@ -60,7 +60,7 @@ def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, t
     tuned = BudgetTable(entries=BudgetTable.constant(8).entries, measured={"step_ms": {}})
     runtime = toy_runtime()
     runtime.plans = {name: replace(plan, budget=tuned) for name, plan in runtime.plans.items()}
-    monkeypatch.setattr("redraft.worker.server.Runtime.load", lambda *_: runtime)
+    monkeypatch.setattr("redraft.worker.server.Runtime.load", lambda *_, **__: runtime)
     assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
     assert capsys.readouterr().err == ""
 

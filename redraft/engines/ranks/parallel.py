@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,8 @@ SPIN_S, NAP_SHARE, MAX_NAP_S = 0.02, 0.05, 0.01
 """A waiting rank busy-polls for SPIN_S, then sleeps NAP_SHARE of the time waited so far, at most MAX_NAP_S: an idle
 rank costs half a percent of a core."""
 Result = TypeVar("Result")
+Copy: TypeAlias = tuple[int, int, int]
+"""Source slot, target slot and rows: the arguments of `Engine.copy`."""
 
 
 class ParallelEngine:
@@ -46,6 +48,7 @@ class ParallelEngine:
         self.own, self.ranks = engine, ranks
         self._rows = RowBuffers(ranks.config.limits, ranks.config.target.vocab_size)
         self._open, self._in_step = True, False
+        self._copies: list[Copy] = []
         atexit.register(self.close)
 
     @property
@@ -60,10 +63,21 @@ class ParallelEngine:
         if self._in_step:
             raise RuntimeError("a step failed, so the ranks are out of step: load the bundle again")
         self._in_step = True
-        self.ranks.send(batch)
+        self.ranks.send(batch, self._copies)
+        self._copies = []
         outputs = self.own.execute(batch, samplers)
         self._in_step = False
         return outputs
+
+    @property
+    def reuse_refusal(self) -> str | None:
+        """See `Engine.reuse_refusal`."""
+        return self.own.reuse_refusal
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """See `Engine.copy`; the other ranks do it before the next batch."""
+        self.own.copy(source, target, rows)
+        self._copies.append((source, target, rows))
 
     def close(self) -> None:
         """See `Engine.close`; the other ranks stop too. A step that failed may leave them waiting for ever: then this
@@ -80,7 +94,10 @@ class ParallelEngine:
 
 def follow(engine: Engine, ranks: Ranks) -> None:
     """Execute rank 0's batches until it stops."""
-    while (batch := ranks.receive()) is not None:
+    while (message := ranks.receive()) is not None:
+        copies, batch = message
+        for copy in copies:
+            engine.copy(*copy)
         engine.execute(batch)
     engine.close()
     ranks.disconnect()
@@ -210,14 +227,14 @@ class Ranks:
                 raise BundleError(message if rank == 0 else f"rank {rank}: {message}")
         return result  # type: ignore[return-value]
 
-    def send(self, batch: TargetBatch | None) -> None:
-        """Send a batch from rank 0 to all others; None: stop."""
-        message = np.zeros(0, np.int32) if batch is None else pack(batch)
+    def send(self, batch: TargetBatch | None, copies: list[Copy] | None = None) -> None:
+        """Send a batch from rank 0 to all others, and the copies before it; None: stop."""
+        message = np.zeros(0, np.int32) if batch is None else pack(batch, copies or [])
         for rank in range(1, self.comm.size):
             self.comm.Send(message, rank)
 
-    def receive(self) -> TargetBatch | None:
-        """Wait for the next batch from rank 0; None: it stops."""
+    def receive(self) -> tuple[list[Copy], TargetBatch] | None:
+        """Wait for the next batch from rank 0, and the copies before it; None: it stops."""
         from mpi4py import MPI
 
         started, status = time.monotonic(), MPI.Status()
@@ -261,17 +278,19 @@ class Ranks:
         self.comm.Abort(1)
 
 
-def pack(batch: TargetBatch) -> np.ndarray:
-    """Pack a batch into one array int32: the sizes T, words, B, C and R, then its arrays in their order."""
+def pack(batch: TargetBatch, copies: list[Copy]) -> np.ndarray:
+    """Pack a batch and the copies before it into one array int32: the sizes T, words, B, C, R and the number of copies,
+    then the batch's arrays in their order and the copies."""
     arrays = [getattr(batch, field.name) for field in fields(batch)]
-    sizes = [*batch.tree_mask.shape, len(batch.slots), len(batch.commit_src), len(batch.logit_rows)]
-    return np.concatenate([np.array(sizes, np.int32), *(array.reshape(-1) for array in arrays)])
+    sizes = [*batch.tree_mask.shape, len(batch.slots), len(batch.commit_src), len(batch.logit_rows), len(copies)]
+    arrays = [np.array(sizes, np.int32), *arrays, np.array(copies, np.int32)]
+    return np.concatenate([array.reshape(-1) for array in arrays])
 
 
-def unpack(message: np.ndarray) -> TargetBatch:
-    """The batch of a message of `pack`: views of it."""
-    rows, words, sequences, commits, logits = message[:5].tolist()
-    sizes = (rows, rows, sequences + 1, sequences, sequences, rows * words, commits, sequences + 1, logits)
-    arrays = np.split(message[5:], np.cumsum(sizes)[:-1])
+def unpack(message: np.ndarray) -> tuple[list[Copy], TargetBatch]:
+    """The copies and the batch of a message of `pack`, whose arrays are views of it."""
+    rows, words, sequences, commits, logits, copies = message[:6].tolist()
+    sizes = (rows, rows, sequences + 1, sequences, sequences, rows * words, commits, sequences + 1, logits, 3 * copies)
+    *arrays, copied = np.split(message[6:], np.cumsum(sizes)[:-1])
     arrays[5] = arrays[5].reshape(rows, words)
-    return TargetBatch(*arrays)
+    return [(source, target, count) for source, target, count in copied.reshape(-1, 3).tolist()], TargetBatch(*arrays)

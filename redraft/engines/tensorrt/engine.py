@@ -21,6 +21,7 @@ from redraft.decoding.token_tree import mask_width
 from redraft.engines import memory
 from redraft.engines.api import Gather, LogitRows, Samplers, local_logits
 from redraft.engines.cache_check import fault
+from redraft.engines.cache_rows import copy_rows
 from redraft.engines.cuda import device as gpu
 from redraft.engines.cuda.sampling import draws_on, sample
 from redraft.engines.cuda.transfer import Results
@@ -93,6 +94,24 @@ class TensorRTEngine:
         with self._stream.current(), self._within_memory():
             logits, features = self._target.execute(batch)
             return sample(self.gather(logits), batch, samplers, self._results, self._draws), features
+
+    @property
+    def reuse_refusal(self) -> str | None:
+        """See `Engine.reuse_refusal`."""
+        if self._bundle.config.plugin_form:
+            return None
+        return (
+            "a step in native form executes all slots up to the last one in its batch, so requests take the first free "
+            "slots, not those that hold their prefixes"
+        )
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """See `Engine.copy`."""
+        with self._stream.current():
+            copy_rows(self.caches, source, target, rows)
+            for drafter in self.drafters.values():
+                drafter.copy(source, target, rows + 1)
 
     def close(self) -> None:
         """Free the engines and the caches, as far as they are there."""

@@ -47,7 +47,7 @@ class ChatAnswer:
                 | ({"draft_trees": choice.trees} if self._body.draft_trees else {})
                 for index, choice in enumerate(self._choices)
             ],
-            "usage": usage(self._job.prompt_tokens, self._choices),
+            "usage": usage(self._job, self._choices),
             **metrics(self._choices),
         }
 
@@ -72,7 +72,7 @@ class ChatAnswer:
             if parts:
                 yield b"".join(parts)
         if self._body.usage_at_end:
-            yield self._write([], usage(self._job.prompt_tokens, self._choices))
+            yield self._write([], usage(self._job, self._choices))
         yield END
 
     def error(self, error: ApiError) -> bytes:
@@ -87,9 +87,9 @@ class ChatAnswer:
         one = {"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": finish_reason}
         if trees:
             one["draft_trees"] = trees
-        return self._write([one], usage(self._job.prompt_tokens, self._choices) if self._body.usage_always else None)
+        return self._write([one], usage(self._job, self._choices) if self._body.usage_always else None)
 
-    def _write(self, choices: list[dict[str, Any]], counts: dict[str, int] | None) -> bytes:
+    def _write(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None) -> bytes:
         data: dict[str, Any] = {**self._head, "object": "chat.completion.chunk", "choices": choices}
         if self._body.usage_at_end:
             data["usage"] = counts

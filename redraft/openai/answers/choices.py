@@ -9,6 +9,7 @@ from typing import Any
 
 from redraft.openai.model import ServedModel
 from redraft.openai.structured.reader import CallReader, Delta
+from redraft.openai.translate import Job
 from redraft.request import SequenceStats
 from redraft.worker.protocol import Chunk
 
@@ -66,14 +67,24 @@ class Choice:
         return deltas
 
 
-def usage(prompt_tokens: int, choices: list[Choice]) -> dict[str, int]:
-    """Tokens of a request: those of its prompts, and of all its choices."""
+def usage(job: Job, choices: list[Choice]) -> dict[str, Any]:
+    """Tokens of a request: those of its prompts, and of all its choices; at its end also how many of the prompts were
+    cached."""
     completion = sum(choice.output_tokens for choice in choices)
     return {
-        "prompt_tokens": prompt_tokens,
+        "prompt_tokens": job.prompt_tokens,
         "completion_tokens": completion,
-        "total_tokens": prompt_tokens + completion,
+        "total_tokens": job.prompt_tokens + completion,
+        "prompt_tokens_details": _details(job.n, choices),
     }
+
+
+def _details(n: int, choices: list[Choice]) -> dict[str, int] | None:
+    """A prompt counts once, as the choice with the fewest cached tokens has it: the others copied that one's."""
+    cached = [choice.stats.cached_tokens for choice in choices if choice.stats]
+    if len(cached) < len(choices):
+        return None
+    return {"cached_tokens": sum(min(cached[first : first + n]) for first in range(0, len(cached), n))}
 
 
 def metrics(choices: list[Choice]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class CompletionAnswer:
                 | ({"draft_trees": choice.trees} if self._body.draft_trees else {})
                 for index, (text, found, choice) in enumerate(zip(texts, lists, self._choices, strict=True))
             ],
-            "usage": usage(self._job.prompt_tokens, self._choices),
+            "usage": usage(self._job, self._choices),
             **metrics(self._choices),
         }
 
@@ -89,7 +89,7 @@ class CompletionAnswer:
     def _write(self, choices: list[dict[str, Any]]) -> bytes:
         data: dict[str, Any] = {**self._head, "choices": choices}
         if self._body.usage_always or (self._body.usage_at_end and not choices):
-            data["usage"] = usage(self._job.prompt_tokens, self._choices)
+            data["usage"] = usage(self._job, self._choices)
         elif self._body.usage_at_end:
             data["usage"] = None
         if not choices or (choices[0]["finish_reason"] and not self._body.usage_at_end):

@@ -139,7 +139,8 @@ class ResponsesAnswer:
         """The response as it is; `status` None is how it ended."""
         status = status or ("completed" if self._choice.finish_reason in ("stop", TOOL_CALLS) else "incomplete")
         ended = status in ("completed", "incomplete")
-        counts = usage(self._job.prompt_tokens, [self._choice])
+        counts = usage(self._job, [self._choice])
+        cached = (counts["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"]
         reason = {"length": "max_output_tokens"}.get(self._choice.finish_reason or "", self._choice.finish_reason)
         before = [item.whole("completed") for item in self._items[:-1]]
         return {
@@ -150,7 +151,7 @@ class ResponsesAnswer:
             "output": [*before, self._items[-1].whole(status)] if ended else [],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
                 "output_tokens": counts["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": counts["total_tokens"],

@@ -351,11 +351,13 @@ async function send(text) {
   };
   await ask(card, async (signal) => {
     let begun = 0;
-    for await (const event of events({ ...answer.body, draft_trees: true }, signal)) {
+    const options = { include_usage: true };
+    for await (const event of events({ ...answer.body, draft_trees: true, stream_options: options }, signal)) {
       const [choice] = event.choices;
       answer.content += choice?.delta?.content ?? "";
       for (const tree of choice?.draft_trees ?? []) addStep(answer, tree);
       answer.metrics = event.metrics ?? answer.metrics;
+      answer.usage = event.usage ?? answer.usage;
       begun ||= answer.steps.length && performance.now();
       const { tokens } = totals(answer.steps);
       answer.rate = rateOf(answer.metrics, tokens) || (tokens > 4 ? (1e3 * (tokens - 1)) / (performance.now() - begun) : 0);
@@ -367,8 +369,15 @@ async function send(text) {
   answer.text.classList.remove("running");
   if (answer.content) messages.push({ role: "assistant", content: answer.content });
   else messages.pop(); // refused, or stopped before it began: the model is not asked again
+  addReused(card, answer.usage);
   if (answer.metrics && totals(answer.steps).tokens > 1) addComparison(card, answer);
   scrollDown();
+}
+
+function addReused(card, usage) {
+  const cached = usage?.prompt_tokens_details?.cached_tokens;
+  const text = `${cached} of the prompt's ${usage?.prompt_tokens} tokens were in the cache`;
+  if (cached) card.append(make("div", { class: "muted", text }));
 }
 
 /** Run one request at a time; what goes wrong is said below its answer. */

@@ -24,6 +24,8 @@ _COUNTERS = {
     "steps": "Target forwards",
     "sequence_steps": "Steps of sequences: target forwards times the sequences that decoded in them",
     "prompt_tokens": "Prompt tokens of admitted requests",
+    "prefix_cache_queries": "Prompt tokens of requests that may reuse cached ones",
+    "prefix_cache_hits": "Prompt tokens that were cached",
     "output_tokens": "Generated tokens",
     "drafted": "Draft tokens that were verified",
     "accepted": "Draft tokens that were accepted",

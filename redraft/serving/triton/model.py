@@ -268,13 +268,14 @@ def _send_last(sender: Any, response: Any) -> None:
 
 
 def _perf_metrics(arrived_ns: int, stats: SequenceStats) -> dict[str, Any]:
-    """TensorRT-LLM's metrics of a request: a block of the cache is a slot here, times are of the monotonic clock."""
+    """TensorRT-LLM's metrics of a request: a block of the cache is a prompt token's row here, times are of the
+    monotonic clock."""
     scheduled_ns = arrived_ns + int(1e6 * stats.queue_ms)
     first_token_ns = scheduled_ns + int(1e6 * stats.prefill_ms)
     return {
-        "kv_cache_alloc_new_blocks": np.int32(1),
-        "kv_cache_reused_blocks": np.int32(0),
-        "kv_cache_alloc_total_blocks": np.int32(1),
+        "kv_cache_alloc_new_blocks": np.int32(stats.prompt_tokens - stats.cached_tokens),
+        "kv_cache_reused_blocks": np.int32(stats.cached_tokens),
+        "kv_cache_alloc_total_blocks": np.int32(stats.prompt_tokens),
         "arrival_time_ns": np.int64(arrived_ns),
         "first_scheduled_time_ns": np.int64(scheduled_ns),
         "first_token_time_ns": np.int64(first_token_ns),

@@ -23,7 +23,7 @@ def llm():
     engine = ToyEngine(width=4, length=3)
     plans = only(MethodPlan("best_first", budget=BudgetTable.constant(8)))
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=7)
-    return LLM(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans))
+    return LLM(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans, prefix_reuse=False))
 
 
 def test_answers_are_the_targets_own_and_hidden_states_those_of_the_text(llm):

@@ -40,7 +40,7 @@ def bundle(tmp_path_factory) -> Bundle:
 def llm(bundle) -> LLM:
     limits = Limits(**bundle.config.limits.model_dump())
     plans = bundle_plans(bundle.config, bundle.path)
-    return LLM(Runtime(load_engine(bundle), toy_codec(), limits, VOCAB, frozenset(), plans))
+    return LLM(Runtime(load_engine(bundle), toy_codec(), limits, VOCAB, frozenset(), plans, prefix_reuse=False))
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ class Engine(ToyEngine):
 def llm_of(plans: dict[str, str]) -> LLM:
     engine = Engine(width=5, length=3)
     made = {name: MethodPlan(kind, budget=BudgetTable.constant(15)) for name, kind in plans.items()}
-    return LLM(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), made))
+    return LLM(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), made, prefix_reuse=False))
 
 
 @pytest.fixture

@@ -82,8 +82,8 @@ def test_verification_is_timed_in_full_steps(tmp_path, monkeypatch):
         "stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5
     )
     toy = DrawingToyEngine("stochastic_beam", (2, 2), 5)
-    llm = LLM(Runtime(toy, toy_codec(), limits, toy.vocab_size, frozenset([0]), only(plan)))
-    monkeypatch.setattr(drafting_latency, "LLM", lambda _: llm)
+    llm = LLM(Runtime(toy, toy_codec(), limits, toy.vocab_size, frozenset([0]), only(plan), prefix_reuse=False))
+    monkeypatch.setattr(drafting_latency, "LLM", lambda *_, **__: llm)
     monkeypatch.setattr(drafting_latency, "ChatTokenizer", lambda _: SimpleNamespace(chat=str))
     monkeypatch.setattr(Bundle, "load", lambda _: SimpleNamespace(config=SimpleNamespace(precision="fp32")))
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "r.json"

@@ -29,7 +29,7 @@ PROMPTS = ["hello world", "abcabcabc", "to be or not to be"]
 def llm():
     engine = ToyEngine(width=4, length=3)
     plan = MethodPlan("best_first", budget=BudgetTable.constant(8))
-    return LLM(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan)))
+    return LLM(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan), prefix_reuse=False))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -65,7 +65,7 @@ def test_a_drafter_that_reads_the_context_is_replayed(tmp_path, kind):
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, kind, hot=None)))
     plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(6))
     limits = Limits(slots=4, max_len=80, max_tree=32, prefill_chunk=16)
-    llm = LLM(Runtime(engine, toy_codec(), limits, VOCAB, frozenset(), {METHOD: plan}))
+    llm = LLM(Runtime(engine, toy_codec(), limits, VOCAB, frozenset(), {METHOD: plan}, prefix_reuse=False))
     replay = grid.record(llm, ["abcabcabc hello"], 40, {"temperature": 0.0}, batch=4)[0]
     drafter, live = engine.drafters[METHOD], list[np.ndarray]()
     draft = drafter.draft

@@ -26,7 +26,7 @@ LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
 def llm(budget=None, end_ids=(0,), **engine):
     plan = None if budget is None else MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(budget))
     toy = ToyEngine(**engine)
-    return LLM(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids), only(plan)))
+    return LLM(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids), only(plan), prefix_reuse=False))
 
 
 def test_answers_come_in_order_with_statistics():
@@ -164,7 +164,7 @@ def test_a_token_at_the_edge_of_top_p_is_a_near_tie(monkeypatch):
 def rejecting(**engine):
     """An LLM whose method rejects drafts."""
     toy = DrawingToyEngine("stochastic_beam", RSD.levels, RSD.support, vocab_size=111, **engine)
-    return LLM(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(), only(RSD)))
+    return LLM(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(), only(RSD), prefix_reuse=False))
 
 
 def test_what_rejection_decides_has_the_margin_of_its_own_random_numbers(verify):

@@ -30,7 +30,7 @@ def made(drafts: bool = True) -> LLM:
     engine, budget = ToyEngine(width=4, length=3), BudgetTable.constant(8)
     plans = {TOY: MethodPlan("best_first", budget=budget), "served": MethodPlan("ngram_trie", budget=budget)}
     given = plans if drafts else {}
-    return LLM(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), given))
+    return LLM(Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), given, prefix_reuse=False))
 
 
 def round_of(*given):

@@ -37,7 +37,7 @@ NGRAM_ALONE = MethodPlan(None, ngram=True, budget=BudgetTable.constant(8))
 def llm(plans):
     engine = ToyEngine()
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
-    return LLM(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans))
+    return LLM(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans, prefix_reuse=False))
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_a_step_of_one_rank_is_compute_and_sums(sums):
 def test_a_step_of_several_ranks_has_what_surrounds_the_network(sums):
     limits, target = LimitsInfo(slots=1, max_len=512, max_tree=32, prefill_chunk=64), SimpleNamespace(vocab_size=111)
     config = SimpleNamespace(limits=limits, target=target)
-    ranks = SimpleNamespace(send=lambda _: time.sleep(0.001), config=config, disconnect=lambda: None)
+    ranks = SimpleNamespace(send=lambda *_: time.sleep(0.001), config=config, disconnect=lambda: None)
     engine = ParallelEngine(Sleeper(0.004, gather=lambda _: time.sleep(0.002)), ranks)
     steps = steps_of(engine)
     for step in steps:

@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from redraft.batch import TargetBatch
+from redraft.bundle.backends import OPENVINO
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
 from redraft.engines.api import Engine
 from redraft.method import MethodPlan
+from redraft.scheduling.scheduler import Limits
 from tests.engines.scheduling import METHOD, generate, scores
+from tests.scheduling.reuse import converse
 
 BUDGET = 7
 
@@ -57,9 +60,16 @@ def refused(engine: Engine) -> str:
 
 def main() -> None:
     bundle, plans, output = sys.argv[1:]
-    engine = load_engine(Bundle.load(Path(bundle)))
+    loaded = Bundle.load(Path(bundle))
+    engine = load_engine(loaded)
     report = {"refused": refused(engine), "answers": answers(engine, json.loads(plans))}
     report["scores"] = scores(engine)
+    tolerance = 0.0 if loaded.config.backend == OPENVINO else 1e-4
+    methods = (
+        {METHOD: MethodPlan("best_first", budget=BudgetTable.constant(BUDGET))} if METHOD in engine.drafters else {}
+    )
+    limits = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16, max_queue=99)
+    report["reused"], report["copies"] = converse(engine, limits, methods, 1, 24, tolerance)
     report["mpi"] = "mpi4py" in sys.modules
     Path(output).write_text(json.dumps(report))
 

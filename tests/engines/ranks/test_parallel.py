@@ -90,12 +90,14 @@ def run(bundle: Bundle, plans: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def test_two_ranks_give_the_tokens_of_one(grouped, two_ranks, tmp_path):
-    """And the log-probabilities, whose rows all ranks gather."""
+    """And the log-probabilities, whose rows all ranks gather; also after rows that all ranks have copied."""
     report = run(two_ranks, PLANS, tmp_path / "report.json")
     assert report["answers"] == answers(load_engine(tiny_bundle(tmp_path, grouped)), PLANS)
     text, values = report["scores"]
     assert values == pytest.approx(scores_of(grouped, text), abs=1e-4)
     assert report["answers"]["best first"]["tokens"] == report["answers"]["auto-regressive"]["tokens"]
+    assert report["reused"] > 0.25
+    assert report["copies"] > 3
 
 
 @pytest.mark.slow
@@ -277,7 +279,9 @@ def test_batches_arrive_as_they_were_sent():
     for sequences in ([tree, chain(0, [], [5], causal=True), chain(1, [7], [5, 6])], [chain(0, [], [5])]):
         batch = make_batch(sequences)
         batch = dataclasses.replace(batch, logit_rows=batch.logit_rows[1:])
-        received = unpack(pack(batch))
+        copies = [(2, 0, 9), (0, 1, 70)][: len(sequences) - 1]
+        copied, received = unpack(pack(batch, copies))
+        assert copied == copies
         for field in dataclasses.fields(batch):
             sent = getattr(batch, field.name)
             np.testing.assert_array_equal(getattr(received, field.name), sent, field.name, strict=True)

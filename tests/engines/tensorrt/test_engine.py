@@ -23,7 +23,7 @@ from tests.engines.ranks.parallel_ranks import answers
 from tests.engines.scheduling import generate
 from tests.engines.tensorrt.bundles import BACKENDS, LIMITS, bundle_of, recorded_steps
 from tests.engines.tensorrt.ranks import steps
-from tests.engines.tiny import expected, grouped_target, make_batch, tiny_drafter_of, tiny_lm
+from tests.engines.tiny import chain, expected, grouped_target, make_batch, tiny_drafter_of, tiny_lm
 
 RANKS_SCRIPT = Path(__file__).with_name("ranks.py")
 
@@ -86,6 +86,28 @@ def test_caches_are_the_same_with_and_without_aliases(monkeypatch, tmp_path):
     np.testing.assert_array_equal(logits, same_logits)
     assert torch.equal(caches, same_caches)
     assert bool(caches.any())
+
+
+def test_a_copied_prefix_goes_on_as_in_its_own_slot(monkeypatch, tmp_path):
+    engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, trained=tiny_drafter_of(tiny_lm(), "eagle")))
+    prompt = list(range(1, 12))
+    engine.execute(make_batch([chain(1, [], prompt, causal=True)], words=1))
+    (drafter,) = engine.drafters.values()
+    drafter._caches[:, 1] = torch.randn_like(drafter._caches[:, 1])
+    engine.copy(1, 4, len(prompt))
+    found = [engine.execute(make_batch([chain(slot, prompt, [7, 8])], words=1))[0][:2].copy() for slot in (1, 4)]
+    np.testing.assert_array_equal(*found)
+    rows = len(prompt) + 1
+    assert torch.equal(drafter._caches[:, 4, :, :rows], drafter._caches[:, 1, :, :rows])
+    assert not drafter._caches[:, 4, :, rows:].any()
+
+
+@pytest.mark.parametrize("backend", ["tensorrt, native", "tensorrt_rtx"])
+def test_a_native_engine_reuses_no_rows(backend, monkeypatch, tmp_path):
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, drafts=False, limits=tiny.LIMITS))
+    assert "native form" in engine.reuse_refusal
+    _, scheduler = generate(engine, None)
+    assert scheduler.totals.prefix_cache_queries == 0
 
 
 def test_the_prefill_profile_is_executed_at_load(monkeypatch, tmp_path):

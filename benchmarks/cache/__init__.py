@@ -1,0 +1,1 @@
+"""What the KV cache keeps for later requests."""

@@ -1,0 +1,171 @@
+"""The slots of the KV cache: whose rows each holds, and which of them a new sequence begins after.
+
+A finished sequence's rows stay in its slot. A new sequence takes the slot with the longest common token prefix and
+prefills the rest, or copies that prefix to another slot. The least recently used slot is overwritten.
+
+A sequence of prompt A B C D E over a record of A B C X begins after 2 rows: the last common token, C, runs again. So
+the target gives the state after C, which the pair (C, D) of a drafter's context needs, and a prompt that is in place
+entirely has logits for its last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from redraft.sequence import Pairs, Sequence
+
+COPY_ROWS = 16
+"""A copy, or a prompt that waits for another's rows, saves the prefill of at least so many rows."""
+NO_TOKENS = np.zeros(0, np.int32)
+
+
+@dataclass(eq=False)
+class Slot:
+    """A slot and its record: `tokens` int32 [n], whose rows are in place once the rows `commit` have been moved (see
+    `Sequence`), and what each method's drafter knows of them.
+
+    While a sequence runs here, the record is what it has prefilled; `pairs` then holds what other methods' drafters
+    know.
+    """
+
+    number: int
+    tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
+    commit: list[int] = field(default_factory=list)
+    pairs: dict[str, Pairs] = field(default_factory=dict)
+    salt: str | None = None
+    used: int = 0
+    """When it was used last; 0: it holds nothing."""
+    method: str = ""
+    user: Sequence | None = None
+
+    @property
+    def settled(self) -> int:
+        """Rows, from the first, that are in place already: a copy takes no others."""
+        return len(self.tokens) - len(self.commit)
+
+    @property
+    def known(self) -> dict[str, Pairs]:
+        """The pairs of every method's drafter, those of the running sequence too."""
+        own = self.user.pairs if self.user is not None else None
+        return self.pairs if own is None else {**self.pairs, self.method: own}
+
+    def look(self) -> None:
+        """Bring the record of a running sequence up to date."""
+        if self.user is not None and self.user.request.cache_prompt:
+            self.tokens = self.user.prompt[: self.user.cache_length]
+            self.commit = self.user.commit if self.user.to_prefill > 0 else []
+
+    def rows_for(self, sequence: Sequence, method: str) -> int:
+        """How many of its rows a sequence of a method can begin after."""
+        if self.salt != sequence.request.cache_salt:
+            return 0
+        rows = _common(self.tokens, sequence.prompt) - 1
+        if sequence.pairs is not None:
+            pairs = self.known.get(method)
+            rows = min(rows, pairs.rows if pairs else 0)
+        return max(rows, 0)
+
+
+class Slots:
+    """All slots. `copy(source, target, rows)` is the engine's; None: nothing is reused."""
+
+    def __init__(self, count: int, copy: Callable[[int, int, int], None] | None):
+        self._copy = copy
+        self._slots = [Slot(number) for number in range(count)]
+        self._clock = 0
+
+    @property
+    def free(self) -> list[Slot]:
+        """The slots in which no sequence runs, the least recently used first."""
+        return sorted((slot for slot in self._slots if slot.user is None), key=lambda slot: slot.used)
+
+    def forget(self) -> None:
+        """Free all slots and forget their records."""
+        self._slots = [Slot(slot.number) for slot in self._slots]
+
+    def reads(self, sequence: Sequence) -> bool:
+        """Whether a sequence may begin after rows that are there. Scores of a prompt take all of its rows."""
+        return self._copy is not None and sequence.request.cache_prompt and not sequence.scored
+
+    def rows_for(self, sequence: Sequence, method: str) -> int:
+        """How many rows a sequence would begin after, were it admitted now; a slot must be free."""
+        return self._choose(sequence, method)[2]
+
+    def awaits(self, sequence: Sequence, method: str) -> bool:
+        """Whether most of a prompt is about to be prefilled for another sequence, whose rows it can copy then."""
+        if not self.reads(sequence):
+            return False
+        for slot in self._slots:
+            leader = slot.user
+            if leader is None or leader.to_prefill <= 0 or not leader.request.cache_prompt:
+                continue
+            if slot.salt != sequence.request.cache_salt or (sequence.pairs is not None and slot.method != method):
+                continue
+            soon = _common(leader.prompt, sequence.prompt) - 1
+            if soon - sequence.reusable >= max(COPY_ROWS, len(sequence.prompt) - soon):
+                return True
+        return False
+
+    def admit(self, sequence: Sequence, method: str) -> None:
+        """Give a sequence a slot, and what is in place there. Its rows are copied now where they are another's."""
+        source, target, rows = self._choose(sequence, method)
+        pairs = {name: known.first(rows) for name, known in source.known.items()} if rows else {}
+        commit: list[int] = []
+        if source is target:
+            commit = target.commit[: max(rows - target.settled, 0)]
+        elif self._copy is not None:
+            self._copy(source.number, target.number, rows)
+            source.used = self._now()
+        own = pairs.pop(method, None)
+        sequence.admit(target.number, rows, commit, own if sequence.pairs is not None else None)
+        target.user, target.method, target.salt = sequence, method, sequence.request.cache_salt
+        target.tokens, target.commit, target.pairs = NO_TOKENS, [], pairs
+
+    def release(self, sequence: Sequence) -> None:
+        """Free a finished sequence's slot, whose rows stay for others."""
+        slot = self._slots[sequence.slot]
+        slot.user = None
+        if self._copy is None or not sequence.request.cache_prompt:
+            slot.tokens, slot.commit, slot.pairs, slot.used = NO_TOKENS, [], {}, 0
+            return
+        slot.tokens, slot.commit, slot.used = sequence.cached_tokens, sequence.commit, self._now()
+        if sequence.pairs is not None:
+            slot.pairs[slot.method] = sequence.pairs
+
+    def _choose(self, sequence: Sequence, method: str) -> tuple[Slot, Slot, int]:
+        """Where a sequence's first rows come from, its slot, and how many rows these are.
+
+        A free slot is taken itself if little is lost there: less than is reused, and less than the least recently used
+        slot holds.
+        """
+        free = self.free
+        oldest = free[0]
+        if not self.reads(sequence):
+            return oldest, oldest, 0
+        for slot in self._slots:
+            slot.look()
+        rows = {slot: slot.rows_for(sequence, method) for slot in self._slots}
+        copied = {slot: min(rows[slot], slot.settled) for slot in self._slots}
+        best = max(free, key=rows.__getitem__)
+        if len(best.tokens) - rows[best] <= max(COPY_ROWS, min(rows[best], len(oldest.tokens))):
+            in_place = best
+        else:
+            in_place = oldest
+        source = max(self._slots, key=copied.__getitem__)
+        if copied[source] - rows[in_place] >= COPY_ROWS:
+            return source, oldest, copied[source]
+        return in_place, in_place, rows[in_place]
+
+    def _now(self) -> int:
+        self._clock += 1
+        return self._clock
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Length of the common prefix of two arrays."""
+    length = min(len(one), len(other))
+    differ = np.flatnonzero(one[:length] != other[:length])
+    return int(differ[0]) if len(differ) else length

@@ -1,0 +1,62 @@
+"""Real engines whose sequences begin after rows of earlier ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from redraft.bundle.budget import BudgetTable
+from redraft.engines import load_engine
+from redraft.method import MethodPlan
+from redraft.scheduling.scheduler import Limits
+from tests.engines.ranks.test_parallel import RANDOM
+from tests.engines.tiny import bundle_of_methods, tiny_bundle, tiny_drafter_of
+from tests.scheduling.reuse import converse
+
+LIMITS = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16, max_queue=99)
+BUDGET = BudgetTable.constant(7)
+PLANS = {
+    "recurrent": MethodPlan("best_first", ngram=True, budget=BUDGET),
+    "hidden_state": MethodPlan("best_first", budget=BUDGET, resample_above=0, skip_above=1),
+    "draft_lm": MethodPlan(**RANDOM["draft_lm"], verification="rejection", budget=BUDGET),
+}
+"""A drafter without a context, one that skips drafts, and one whose context begins with the text and whose draws decide
+the answer."""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_answers_are_those_without_reuse(target, tmp_path, precision):
+    """Bit for bit: the operators are row-invariant."""
+    configured = {"recurrent": {}, "hidden_state": {"resample_above": 0}, "draft_lm": RANDOM["draft_lm"]}
+    methods = {name: (tiny_drafter_of(target, name), plan) for name, plan in configured.items()}
+    engine = load_engine(bundle_of_methods(tmp_path, target, methods, precision=precision))
+    share, copies = converse(engine, LIMITS, PLANS, seed=1, count=60)
+    assert share > 0.25
+    assert copies > 5
+
+
+def test_answers_are_those_without_reuse_with_the_torch_backend(target, tmp_path):
+    """Up to the order of sums."""
+    engine = load_engine(tiny_bundle(tmp_path, target, "torch", trained=tiny_drafter_of(target, "eagle")))
+    share, copies = converse(engine, LIMITS, {"tiny": PLANS["recurrent"]}, 1, 30, tolerance=1e-4)
+    assert share > 0.25
+    assert copies > 3
+
+
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+def test_a_copy_is_of_all_caches_and_no_other_rows(target, tmp_path, backend):
+    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=tiny_drafter_of(target, "eagle")))
+    (drafter,) = engine.drafters.values()
+    own = engine.caches.values() if backend == "openvino" else [one for kind in engine.caches for one in kind]
+    drafters = drafter.caches.values() if backend == "openvino" else drafter.caches
+    caches = [np.asarray(one) for one in (*own, *drafters)]
+    rng, rows, before = np.random.default_rng(0), 13, []
+    for cache in caches:
+        cache[:] = rng.normal(size=cache.shape)
+        before.append(cache.copy())
+    engine.copy(2, 7, rows)
+    for place, (cache, old) in enumerate(zip(caches, before, strict=True)):
+        count = rows + (place >= len(own))
+        old[7, :, :count] = old[2, :, :count]
+        np.testing.assert_array_equal(cache, old)
+    assert len(caches) > len(own)

@@ -1,0 +1,252 @@
+"""Sequences that begin after rows of earlier ones: same answers, fewer rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from redraft.batch import DraftBatch
+from redraft.bundle.budget import BudgetTable
+from redraft.method import MethodPlan
+from redraft.scheduling.scheduler import Limits, Scheduler
+from redraft.scheduling.slots import COPY_ROWS, Slot, Slots
+from redraft.sequence import Pairs, Sequence
+from tests.mutants import Mutant, planted
+from tests.scheduling.reuse import converse
+from tests.scheduling.test_scheduler import make, run
+from tests.toy_engine import ToyEngine, _mix
+
+LIMITS = Limits(slots=3, max_len=120, max_tree=14, prefill_chunk=11, max_queue=99)
+CONSTRUCTIONS = {"plain": "beam", "context": "best_first", "text": "beam"}
+PLANS = {
+    name: MethodPlan(construction, ngram=name == "plain", budget=BudgetTable.constant(13))
+    for name, construction in CONSTRUCTIONS.items()
+}
+SYSTEM = list(range(1, 41))
+
+
+class ContextDrafter:
+    """A drafter that keeps pairs by slot, as a context cache does: at every draft a slot's pairs must be those of one
+    text, each once."""
+
+    reads_context = True
+
+    def __init__(self, engine: ToyEngine, reads_text: bool):
+        self.reads_text, self._engine = reads_text, engine
+        self.pairs = np.full((*engine.cache.shape[:2], 2), -1, dtype=np.int64)
+
+    def draft(self, batch: DraftBatch, noise: Any = None) -> Any:
+        for b, slot in enumerate(batch.slots.tolist()):
+            start, rows = int(batch.cache_lengths[b]), slice(*batch.row_offsets[b : b + 2].tolist())
+            high, low = batch.features[rows].astype(np.int64).T
+            end = start + len(high)
+            self.pairs[slot, start:end] = np.stack([high << 16 | low, batch.tokens[rows]], axis=1)
+            kept = self.pairs[slot, :end].tolist()
+            if self.reads_text:
+                kept[0][0] = self._engine.seed
+            for (state, token), (after, _) in pairwise(kept):
+                assert after == _mix(state, token), f"the pairs of slot {slot} are not those of one text"
+        last = batch.row_offsets[1:] - 1
+        return self._engine.draft(DraftBatch.of_roots(batch.features[last], batch.tokens[last]))
+
+
+class ReusedEngine(ToyEngine):
+    """A toy engine with a drafter without a context, one with, and one whose context begins with the text."""
+
+    def __init__(self, **options: Any):
+        super().__init__(slots=LIMITS.slots, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, **options)
+        self.contexts = {"context": ContextDrafter(self, False), "text": ContextDrafter(self, True)}
+        self.copies: list[tuple[int, int, int]] = []
+
+    @property
+    def drafters(self) -> dict[str, Any]:
+        return {"plain": self, **self.contexts}
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        super().copy(source, target, rows)
+        self.copies.append((source, target, rows))
+        for context in self.contexts.values():
+            context.pairs[target, : rows + 1] = context.pairs[source, : rows + 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_are_those_without_reuse(seed):
+    """After stops inside a path, cancellations, other methods, evictions, and beside sequences that run."""
+    share, copies = converse(ReusedEngine(quality=0.8), LIMITS, PLANS, seed, 60)
+    assert share > 0.25
+    assert copies > 5
+
+
+LONG_PATHS: dict[str, Any] = {"quality": 1.0, "vocab_size": 5, "candidates": 5, "sharpness": 1.0}
+
+
+def go_on_from_every_end(method: str) -> None:
+    """Conversations whose first answers end at every place of a path, by a limit and by a stop word, and which go on
+    twice at the same time. Few tokens are likely, so that drawn ones are often on a tree's second or third path."""
+    engine = ReusedEngine(**LONG_PATHS)
+    scheduler, anew = (
+        Scheduler(engine, LIMITS, PLANS),
+        Scheduler(ReusedEngine(**LONG_PATHS), LIMITS, PLANS),
+    )
+    drawn = {"method": method, "sampling": {"temperature": 1.0, "seed": 4}}
+    whole = served(anew, "whole", SYSTEM, **drawn, max_tokens=24)[1]
+    for place in range(2, 24):
+        for ends in ({"max_tokens": place}, {"max_tokens": 24, "stop_word_ids": [whole[place - 2 : place + 1]]}):
+            options = drawn | {"cache_salt": f"{place} {list(ends)}"}
+            answer = served(scheduler, place, SYSTEM, **options, **ends)[1]
+            assert answer == whole[: len(answer)]
+            prompts = [[*SYSTEM, *answer, last] for last in (98, 99)]
+            options |= {"max_tokens": 5, "end_ids": frozenset()}
+            found = run(scheduler, [make(key, prompt=prompt, **options) for key, prompt in enumerate(prompts)])
+            for key, prompt in enumerate(prompts):
+                assert found[key][:4] == served(anew, key, prompt, cache_prompt=False, **drawn)[:4], (place, ends)
+            cached = len(SYSTEM) + len(answer) - 2
+            assert found[0][4].cached_tokens == cached
+            assert 0 <= cached - found[1][4].cached_tokens <= PLANS[method].budget.entries[0].nodes
+
+
+@pytest.mark.parametrize("method", PLANS)
+def test_a_conversation_goes_on_from_any_place_of_a_path(method):
+    go_on_from_every_end(method)
+
+
+MUTANTS = [
+    ("a row of another token", Slot.rows_for, "sequence.prompt) - 1", "sequence.prompt) + 1"),
+    ("an uncommitted path", Slots.admit, "rows, commit, own", "rows, [], own"),
+    ("a path beyond what was taken", Sequence.step, "self.commit = path if", "self.commit = verdict.path if"),
+    ("a commit for all of a path", Slots.admit, "[: max(rows - target.settled, 0)]", "[:]"),
+    ("a path committed twice", Sequence.prefill, "+ rows, []", "+ rows, self.commit"),
+    ("a copy of rows that are not in place", Slots._choose, "min(rows[slot], slot.settled)", "rows[slot]"),
+    ("a pair too many", Pairs.first, "rows + self.from_text - self", "rows + 1 + self.from_text - self"),
+    ("an ingested pair too many", Pairs.first, "min(self.ingested, rows +", "min(self.ingested, rows + 1 +"),
+    ("pairs that the drafter lacks", Slot.rows_for, "rows = min(rows, pairs.rows if pairs else 0)", "pass"),
+    ("pairs of what was there before", Slots.admit, "if rows else {}", "if rows else target.pairs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "function", "old", "new"), MUTANTS, ids=[name for name, *_ in MUTANTS])
+def test_a_mutant_changes_an_answer(name, function, old, new):
+    def check() -> None:
+        go_on_from_every_end("plain")
+        go_on_from_every_end("context")
+        for seed in range(3, 6):
+            converse(ReusedEngine(quality=0.8), LIMITS, PLANS, seed, 40)
+
+    with planted(Mutant(name, function, old, new, case="")), pytest.raises((AssertionError, ValueError)):
+        check()
+
+
+def served(scheduler, key, prompt, **options):
+    """The statistics of one request."""
+    options = {"max_tokens": 5, "end_ids": frozenset(), "method": "plain"} | options
+    return run(scheduler, [make(key, prompt=prompt, **options)])[key]
+
+
+@pytest.fixture
+def engine():
+    return ReusedEngine()
+
+
+@pytest.fixture
+def scheduler(engine):
+    return Scheduler(engine, LIMITS, PLANS)
+
+
+@pytest.mark.parametrize("method", ["plain", "context", "text"])
+def test_a_conversation_goes_on_in_its_slot(scheduler, engine, method):
+    """Only the last token that both have and those after it are prefilled."""
+    first = served(scheduler, 0, SYSTEM, method=method)
+    prompt = SYSTEM + first[1]
+    again = served(scheduler, 1, [*prompt, 7, 8], method=method)
+    assert again[4].cached_tokens == len(prompt) - 2, "the last token's row was never made"
+    assert again[4].rows_executed == 4 + again[4].steps + again[4].drafted
+    assert engine.copies == []
+
+
+def test_a_prompt_that_is_there_runs_its_last_token_again(scheduler):
+    served(scheduler, 0, SYSTEM)
+    assert served(scheduler, 1, SYSTEM)[4].cached_tokens == len(SYSTEM) - 1
+
+
+def test_an_opening_is_copied_to_the_least_recently_used_slot(scheduler, engine):
+    """The conversations that have it stay."""
+    tails = [[50 + key] * 45 for key in range(3)]
+    found = [served(scheduler, key, SYSTEM + tail)[4].cached_tokens for key, tail in enumerate(tails)]
+    assert found == [0, len(SYSTEM) - 1, len(SYSTEM) - 1]
+    assert [(target, rows) for _, target, rows in engine.copies] == [(1, 39), (2, 39)]
+    assert served(scheduler, 3, SYSTEM + tails[0])[4].cached_tokens == 84
+    served(scheduler, 4, SYSTEM + [90] * 45)
+    assert len(engine.copies) == 2, "the second conversation was used least recently, and begins with it too"
+    for tail, kept in ((tails[0], 84), (tails[2], 84), (tails[1], 39)):
+        assert served(scheduler, 5, SYSTEM + tail)[4].cached_tokens == kept
+
+
+def test_choices_of_one_prompt_wait_for_the_first(scheduler, engine):
+    """They copy its rows as soon as they are there; another prompt does not wait."""
+    sequences = [make(key, prompt=SYSTEM, method="context", max_tokens=9) for key in range(2)]
+    sequences.append(make(2, prompt=[99, 98], method="context", max_tokens=9))
+    run(scheduler, sequences)
+    rows = sum(sequence.stats.rows_executed - sequence.stats.steps - sequence.stats.drafted for sequence in sequences)
+    assert rows <= len(SYSTEM) + COPY_ROWS + 2
+    assert engine.copies[0][0] == sequences[0].slot
+
+
+def test_a_waiting_prompt_goes_on_when_the_first_is_cancelled(scheduler):
+    first, second = (make(key, prompt=SYSTEM, max_tokens=3) for key in range(2))
+    for sequence in (first, second):
+        scheduler.submit(sequence)
+    scheduler.step()
+    scheduler.cancel(0)
+    scheduler.step()
+    assert second.has_slot
+    assert second.stats.cached_tokens == LIMITS.prefill_chunk - 1
+    assert run(scheduler, [])[1][3] == "length"
+
+
+@pytest.mark.parametrize("options", [{"cache_prompt": False}, {"cache_salt": "mine"}, {"prompt_log_probs": True}])
+@pytest.mark.parametrize("who", ["asks", "has asked"])
+def test_a_request_can_keep_to_itself(scheduler, options, who):
+    """Scores need all rows, which others may have."""
+    first, second = (options, {}) if who == "has asked" else ({}, options)
+    served(scheduler, 0, SYSTEM, **first)
+    shared = who == "has asked" and "prompt_log_probs" in options
+    assert served(scheduler, 1, SYSTEM, **second)[4].cached_tokens == (39 if shared else 0)
+    served(scheduler, 2, SYSTEM, **second)
+    together = 39 if "cache_salt" in options or who == "has asked" else 0
+    assert served(scheduler, 3, SYSTEM, **second)[4].cached_tokens == together
+
+
+def test_nothing_is_reused_where_it_is_off_or_the_engine_refuses(engine):
+    for refusal, on in ((None, False), ("its caches are elsewhere", True)):
+        engine.reuse_refusal = refusal
+        scheduler = Scheduler(engine, LIMITS, PLANS, prefix_reuse=on)
+        assert [served(scheduler, key, SYSTEM)[4].cached_tokens for key in range(2)] == [0, 0]
+        assert scheduler.totals.prefix_cache_queries == 0
+        assert scheduler._slots.free[0].number == 0
+
+
+def test_nothing_is_reused_after_a_step_that_failed(scheduler):
+    served(scheduler, 0, SYSTEM)
+    scheduler.drop_all()
+    assert served(scheduler, 1, SYSTEM)[4].cached_tokens == 0
+
+
+def test_counts(scheduler):
+    served(scheduler, 0, SYSTEM)
+    served(scheduler, 1, [*SYSTEM, 9])
+    served(scheduler, 2, SYSTEM, cache_prompt=False)
+    totals = scheduler.status().totals
+    assert (totals["prefix_cache_queries"], totals["prefix_cache_hits"]) == (81, 39)
+    assert totals["prompt_tokens"] == 121
+
+
+def test_one_slot(engine):
+    """What it holds is all there is to begin with."""
+    scheduler = Scheduler(engine, replace(LIMITS, slots=1), PLANS)
+    assert [served(scheduler, key, SYSTEM[:length])[4].cached_tokens for key, length in enumerate((30, 40, 20))] == [
+        0, 29, 19,
+    ]  # fmt: skip
