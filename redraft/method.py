@@ -307,14 +307,15 @@ def _temperature(sequence: Sequence) -> float:
 
 
 def _shared_noise(sequences: list[Sequence], scores: list[Scores]) -> SharedNoise:
-    """The noise of the tokens that come next in each sequence."""
+    """The noise of the tokens that come next in each sequence. The slope of the log-probabilities that it is added to
+    is a drafter's temperature below the sequence's own."""
     samplers, filters = [sequence.sampler for sequence in sequences], _filters(sequences)
     betas = [one.beta(temperature) for one, temperature in zip(scores, filters["temperature"].tolist(), strict=True)]
     return SharedNoise(
         seeds=np.array([sampler.seed for sampler in samplers], np.uint64),
         positions=np.array([sampler.position for sampler in samplers], np.int32),
         sharpness=np.array(betas, np.float32),
-        **filters,
+        **filters | {"temperature": filters["temperature"] / np.array([one.slope for one in scores], np.float32)},
     )
 
 

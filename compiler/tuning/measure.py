@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from compiler.tuning.acceptance import Acceptance
 from compiler.tuning.choice import Cell, StepTimes
 from compiler.tuning.scores import (
@@ -16,6 +18,7 @@ from compiler.tuning.scores import (
     Visited,
     fit_ngram_odds,
     fit_sharpness,
+    fit_slope,
     guesses,
     visited,
 )
@@ -85,30 +88,50 @@ class Bench:
             pass
 
     def fit(self, shape: Shape, temperature: float, budget: int) -> None:
-        """Fit the scores of a temperature's nodes to the answers to all prompts."""
-        table, log, runtime = self._constant(budget), DraftLog(), self.runtime
-        plan, before = self._plan(shape, table), table.scores_at(temperature)
-        engine = LoggedEngine(runtime.engine, log)
+        """Fit the scores of a temperature's nodes to the answers to all prompts: first the slope, which decides what is
+        drafted, then the others to what is drafted with it."""
+        support = self.runtime.plans[self.method].support
+        drafter = self.runtime.engine.drafters.get(self.method)
+        nodes, guessed = self._visited(shape, temperature, budget)
+        before = self._constant(budget).scores_at(temperature)
+        if (slope := fit_slope(nodes, before, temperature)) not in (None, before.slope):
+            self._score(temperature, slope=slope)
+            nodes, guessed = self._visited(shape, temperature, budget)
+        sharpness = fit_sharpness([node for node, _ in nodes], before.sharpness, support)
+        odds = fit_ngram_odds(guessed, drafter is not None and drafter.reads_context)
+        self._score(temperature, sharpness=sharpness, ngram_odds=odds)
+
+    def _score(self, temperature: float, **fitted: float | None) -> None:
+        """Score a temperature's nodes with what was fitted from now on; None leaves a number as it is."""
+        known = {name: value for name, value in fitted.items() if value is not None}
+        before = self._constant(0).scores_at(temperature)
+        after = before.model_copy(update={"temperature": temperature, **known})
+        self.scores = (*(one for one in self.scores if one.temperature != temperature), after)
+
+    def _visited(
+        self, shape: Shape, temperature: float, budget: int
+    ) -> tuple[list[tuple[Visited, np.ndarray]], list[Guess]]:
+        """The drafted nodes that the answers to all prompts went through, each with its candidates' noise, and the
+        n-gram guesses there."""
+        log, runtime = DraftLog(), self.runtime
+        plan, engine = self._plan(shape, self._constant(budget)), LoggedEngine(runtime.engine, log)
         runtime.scheduler = Scheduler(
             engine, runtime.limits, {self.method: plan}, runtime.bigrams, prefix_reuse=runtime.prefix_reuse
         )
-        nodes: list[Visited] = []
+        nodes: list[tuple[Visited, np.ndarray]] = []
         guessed: list[Guess] = []
         for place, ids in self._answer(self.prompts, temperature, self.method):
             text, seed = self.prompts[place], seed_of(self.prompts[place])
             drafts = log.drafts.get(seed, {})
             if plan.shares_noise:
-                nodes += [node for start, drafted in drafts.items() for node in visited(drafted, ids[start:])]
+                nodes += [
+                    (node, node.noise(seed, start))
+                    for start, drafted in drafts.items()
+                    for node in visited(drafted, ids[start:])
+                ]
             if plan.ngram:
                 guessed += guesses(runtime.codec.encode(text), ids, drafts)
-        drafter = runtime.engine.drafters.get(self.method)
-        fitted = {
-            "sharpness": fit_sharpness(nodes, before.sharpness, plan.support),
-            "ngram_odds": fit_ngram_odds(guessed, drafter is not None and drafter.reads_context),
-        }
-        known = {name: value for name, value in fitted.items() if value is not None}
-        after = before.model_copy(update={"temperature": temperature, **known})
-        self.scores = (*(one for one in self.scores if one.temperature != temperature), after)
+        return nodes, guessed
 
     def step_times(self, shape: Shape, running: int, budgets: Sequence[int], rounds: int, times: StepTimes) -> None:
         """Add whole steps of so many sequences with each budget, interleaved so that a busy moment of the machine hits

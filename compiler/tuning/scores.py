@@ -1,8 +1,8 @@
-"""The fit of node scores: at each temperature, two numbers that make a score the chance to be accepted.
+"""The fit of node scores: at each temperature, three numbers that make a score the chance to be accepted.
 
-A drafter's candidates have the scores softmax(beta (log p + g)), which are chances only for the right sharpness, of
-which beta is made. The odds of n-gram guesses are those of greedy answers, times a factor. Both are fitted to answers
-that were drafted for, by the least log loss over what was drafted and what came.
+A drafter's candidates have the scores softmax(beta (slope log p + g)), which are chances only for the right slope and
+the right sharpness, of which beta is made. The odds of n-gram guesses are those of greedy answers, times a factor. All
+are fitted to answers that were drafted for, by the least log loss over what was drafted and what came.
 
 The noise of an n-gram guess is known too, but says next to nothing: what is in doubt is whether the text repeats
 itself, more than what is drawn, and a drafter's score of the same token has that noise already.
@@ -10,6 +10,7 @@ itself, more than what is drawn, and a drafter's score of the same token has tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,12 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
+from redraft.bundle.budget import Scores
 from redraft.decoding.growth import MOST, joint_odds
 from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
+from redraft.decoding.noise import race
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
 from redraft.engines.features import Features
 
-SHARPNESSES = np.arange(0.3, 2.01, 0.02)
+SLOPES = np.arange(0.5, 1.71, 0.05)
+SHARPNESSES = np.arange(0.3, 4.01, 0.02)
 FACTORS = np.geomspace(0.1, 4, 61)
 """Values that are tried."""
 LEAST_FITTED = 64
@@ -52,6 +56,10 @@ class Visited(NamedTuple):
     def accepted(self) -> np.ndarray:
         """Which candidate came: bool [K]."""
         return (self.tokens == self.came) & np.isfinite(self.scores)
+
+    def noise(self, seed: int, position: int) -> np.ndarray:
+        """The candidates' noise g, float64 [K], of a draft for a sequence of this seed from this output position on."""
+        return -np.log(race(seed, position + self.level, self.tokens).astype(np.float64))
 
 
 class Guess(NamedTuple):
@@ -160,6 +168,25 @@ def _chance(node: Visited, token: int) -> float:
     """The drafter's chance of a token, 0 where it is not among the candidates."""
     found = np.flatnonzero(node.tokens == token)
     return float(np.exp(node.scores[found[0]])) if len(found) else 0.0
+
+
+def fit_slope(nodes: Iterable[tuple[Visited, np.ndarray]], before: Scores, temperature: float) -> float | None:
+    """The slope of the least log loss of what came among a node's candidates, from nodes that were scored with other
+    numbers, `before`, and their candidates' noise: see `Scores`. None: there are too few nodes.
+
+    Every slope is judged with the sharpness that suits it best. Where another token came, a node says nothing: the
+    chances of the candidates among themselves do not depend on the other tokens.
+    """
+    found = [(node.scores, noise, np.flatnonzero(node.accepted)[0]) for node, noise in nodes if node.accepted.any()]
+    if len(found) < LEAST_FITTED:
+        return None
+    scores, g, came = map(np.stack, zip(*found, strict=True))
+    log_p = (scores / before.beta(temperature) - g) / before.slope
+    losses = {}
+    for slope, sharpness in itertools.product(SLOPES, SHARPNESSES[::3]):
+        logs = sharpness * temperature * (slope * log_p + g)
+        losses[slope, sharpness] = (np.logaddexp.reduce(logs, axis=1) - logs[np.arange(len(came)), came]).mean()
+    return round(float(min(losses, key=losses.__getitem__)[0]), 2)
 
 
 def fit_sharpness(nodes: Iterable[Visited], sharpness: float, support: int) -> float | None:

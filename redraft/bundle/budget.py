@@ -45,20 +45,23 @@ class BudgetEntry(BaseModel):
 
 class Scores(BaseModel):
     """How the nodes of a sequence at `temperature` are scored, so that a score is the log of the chance to be accepted:
-    two numbers that tuning fits. At temperature 0 both are 1."""
+    three numbers that tuning fits. At temperature 0 all are 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     temperature: float = Field(default=0.0, ge=0)
+    slope: float = Field(default=1.0, gt=0)
+    """What a drafter's log-probabilities at the sequence's temperature are multiplied by before the noise is added:
+    above 1 where the drafter is less sure than the target."""
     sharpness: float = Field(default=1.0, gt=0)
     """See `beta`."""
     ngram_odds: float = Field(default=1.0, gt=0)
     """What the odds of n-gram guesses are multiplied by: they are those of greedy answers."""
 
     def beta(self, temperature: float) -> float:
-        """Beta in the score softmax(beta (log p + g)) of a drafter's candidates: `sharpness` times a sequence's own
-        temperature. So towards temperature 0, where noise decides nothing, a score becomes the drafter's probability
-        at temperature 1. For temperature 0 it is 1, and has no effect."""
+        """Beta in the score softmax(beta (slope log p + g)) of a drafter's candidates: `sharpness` times a sequence's
+        own temperature. So towards temperature 0, where noise decides nothing, a score becomes the drafter's
+        probability at temperature 1. For temperature 0 it is 1, and has no effect."""
         return self.sharpness * temperature if temperature else 1.0
 
 

@@ -13,36 +13,46 @@ from compiler.tuning.scores import (
     Visited,
     fit_ngram_odds,
     fit_sharpness,
+    fit_slope,
     guesses,
     reliability,
     visited,
 )
+from redraft.bundle.budget import Scores
 from redraft.decoding.growth import joint_odds
 from redraft.decoding.ngram import CHANCES
 
-SUPPORT = 57
+SUPPORT, TEMPERATURE = 57, 0.7
+BEFORE = Scores(temperature=TEMPERATURE, slope=1.1, sharpness=0.8)
 
 
-def nodes_of(beta: float, scored_with: float, candidates: int, count: int = 3000) -> list[Visited]:
-    """Nodes at which candidates come with the chances softmax(beta (log p + g)), and a few times another token."""
+def nodes_of(slope: float, sharpness: float, candidates: int, count: int = 3000) -> list[tuple[Visited, np.ndarray]]:
+    """Nodes at which candidates come with the chances softmax(beta (slope log p + g)), and sometimes another token."""
     rng = np.random.default_rng(7)
     log_p = np.log(rng.dirichlet(np.full(SUPPORT, 0.3), count) + 1e-9)
-    perturbed = log_p + rng.gumbel(size=log_p.shape)
-    chances = np.exp(beta * perturbed)
+    noise = rng.gumbel(size=log_p.shape)
+    chances = np.exp(sharpness * TEMPERATURE * (slope * log_p + noise))
     chances /= chances.sum(1, keepdims=True)
-    scores = scored_with * perturbed
+    scores = BEFORE.beta(TEMPERATURE) * (BEFORE.slope * log_p + noise)
     scores -= np.log(np.exp(scores).sum(1, keepdims=True))
     found = []
-    for own, given in zip(chances, scores, strict=True):
+    for own, given, g in zip(chances, scores, noise, strict=True):
         best = np.argsort(-given)[:candidates]
-        found.append(Visited(0, int(rng.choice(SUPPORT, p=own)), best, given[best]))
+        found.append((Visited(0, int(rng.choice(SUPPORT, p=own)), best, given[best]), g[best]))
     return found
 
 
-@pytest.mark.parametrize(("beta", "candidates"), [(0.6, SUPPORT), (1.2, SUPPORT), (0.8, 9), (1.1, 9)])
-def test_the_sharpness_is_found(beta, candidates):
-    found = fit_sharpness(nodes_of(beta, 0.8, candidates), 0.8, SUPPORT)
-    assert found == pytest.approx(beta, abs=0.06)
+@pytest.mark.parametrize(("slope", "sharpness"), [(1.0, 0.6), (1.3, 1.2), (0.8, 0.9)])
+@pytest.mark.parametrize("candidates", [SUPPORT, 9])
+def test_the_slope_is_found(slope, sharpness, candidates):
+    found = fit_slope(nodes_of(slope, sharpness, candidates), BEFORE, TEMPERATURE)
+    assert found == pytest.approx(slope, abs=0.11)
+
+
+@pytest.mark.parametrize(("sharpness", "candidates"), [(0.6, SUPPORT), (1.2, SUPPORT), (0.8, 9), (1.1, 9)])
+def test_the_sharpness_is_found(sharpness, candidates):
+    nodes = [node for node, _ in nodes_of(BEFORE.slope, sharpness, candidates)]
+    assert fit_sharpness(nodes, BEFORE.sharpness, SUPPORT) == pytest.approx(sharpness, abs=0.06)
 
 
 def test_the_odds_of_ngrams_are_found():
@@ -60,7 +70,9 @@ def test_the_odds_of_ngrams_are_found():
 
 
 def test_few_records_fit_nothing():
-    assert fit_sharpness(nodes_of(1.0, 0.8, 9, 20), 0.8, SUPPORT) is None
+    nodes = nodes_of(1.0, 0.8, 9, 20)
+    assert fit_slope(nodes, BEFORE, TEMPERATURE) is None
+    assert fit_sharpness([node for node, _ in nodes], BEFORE.sharpness, SUPPORT) is None
     assert fit_ngram_odds([Guess(0.5, None, True)] * 9, True) is None
 
 
