@@ -203,14 +203,15 @@ class Target(nn.Module):
 
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """The first layer's input [..., H] for int [...] token ids at int [...] positions; without positions, the last
-        dimension's are 0, 1, ... Only a target with learned positions reads them."""
+        dimension's are 0, 1, ... Only a target with learned positions reads them; drafted nodes may stand beyond the
+        last one, and are never kept."""
         x = self.embedding(input_ids)
         if self.config.embedding_scale != 1.0:
             x = x * self.config.embedding_scale
         if self.config.learned_positions:
             if positions is None:
                 positions = torch.arange(input_ids.shape[-1], device=input_ids.device)
-            x = x + self.positions(positions)
+            x = x + self.positions(positions.clamp(max=self.config.max_position - 1))
         return x
 
     def forward(self, input_ids: Tensor, attend: Attend, join: Join = add, positions: Tensor | None = None) -> States:

@@ -36,7 +36,7 @@ FAST = ["openvino, gemma3", "openvino, opt"]
 def served(request, tmp_path_factory):
     """A target and its loaded bundle, with a drafter of one such layer."""
     backend, layers = request.param.split(", ")
-    target = tiny_of(layers)
+    target = tiny_of(layers, max_position=LIMITS.max_len)
     drafter = tiny_drafter_of(target, "eagle")
     bundle = tiny_bundle(tmp_path_factory.mktemp(layers), target, backend, trained=drafter)
     engine = load_engine(bundle)
@@ -57,6 +57,16 @@ def tokens(rng: np.random.Generator, count: int) -> list[int]:
 
 def assert_same(found: np.ndarray, want: np.ndarray) -> None:
     np.testing.assert_allclose(found, want, atol=TOLERANCE * np.abs(want).max(), rtol=0)
+
+
+def test_nodes_beyond_the_contexts_last_position(served):
+    """A deep draft at the end of the longest text: what stands in the context is as ever, and the rest does no harm."""
+    target, engine, _ = served
+    text = tokens(np.random.default_rng(3), LIMITS.max_len - 3)
+    engine.execute(make_batch([chain(0, [], text, causal=True)]))
+    found = engine.execute(make_batch([chain(0, text, tokens(np.random.default_rng(4), 9))]))[0]
+    assert np.isfinite(found).all()
+    assert_same(found[:3], expected(target, [chain(0, text, tokens(np.random.default_rng(4), 9)[:3])])[0])
 
 
 def test_trees_and_commits_agree_with_the_module(served):

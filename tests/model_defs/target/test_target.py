@@ -18,7 +18,7 @@ from model_defs.export.target import CacheShape
 from model_defs.target.attention import DenseCache, causal_attend
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
-from tests.engines.tiny import Rows, chain, expected, make_batch, random_tree
+from tests.engines.tiny import Rows, chain, expected, make_batch, random_tree, tiny_of
 from tests.model_defs.target.references import FAMILIES, ORIGINAL, SHAPE, VOCAB, write_reference
 
 
@@ -92,6 +92,14 @@ def test_trees_and_commits_agree_with_the_module(tiny):
 def assert_dtypes(target: Target, expected: set[torch.dtype]) -> None:
     assert {weight.dtype for weight in target.parameters()} == expected
     assert (target.lm_head.weight is target.embedding.weight) == target.config.tie_embeddings
+
+
+def test_learned_positions_end_with_the_context():
+    """Nodes of a draft may stand beyond it; they are never kept."""
+    target = tiny_of("opt", max_position=9)
+    ids = torch.tensor([3, 4, 5])
+    found = target.embed(ids, torch.tensor([7, 8, 12], dtype=torch.int32))
+    assert torch.equal(found, target.embedding(ids) + target.positions.weight[[7, 8, 8]])
 
 
 @pytest.mark.parametrize("tiny", ["smollm2", "phi4", "qwen3 moe", "opt"], indirect=True)
