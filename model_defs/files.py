@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -76,6 +78,22 @@ class StoredTensors:
     def read(self, name: str) -> Tensor:
         """One tensor, as it is stored."""
         return self._opened[name].get_tensor(name)
+
+
+def load_pickled(file: Path, device: str = "cpu", mmap: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file in torch's format, of which no code is run; with `mmap` they are mapped. Raises ValueError
+    for anything else in it."""
+    try:
+        found = torch.load(file, map_location=device, weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{file} holds more than tensors, and reading it would run its code: convert it to safetensors elsewhere"
+        ) from None
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise ValueError(f"{file}: truncated or corrupted ({str(error).splitlines()[0]})") from None
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise ValueError(f"{file}: expected tensors by name")
+    return found
 
 
 def count_numbers(folder: Path) -> int:

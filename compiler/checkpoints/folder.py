@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compiler.checkpoints.quantized import quantization_of
 from compiler.checkpoints.source import FetchError, load_tokenizer, row_blocks
-from model_defs.files import StoredTensors, read_json, weight_files
+from model_defs.files import StoredTensors, load_pickled, read_json, weight_files
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import weight_names
 
@@ -109,19 +109,11 @@ def _headers(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         with StoredTensors.open([file]) as stored:
             return stored.shapes()
-    return {name: tensor.to("meta") for name, tensor in _load_pickled(file).items()}
+    return {name: tensor.to("meta") for name, tensor in load_pickled(file, mmap=True).items()}
 
 
 def _read(file: Path, name: str) -> Tensor:
     if file.suffix == ".safetensors":
         with StoredTensors.open([file]) as stored:
             return stored.read(name)
-    return _load_pickled(file)[name]
-
-
-def _load_pickled(file: Path) -> dict[str, Tensor]:
-    """A PyTorch file's tensors, mapped. Nothing but tensors is unpickled."""
-    try:
-        return torch.load(file, weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise FetchError(f"{file}: truncated or corrupt, or from before PyTorch 1.6 ({error})") from error
+    return load_pickled(file, mmap=True)[name]

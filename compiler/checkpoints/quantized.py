@@ -44,7 +44,7 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     if method is None:
         return None
     bits = settings.get("bits", settings.get("w_bit", 4))
-    if method == "awq" and bits == 4 and settings.get("version", "gemm").lower() == "gemm":
+    if method == "awq" and bits == 4 and (settings.get("version") or "gemm").lower() == "gemm":
         return Quantization("AWQ, 4 bits", awq)
     if method == "gptq" and bits in (2, 4, 8):
         bias = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
@@ -59,6 +59,10 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> Quantization:
+    if settings.get("transform_config"):
+        raise FetchError(
+            "unsupported quantization: its transform_config rotates what layers read; expected weights without one"
+        )
     groups = [group["weights"] for group in settings.get("config_groups", {}).values() if group.get("weights")]
     form = settings.get("format")
     if len({str(group) for group in groups}) > 1:
@@ -99,8 +103,8 @@ def gptq(read: Read, bits: int, bias: int) -> Tensor:
 
 def packed(read: Read, bits: int) -> Tensor:
     """compressed-tensors: weight_packed int32 [out, in bits / 32] of numbers less their smallest, weight_scale [out,
-    groups], where it is not symmetric weight_zero_point, packed down the rows, and weight_g_idx [in] where rows of a
-    group do not lie together."""
+    groups], where it is not symmetric weight_zero_point, packed down the rows or, in older files, int8 [out, groups],
+    and weight_g_idx [in], unless it is -1, where columns of a group do not lie together."""
     words, scales = needed(read, "weight_packed"), needed(read, "weight_scale").float()
     shape, zero_words, groups = read("weight_shape"), read("weight_zero_point"), read("weight_g_idx")
     smallest = 2 ** (bits - 1)
@@ -108,10 +112,11 @@ def packed(read: Read, bits: int) -> Tensor:
     if shape is not None and not shape.is_meta:
         values = values[:, : int(shape[1])]
     columns = values.shape[1]
-    if groups is None:
+    if groups is None or (not groups.is_meta and int(groups[0]) < 0):
         groups = torch.arange(columns, device=values.device) // -(-columns // scales.shape[1])
     if zero_words is not None:
-        zeros = unpack(zero_words.T, bits).T[: len(values)] - smallest
+        plain = zero_words.dtype == torch.int8
+        zeros = zero_words.int() if plain else unpack(zero_words.T, bits).T[: len(values)] - smallest
         values = values - zeros[:, groups.long()]
     return values.float() * scales[:, groups.long()]
 

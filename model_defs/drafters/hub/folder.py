@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_defs.files import StoredTensors, read_json, weight_files
+from model_defs.files import StoredTensors, load_pickled, read_json, weight_files
 from model_defs.target.config import TargetConfig
 
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -111,21 +110,6 @@ class Reader:
     (a missing field or weight)."""
     questions: tuple[str, ...] = field(default=())
     """What --read-as may answer."""
-
-
-def load_pickled(file: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """The tensors of a file in torch's format, of which no code is run. Raises ValueError for anything else in it."""
-    try:
-        found = torch.load(file, map_location=device, weights_only=True)
-    except pickle.UnpicklingError:
-        raise ValueError(
-            f"{file} holds more than tensors, and reading it would run its code: convert it to safetensors elsewhere"
-        ) from None
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{file}: truncated or corrupted ({str(error).splitlines()[0]})") from None
-    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise ValueError(f"{file}: expected tensors by name")
-    return found
 
 
 def without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

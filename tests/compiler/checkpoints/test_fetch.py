@@ -111,6 +111,8 @@ def edit_config(folder, **fields):
         (lambda f: (f / "model.safetensors").unlink(), r"no \.safetensors file \(and no"),
         (lambda f: truncate(f / "model.safetensors"), "truncated or corrupt"),
         (lambda f: (pickle(f), truncate(f / "pytorch_model.bin")), r"pytorch_model\.bin: truncated or corrupt"),
+        (lambda f: (pickle(f), torch.save(partial(print, 1), f / "pytorch_model.bin")), "would run its code"),
+        (lambda f: (pickle(f), torch.save({"a": 1}, f / "pytorch_model.bin")), "expected tensors by name"),
         (lambda f: index(f, "one.safetensors", "two.safetensors"), r"two\.safetensors is missing; .* names it"),
         (lambda f: index(f), "expected a `weight_map`"),
         (lambda f: truncate(f / "tokenizer.json"), "no usable tokenizer"),

@@ -67,6 +67,17 @@ def compressed(weight: Tensor, bits: int, symmetric: bool) -> dict[str, Tensor]:
     return stored | {"weight_zero_point": pack(zeros.T, bits).T}
 
 
+def older_compressed(weight: Tensor) -> dict[str, Tensor]:
+    """As files from before April 2025 have it: zeros as they are, and order of columns that says there is none."""
+    values, zeros, scales = groups(weight, 4)
+    return {
+        "weight_packed": pack(values, 4),
+        "weight_scale": scales,
+        "weight_zero_point": (zeros - 8).to(torch.int8),
+        "weight_g_idx": torch.full(weight.shape[1:], -1, dtype=torch.int32),
+    }
+
+
 def scaled(weight: Tensor, dtype: torch.dtype, block: tuple[int, int] | None = None) -> dict[str, Tensor]:
     """A scale for each row, or for each block, of which the last ones are cut."""
     stored = (weight.clamp(-2, 2) * (10 if dtype == torch.int8 else 1)).to(dtype)
@@ -83,7 +94,7 @@ def group_of(bits: int, kind: str = "int") -> dict:
 
 TENSORS = "compressed-tensors"
 FORMS = {
-    "AWQ, 4 bits": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
+    "AWQ, 4 bits": ({"quant_method": "awq", "bits": 4, "version": None}, awq),
     "GPTQ, 4 bits": ({"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, 4, 1)),
     "GPTQ, 8 bits": ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, lambda w: gptq(w, 8, 0)),
     "GPTQ, 2 bits": ({"quant_method": "gptq", "bits": 2}, lambda w: gptq(w, 2, 1)),
@@ -94,6 +105,10 @@ FORMS = {
     "compressed-tensors, 8 bits": (
         {"quant_method": TENSORS, "format": "pack-quantized", "config_groups": group_of(8)},
         lambda w: compressed(w, 8, symmetric=False),
+    ),
+    "compressed-tensors, 4 bits, older": (
+        {"quant_method": TENSORS, "format": "pack-quantized", "config_groups": group_of(4)},
+        older_compressed,
     ),
     "compressed-tensors, int8": (
         {"quant_method": TENSORS, "format": "int-quantized", "config_groups": group_of(8)},
@@ -128,7 +143,7 @@ def test_quantized_layers_are_read_exactly(checkpoint, tmp_path, title):
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     folder = fetch(source, tmp_path)
-    assert json.loads((folder / "source.json").read_text())["precision"] == title
+    assert json.loads((folder / "source.json").read_text())["precision"] == title.removesuffix(", older")
     fetched = load_file(folder / SINGLE)
     assert set(fetched) == set(plain)
     for name, weight in plain.items():
@@ -148,4 +163,10 @@ def test_quantized_layers_are_read_exactly(checkpoint, tmp_path, title):
 )
 def test_other_quantizations_are_named(settings, found):
     with pytest.raises(FetchError, match=rf"unsupported quantization .*{found}.*: expected .*pack-quantized"):
+        quantization_of({"quantization_config": settings})
+
+
+def test_rotated_weights_are_refused():
+    settings = {"quant_method": TENSORS, "format": "pack-quantized", "transform_config": {"config_groups": {"u": {}}}}
+    with pytest.raises(FetchError, match="its transform_config rotates what layers read"):
         quantization_of({"quantization_config": settings})
