@@ -187,4 +187,5 @@ class Eagle3Drafter(ContextDrafter):
             self.layer.qkv.weight.zero_()[:, size:] = source.qkv.weight
             copy_weights(self.layer.state_norm, source.attention_norm)
             for name in ("attention_out", "mlp_norm", "gate_up", "down"):
-                copy_weights(getattr(self.layer, name), getattr(source, name))
+                if hasattr(source, name):
+                    copy_weights(getattr(self.layer, name), getattr(source, name))

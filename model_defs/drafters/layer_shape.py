@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
+from model_defs.target.families.base import active_window
 from model_defs.target.rope import RopeConfig
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2")
@@ -35,12 +36,15 @@ class LayerShape:
         usual = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
         given = {name: value for name, value in raw.items() if value is not None}
         ignored = ("sliding_window", "attention_bias", "mlp_bias", "quantization_config")
-        if raw.get("use_sliding_window"):
+        windowed = active_window(usual | given) if kind == "mistral" else raw.get("use_sliding_window")
+        if windowed or "sliding_attention" in (raw.get("layer_types") or ()):
             raise UnsupportedModelError("its layers attend to a sliding window, which is not read yet")
         if (activation := raw.get("hidden_act") or "silu") != "silu":
             raise UnsupportedModelError(f"its layers have hidden_act {activation!r}, expected 'silu'")
         kept = {name: value for name, value in given.items() if name not in ignored}
         config = TargetConfig.from_hf(usual | kept | {"model_type": LLAMA_LIKE[0]})
+        if config.rope.share is not None:
+            raise UnsupportedModelError(f"its layers have partial_rotary_factor {config.rope.share}, expected 1")
         return replace(cls.of(config), qkv_bias=qkv_bias)
 
     @classmethod

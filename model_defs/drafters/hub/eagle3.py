@@ -73,19 +73,30 @@ def read_modelopt(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
         raise ValueError(
             f"{folder.path}: parallel_draft_step {own['parallel_draft_step']} is recognised; not served yet"
         )
+    expect_false(folder, RESIDUAL, FEEDBACK)
     settings = {LAYERS: layers_of(own, target), "fuse_norm": "none"}
     return read(folder, folder.config, target, settings | settled(answers, target.num_layers))
 
 
 def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
     raw = folder.config
+    expect_false(folder, RESIDUAL)
     each = bool(raw.get("fc_norm"))
     feedback = folder.says(FEEDBACK)
     if feedback is not None and not (each and feedback) and FEEDBACK not in answers:
+        if feedback:
+            means = (
+                "a norm before the head and vLLM one before the state is fed back; give "
+                f"--read-as {FEEDBACK}=true where the state is fed back after the norm, --read-as {FEEDBACK}=false "
+                "where it is before"
+            )
+        else:
+            means = (
+                "that the head reads states without a norm, which is not served, and vLLM that states are fed back "
+                f"before the norm; give --read-as {FEEDBACK}=false where vLLM's meaning holds"
+            )
         raise ValueError(
-            f"{folder.path}: config.json says {FEEDBACK} {str(feedback).lower()}, by which SpecForge means a norm "
-            f"before the head and vLLM one before the state is fed back; give --read-as {FEEDBACK}=true where the "
-            f"state is fed back after the norm, --read-as {FEEDBACK}=false where it is before"
+            f"{folder.path}: config.json says {FEEDBACK} {str(feedback).lower()}, by which SpecForge means {means}"
         )
     layers = layers_of(raw.get("eagle_config") or {}, target)
     settings = {FEEDBACK: bool(feedback), "fuse_norm": "each" if each else "none", LAYERS: layers}
@@ -102,7 +113,7 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
             f"has {target.hidden_size}, and both must be the same"
         )
     first = "midlayer" if "midlayer.hidden_norm.weight" in folder.names else "layers.0"
-    count = layer.get("num_hidden_layers", 1)
+    count = 1 if first == "midlayer" else layer.get("num_hidden_layers", 1)
     weights = first_layer(tensors, first)
     for index in range(1, count):
         ours = f"others.{index - 1}"
@@ -134,6 +145,14 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
         **{**settings, LAYERS: layers},
     )
     return Reading(config, weights, hot_ids, embedding)
+
+
+def expect_false(folder: HubFolder, *names: str) -> None:
+    """Raise ValueError for a field, of `config.json` or its `eagle_config`, that is true and not read in this form."""
+    own = folder.config.get("eagle_config") or {}
+    for name in names:
+        if folder.config.get(name) or own.get(name):
+            raise ValueError(f"{folder.path}: config.json says {name} true; read in this form is false")
 
 
 def first_layer(tensors: HubTensors, source: str) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Medusa's heads, as FasterDecoding publishes them.
 
 Head i is named by its number: residual blocks `{i}.{j}.linear`, x + SiLU(W x + b), then a softmax layer
-`{i}.{blocks}.weight` [V, H] of its own, all over the target's hidden states after its final norm.
+`{i}.{blocks}.weight` [V, H] of its own, all over the target's hidden states after its final norm. The tensors tell how
+many there are: published configurations count otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from model_defs.drafters.medusa import MedusaConfig, MedusaDrafter
 from model_defs.target.config import TargetConfig
 
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
+LAST = re.compile(r"(\d+)\.(\d+)\.weight")
 
 
 def holds(folder: HubFolder) -> bool:
@@ -22,9 +24,10 @@ def holds(folder: HubFolder) -> bool:
 
 def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
     tensors = folder.tensors()
-    places = [match.groups() for name in folder.names if (match := BLOCK.fullmatch(name))]
-    heads = folder.config.get("medusa_num_heads") or 1 + max((int(head) for head, _ in places), default=0)
-    blocks = folder.config.get("medusa_num_layers") or 1 + max((int(block) for _, block in places), default=0)
+    places = [tuple(map(int, match.groups())) for name in folder.names if (match := LAST.fullmatch(name))]
+    if not places:
+        raise ValueError(f"{folder.path} has no Medusa heads: expected tensors like 0.1.weight")
+    heads, blocks = 1 + max(head for head, _ in places), max(place for _, place in places)
     weights = {}
     for head in range(heads):
         for block in range(blocks):

@@ -15,6 +15,7 @@ from model_defs.drafters.base import Drafter
 from model_defs.drafters.context_drafter import ContextDrafter
 from model_defs.drafters.draft_lm import DraftLM
 from model_defs.drafters.eagle import EagleDrafter
+from model_defs.drafters.eagle3 import Eagle3Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.registry import DRAFTERS, load_drafter
 from model_defs.drafters.windows import NO_DOCUMENT, Windows
@@ -22,6 +23,7 @@ from model_defs.target.attention import DenseCache
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from model_defs.target.rope import RopeConfig
+from tests.engines.tiny import LAYERS, tiny_of
 from training.distillation import Labels, Trainer
 
 VOCAB, HIDDEN, LENGTH, UNROLL = 111, 24, 9, 4
@@ -306,6 +308,16 @@ def test_initialization_keeps_the_targets_last_layer(target):
     for name, weight in drafter.layer.state_dict().items():
         assert torch.equal(weight, target.layers[-1].state_dict()[name])
     assert torch.equal(drafter.norm.weight, target.norm.weight)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_eagle3_starts_from_any_familys_layers(layers):
+    """What the layers have of Llama's is copied; experts or an MLP without a gate leave the drafter's own."""
+    target = tiny_of(layers)
+    drafter = Eagle3Drafter(Eagle3Drafter.configure(target, None, {"target_layers": (0, 1)}), target)
+    drafter.initialize(target, windows_of([[20]]))
+    assert torch.equal(drafter.layer.attention_out.weight, target.layers[-1].attention_out.weight)
+    assert torch.equal(drafter.layer.mlp_norm.weight, target.layers[-1].mlp_norm.weight)
 
 
 @torch.no_grad()

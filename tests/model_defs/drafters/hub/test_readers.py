@@ -119,9 +119,10 @@ def test_eagle_1(target, tmp_path, prefix, change):
 
 @torch.no_grad()
 def test_medusa_in_torchs_format(target, tmp_path):
-    """One file, without a norm or the target's head; depth d reads head d."""
+    """One file, without a norm or the target's head; depth d reads head d. Published configurations count otherwise."""
     form = medusa()
-    form.write(tmp_path)
+    published = {"medusa_num_heads": 2, "medusa_num_layers": 0}
+    Form(form.config | published, form.tensors).write(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(form.tensors, tmp_path / "medusa_lm_head.pt")
     drafter = load_drafter(tmp_path, target)
@@ -141,6 +142,7 @@ def test_medusa_in_torchs_format(target, tmp_path):
 EAGLE3: dict[str, Callable[[], Form]] = {
     "SpecForge": specforge,
     "SpecForge, all tokens": lambda: all_tokens(specforge()),
+    "SpecForge, another number of layers": lambda: specforge(num_hidden_layers=32),
     "SpecForge 3.1": specforge_3_1,
     "ModelOpt": modelopt,
     "speculators": speculators,
@@ -193,6 +195,13 @@ REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
         lambda: speculators(eagle_aux_hidden_state_layer_ids=[1, 2, 3]),
         r"give --read-as target_layers=1\+2\+3 for inputs, or --read-as target_layers=2\+3\+4 for outputs",
     ),
+    "window": (lambda: specforge(model_type="mistral", sliding_window=32), "layers attend to a sliding window"),
+    "windowed layers": (lambda: eagle(layer_types=["sliding_attention"]), "layers attend to a sliding window"),
+    "partial RoPE": (lambda: eagle(partial_rotary_factor=0.5), "partial_rotary_factor 0.5, expected 1"),
+    "residual, official": (lambda: specforge(norm_before_residual=True), "norm_before_residual true; read in this"),
+    "feedback, ModelOpt": (lambda: modelopt(norm_output=True), "norm_output true; read in this form is false"),
+    "no norm": (lambda: specforge(norm_output=False), "the head reads states without a norm, which is not served"),
+    "no heads": (lambda: without(more(medusa(1, 0), "x"), "0.0.weight"), "has no Medusa heads"),
     "feedback": (lambda: specforge(norm_output=True), "give --read-as norm_output=true where"),
     "no layers": (lambda: modelopt(use_aux_hidden_state=False), "use_aux_hidden_state false .* not served yet"),
     "ids": (lambda: absolute_ids(specforge()), "d2t is an offset from the row"),
