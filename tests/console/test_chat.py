@@ -46,7 +46,8 @@ def test_turns_follow_each_other(llm):
     talk, shown = conversation(llm, ["hello\n", "\n", "more\n", "/stats\n", "/quit\n", "never\n"], system="be brief")
     texts, statistics = shown.splitlines()[:-2], shown.splitlines()[-2:]
     assert "\n".join(texts) == f"{first.text}\n{second.text}"
-    assert all(re.fullmatch(r"\d+ tokens in .*tokens/step, \d+ of \d+ drafted tokens accepted", s) for s in statistics)
+    drafted, reused = r"\d+ of \d+ drafted tokens accepted", r"\d+ prompt tokens reused"
+    assert all(re.fullmatch(rf"\d+ tokens in .*tokens/step, {drafted}, {reused}", line) for line in statistics)
     assert llm.runtime.scheduler.totals.requests == 4
     talk.reset()
     assert conversation(llm, ["hello", "/reset", "hello"], system="be brief")[1] == f"{first.text}\n" * 2
