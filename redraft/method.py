@@ -167,7 +167,8 @@ class Method:
     def _trees(self, sequences: list[Sequence], given: list[Budget]) -> TokenTree:
         assert self._plan is not None
         deepest = [sequence.remaining - 1 for sequence in sequences]
-        budgets = [min(budget.nodes, self._most - self._plan.resample_budget) for budget in given]
+        most = self._most - self._plan.resample_budget
+        budgets = [min(budget.nodes, most) for budget in given]
         least = [math.log(budget.chance) if budget.chance else -math.inf for budget in given]
         guided = any(sequence.sampler.grammar for sequence in sequences)
         largest = self._most if guided else min(sum(budgets), self._most)
@@ -199,13 +200,13 @@ class Method:
             room = [budget if instead else 0 for budget, instead in zip(budgets, again, strict=True)]
             tree = merge_trees([tree, prune_tree(resampled, room, deepest, least)])
         if len(sequences) > 1:
-            tree = prune_tree(tree, [self._most] * len(sequences), deepest, least)
+            tree = prune_tree(tree, [most] * len(sequences), deepest, least)
             budgets = shared_budgets(tree, sum(budgets))
         tree = prune_tree(tree, budgets, deepest, least)
         if resampled is not None:
             for sequence, nodes, instead in zip(sequences, tree.nodes, again, strict=True):
                 sequence.fresh = sequence.fresh if instead else nodes
-            beside = [self._plan.resample_budget] * len(sequences)
+            beside = [0 if instead else self._plan.resample_budget for instead in again]
             tree = merge_trees([tree, prune_tree(resampled, beside, deepest, least)])
         return tree
 
@@ -308,14 +309,16 @@ def _temperature(sequence: Sequence) -> float:
 
 def _shared_noise(sequences: list[Sequence], scores: list[Scores]) -> SharedNoise:
     """The noise of the tokens that come next in each sequence. The slope of the log-probabilities that it is added to
-    is a drafter's temperature below the sequence's own."""
+    is a drafter's temperature below the sequence's own. It is 1 where top-p cuts the tokens: it would move the cut."""
     samplers, filters = [sequence.sampler for sequence in sequences], _filters(sequences)
+    tuned = np.array([one.slope for one in scores], np.float32)
+    slopes = np.where(filters["top_p"] < 1, np.float32(1), tuned)
     betas = [one.beta(temperature) for one, temperature in zip(scores, filters["temperature"].tolist(), strict=True)]
     return SharedNoise(
         seeds=np.array([sampler.seed for sampler in samplers], np.uint64),
         positions=np.array([sampler.position for sampler in samplers], np.int32),
         sharpness=np.array(betas, np.float32),
-        **filters | {"temperature": filters["temperature"] / np.array([one.slope for one in scores], np.float32)},
+        **filters | {"temperature": filters["temperature"] / slopes},
     )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from redraft.batch import DraftCandidates
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.origins import Proposals
 from redraft.decoding.verification import Verdict
-from redraft.method import MethodPlan
+from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, joined_extras
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -116,6 +118,44 @@ def test_random_and_resampled_trees(name, kinds):
     found = outputs_of(Scheduler(engine, joint_law.LIMITS, {TOY: plan}), made)
     origins = sum((check(outputs) for outputs in found.values()), Counter())
     assert set(origins) - {"root"} == kinds
+
+
+class Again:
+    """Drafts 40 tokens below the root, and 40 others from what is left of a chain; those below root 5 are all surer
+    than those below root 6."""
+
+    reads_context = reads_text = False
+
+    def draft(self, batch, noise=None):
+        return self._tokens(batch.tokens, 0)
+
+    def resample(self, chains, roots, noise=None):
+        return self._tokens(roots, 40)
+
+    def _tokens(self, roots, first):
+        ids = np.tile(np.arange(first, first + 40, dtype=np.int32), (len(roots), 1, 1, 1))
+        scores = -0.01 - np.arange(40) / 1000 - 9 * (roots - 5).reshape(-1, 1, 1, 1)
+        return DraftCandidates(ids, scores.astype(np.float32), np.zeros(ids.shape[:3], np.int32))
+
+    def copy(self, source, target, rows):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("budget", "skip_above", "rows"), [(16, None, (32, 10)), (12, 0, (25, 1))])
+def test_no_tree_outgrows_its_limit(budget, skip_above, rows):
+    """Of the rows that two sequences share the surer one takes as many as fit beside re-sampled nodes. The other has
+    re-sampled nodes beside its new draft or, where it skips that, within its budget."""
+    plan = MethodPlan(
+        "best_first", budget=BudgetTable.constant(budget), resample_above=0, resample_budget=4, skip_above=skip_above
+    )
+    sequences = []
+    for key in range(2):
+        one = Sequence(key, GenerateRequest(id="r", input_ids=[1, 2], max_tokens=9), [1, 2], CODEC, frozenset())
+        one.prefill(2, np.zeros((1, 2), np.float32))
+        one.begin(Verdict([0], [5 + key]))
+        one.chain = None if skip_above is not None and not key else np.zeros((3, 111), np.float32)
+        sequences.append(one)
+    assert tuple(map(len, Method(plan, Again(), 32).draft(sequences, 2).nodes)) == rows
 
 
 def test_a_path_ends_with_the_text():
