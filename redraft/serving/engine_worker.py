@@ -82,8 +82,9 @@ class Swap:
 
     @property
     def ready(self) -> bool:
-        """Whether the new worker has answered a request and waits for its place."""
-        return self._answered and not (self.serves or self._error)
+        """Whether the new worker has answered a request, is alive and waits for its place."""
+        alive = self._newcomer is not None and self._newcomer.alive
+        return self._answered and alive and not (self.serves or self._error)
 
     @property
     def serves(self) -> bool:
@@ -110,30 +111,36 @@ class Swap:
 
     def change_places(self, worker: Child, client: WorkerClient) -> Child | None:
         """Send new requests to the new worker, which is returned. The old one has the time of a drain to end with its
-        last request. None where the run directory cannot be written: the swap has failed."""
-        run_dir, before = self._run_dir, self._run_dir.bundle.readlink()
+        last request. None where the run directory cannot be read or written: the swap has failed."""
+        run_dir, newcomer, before = self._run_dir, self._newcomer, None
+        assert newcomer is not None
         try:
+            before = run_dir.bundle.readlink()
             point(run_dir.bundle, self.settings.bundle)
             point(run_dir.socket, self._socket)
         except OSError as error:
             with contextlib.suppress(OSError):
-                point(run_dir.bundle, before)
-            self._error = f"cannot write to {run_dir.path}: {error.strerror}"
+                if before is not None:
+                    point(run_dir.bundle, before)
+            self._error = f"cannot change the links in {run_dir.path}: {error.strerror}"
             return None
+        newcomer.restarts += worker.restarts
         self._predecessor, self._ends_by = worker, time.monotonic()
         with contextlib.suppress(WorkerError):  # it is not there
             client.replaced(self.settings.drain_s)
             self._ends_by += self.settings.drain_s + END_S
         self.state = self.state.model_copy(update={"phase": "draining"})
-        return self._newcomer
+        return newcomer
 
-    def end(self) -> None:
-        """End the worker that does not serve, and say how the swap went."""
-        error = self.failure
+    def end(self, why: str = "") -> SwapState:
+        """End the worker that does not serve, and return how the swap went. `why` is the error where nothing else has
+        failed."""
+        error = self.failure or why
         self._ended.set()
         if worker := self._predecessor or self._newcomer:
             worker.end(grace=0)
         self.state = self.state.model_copy(update={"phase": "failed" if error else "done", "error": error})
+        return self.state
 
     def _ask(self) -> None:
         try:

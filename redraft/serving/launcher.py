@@ -145,13 +145,18 @@ def _follow_swap(run_dir: RunDir, order: SwapOrder, on_progress: Callable[[str],
 
 def _check_tokenizer(bundle: Path, served: Path) -> None:
     """Raises ServingError where token ids would mean something else: clients of `tensorrt_llm` send them."""
-    new, old = ((folder / "tokenizer.json") for folder in (bundle, served))
+    if _tokenizer(bundle) != _tokenizer(served):
+        raise ServingError(
+            f"{bundle} has another tokenizer than {served}, so it is another model to its clients: serve it from "
+            "another --run-dir, on other ports, and let them choose"
+        )
+
+
+def _tokenizer(bundle: Path) -> bytes | None:
+    """The content of a bundle's tokenizer.json, None where it has none."""
     with contextlib.suppress(FileNotFoundError):
-        if new.read_bytes() != old.read_bytes():
-            raise ServingError(
-                f"{bundle} has another tokenizer than {served}, so it is another model to its clients: serve it from "
-                "another --run-dir, on other ports, and let them choose"
-            )
+        return (bundle / "tokenizer.json").read_bytes()
+    return None
 
 
 def _check_memory(bundle: Path, state: State, run_dir: RunDir) -> None:

@@ -134,7 +134,7 @@ class Supervisor:
         self._say("stopping", "no new requests, running ones end", error=error)
         self._client.close()
         if self._swap and not self._swap.serves:
-            self._swap.end()
+            self._update(swap=self._swap.end("the service was stopped"))
         if self._worker.up:
             self._worker.up = False
             self._health_pulse.reset()

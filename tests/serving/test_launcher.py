@@ -5,13 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from redraft.serving import launcher
-from redraft.serving.processes import OWNER_VARIABLE
+from redraft.serving.processes import OWNER_VARIABLE, ServingError
 from redraft.serving.rundir import RunDir, Settings, State
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "same"),
+    [("a", "a", True), (None, None, True), ("a", "b", False), ("a", None, False), (None, "a", False)],
+)
+def test_a_bundle_with_another_tokenizer_or_none_is_refused(tmp_path, new, old, same):
+    for folder, content in (("new", new), ("old", old)):
+        (tmp_path / folder).mkdir()
+        if content is not None:
+            (tmp_path / folder / "tokenizer.json").write_text(content)
+    with nullcontext() if same else pytest.raises(ServingError, match="has another tokenizer"):
+        launcher._check_tokenizer(tmp_path / "new", tmp_path / "old")
 
 
 @pytest.mark.parametrize(("phase", "status"), [("ready", -signal.SIGKILL), ("stopping", 0)])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
 from redraft.serving import supervisor as module
-from redraft.serving.rundir import RunDir, Settings
+from redraft.serving.engine_worker import Swap
+from redraft.serving.rundir import RunDir, Settings, SwapOrder
 from redraft.serving.supervisor import Supervisor
 from redraft.worker.protocol import WorkerStatus
 
@@ -49,3 +51,38 @@ def test_a_drain_begins_when_health_no_longer_counts_on_the_worker(supervisor, m
     monkeypatch.setattr(module, "_asked_again", True)
     supervisor.shut_down()
     assert seen == [(False, True)]
+
+
+def test_a_swap_that_a_stop_cuts_short_is_not_left_loading(supervisor, monkeypatch, tmp_path):
+    newcomer = MagicMock(alive=True, age=0.0)
+    monkeypatch.setattr("redraft.serving.engine_worker.engine_worker", lambda *_: newcomer)
+    monkeypatch.setattr(Swap, "_ask", lambda _: None)
+    supervisor._swap = Swap(RunDir(tmp_path), supervisor._settings, SwapOrder(id="o", bundle=Path("c")), 1)
+    monkeypatch.setattr(module, "_asked_again", True)
+    supervisor.shut_down()
+    newcomer.end.assert_called_once_with(grace=0)
+    swap = RunDir(tmp_path).read_state().swap
+    assert (swap.phase, swap.error) == ("failed", "the service was stopped")
+
+
+def test_a_newcomer_takes_its_place_alive_and_keeps_the_count_of_restarts(supervisor, monkeypatch, tmp_path):
+    """Where the link to the bundle is gone, the swap fails and the service goes on."""
+    newcomer = MagicMock(alive=True, age=0.0, restarts=0, ends_within=lambda _: False)
+    monkeypatch.setattr("redraft.serving.engine_worker.engine_worker", lambda *_: newcomer)
+    monkeypatch.setattr(Swap, "_ask", lambda swap: setattr(swap, "_answered", True))
+    run_dir = RunDir(tmp_path)
+    swap = Swap(run_dir, supervisor._settings, SwapOrder(id="o", bundle=Path("c")), 1)
+    while not swap._answered:
+        time.sleep(0.01)
+    assert swap.ready
+    newcomer.alive = False
+    assert not swap.ready
+    newcomer.alive = True
+    worker = MagicMock(restarts=3)
+    run_dir.bundle.unlink()
+    assert swap.change_places(worker, MagicMock()) is None
+    assert "No such file" in swap.failure
+    swap._error = ""
+    run_dir.bundle.symlink_to("b")
+    assert swap.change_places(worker, MagicMock()) is newcomer
+    assert newcomer.restarts == 3
