@@ -90,16 +90,32 @@ class Streams:
     """Two streams of each protocol, run again and again in a thread."""
 
     def __init__(self, settings: Settings, tokens: int):
+        """Returns when each stream has ended once. Raises what ends the thread before that; `stop` what does later."""
         self.counts: Counter[str] = Counter()
         self._settings, self._tokens = settings, tokens
         self._over, self._begun = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
         self._begun.wait()
+        self._check()
 
     def stop(self) -> None:
         self._over.set()
         self._thread.join()
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except Exception as error:
+            self._error = error
+        finally:
+            self._begun.set()
 
     async def _run(self) -> None:
         wanted = list(service.generations(STREAMS, self._tokens))

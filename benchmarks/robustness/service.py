@@ -32,7 +32,7 @@ def read_state(run_dir: RunDir, script: str) -> State:
 def processes(state: State) -> dict[str, psutil.Process]:
     """The processes of a service by what they do, the supervisor last."""
     pids = {"guard": state.guard_pid, "/v1 front end": state.openai_pid, "Triton server": state.triton_pid}
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, IndexError):  # a process that ends has no command line
         for model in psutil.Process(state.triton_pid).children():
             pids[f"model {Path(model.cmdline()[1]).parents[1].name}"] = model.pid
     if len(state.rank_pids) > 1:

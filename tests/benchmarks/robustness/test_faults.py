@@ -7,7 +7,9 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.robustness.faults import Fault, Watch, _lies
+from benchmarks.load.clients.base import GenerationError
+from benchmarks.robustness.faults import Fault, Streams, Watch, _lies
+from redraft.serving.rundir import Settings
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,13 @@ def test_what_is_wrong(changes, wrong):
     assert fault.wrong == wrong
     written = json.loads(json.dumps(fault.report))
     assert (written["wrong"], written["streams"]) == (wrong, dict(fault.streams))
+
+
+def test_streams_that_cannot_begin_say_so(tmp_path):
+    """Nobody listens at these ports."""
+    ports = {f"{name}_port": 1 for name in ("http", "grpc", "metrics", "openai")}
+    with pytest.raises(GenerationError):
+        Streams(Settings(bundle=tmp_path, **ports), 2)
 
 
 def test_health_may_be_late_but_not_wrong():
