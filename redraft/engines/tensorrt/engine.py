@@ -98,11 +98,11 @@ class TensorRTEngine:
     @property
     def reuse_refusal(self) -> str | None:
         """See `Engine.reuse_refusal`."""
-        if self._bundle.config.plugin_form:
+        if self._bundle.config.plugin_form and not any(drafter.reads_context for drafter in self.drafters.values()):
             return None
         return (
-            "a step in native form executes all slots up to the last one in its batch, so requests take the first free "
-            "slots, not those that hold their prefixes"
+            "a step in native form, and a draft with a context, execute all slots up to the last one in their batch: "
+            "requests take the first free slots, not those that hold their prefixes"
         )
 
     @torch.inference_mode()
