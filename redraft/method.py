@@ -89,6 +89,10 @@ class MethodPlan:
         return random.shape(self.levels) if random else None
 
 
+SPARE = 2
+"""Drafts made for each one wanted, where grammars may forbid some."""
+
+
 class Method:
     """A method at work: it makes the draft trees of a step by its plan, and verifies them."""
 
@@ -171,11 +175,11 @@ class Method:
         budgets = [min(budget.nodes, most) for budget in given]
         least = [math.log(budget.chance) if budget.chance else -math.inf for budget in given]
         guided = any(sequence.sampler.grammar for sequence in sequences)
-        largest = self._most if guided else min(sum(budgets), self._most)
+        largest = min(sum(budgets) * (SPARE if guided else 1), self._most)
         again = [_left(sequence, self._plan.skip_above) for sequence in sequences]
         resampled = None
         if self._plan.resample_above is not None:
-            resampled = self._guided(sequences, self._resampled(sequences, largest))
+            resampled = self._guided(sequences, self._resampled(sequences, largest), largest)
         trees = []
         if self._plan.shape is not None:
             trees.append(
@@ -191,7 +195,7 @@ class Method:
             trees.append(_spread_over(sequences, anew, lambda some: self._drafted(some, largest), skipped))
         if self._plan.ngram and not self._plan.joins_ngrams:
             trees.append(self._ngram_chains(sequences))
-        tree = self._guided(sequences, merge_trees(trees))
+        tree = self._guided(sequences, merge_trees(trees), largest)
         if self._plan.shape is not None:
             return prune_tree(tree, budgets, deepest)
         if resampled is not None:
@@ -210,15 +214,15 @@ class Method:
             tree = merge_trees([tree, prune_tree(resampled, beside, deepest, least)])
         return tree
 
-    def _guided(self, sequences: list[Sequence], tree: TokenTree) -> TokenTree:
-        """The tree by the sequences' grammars, where its verifier takes trees that were changed."""
+    def _guided(self, sequences: list[Sequence], tree: TokenTree, most: int) -> TokenTree:
+        """The tree by the sequences' grammars, where its verifier takes trees that were changed; see `guided_nodes`."""
         assert self._plan is not None
         if not (VERIFIERS[self._plan.verification].merges and any(one.sampler.grammar for one in sequences)):
             return tree
         nodes = list(tree.nodes)
         for place, sequence in enumerate(sequences):
             if (grammar := sequence.sampler.grammar) is not None:
-                nodes[place] = guided_nodes(nodes[place], grammar, self._most)
+                nodes[place] = guided_nodes(nodes[place], grammar, most)
         return _proposed("grammar", sequences, TokenTree.from_nodes(nodes))
 
     def _drafted(self, sequences: list[Sequence], budget: int) -> TokenTree:

@@ -23,6 +23,7 @@ from redraft.text import TextCodec
 
 if TYPE_CHECKING:
     from redraft.bundle.config import BundleConfig
+    from redraft.grammar.state import Grammar
 
 BIGRAMS_FILE_NAME = "bigrams.npy"
 
@@ -132,14 +133,21 @@ class Runtime:
             if (largest := max(map(max, words), default=0)) >= self.vocab_size:
                 raise InvalidRequest(f"{field}: expected token ids below {self.vocab_size}, got {largest}")
 
-    def sequence(self, key: Hashable, request: GenerateRequest, arrived: float | None = None) -> Sequence:
+    def sequence(
+        self, key: Hashable, request: GenerateRequest, arrived: float | None = None, grammar: Grammar | None = None
+    ) -> Sequence:
         """The sequence of a request. `arrived`: see `Sequence`. Raises InvalidRequest where it does not fit the
-        bundle. A guide that was not used before may take seconds to compile."""
+        bundle. Its guide is compiled where its `grammar` is not given, which may take seconds."""
         self.check(request)
         seed = secrets.randbits(63)
         prompt = self._prompt(request)
-        grammar = None if request.guide is None else self.grammars.compile(request.guide)
-        return Sequence(key, request, prompt, self.codec, self.end_ids, seed, self.stream_interval_s, arrived, grammar)
+        if request.guide is not None and grammar is None:
+            grammar = self.grammars.compile(request.guide)
+        interval_s = self.stream_interval_s
+        sequence = Sequence(key, request, prompt, self.codec, self.end_ids, seed, interval_s, arrived, grammar)
+        if (state := sequence.sampler.grammar) is not None and not state.mask().any():
+            raise InvalidRequest("guide.text: only end tokens could begin its texts: expected another guide or end_id")
+        return sequence
 
     def _prompt(self, request: GenerateRequest) -> list[int]:
         prompt = self.codec.encode(request.text) if request.text is not None else request.input_ids

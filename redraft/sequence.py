@@ -375,9 +375,10 @@ class Sequence:
                 output.top_log_probs.append(scores.top[place])
         self.stats.output_tokens += 1
         grammar = self.sampler.grammar
-        complete = grammar is not None and grammar.complete_length == self.stats.output_tokens
-        if self._text.push(token) or self._completes_stop_word(token) or complete:
+        if self._text.push(token) or self._completes_stop_word(token):
             return self.finish("stop")
+        if grammar is not None and grammar.complete_length == self.stats.output_tokens:
+            return self.finish("length" if grammar.failed else "stop")
         if not self.remaining:
             return self.finish("length")
         return None

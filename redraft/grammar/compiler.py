@@ -25,22 +25,29 @@ class Grammars:
     def __init__(self, codec: TextCodec, vocab_size: int):
         self._codec, self._vocab_size = codec, vocab_size
         self._kept: dict[tuple[str, str], Grammar] = {}
-        self._compiling = threading.Lock()
+        self._compiling, self._changing = threading.Lock(), threading.Lock()
 
     def kept(self, guide: Guide) -> Grammar | None:
-        """The guide's grammar, if it has been compiled and is kept."""
-        return self._kept.get((guide.kind, guide.text))
+        """The guide's grammar, if it has been compiled, is kept, and has not failed since; it counts as used."""
+        key = guide.kind, guide.text
+        with self._changing:
+            found = self._kept.pop(key, None)
+            if found is None or found.failed:
+                return None
+            self._kept[key] = found  # the last used stands last
+            return found
 
     def compile(self, guide: Guide) -> Grammar:
         """The guide's grammar. Raises InvalidRequest for a guide that cannot be met, or not be compiled in time."""
-        key = guide.kind, guide.text
-        if (found := self.kept(guide)) is None:
-            with self._compiling:
-                found = self.kept(guide) or self._compiled(guide)
-        self._kept[key] = self._kept.pop(key, found)  # the last used stands last
-        if len(self._kept) > KEPT:
-            self._kept.pop(next(iter(self._kept)), None)
-        return found
+        with self._compiling:
+            if (found := self.kept(guide)) is not None:
+                return found
+            found = self._compiled(guide)
+            with self._changing:
+                self._kept[guide.kind, guide.text] = found
+                if len(self._kept) > KEPT:
+                    del self._kept[next(iter(self._kept))]
+            return found
 
     def _compiled(self, guide: Guide) -> Grammar:
         from redraft.grammar.library import compiled, library_grammar
@@ -48,7 +55,7 @@ class Grammars:
         tokens = self._tokens
         try:
             grammar = library_grammar(guide) if guide.kind == "json" else self._trial.run(guide)
-            return Grammar(compiled(tokens, grammar), self._vocab_size)
+            return Grammar(compiled(tokens, grammar), compiled(tokens, grammar), self._vocab_size)
         except ValueError as error:
             reason = clipped(" ".join(str(error).split()), LONGEST_MESSAGE)
             raise InvalidRequest(f"guide.text: the {guide.kind} cannot be used: {reason}") from None

@@ -8,8 +8,9 @@ from redraft.grammar.state import GrammarState, Path
 
 def guided_nodes(nodes: list[Node], grammar: GrammarState, most: int) -> list[Node]:
     """A draft tree's nodes that the grammar allows, and after each of them up to `most` tokens that it forces there, as
-    nodes as likely as the one before. Verification judges these like any other draft: forced bytes have more than one
-    tokenization. What is dropped or joined here changes how far a walk comes, never which tokens it takes.
+    nodes as likely as the one before. Verification judges these like any other draft: they are the usual tokens of the
+    forced bytes, which the masks need not share. What is dropped or joined here changes how far a walk comes, never
+    which tokens it takes. The grammar is asked at most twice for each node that is given.
     """
     kept: list[Node] = [nodes[0]]
     paths: list[Path] = [()]
@@ -29,7 +30,10 @@ def guided_nodes(nodes: list[Node], grammar: GrammarState, most: int) -> list[No
         above = place.get(parent)
         if above is not None and grammar.mask(paths[above])[token]:
             place[node] = add(token, above, score)
+    passed = set[int]()
     for node in range(len(kept)):
-        for token in grammar.forced(paths[node])[:most]:
-            node = add(token, node, kept[node][2])
+        if node not in passed:
+            for token in grammar.forced(paths[node])[:most]:
+                node = add(token, node, kept[node][2])
+                passed.add(node)
     return kept

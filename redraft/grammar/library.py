@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON on one line: nothing but the content is left to choose, and no answer is lost in white space. A schema may have
 another form in its key `x-guidance`."""
+MOST_FORCED = 1000
+"""Characters of a forced text that are encoded at once: more than any token has."""
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=50_000,
@@ -41,7 +43,9 @@ class _Tokens:
         self._codec = codec
 
     def __call__(self, text: str) -> list[int]:
-        """A text's usual tokens, as far as they spell it: a tokenizer may leave out or change what it does not know."""
+        """The usual tokens of a text's beginning, as far as they spell it: a tokenizer may leave out or change what it
+        does not know. The library asks for all that is forced, at every mask."""
+        text = text[:MOST_FORCED]
         ids, rest = self._codec.encode_part(text), text.encode()
         for place, token in enumerate(ids):
             if not rest.startswith(self.tokens[token]):
@@ -72,12 +76,17 @@ def library_grammar(guide: Guide) -> str:
 
 
 def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher at the start of a grammar. Raises ValueError where it cannot be compiled, or no answer meets it."""
+    """A matcher at the start of a grammar. Raises ValueError where it cannot be compiled, no answer meets it, or it has
+    no way back from a path of drafts."""
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
-    first = b"" if matcher.is_error() else matcher.deep_copy().compute_bitmask()
-    if matcher.is_error():
-        raise ValueError(matcher.get_error())
-    bits = np.unpackbits(np.frombuffer(first, np.uint8), count=tokens.vocab_size - 1, bitorder="little")
-    if not bits.any():
+    probe = matcher.deep_copy()
+    first = np.frombuffer(b"" if probe.is_error() else probe.compute_bitmask(), np.uint8)
+    if probe.is_error():
+        raise ValueError(probe.get_error())
+    allowed = np.flatnonzero(np.unpackbits(first, count=tokens.vocab_size - 1, bitorder="little"))
+    if not allowed.size:
         raise ValueError("no text but the empty one meets it")
+    probe.consume_token(int(allowed[0]))
+    if not probe.rollback(1):
+        raise ValueError(probe.get_error())
     return matcher

@@ -16,16 +16,23 @@ Path = tuple[int, ...]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Grammar:
-    """A compiled guide for a vocabulary of V tokens. Its matcher stays at the start."""
+    """A compiled guide for a vocabulary of V tokens. Its matchers stay at the start.
+
+    Copies of a matcher share the automaton that they build as texts need it, and a failure to build it. So the guide is
+    compiled twice: `matcher` is for certain tokens, `probe` for the paths of drafts, which thus end no text.
+    """
 
     matcher: LLMatcher
+    probe: LLMatcher
     vocab_size: int
+    failed: bool = False
+    """Whether one of the two has grown past its limits: later answers need the guide compiled anew."""
 
     def start(self, end_ids: Iterable[int] = ()) -> GrammarState:
         """A new answer's state; `end_ids` are the tokens that may end it where the grammar is satisfied."""
-        return GrammarState(self.matcher.deep_copy(), self.vocab_size, end_ids)
+        return GrammarState(self, end_ids)
 
 
 class GrammarState:
@@ -33,12 +40,13 @@ class GrammarState:
     the tree was made with.
 
     `complete_length` is how many tokens the text has once nothing but an end token may follow: it is complete, or the
-    grammar has grown past its limits. Further tokens change nothing.
+    grammar has `failed`, as it has grown past its limits. Further tokens change nothing.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, end_ids: Iterable[int]):
-        self._matcher, self._vocab_size = matcher, vocab_size
-        self._ends = [token for token in end_ids if token < vocab_size]
+    def __init__(self, grammar: Grammar, end_ids: Iterable[int]):
+        self._grammar, self._vocab_size = grammar, grammar.vocab_size
+        self._matcher, self._probe = grammar.matcher.deep_copy(), grammar.probe.deep_copy()
+        self._ends = [token for token in end_ids if token < self._vocab_size]
         self._masks: dict[Path, np.ndarray] = {}
         self._length = 0
         self.complete_length: int | None = None
@@ -48,12 +56,19 @@ class GrammarState:
         """Whether the text is complete, or was ended by an end token."""
         return self.complete_length is not None
 
+    @property
+    def failed(self) -> bool:
+        """Whether the text can be neither finished nor continued by the grammar, which has grown past its limits."""
+        return self._matcher.is_error()
+
     def mask(self, path: Path = ()) -> np.ndarray:
         """Whether each token may come after a path, bool [V]: none where the path itself is forbidden or ends the
-        text."""
+        text, or where the grammar grows past its limits on it."""
         if path not in self._masks:
-            found = self._after(path, self._allowed)
-            self._masks[path] = np.zeros(self._vocab_size, bool) if found is None else found
+            found = self._after(path, self._allowed) if path else self._allowed(self._matcher)
+            if found is None:
+                return np.zeros(self._vocab_size, bool)
+            self._masks[path] = found
         return self._masks[path]
 
     def advance(self, token: int) -> None:
@@ -65,29 +80,32 @@ class GrammarState:
             self.complete_length = self._length
             return
         self._matcher.consume_token(token)
+        self._probe.consume_token(token)
         self._masks = {path[1:]: mask for path, mask in self._masks.items() if path[:1] == (token,)}
         allowed = self.mask()
         if np.count_nonzero(allowed) == np.count_nonzero(allowed[self._ends]):
             self.complete_length = self._length
+            self._grammar.failed |= self.failed
 
     def forced(self, path: Path = ()) -> list[int]:
         """The tokens that the grammar's next bytes are usually written with, where only these bytes may come after a
-        path. Other tokens may spell the same bytes: a draft, not a choice."""
-        return self._after(path, self._matcher.compute_ff_tokens) or []
+        path. Masks have the first of them alone, mostly: a draft, not a choice."""
+        return self._after(path, lambda matcher: matcher.compute_ff_tokens()) or []
 
-    def _after(self, path: Path, ask: Callable[[], T]) -> T | None:
-        """What the matcher answers after a path; None where it does not take the path. Afterwards it is back."""
-        taken = self._matcher.try_consume_tokens(list(path))
-        try:
-            return ask() if taken == len(path) else None
-        finally:
-            self._matcher.rollback(taken)
+    def _after(self, path: Path, ask: Callable[[LLMatcher], T]) -> T | None:
+        """What the probe answers after a path; None where it does not take the path, or fails."""
+        taken = self._probe.try_consume_tokens(list(path))
+        found = ask(self._probe) if taken == len(path) else None
+        if self._probe.rollback(taken):
+            return found
+        self._grammar.failed = True
+        return None
 
-    def _allowed(self) -> np.ndarray:
-        if self._matcher.is_stopped():
+    def _allowed(self, matcher: LLMatcher) -> np.ndarray:
+        if matcher.is_stopped():
             mask = np.zeros(self._vocab_size, bool)
         else:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(bool)
-        mask[self._ends] = self._matcher.is_accepting()
+        mask[self._ends] = matcher.is_accepting()
         return mask

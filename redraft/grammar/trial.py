@@ -41,11 +41,12 @@ class Trial:
         it."""
         if self._process.poll() is not None:
             self._restart()
-        if not self._ready:
-            if not self._connection.poll(START_S) or self._connection.recv_bytes() != READY:
-                raise RuntimeError(f"the process that compiles guides did not start within {START_S:g} s")
-            self._ready = True
         try:
+            if not self._ready:
+                if not self._connection.poll(START_S) or self._connection.recv_bytes() != READY:
+                    self._restart()
+                    raise RuntimeError(f"the process that compiles guides did not start within {START_S:g} s")
+                self._ready = True
             self._connection.send_bytes(guide.model_dump_json().encode())
             if not self._connection.poll(COMPILE_S):
                 self._restart()
@@ -72,6 +73,7 @@ class Trial:
             env=environment,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a terminal's Ctrl-C is the parent's
         )

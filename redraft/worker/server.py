@@ -72,6 +72,7 @@ class Encoding(NamedTuple):
 
     request: GenerateRequest
     arrived: float
+    helper: ThreadPoolExecutor
     future: Future[Sequence]
 
     @property
@@ -217,20 +218,18 @@ class Worker:
         self._runtime.scheduler.require_room()
         self._require_share(request.client)
         self._runtime.check(request)
-        if request.guide is not None and self._runtime.grammars.kept(request.guide) is None:
-            self._encode(key, request, arrived, self._compiler)
-            return
+        grammar = None if request.guide is None else self._runtime.grammars.kept(request.guide)
+        compiles = request.guide is not None and grammar is None
         words = [*request.stop_words, *request.bad_words, *request.stop_word_ids, *request.bad_word_ids]
-        if len(request.text or "") <= INLINE_CHARACTERS and len(words) <= INLINE_WORDS:
-            self._submit(key, self._runtime.sequence(key, request, arrived))
+        if not compiles and len(request.text or "") <= INLINE_CHARACTERS and len(words) <= INLINE_WORDS:
+            self._submit(key, self._runtime.sequence(key, request, arrived, grammar))
             return
-        self._encode(key, request, arrived, self._encoder)
-
-    def _encode(self, key: Key, request: GenerateRequest, arrived: float, helper: ThreadPoolExecutor) -> None:
-        if (waiting := len(self._encoding())) >= self._runtime.limits.max_queue:
+        helper = self._compiler if compiles else self._encoder
+        waiting = sum(isinstance(one, Encoding) and one.helper is helper for one in self._active.values())
+        if waiting >= self._runtime.limits.max_queue:
             raise Overloaded(f"overloaded: {waiting} requests wait to be encoded: try again later")
-        future = helper.submit(self._runtime.sequence, key, request, arrived)
-        self._active[key] = Encoding(request, arrived, future)
+        future = helper.submit(self._runtime.sequence, key, request, arrived, grammar)
+        self._active[key] = Encoding(request, arrived, helper, future)
 
     def _require_share(self, client: str | None) -> None:
         """Raises Overloaded where a client has as many requests as it may."""

@@ -11,7 +11,7 @@ import pytest
 from redraft.grammar import compiler, trial
 from redraft.grammar.compiler import Grammars
 from redraft.request import MAX_GUIDE_CHARACTERS, Guide, InvalidRequest
-from tests.grammar.tokens import CODEC, GRAMMARS, GUIDES, VOCAB
+from tests.grammar.tokens import CODEC, GRAMMARS, GUIDES, VOCAB, pair_codec
 
 
 def nested(before: str, inner: str, after: str, times: int) -> str:
@@ -30,6 +30,7 @@ REFUSED = {
     "no regex": ("regex", "("),
     "a regex of the empty text": ("regex", "()"),
     "no grammar": ("grammar", "start: rest"),
+    "a grammar without a way back": ("grammar", 'start: a "b"\na[max_tokens=3]: /[ab]+/'),
     "a grammar without a start": ("grammar", 'a ::= "b"'),
     "deep objects": ("json_schema", nested('{"properties":{"a":', "{}", "}}", 9000)),
     "deep alternatives": ("json_schema", nested('{"anyOf":[', "{}", "]}", 9000)),
@@ -76,6 +77,25 @@ def test_a_process_that_somebody_ended_is_replaced():
     assert grammars.compile(GUIDES["schema"]).start().forced()
 
 
+def test_a_process_that_ends_before_it_is_ready_is_replaced():
+    grammars = Grammars(CODEC, VOCAB)
+    process = grammars._trial._process
+    process.kill()
+    process.poll = lambda: None  # it seems to live on
+    with pytest.raises(InvalidRequest, match="expected a simpler one"):
+        grammars.compile(GUIDES["choice"])
+    assert grammars._trial._process is not process
+    assert grammars.compile(GUIDES["schema"]).start().forced()
+
+
+def test_a_grammar_that_has_failed_is_compiled_anew():
+    grammars = Grammars(CODEC, VOCAB)
+    first = grammars.compile(GUIDES["json"])
+    first.failed = True
+    assert grammars.kept(GUIDES["json"]) is None
+    assert grammars.compile(GUIDES["json"]) is not first
+
+
 def test_the_last_used_guides_are_kept(monkeypatch):
     monkeypatch.setattr(compiler, "KEPT", 3)
     grammars = Grammars(CODEC, VOCAB)
@@ -93,6 +113,17 @@ def test_a_schema_may_have_another_form():
     for own, text in (({}, "[1, 1]"), ({"x-guidance": {"whitespace_flexible": False, "item_separator": ","}}, "[1,1]")):
         grammar = GRAMMARS.compile(Guide(kind="json_schema", text=json.dumps(schema | own)))
         assert CODEC.decode(grammar.start().forced()) == text
+
+
+def test_a_long_forced_text_is_encoded_in_parts():
+    """Of hundreds of thousands of characters the tokenizer sees the next ones only."""
+    encoded = []
+    codec = pair_codec()
+    codec.encode_part = lambda text: encoded.append(len(text)) or CODEC.encode_part(text)
+    state = Grammars(codec, VOCAB).compile(Guide(kind="choice", text=json.dumps(["n", "a" * 200_000]))).start()
+    forced = state.forced(CODEC.encode_part("a"))
+    assert set(CODEC.decode(forced)) == {"a"}
+    assert max(encoded) == 1000
 
 
 def test_the_largest_choice_compiles():

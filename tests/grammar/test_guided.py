@@ -6,6 +6,7 @@ import math
 
 from redraft.decoding.token_tree import Node
 from redraft.grammar.guided import guided_nodes
+from redraft.grammar.state import GrammarState
 from tests.grammar.test_state import start, tokens
 
 ROOT = (5, -1, 0.0)
@@ -30,13 +31,21 @@ def test_forced_tokens_join_as_likely_as_the_node_before():
 
 def test_a_forced_token_that_was_drafted_becomes_likely():
     guided = guided_nodes(nodes(('{"', 0, 0.125), ("na", 1, 0.0625)), start("schema"), most=3)
-    assert guided == nodes(('{"', 0, 1), ("na", 1, 1), ("me", 2, 1), ('":', 3, 1), (" ", 4, 1))
+    assert guided == nodes(('{"', 0, 1), ("na", 1, 1), ("me", 2, 1))
     assert len({(parent, token) for token, parent, _ in guided}) == len(guided), "one node for one prefix"
 
 
 def test_at_most_so_many_are_forced_at_a_place():
     assert len(guided_nodes([ROOT], start("schema"), most=3)) == 4
     assert guided_nodes([ROOT], start("regex"), most=3) == [ROOT]
+
+
+def test_nothing_is_asked_of_the_nodes_that_are_forced(monkeypatch):
+    asked = []
+    grammar, forced = start("schema"), GrammarState.forced
+    monkeypatch.setattr(GrammarState, "forced", lambda self, path: asked.append(path) or forced(self, path))
+    assert len(guided_nodes(nodes(('{"', 0, 0.5), ("na", 1, 0.5)), grammar, most=9)) > 4
+    assert asked == [()]
 
 
 def test_an_end_token_is_a_leaf():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher, LLParserLimits
 
 from redraft.grammar.compiler import Grammars
+from redraft.grammar.library import grammar_tokens
+from redraft.grammar.state import Grammar
 from redraft.request import Guide
 from tests.grammar.tokens import CODEC, VOCAB, grammar
 from tests.toy_engine import toy_codec
@@ -69,6 +72,25 @@ def test_forced_tokens_are_those_of_the_encoding():
     start_of_anne = tokens(*'{"name": "a', "n")
     assert CODEC.decode([*start_of_anne, *state.forced(start_of_anne)]) == '{"name": "anne", "age": '
     assert state.forced(tokens(*'{"name": "a')) == []
+
+
+def test_a_path_past_the_limits_ends_no_text():
+    """A token that is certain does, and the text has failed then."""
+    regex = LLMatcher.grammar_from_regex("a(a|b)*a(a|b){12}n")
+    limits = LLParserLimits(step_lexer_fuel=1, verbose_errors=False)
+    known = grammar_tokens(CODEC, VOCAB)
+    matcher, probe = (LLMatcher(known, regex, log_level=0, limits=limits) for _ in range(2))
+    compiled = Grammar(matcher, probe, VOCAB)
+    state = compiled.start([END])
+    for _ in range(2):
+        assert not allowed(state, tokens("a"))
+        assert state.forced(tokens("a")) == []
+    assert allowed(state) == {"a", "aa", "ab"}
+    assert compiled.failed
+    assert not state.failed
+    state.advance(*tokens("a"))
+    assert state.ended
+    assert state.failed
 
 
 def test_end_tokens_are_the_requests_where_the_grammar_is_satisfied():

@@ -153,7 +153,7 @@ MUTANTS = {
     "a forced token committed unverified": (
         verification.walk, MASKED, f"(sampler.grammar.forced() or [{MASKED}])[0]"
     ),
-    "the text goes on when it is complete": (Sequence._append, " or complete", ""),
+    "the text goes on when it is complete": (Sequence._append, "grammar is not None", "False"),
 }  # fmt: skip
 
 

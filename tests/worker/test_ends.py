@@ -65,7 +65,7 @@ def test_requests_that_end_before_they_are_encoded(serving, monkeypatch):
     """At their deadline, or cancelled: the encoder takes none of them, and goes on with others."""
     encoded, free, sequence = [], threading.Event(), Runtime.sequence
 
-    def encode(self, key, wanted, arrived):
+    def encode(self, key, wanted, arrived, grammar):
         if len(wanted.text) > 100:
             encoded.append(wanted.text[0])
             free.wait(60)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from redraft.request import GenerateRequest, Guide
+from redraft.request import GenerateRequest, Guide, InvalidRequest
+from redraft.worker import server
 from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.server import Worker
 from tests.worker.toy_worker import toy_runtime
 
 CHOICE = Guide(kind="choice", text='["yes", "no"]')
+Y = Guide(kind="choice", text='["y"]')
 HOSTILE = {
     "a long chain of rules": Guide(
         kind="grammar", text="\n".join(["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(9000)), 'r9000 ::= "a"'])
@@ -50,6 +52,38 @@ def test_an_answer_is_what_its_guide_asks_for(service):
     assert runtime.grammars.kept(CHOICE) is not None
     chunks = list(client.generate(request(client, CHOICE, stream=True), timeout=60))
     assert "".join(chunk.text for chunk in chunks) == whole.text
+
+
+def test_what_waits_for_a_guide_refuses_no_text(service, monkeypatch):
+    """And a guide that is kept is not looked up again."""
+    client, runtime = service
+    client.complete(request(client, CHOICE), timeout=60)
+    free, compiled, compile_guide, ended = threading.Event(), [], runtime.grammars.compile, threading.Event()
+
+    def slowly(guide: Guide):
+        compiled.append(guide)
+        free.wait(60)
+        return compile_guide(guide)
+
+    monkeypatch.setattr(runtime.grammars, "compile", slowly)
+    monkeypatch.setattr(server, "INLINE_CHARACTERS", 3)
+    other = Guide(kind="choice", text='["no"]')
+    for number in range(runtime.limits.max_queue):
+        client.submit(request(client, other), lambda message, last=number: last or ended.set())
+    for guide in (CHOICE, None):
+        assert client.complete(request(client, guide, max_tokens=3), timeout=60).finish_reason in ("stop", "length")
+    with pytest.raises(WorkerError, match="overloaded"):
+        client.complete(request(client, other), timeout=60)
+    assert compiled == [other]
+    free.set()
+    assert ended.wait(60)
+
+
+def test_a_guide_whose_first_token_would_end_the_text_is_refused():
+    runtime = toy_runtime()
+    end = runtime.codec.encode("y")[0]
+    with pytest.raises(InvalidRequest, match=r"^guide\.text: only end tokens could begin"):
+        runtime.sequence("a", GenerateRequest(id="a", text="b", max_tokens=3, guide=Y, end_id=end))
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -265,10 +265,10 @@ def test_an_error_of_ours_ends_one_request(client, worker, monkeypatch, capfd, l
     next(running)
     sequence = worker[1].sequence
 
-    def fail(key, wanted, arrived):
+    def fail(key, wanted, *others):
         if wanted.text.startswith("x"):
             raise LookupError("a bug")
-        return sequence(key, wanted, arrived)
+        return sequence(key, wanted, *others)
 
     monkeypatch.setattr(worker[1], "sequence", fail)
     monkeypatch.setattr(worker[1], "prompt_limits", PROTOCOL_LIMITS)
