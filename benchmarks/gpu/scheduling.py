@@ -59,6 +59,7 @@ def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len
     from redraft.text import TextCodec
 
     target = random_target(config, device)
+    shape = TargetInfo.model_fields.keys() - {"feature_size"}
     hot = min(HOT_VOCABULARY, config.vocab_size)
     recurrent = RecurrentConfig(config.hidden_size, config.vocab_size, num_blocks=2, hot_vocabulary=hot)
     loop = BeamSearch(random_drafter(RecurrentDrafter(recurrent, target), device, max_len, BEAMS[1]), *BEAMS)
@@ -80,7 +81,7 @@ def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len
             name="random",
             backend=TORCH,
             precision=Precision.bf16,
-            target=TargetInfo(**{name: getattr(config, name) for name in TargetInfo.model_fields}),
+            target=TargetInfo(feature_size=target.feature_size, **{name: getattr(config, name) for name in shape}),
             limits=limits,
             methods={TREES: method},
             tensor_parallel=1,

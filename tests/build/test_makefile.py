@@ -26,6 +26,7 @@ NOT_OF_BENCH = {
     "tensor_parallel_lossless.json": "takes mpiexec and several ranks",
     "triton.json": "takes a service that runs",
     "load_test.json": "likewise",
+    "fairness.json": "takes an older checkout",
     "redrafter_table2.json": "likewise",
     "zen5": "the same files of another machine",
     "zen4": "likewise",

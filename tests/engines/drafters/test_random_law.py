@@ -119,6 +119,7 @@ class _Damped:
     def __init__(self, engine: Engine):
         self.execute, self._drafter = engine.execute, engine.drafters[METHOD]
         self.drafters, self.reads_context, self.reads_text = {METHOD: self}, False, False
+        self.reuse_refusal = "the errors are those of draws"
 
     def draft(self, batch: DraftBatch, noise=None):
         return self._drafter.draft(batch, noise)
