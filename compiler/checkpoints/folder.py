@@ -18,6 +18,8 @@ from model_defs.target.model import weight_names
 
 PICKLED = "pytorch_model*.bin"
 SETTINGS = "generation_config.json"
+BASE = "model."
+"""Before the names of all weights but the head's; some checkpoints leave it out (OPT of 6.7B and more)."""
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of weights that are not quantized."""
 
@@ -35,11 +37,12 @@ class FolderCheckpoint:
         self.folder, self.title = folder, title
         self.config = read_json(folder / "config.json")
         self._quantization = quantization_of(self.config)
-        self._files: dict[str, Path] = {}
+        self._files: dict[str, tuple[Path, str]] = {}
         self._stored: dict[str, Tensor] = {}
         for file in _weight_files(folder):
             for name, tensor in _headers(file).items():
-                self._files[name], self._stored[name] = file, tensor
+                whole = name if name.startswith((BASE, "lm_head.")) else BASE + name
+                self._files[whole], self._stored[whole] = (file, name), tensor
         wanted = weight_names(TargetConfig.load(folder))
         found = {name: self._header(name) for name in wanted}
         self._meta = {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -47,7 +50,7 @@ class FolderCheckpoint:
         self.precision = self._quantization.title if self._quantization else ", ".join(sorted(plain))
         read = [self._stored[name].nbytes for name in self._meta if not self._packed(name)]
         unpacked = [3 * 4 * tensor.numel() for name, tensor in self._meta.items() if self._packed(name)]
-        pickled = {file for file in self._files.values() if file.suffix != ".safetensors"}
+        pickled = {file for file, _ in self._files.values() if file.suffix != ".safetensors"}
         self.memory = max((*(file.stat().st_size for file in pickled), *read, *unpacked), default=0)
 
     def shapes(self) -> dict[str, Tensor]:
@@ -57,7 +60,7 @@ class FolderCheckpoint:
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor's rows as blocks [rows, ...] of the stored dtype, or float32 of a quantized one. The file is mapped
         while one tensor is read."""
-        weight = self._dequantized(name, self._read) if self._packed(name) else _read(self._files[name], name)
+        weight = self._dequantized(name, self._read) if self._packed(name) else _read(*self._files[name])
         return (weight[rows] for rows in row_blocks(tuple(weight.shape)))
 
     def _packed(self, name: str) -> bool:
@@ -84,7 +87,7 @@ class FolderCheckpoint:
         return self._quantization.weight(lambda suffix: read(f"{layer}.{suffix}"))
 
     def _read(self, name: str) -> Tensor | None:
-        return _read(self._files[name], name) if name in self._files else None
+        return _read(*self._files[name]) if name in self._files else None
 
     def tokenizer(self) -> Any:
         """The folder's tokenizer."""

@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 import sentencepiece
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
@@ -49,6 +50,14 @@ def test_pytorch_weights_and_a_template_of_ones_own(checkpoint, reference, tmp_p
     folder = fetch(source, tmp_path, template=tmp_path / "template.jinja")
     assert (folder / "chat_template.jinja").read_text() == "own {{ messages }}"
     assert_same_model(folder, reference)
+
+
+def test_names_without_their_beginning(checkpoint, reference, tmp_path):
+    source = tmp_path / "base"
+    shutil.copytree(checkpoint, source)
+    weights = load_file(source / "model.safetensors")
+    save_file({name.removeprefix("model."): weight for name, weight in weights.items()}, source / "model.safetensors")
+    assert_same_model(fetch(source, tmp_path), reference)
 
 
 def test_a_model_with_another_template_is_fetched_again(checkpoint, tmp_path, capsys):
