@@ -13,16 +13,17 @@ import torch
 from torch import nn
 
 from compiler.calibration import Calibration
-from compiler.methods import MethodSettings, Source, check_method, drafting_loop, load_draft_source
+from compiler.methods import MethodSettings, Source, check_experts, check_method, drafting_loop, load_draft_source
 from compiler.writers.shared import CALIBRATION, Loops, shape_of
 from model_defs.drafters.base import Drafter
+from model_defs.drafters.hub.readers import made_for
 from model_defs.drafters.token_info import TokenInfoFactors, TokenInfoTable
 from model_defs.export.drafter import Drafting
 from model_defs.files import count_numbers
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import FeatureReader, Target
 from model_defs.target.shards import plan_shards
-from redraft.bundle.backends import OPENVINO, TORCH, Backend
+from redraft.bundle.backends import TORCH, Backend
 from redraft.bundle.config import BundleConfig, ShardInfo, TargetInfo
 from redraft.bundle.manifest import BuiltFrom
 from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
@@ -86,11 +87,7 @@ def check(config: BundleConfig, target: Target) -> None:
         raise BundleError(
             f"--max-len {config.limits.max_len}: the target's context has {target.config.max_position} positions"
         )
-    if target.config.experts and config.backend == OPENVINO:
-        raise BundleError(
-            f"the target is a mixture of {target.config.experts.count} experts, which {OPENVINO} does not serve yet; "
-            f"--backend {TORCH} does on the CPU"
-        )
+    check_experts("the target", target.config, config.backend)
     for name, method in config.methods.items():
         try:
             check_method(name, method, config)
@@ -150,6 +147,8 @@ def build(
                 drafters[source] = load_draft_source(*source, target, model, fingerprint)
                 if form := methods[name].form:
                     err.print(f"  {settings.drafter}: {form}, drafts as {methods[name].drafter!r}")
+                    if settings.drafter and (said := made_for(settings.drafter)):
+                        err.print(f"  its config.json says that it was made for {said}")
         attach_features(target, list(drafters.values()), features)
         for name, settings in drafting.items():
             drafter = drafters[settings.source]

@@ -81,6 +81,7 @@ def test_two_drafters_of_a_bundle_read_their_own_columns(target, model, tmp_path
     (tmp_path / "methods.toml").write_text("\n".join(tables))
     done = run("--model", model, "--methods", tmp_path / "methods.toml", "--output", tmp_path / "b", *OPTIONS)
     assert done.exit_code == 0, done.output
+    assert "its config.json says that it was made for a/b" in " ".join(done.output.split())
     bundle = Bundle.load(tmp_path / "b")
     assert bundle.config.target.feature_size == 2 * HIDDEN
     assert bundle.config.methods["eagle3"].form == "EAGLE-3 (SafeAILab, SpecForge)"

@@ -42,6 +42,13 @@ def require_reader(path: Path) -> tuple[HubFolder, Reader]:
     )
 
 
+def made_for(path: Path) -> str | None:
+    """The target that a folder's `config.json` names, None where it names none."""
+    folder = HubFolder(path)
+    verifier = (folder.says("speculators_config") or {}).get("verifier") or {}
+    return verifier.get("name_or_path") or folder.says("base_model_name_or_path")
+
+
 def parse_answers(text: str | None) -> dict[str, str]:
     """The answers of --read-as, name=value with commas between them. Raises ValueError."""
     pairs = [part.partition("=") for part in text.split(",")] if text else []
