@@ -90,6 +90,7 @@ def test_caches_are_the_same_with_and_without_aliases(monkeypatch, tmp_path):
 
 def test_a_copied_prefix_goes_on_as_in_its_own_slot(monkeypatch, tmp_path):
     engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, trained=tiny_drafter_of(tiny_lm(), "eagle")))
+    assert "a draft with a context" in engine.reuse_refusal
     prompt = list(range(1, 12))
     engine.execute(make_batch([chain(1, [], prompt, causal=True)], words=1))
     (drafter,) = engine.drafters.values()
