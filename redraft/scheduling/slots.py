@@ -15,10 +15,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from redraft.engines.features import join
 from redraft.sequence import Pairs, Sequence
 
 COPY_ROWS = 16
 """A copy, or a prompt that waits for another's rows, saves the prefill of at least so many rows."""
+PENDING_PAIRS = 64
+"""An idle slot keeps at most so many pairs that a drafter has not ingested: their features take the engine's memory,
+which nobody has counted. Without a draft all of a text would be left."""
 NO_TOKENS = np.zeros(0, np.int32)
 
 
@@ -122,7 +126,8 @@ class Slots:
         own = pairs.pop(method, None)
         sequence.admit(target.number, rows, commit, own if sequence.pairs is not None else None)
         target.user, target.method, target.salt = sequence, method, sequence.request.cache_salt
-        target.tokens, target.commit, target.pairs = NO_TOKENS, [], pairs
+        target.tokens, target.commit = NO_TOKENS, []
+        target.pairs = {name: _shortened(known) for name, known in pairs.items()}
 
     def release(self, sequence: Sequence) -> None:
         """Free a finished sequence's slot, whose rows stay for others."""
@@ -133,7 +138,7 @@ class Slots:
             return
         slot.tokens, slot.commit, slot.used = sequence.cached_tokens, sequence.commit, self._now()
         if sequence.pairs is not None:
-            slot.pairs[slot.method] = sequence.pairs
+            slot.pairs[slot.method] = _shortened(sequence.pairs)
 
     def _choose(self, sequence: Sequence, method: str) -> tuple[Slot, Slot, int]:
         """Where a sequence's first rows come from, its slot, and how many rows these are.
@@ -162,6 +167,13 @@ class Slots:
     def _now(self) -> int:
         self._clock += 1
         return self._clock
+
+
+def _shortened(pairs: Pairs) -> Pairs:
+    """The ingested pairs and the next PENDING_PAIRS, with a copy of their features: slices would keep whole arrays."""
+    kept = pairs.first(pairs.ingested - pairs.from_text + PENDING_PAIRS)
+    kept.features = [join(kept.features)] if kept.features else []
+    return kept
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:

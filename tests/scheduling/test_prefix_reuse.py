@@ -13,7 +13,7 @@ from redraft.batch import DraftBatch
 from redraft.bundle.budget import BudgetTable
 from redraft.method import MethodPlan
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.scheduling.slots import COPY_ROWS, Slot, Slots
+from redraft.scheduling.slots import COPY_ROWS, PENDING_PAIRS, Slot, Slots
 from redraft.sequence import Pairs, Sequence
 from tests.mutants import Mutant, planted
 from tests.scheduling.reuse import converse
@@ -144,6 +144,19 @@ def served(scheduler, key, prompt, **options):
     """The statistics of one request."""
     options = {"max_tokens": 5, "end_ids": frozenset(), "method": "plain"} | options
     return run(scheduler, [make(key, prompt=prompt, **options)])[key]
+
+
+@pytest.mark.parametrize("method", ["context", "text"])
+def test_an_idle_slot_keeps_few_pairs_that_were_never_ingested(scheduler, method):
+    """The request ends before it drafts. The next one begins after the pairs that were kept."""
+    prompt = list(range(1, 101))
+    first = served(scheduler, 0, prompt, method=method, max_tokens=1)
+    (pairs,) = (slot.pairs[method] for slot in scheduler._slots._slots if slot.pairs)
+    assert len(pairs.tokens) == sum(map(len, pairs.features)) == PENDING_PAIRS
+    assert all(features.base is None for features in pairs.features), "a slice keeps the whole array"
+    second = served(scheduler, 1, prompt, method=method, max_tokens=9)
+    assert second[1][:1] == first[1]
+    assert second[4].cached_tokens == PENDING_PAIRS - (method == "text")
 
 
 @pytest.fixture
