@@ -89,7 +89,7 @@ class GrammarState:
 
     def forced(self, path: Path = ()) -> list[int]:
         """The tokens that the grammar's next bytes are usually written with, where only these bytes may come after a
-        path. Masks have the first of them alone, mostly: a draft, not a choice."""
+        path. Mostly the mask has only the first of them; they are a draft, not a choice."""
         return self._after(path, lambda matcher: matcher.compute_ff_tokens()) or []
 
     def _after(self, path: Path, ask: Callable[[LLMatcher], T]) -> T | None:

@@ -107,6 +107,11 @@ def test_a_complete_text_ends_without_an_end_token(plan):
     assert (len(tokens), reason) == (60, "length")
 
 
+def test_a_text_that_fails_in_its_grammar_is_cut(monkeypatch):
+    monkeypatch.setattr(GrammarState, "failed", property(lambda self: self.ended))
+    assert answer(make("a", "schema", end_ids=frozenset()))[3] == "length"
+
+
 @pytest.mark.parametrize("plan", [None, "merged"])
 def test_the_grammar_has_the_last_word(plan):
     """Words and a minimum length give way where they leave nothing of it; elsewhere they count."""

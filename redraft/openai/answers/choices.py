@@ -61,7 +61,8 @@ class Choice:
                 self.calls[delta.index].arguments += delta.arguments
         self.token_ids += chunk.token_ids
         self.finish_reason = chunk.finish_reason or self.finish_reason
-        if self.calls and self.finish_reason == "stop":
+        enough = self.reader is not None and self.reader.enough
+        if self.calls and (self.finish_reason == "stop" or (self.finish_reason == "length" and enough)):
             self.finish_reason = TOOL_CALLS
         self.stats = chunk.stats or self.stats
         return deltas

@@ -71,19 +71,24 @@ class CallReader:
         self._at = 0
         self._space = ""
         """White space that is dropped if a call follows."""
+        self.enough = False
+        """Whether as many calls are whole as the answer may have. What comes then is dropped."""
         self._ended = False
         self._found: list[Delta] = []
         self._reading = read(self)
 
     def push(self, text: str) -> list[Delta]:
         """The pieces that are certain with this text after the text before."""
+        if self.enough:
+            return []
         self._text = self._text[self._mark :] + text
         self._at -= self._mark
         self._mark = 0
         try:
             next(self._reading, None)
         except _Enough:
-            self._mark = self._at = len(self._text)
+            self._text, self._mark, self._at = "", 0, 0
+            self.enough = not self._ended
         found, self._found = self._found, []
         return found
 
@@ -136,6 +141,8 @@ class CallReader:
         except NotACall:
             if self.calls == before:
                 self._give(self._text[self._mark : self._at])
+            else:
+                self._at = self._mark  # what follows its arguments is text, or other calls
         self._mark = self._at
         if self.calls > before and self.calls == self._most:
             raise _Enough
@@ -158,7 +165,7 @@ class CallReader:
                     yield from self._stream_arguments()
                 else:
                     arguments = yield from self._collect()
-            elif bare and key not in BESIDE:
+            elif (bare or self.calls > before) and key not in BESIDE:
                 raise NotACall
             else:
                 yield from self._collect()

@@ -8,8 +8,10 @@ import random
 
 import pytest
 
+from redraft.openai.answers.choices import Choice
 from redraft.openai.structured.forms import FORMS
 from redraft.openai.structured.reader import CallPart, CallReader
+from redraft.worker.protocol import Chunk
 
 TOOLS = {"add", "get_weather"}
 WORDS = [
@@ -137,6 +139,14 @@ CASES = [
     ("hermes", '<tool_call>{"name": "unknown", "arguments": {}}', "", [("unknown", "{}")]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1')]),
     ("hermes", '<tool_call>{"name": "add", "argu', '<tool_call>{"name": "add", "argu', []),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}, "x": [1 </tool_call> hello '
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        ', "x": [1 </tool_call> hello',
+        [("f", '{"a": 1}'), ("f", "{}")],
+    ),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {}, "id": "a1"}</tool_call>', "", [("add", "{}")]),
     ("hermes", "<tool_call>add(1)</tool_call>", "<tool_call>add(1)</tool_call>", []),
     ("hermes", '<tool_call>{"name": "\\ud800"}', '<tool_call>{"name": "\\ud800"}', []),
     ("hermes", '{"name": "add", "arguments": {}}\n</tool_call>', "", [("add", "{}")]),
@@ -170,6 +180,28 @@ def test_a_form(form, written, text, calls):
 def test_one_call_is_enough_where_calls_are_not_parallel():
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     assert read("hermes", list(f"A{call}B{call}C"), most=1) == ("A", [("add", "{}")])
+
+
+def test_what_comes_after_the_last_call_is_not_kept():
+    reader = CallReader(FORMS["hermes"].read, TOOLS, lambda: "id", most=1)
+    reader.push('<tool_call>{"name": "add", "arguments": {}')
+    assert not reader.enough
+    assert reader.push("}") == []
+    assert reader.enough
+    assert [reader.push("text ") for _ in range(3)] == [[]] * 3
+    assert reader._text == ""
+    cut = CallReader(FORMS["hermes"].read, TOOLS, lambda: "id", most=1)
+    cut.push('<tool_call>{"name": "add", "arguments": {"a')
+    cut.finish()
+    assert not cut.enough
+
+
+@pytest.mark.parametrize(("written", "reason"), [("}", "tool_calls"), ("", "length")])
+def test_an_answer_that_is_cut_after_its_last_call_calls_tools(written, reason):
+    choice = Choice(CallReader(FORMS["hermes"].read, TOOLS, lambda: "id", most=1))
+    choice.add(Chunk(id="a", text='<tool_call>{"name": "add", "arguments": {}' + written))
+    choice.add(Chunk(id="a", text="", done=True, finish_reason="length"))
+    assert choice.finish_reason == reason
 
 
 def test_pieces_come_as_soon_as_they_are_certain():
