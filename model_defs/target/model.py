@@ -248,7 +248,8 @@ class Target(nn.Module):
 
     @classmethod
     def from_folder(cls, folder: Path, dtype: torch.dtype | None = torch.float32) -> Target:
-        """Load a Hugging Face folder's safetensors, converted to `dtype`, or as they are stored where it is None.
+        """Load a Hugging Face folder's safetensors, converted to `dtype`, or as they are stored where it is None,
+        except for norms that are computed from what is stored, which are in float32 then.
 
         The files are mapped, and one weight at a time is concatenated and converted: memory beyond the target's own is
         that of the largest. Raises UnsupportedModelError, FileNotFoundError or ValueError (a missing weight, or one of
@@ -265,7 +266,8 @@ class Target(nn.Module):
             target = cls.check_weights(stored.shapes(), config)
             for name, weight in weights_of(config).items():
                 parts = [stored.read(source) for source in weight.sources]
-                weights[name] = weight.read(parts).to(dtype or parts[0].dtype)
+                read = weight.read(parts)
+                weights[name] = read if dtype is None else read.to(dtype)
         if config.tie_embeddings:
             weights["lm_head.weight"] = weights["embedding.weight"]
         target.load_state_dict(weights, assign=True)

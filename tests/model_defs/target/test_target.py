@@ -122,6 +122,18 @@ def test_weights_are_loaded_in_the_dtype_asked_for_or_as_stored(tiny, tmp_path):
         assert torch.equal(as_stored.state_dict()[name], weight), name
 
 
+@pytest.mark.parametrize("tiny", ["gemma3"], indirect=True)
+def test_norms_of_1_and_more_are_not_rounded_as_stored(tiny, tmp_path):
+    """Of w in bfloat16, 1 + w takes more digits."""
+    _, _, folder = tiny
+    stored = load_file(folder / "model.safetensors")
+    save_file({name: (weight + 0.0101).bfloat16() for name, weight in stored.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    as_stored, whole = Target.from_folder(tmp_path, None).float(), Target.from_folder(tmp_path)
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(as_stored.state_dict()[name], weight), name
+
+
 class Allocated(TorchDispatchMode):
     """Follows the bytes of all tensors that operations made and that are still there."""
 
