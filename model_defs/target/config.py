@@ -48,7 +48,7 @@ class TargetConfig:
     sandwich_norms: bool = False
     """Whether what attention and MLP give is normalized too, before it is added"""
     layer_norm: bool = False
-    """LayerNorm with biases in place of RMS norm"""
+    """LayerNorm with biases instead of RMS norm"""
     activation: str = "silu"
     """silu, gelu (its tanh approximation) or relu"""
     gated: bool = True
