@@ -125,7 +125,7 @@ def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, m
     limits = Limits(slots=2, max_len=256, max_tree=14, prefill_chunk=64)
     runtime = Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), {"ngrams": ngrams})
     engine.close = lambda: None
-    monkeypatch.setattr(Runtime, "load", lambda _: runtime)
+    monkeypatch.setattr(Runtime, "load", lambda *_, **__: runtime)
     (tmp_path / "log.jsonl").write_text('{"positions": 9}\n')
     prompts = [f"prompt {n}" for n in range(8)]
     speed = measure_gains(tmp_path, tmp_path, tmp_path, prompts)["speed"]
@@ -143,7 +143,7 @@ def test_no_text_comes_twice_in_a_measurement(tmp_path, monkeypatch):
     engine.close = lambda: None
     sequence = runtime.sequence
     runtime.sequence = lambda key, request: sent.append((request.method, request.text)) or sequence(key, request)
-    monkeypatch.setattr(Runtime, "load", lambda _: runtime)
+    monkeypatch.setattr(Runtime, "load", lambda *_, **__: runtime)
     (tmp_path / "log.jsonl").write_text('{"positions": 9}\n')
     speed = measure_gains(tmp_path, tmp_path, tmp_path, ["a", "b", "c"])["speed"]
     assert [row["streams"] for row in speed["drafter"]] == [1, 2]
