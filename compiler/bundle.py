@@ -195,6 +195,7 @@ def build(
 def attach_features(target: Target, drafters: Sequence[Drafter], features: bool) -> None:
     """Have the target give what the drafters read, side by side, and tell each its columns. Hidden states come first,
     where a drafter reads them or `features` asks for them."""
+    target.feature_readers = nn.ModuleList()
     deep = [drafter for drafter in drafters if drafter.feature_layers]
     if not deep:
         return

@@ -239,7 +239,7 @@ MUTANTS = [
     Mutant("one random number for all tokens of a step",
            verification.walk, "sampler.accept(token)", "sampler.accept(token) if not node else None", BEAMS, 40),
     Mutant("the accepted path's rows stay where they are",
-           Sequence.step, "verdict.path if verdict.path[-1] != accepted else []", "[]", BEAMS, 40),
+           Sequence.step, "path if path[-1] != accepted else []", "[]", BEAMS, 40),
     Mutant("merged trees in the reverse order of their sequences",
            token_tree.merge_trees, "merged.append(nodes)", "merged.insert(0, nodes)", MERGED, 40),
     Mutant("a merged tree begins with the drafter's last node instead of the root",
@@ -282,7 +282,7 @@ def law_of(case: str, kind: str, requests: int) -> float | str:
     try:
         answers, _, _ = generate(CASES[case], requests, (kind,))
         return check(CASES[case], kind, answers)
-    except AssertionError as error:
+    except (AssertionError, ValueError) as error:
         return str(error)
 
 
