@@ -19,7 +19,8 @@ BODY = b'{"prompt": "Once"}'
 def test_bodies_beyond_what_all_may_have_are_refused(monkeypatch):
     """Those that have been read, or whose client is gone, count no more."""
     monkeypatch.setattr(module, "MAX_BODIES_BYTES", len(BODY) + 5)
-    service = Service(SimpleNamespace(check_name=lambda _: None, replaced=False), None, None, silence_s=30, tracing=None)
+    model = SimpleNamespace(check_name=lambda _: None, replaced=False)
+    service = Service(model, None, None, silence_s=30, tracing=None)
 
     def accept(body: bytes, more: bool = False):
         messages = asyncio.Queue()
