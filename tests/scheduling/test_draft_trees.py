@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from redraft.batch import DraftCandidates
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget import BudgetEntry, BudgetTable, Scores
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.origins import Proposals
 from redraft.decoding.verification import Verdict
@@ -156,6 +156,24 @@ def test_no_tree_outgrows_its_limit(budget, skip_above, rows):
         one.chain = None if skip_above is not None and not key else np.zeros((3, 111), np.float32)
         sequences.append(one)
     assert tuple(map(len, Method(plan, Again(), 32).draft(sequences, 2).nodes)) == rows
+
+
+@pytest.mark.parametrize(("odds", "rows"), [(1.0, (5, 5)), (0.02, (9, 1))])
+def test_greedy_and_sampled_sequences_share_rows_by_their_fitted_scores(odds, rows):
+    """Both have the same n-gram guesses. Where those of sampled answers were fitted to be right less often, the greedy
+    sequence takes their rows."""
+    scores = (Scores(), Scores(temperature=0.7, ngram_odds=odds))
+    budget = BudgetTable(entries=[BudgetEntry(running=1, nodes=4)], scores=scores)
+    method, sequences = Method(MethodPlan(None, ngram=True, budget=budget), None, 32), []
+    prompt = [*range(1, 13), 1]
+    for key, sampling in enumerate(({}, {"temperature": 0.7, "seed": 5})):
+        request = GenerateRequest(id="r", input_ids=prompt, max_tokens=20, sampling=sampling)
+        one = Sequence(key, request, prompt, CODEC, frozenset())
+        one.ngram = method.index(np.array(prompt))
+        one.prefill(len(prompt), None)
+        one.begin(Verdict([0], [2]))
+        sequences.append(one)
+    assert tuple(map(len, method.draft(sequences, 2).nodes)) == rows
 
 
 def test_a_path_ends_with_the_text():
