@@ -12,10 +12,10 @@ filters shifts law and texts alike and does not show here. tests/decoding/test_s
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations, islice, product
 
 import numpy as np
 
@@ -29,14 +29,14 @@ from redraft.grammar.state import Grammar
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, Guide, SamplingConfig
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
+from redraft.sequence import Output, Sequence
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import only, toy_codec
 
 CODEC = toy_codec()
 PROMPT = [1, 2, 1]
 TOKENS = 5
-LIMITS = Limits(slots=24, max_len=16, max_tree=16, prefill_chunk=80, max_queue=10**6)
+LIMITS = Limits(slots=24, max_len=16, max_tree=16, prefill_chunk=80, max_queue=24)
 THRESHOLD = 4.5
 """Standard deviations beyond which a law is off: chance alone gets there once in 300000 times."""
 BUSY = 16
@@ -267,6 +267,12 @@ def text_of(engine: LawEngine, kind: str, seed: int) -> tuple[int, ...]:
     return tuple(token for token in tokens if token not in sampler.end_ids)
 
 
+@cache
+def law_of(case: Case, kind: str) -> dict[tuple[int, ...], float]:
+    """The target's law of a case's compared tokens."""
+    return target_law(engine_of(case), kind, case.compared)
+
+
 def check(case: Case, kind: str, answers: Answers) -> float:
     """How far the answers of a kind are off the target's law, see `deviation`. Raises AssertionError for an outcome
     that the target never gives and, where the verifier walks, for any text but auto-regressive decoding's."""
@@ -275,11 +281,25 @@ def check(case: Case, kind: str, answers: Answers) -> float:
         others = sum(text != text_of(engine, kind, seed) for seed, text in found.items())
         assert not others, f"{others} of {len(found)} texts are not auto-regressive decoding's"
     seen = Counter(text[: case.compared] for text in found.values())
-    return deviation(seen, target_law(engine, kind, case.compared))
+    return deviation(seen, law_of(case, kind))
 
 
-def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -> tuple[Answers, Scheduler, Counter]:
-    """Answers to `requests` requests of each kind; the scheduler; and how many steps kept how many nodes."""
+def served(scheduler: Scheduler, sequences: Iterable[Sequence]) -> Iterator[Output]:
+    """Outputs of sequences, of which as many wait at a time as there are slots: each step looks at all that wait."""
+    slots, rest = scheduler.limits.slots, iter(sequences)
+    joining = list(islice(rest, slots // 2))  # these are a step ahead: else all would start and end together
+    while joining or not scheduler.idle:
+        for sequence in joining:
+            scheduler.submit(sequence)
+        yield from scheduler.step()
+        joining = list(islice(rest, slots - scheduler.status().waiting))
+
+
+def generate(
+    case: Case, requests: int, kinds: Collection[str] = tuple(KINDS), first: int = 0
+) -> tuple[Answers, Scheduler, Counter]:
+    """Answers to `requests` requests of each kind, of seeds from `first`; the scheduler; and how many steps kept how
+    many nodes."""
     table = BudgetTable(
         entries=[
             BudgetEntry(running=BUSY, nodes=case.budget),
@@ -296,19 +316,15 @@ def generate(case: Case, requests: int, kinds: Collection[str] = tuple(KINDS)) -
     scheduler = Scheduler(
         engine, LIMITS, only(plan), observe=lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])
     )
-    for number, (_, kind) in enumerate(product(range(requests), kinds)):
+
+    def sequence_of(number: int, kind: str) -> Sequence:
         sampling = SamplingConfig(**KINDS[kind], seed=number)
         request = GenerateRequest(id=str(number), input_ids=engine.prompt, max_tokens=TOKENS, sampling=sampling)
-        scheduler.submit(
-            Sequence(
-                (kind, number), request, engine.prompt, CODEC, END_IDS.get(kind, frozenset()), grammar=grammar_of(kind)
-            )
-        )
-        if number == LIMITS.slots // 2:
-            scheduler.step()  # these are a step ahead: else all would start and end together
-    answers: Answers = {}
-    while not scheduler.idle:
-        answers |= {output.key: tuple(output.token_ids) for output in scheduler.step()}
+        end_ids = END_IDS.get(kind, frozenset())
+        return Sequence((kind, number), request, engine.prompt, CODEC, end_ids, grammar=grammar_of(kind))
+
+    made = (sequence_of(number, kind) for number, (_, kind) in enumerate(product(range(requests), kinds), first))
+    answers = {output.key: tuple(output.token_ids) for output in served(scheduler, made)}
     return answers, scheduler, sizes
 
 

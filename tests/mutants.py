@@ -33,7 +33,7 @@ from redraft.decoding.token_tree import NodeDraws, TokenTree
 from redraft.plugins.operators.sampling.cpu import TokenDraws
 from redraft.plugins.operators.sampling.reference import winner
 from redraft.sequence import Sequence
-from tests.joint_law import CASES, THRESHOLD, check, generate
+from tests.joint_law import CASES, THRESHOLD, Answers, check, generate, law_of
 from tests.toy_drafter import reference_draws
 
 
@@ -277,13 +277,28 @@ def planted(mutant: Mutant) -> Iterator[None]:
             del function.__globals__[name]
 
 
-def law_of(case: str, kind: str, requests: int) -> float | str:
-    """How far the joint law is off; or the error that came before there was one."""
+def deviation_of(case: str, kind: str, requests: int) -> float | str:
+    """How far the joint law is off, of so many requests or of the first of them that tell; or the error that came
+    before there was one."""
+    answers: Answers = {}
+    result = 0.0
     try:
-        answers, _, _ = generate(CASES[case], requests, (kind,))
-        return check(CASES[case], kind, answers)
+        for part in (8, 4, 2, 1):
+            first = len(answers)
+            answers |= generate(CASES[case], requests // part - first, (kind,), first)[0]
+            result = check(CASES[case], kind, answers)
+            if is_killed(result):
+                break
     except (AssertionError, ValueError) as error:
         return str(error)
+    return result
+
+
+def trial(mutant: Mutant) -> float | str:
+    """What tells that the mutant runs, see `deviation_of`."""
+    law_of(CASES[mutant.case], mutant.kind)  # enumerated by the shipped code, and kept
+    with planted(mutant):
+        return deviation_of(mutant.case, mutant.kind, mutant.requests)
 
 
 def is_killed(result: float | str) -> bool:
@@ -292,11 +307,10 @@ def is_killed(result: float | str) -> bool:
 
 def main() -> int:
     for case, kind in sorted({(mutant.case, mutant.kind) for mutant in MUTANTS}):
-        print(f"{law_of(case, kind, 1000):6.1f}          shipped: {case}, {kind}")
+        print(f"{deviation_of(case, kind, 1000):6.1f}          shipped: {case}, {kind}")
     survivors = 0
     for mutant in MUTANTS:
-        with planted(mutant):
-            result = law_of(mutant.case, mutant.kind, mutant.requests)
+        result = trial(mutant)
         survivors += not is_killed(result)
         text, told = ("     -", f": {result}") if isinstance(result, str) else (f"{result:6.1f}", "")
         print(f"{text}  {'killed' if is_killed(result) else 'ALIVE '}  {mutant.name} ({mutant.case}){told}")

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mutants import MUTANTS, Mutant, is_killed, law_of, planted
+from tests.mutants import MUTANTS, Mutant, is_killed, trial
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_mutant_is_killed(mutant: Mutant):
-    with planted(mutant):
-        assert is_killed(law_of(mutant.case, mutant.kind, mutant.requests))
+    assert is_killed(trial(mutant))

@@ -26,7 +26,7 @@ from tests.conftest import slow_but
 from tests.decoding.laws import chi_square
 from tests.engines.draws import LEVELS
 from tests.engines.tiny import LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_target
-from tests.joint_law import CODEC, THRESHOLD
+from tests.joint_law import CODEC, THRESHOLD, served
 from tests.mutants import MUTANTS, planted
 
 SUPPORT, PROMPT, TEMPERATURE = 50, [5, 40, 7], 4.0
@@ -67,6 +67,12 @@ def drawing(request, tmp_path_factory) -> tuple[str, Engine]:
     return name, load_engine(tiny_bundle(tmp_path_factory.mktemp(name), tiny_target(), trained=drafter, **plan))
 
 
+def sequence_of(seed: int) -> Sequence:
+    sampling = SamplingConfig(temperature=TEMPERATURE, seed=seed)
+    request = GenerateRequest(id=str(seed), input_ids=PROMPT, max_tokens=4, sampling=sampling)
+    return Sequence(seed, request, PROMPT, CODEC, frozenset())
+
+
 def deviation(pairs: np.ndarray, engine: Engine, construction: str, verification: str, requests: int) -> float:
     """The largest deviation of tokens 2, of tokens 3, and of both (coarsely) from their law."""
     budget = sum(RANDOM_CONSTRUCTIONS[construction].shape(LEVELS[construction]).widths)
@@ -77,15 +83,10 @@ def deviation(pairs: np.ndarray, engine: Engine, construction: str, verification
         levels=LEVELS[construction],
         support=SUPPORT,
     )
-    scheduler = Scheduler(engine, Limits(**LIMITS.model_dump(), max_queue=requests), {METHOD: plan})
-    for seed in range(requests):
-        sampling = SamplingConfig(temperature=TEMPERATURE, seed=seed)
-        request = GenerateRequest(id=str(seed), input_ids=PROMPT, max_tokens=4, sampling=sampling)
-        scheduler.submit(Sequence(seed, request, PROMPT, CODEC, frozenset()))
+    scheduler = Scheduler(engine, Limits(**LIMITS.model_dump()), {METHOD: plan})
     counts = np.zeros((VOCAB, VOCAB), int)
-    while not scheduler.idle:
-        for output in scheduler.step():
-            counts[output.token_ids[1], output.token_ids[2]] += 1
+    for output in served(scheduler, map(sequence_of, range(requests))):
+        counts[output.token_ids[1], output.token_ids[2]] += 1
     assert counts.sum() == requests
     assert scheduler.totals.accepted > 0.2 * scheduler.totals.sequence_steps, "verification has something to verify"
     return max(chi_square(view(counts).ravel(), view(pairs).ravel() * requests) for view in (second, third, coarse))
