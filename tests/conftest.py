@@ -55,6 +55,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if any("mark.gpu" in file.read_text() for file in files) else True
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests go first: one that began last would run while the other workers have nothing to do."""
+    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow_files)
+
+
 @contextmanager
 def one_process() -> Iterator[None]:
     """Where test processes run side by side, one at a time prepares what they share."""
