@@ -28,6 +28,7 @@ from redraft.bundle.budget import BudgetFile
 from redraft.console.interrupt import interruptible
 from redraft.console.program import run
 from redraft.console.progress import heartbeat, write
+from redraft.errors import BundleError
 from redraft.prompts import load_prompts
 from redraft.request import InvalidRequest
 from redraft.runtime import Runtime
@@ -71,6 +72,9 @@ def main(
     except InvalidRequest as error:
         write(console, f"tune: {prompts}: {error}")
         raise typer.Exit(2) from None
+    except BundleError as error:
+        write(console, f"tune: {error}; tables that were written before are kept, the same command goes on")
+        raise typer.Exit(1) from None
     finally:
         runtime.engine.close()
 

@@ -12,13 +12,12 @@ import psutil
 
 from benchmarks.load.clients.base import Client, Generation
 from benchmarks.load.clients.connect import connect
-from redraft.serving.processes import owned_processes, shared_memory_prefix
+from redraft.serving.processes import SHARED_MEMORY, owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings, State
 
 PROTOCOLS = ("http", "grpc", "openai")
 HANG_S = 90.0
 """Neither ended nor closed for so long is a hang: thrice what a body may take."""
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def read_state(run_dir: RunDir, script: str) -> State:
@@ -60,7 +59,7 @@ def leaked_memory(run_dir: Path, ranks: int) -> list[str]:
         with contextlib.suppress(psutil.Error):
             mapped |= {region.path for region in process.memory_maps()}
     names = [f"{shared_memory_prefix(run_dir)}*", *(["mpich_shm_*"] if ranks > 1 else [])]
-    return [str(file) for name in names for file in _SHARED_MEMORY.glob(name) if str(file) not in mapped]
+    return [str(file) for name in names for file in SHARED_MEMORY.glob(name) if str(file) not in mapped]
 
 
 @asynccontextmanager

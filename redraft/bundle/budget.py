@@ -147,11 +147,15 @@ class BudgetFile(BaseModel):
         return found
 
     def save(self, bundle: Path) -> None:
-        """Write the tables into the bundle, whole or not at all."""
+        """Write the tables into the bundle, whole or not at all. Raises BundleError where they cannot be written."""
         signed = self.model_copy(update={"sha256": self.digest(bundle), "machine": machine_name()})
         partial = bundle / f".{FILE_NAME}.partial"
-        partial.write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(bundle / FILE_NAME)
+        try:
+            partial.write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            partial.replace(bundle / FILE_NAME)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise BundleError(f"cannot write {bundle / FILE_NAME}: {error.strerror}") from None
 
     def digest(self, bundle: Path) -> str:
         """sha256 of the tables and of the bundle's manifest."""

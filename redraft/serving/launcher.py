@@ -23,20 +23,23 @@ from redraft.serving.processes import (
     PART_VARIABLE,
     ServingError,
     check_port,
+    check_room,
     end_processes,
     is_alive,
     owned_processes,
     remove_shared_memory,
 )
 from redraft.serving.ranks import bundle_ranks, launch_command
-from redraft.serving.rundir import RunDir, Settings, State, SwapOrder, tail
-from redraft.serving.tritonserver import TritonInstallation
+from redraft.serving.rundir import RunDir, Settings, State, SwapOrder, cannot_write, tail
+from redraft.serving.tritonserver import TritonInstallation, check_shared_memory
 
 STOP_S = 25.0
 """A supervisor takes at most so long to begin to end all, and to end it after its requests have ended or
 `Settings.drain_s` is over."""
 FREED_S = 3.0
-"""A server that was killed a moment ago is no longer listed, but holds its ports until its last thread has ended."""
+"""What was killed a moment ago is no longer listed, but holds ports and locks until its last thread has ended."""
+DISK_BYTES = 4 * 2**20
+"""The run directory needs some hundred kilobytes to start, and logs grow."""
 _POLL_S = 0.1
 _SWAPPING = {
     "loading": "loading {} beside the bundle that serves",
@@ -61,6 +64,7 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
         _check_free(run_dir)
         stop(run_path)
         _check_ports(settings)
+        check_shared_memory()
         _write_settings(settings, run_dir)
         try:
             return _follow(run_dir, _start_supervisor(run_dir), on_progress)
@@ -119,7 +123,7 @@ def swap(bundle: Path, run_path: Path, on_progress: Callable[[str], None]) -> St
         try:
             run_dir.write_order(order)
         except OSError as error:
-            raise ServingError(f"cannot write {run_dir.swap_order}: {error.strerror}") from None
+            raise cannot_write(run_dir.swap_order, error) from None
         return _follow_swap(run_dir, order, on_progress)
 
 
@@ -273,8 +277,14 @@ def _check(settings: Settings, run_dir: RunDir) -> None:
 
 
 def _check_free(run_dir: RunDir) -> None:
-    if is_running(run_dir):
-        raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it")
+    """Raises ServingError while a supervisor holds the run directory: one that was killed does for a moment."""
+    deadline = time.monotonic() + FREED_S
+    while is_running(run_dir):
+        state = run_dir.read_state()
+        alive = state and any(process.pid == state.supervisor_pid for process in owned_processes(run_dir.path))
+        if alive or time.monotonic() > deadline:
+            raise ServingError(f"a service is running from {run_dir.path}: `redraft stop` ends it")
+        time.sleep(_POLL_S)
 
 
 def _check_ports(settings: Settings) -> None:
@@ -303,10 +313,11 @@ def _write_settings(settings: Settings, run_dir: RunDir) -> None:
         limited = [log for one in written for log in run_dir.path.glob(f"{one.name}*")]
         for old in (run_dir.worker_log, run_dir.supervisor_log, *limited, run_dir.state_file):
             old.unlink(missing_ok=True)
+        check_room(run_dir.path, DISK_BYTES, "settings, state and logs", "free some, or choose another with --run-dir")
         run_dir.settings_file.write_text(settings.model_dump_json(indent=1))
         run_dir.settings_file.chmod(0o600)
     except OSError as error:
-        raise ServingError(f"cannot write {run_dir.settings_file}: {error.strerror}") from None
+        raise cannot_write(run_dir.settings_file, error) from None
 
 
 def _start_supervisor(run_dir: RunDir) -> subprocess.Popen[bytes]:

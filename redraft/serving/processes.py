@@ -8,6 +8,7 @@ import hashlib
 import os
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ OWNER_VARIABLE = "REDRAFT_SERVICE"
 PART_VARIABLE = "REDRAFT_PART"
 """And the one that says which child of the supervisor it belongs to."""
 
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 _KILL_S = 5.0
 
 
@@ -73,13 +74,23 @@ def remove_shared_memory(run_dir: Path) -> list[str]:
     Anybody can put something else under such a name. It is left where it is: Triton makes regions of new names.
     """
     removed = []
-    for region in _SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*"):
+    for region in SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*"):
         with contextlib.suppress(OSError):
             status = region.lstat()
             if stat.S_ISREG(status.st_mode) and os.geteuid() in (0, status.st_uid):
                 region.unlink()
                 removed.append(region.name)
     return removed
+
+
+def reserve_shared_memory(run_dir: Path) -> None:
+    """Have the regions of a service take the memory that they may use now: whoever writes to one that cannot is killed,
+    if others fill /dev/shm meanwhile."""
+    for region in SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*"):
+        with contextlib.suppress(OSError), open(region, "r+b", buffering=0, opener=_no_link) as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                os.posix_fallocate(file.fileno(), 0, status.st_size)
 
 
 def check_port(port: int, purpose: str, option: str) -> None:
@@ -94,6 +105,21 @@ def check_port(port: int, purpose: str, option: str) -> None:
                 f"port {port} on 127.0.0.1 ({purpose}) {reason}: stop the program that holds it "
                 f"or choose another port with {option}"
             ) from None
+
+
+def check_room(folder: Path, size: int, purpose: str, remedy: str) -> None:
+    """Raises ServingError if `folder` has no room for `size` more bytes."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        raise ServingError(
+            f"{folder} has no room for {purpose}, {size / 2**20:.0f} MiB ({error.strerror}): {remedy}"
+        ) from None
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _wait(processes: list[psutil.Process], timeout: float) -> list[psutil.Process]:

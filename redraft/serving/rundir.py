@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import grp
 import os
 import pwd
 import stat
 import sys
+import time
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from pydantic import BaseModel
 
@@ -18,6 +21,8 @@ from redraft.serving.processes import ServingError
 from redraft.worker.protocol import DRAIN_S, SUPERVISOR_PIPE
 
 _MAX_SOCKET_PATH = 100
+_LOCK_S = 1.0
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Phase = Literal["starting", "ready", "degraded", "stopping", "stopped", "failed"]
 SwapPhase = Literal["loading", "draining", "done", "failed"]
@@ -128,6 +133,7 @@ class RunDir:
         self.swap_order = self.path / "swap.json"
         self.lock_file = self.path / "lock"
         self.models = self.path / "models"
+        self.stand_ins = self.path / "stand_ins"
         self.backends = self.path / "backends"
         self.worker_log = self.path / "worker.log"
         self.triton_log = self.path / "triton.log"
@@ -205,6 +211,24 @@ class RunDir:
     def write_order(self, order: SwapOrder) -> None:
         """Leave an order to the supervisor."""
         _replace(self.swap_order, order)
+
+
+def hold(lock: IO[str]) -> None:
+    """Lock the file. Raises BlockingIOError if another supervisor has it; `redraft status` only has it for a moment."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def cannot_write(path: Path, error: OSError) -> ServingError:
+    """What to raise where a file of the run directory cannot be written."""
+    remedy = ": free space on its disk, or choose another directory with --run-dir"
+    return ServingError(f"cannot write {path}: {error.strerror}{remedy if error.errno in _DISK_IS_FULL else ''}")
 
 
 def point(link: Path, target: Path) -> None:

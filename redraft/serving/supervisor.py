@@ -7,7 +7,6 @@ ends them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -25,18 +24,21 @@ from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
 from redraft.serving.engine_worker import END_S, Swap, engine_worker
 from redraft.serving.guard.launch import guard
-from redraft.serving.private_memory import private
-from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
+from redraft.serving.processes import (
+    ServingError,
+    end_processes,
+    is_alive,
+    owned_processes,
+    remove_shared_memory,
+    reserve_shared_memory,
+)
 from redraft.serving.pulse import Pulse
-from redraft.serving.rundir import Phase, RunDir, Settings, State, point
+from redraft.serving.rundir import Phase, RunDir, Settings, State, cannot_write, hold, point
 from redraft.serving.watched import START_S, Watched
 from redraft.worker.client import WorkerClient, WorkerError
 
 TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 60.0, 120.0, 10.0
 TICK_S, PING_S, PROBE_S = 0.1, 5.0, 2.0
-TRITON_MAX_DELAY_S = 0.5
-"""Triton starts in a second or two, and a single request can end it."""
-LOCK_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAUNCHER_END_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
@@ -59,6 +61,7 @@ class Supervisor:
         self._client = WorkerClient(run_dir.socket)
         self._untuned: list[str] = []
         self._stubs: list[psutil.Process] = []
+        self._saved = True
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings)
         point(run_dir.socket, run_dir.worker_socket(0))
@@ -73,17 +76,7 @@ class Supervisor:
         self._worker = engine_worker(run_dir, settings)
         self._swap: Swap | None = None
         self._swaps = 0
-        self._triton = Child(
-            run_dir,
-            "triton",
-            "the Triton server",
-            private(tritonserver.command(installation, run_dir, settings)),
-            run_dir.triton_log,
-            tritonserver.environment(installation, run_dir),
-            run_dir.path,
-            TRITON_MAX_DELAY_S,
-            tritonserver.MAX_FILE_BYTES,
-        )
+        self._triton = tritonserver.server(installation, run_dir, settings)
         self._guard = guard(run_dir, settings)
         self._openai = front_end(run_dir, settings) if settings.openai_port else None
         self._listeners: list[Watched] = [self._guard, *filter(None, [self._openai])]
@@ -123,6 +116,8 @@ class Supervisor:
                 self._say("degraded", event)
             if self._state.phase == "degraded" and self._all_up():
                 self._say("ready")
+            if not self._saved:
+                self._save()
 
     def _all_up(self) -> bool:
         listening = all(listener.child.up for listener in self._listeners)
@@ -273,6 +268,7 @@ class Supervisor:
 
     def _start_triton(self) -> None:
         remove_shared_memory(self._run_dir.path)
+        tritonserver.check_shared_memory()
         tritonserver.clear(self._run_dir)
         self._triton.start()
         self._triton_pulse.reset()
@@ -280,6 +276,7 @@ class Supervisor:
     def _set_triton_up(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             self._stubs = psutil.Process(self._triton.pid).children()
+        reserve_shared_memory(self._run_dir.path)
         self._triton.up = True
         self._health_pulse.reset()
 
@@ -295,7 +292,11 @@ class Supervisor:
             self._triton.end(grace=0)
         elif not alive:
             if self._triton.restart_due() and self._worker.up:
-                self._start_triton()
+                try:
+                    self._start_triton()
+                except ServingError as error:  # as soon as there is room
+                    if str(error) != self._state.detail:
+                        self._say("degraded", str(error))
         elif self._triton_pulse.answered:
             self._set_triton_up()
         elif self._triton.age > TRITON_START_S:
@@ -313,7 +314,7 @@ class Supervisor:
             time.sleep(TICK_S)
 
     def _say(self, phase: Phase, detail: str = "", error: str = "") -> None:
-        """Write the state file. Raises ServingError if that fails while `redraft serve` waits for it."""
+        """Change the state and write it. Raises ServingError if that fails while `redraft serve` waits for it."""
         awaited = self._state.phase == "starting" and phase in ("starting", "ready")
         self._update(
             phase=phase,
@@ -329,12 +330,20 @@ class Supervisor:
             openai_restarts=max(self._openai.child.restarts, 0) if self._openai else 0,
         )
         log.info("%s %s%s", phase, detail, error)
+        self._save(awaited)
+
+    def _save(self, awaited: bool = False) -> None:
+        """Write the state file. Where that fails and nobody waits for it, it is tried again."""
         try:
             self._run_dir.write_state(self._state)
+            self._saved = True
         except OSError as failure:
+            error = cannot_write(self._run_dir.state_file, failure)
             if awaited:
-                raise ServingError(f"cannot write {self._run_dir.state_file}: {failure.strerror}") from None
-            log.error("cannot write %s: %s", self._run_dir.state_file, failure.strerror)
+                raise error from None
+            if self._saved:
+                log.error("%s", error)
+            self._saved = False
 
     def _update(self, **fields: Any) -> None:
         self._state = self._state.model_copy(update=fields)
@@ -355,18 +364,6 @@ def _ask_again(*_: object) -> None:
     _asked_again = True
 
 
-def _hold(lock: IO[str]) -> None:
-    """Lock the file. Raises BlockingIOError if another supervisor has it; `redraft status` only has it for a moment."""
-    deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
 def main(path: str) -> int:
     """Run the supervisor of a run directory. Returns the exit status."""
     run_dir = RunDir(Path(path))
@@ -374,7 +371,7 @@ def main(path: str) -> int:
     os.environ[logs.FORMAT_VARIABLE] = settings.log_format
     logs.configure()
     with run_dir.lock_file.open("w") as lock:
-        _hold(lock)
+        hold(lock)
         for number in STOP_SIGNALS:
             signal.signal(number, _request_stop)
         try:

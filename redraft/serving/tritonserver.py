@@ -6,6 +6,7 @@ the nvidia-pytriton wheel in this environment, or one with NGC's layout: $REDRAF
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -17,7 +18,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from redraft.serving.processes import ServingError, shared_memory_prefix
+from redraft.serving.child import Child
+from redraft.serving.private_memory import private
+from redraft.serving.processes import SHARED_MEMORY, ServingError, check_room, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
 from redraft.worker.protocol import PROBE
 
@@ -33,10 +36,16 @@ PYTRITON = "nvidia-pytriton==0.7.0"
 MODELS = ("ensemble", "tensorrt_llm", "preprocessing", "postprocessing")
 STAND_IN = "engine_worker"
 """The model that stands for the engine worker in /v2/health/ready: see `show_worker`."""
+WHOLE, BROKEN = "whole", "worker_is_restarting"
+"""Its two configurations: one that loads, and one whose backend does not exist."""
 EXIT_TIMEOUT_S = 3
 HEALTH_S = 2.0
 MAX_FILE_BYTES = 32 * 2**20
 """Size of its log and of each model's shared memory, through which requests pass and which never shrinks again."""
+MAX_DELAY_S = 0.5
+"""It starts in a second or two, and a single request can end it."""
+SHARED_MEMORY_BYTES = 8 * 2**20
+"""What its models take of /dev/shm when they start, and as much again for requests."""
 _ENVIRONMENT = f"{sys.prefix}/triton"
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 ADD = (
@@ -120,7 +129,7 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, settings: Setting
 
     Raises ServingError where what was there cannot be removed: Triton would run it.
     """
-    for folder in (run_dir.backends, run_dir.models):
+    for folder in (run_dir.backends, run_dir.models, run_dir.stand_ins):
         try:
             shutil.rmtree(folder)
         except FileNotFoundError:
@@ -140,6 +149,31 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, settings: Setting
         config = config.replace("decoupled: true", f"decoupled: {str(settings.decoupled).lower()}")
         config = config.replace('"${tokenizer_dir}"', json.dumps(str(run_dir.bundle)))
         (folder / "config.pbtxt").write_text(config)
+    whole = (REPOSITORY / STAND_IN / "config.pbtxt").read_text()
+    for name, config in ((WHOLE, whole), (BROKEN, f'backend: "{BROKEN}"')):
+        (run_dir.stand_ins / name / "1").mkdir(parents=True)
+        (run_dir.stand_ins / name / "config.pbtxt").write_text(config)
+
+
+def check_shared_memory() -> None:
+    """Raises ServingError where /dev/shm has no room for the models: they would be killed as they start."""
+    remedy = "free some (`ls -l /dev/shm`, `redraft stop` of other services), or make it larger (docker: --shm-size)"
+    check_room(SHARED_MEMORY, SHARED_MEMORY_BYTES, "Triton's models", remedy)
+
+
+def server(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> Child:
+    """The server's process, which starts a process for each model."""
+    return Child(
+        run_dir,
+        "triton",
+        "the Triton server",
+        private(command(installation, run_dir, settings)),
+        run_dir.triton_log,
+        environment(installation, run_dir),
+        run_dir.path,
+        MAX_DELAY_S,
+        MAX_FILE_BYTES,
+    )
 
 
 def command(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> list[str]:
@@ -198,13 +232,12 @@ def show_worker(run_dir: RunDir, up: bool) -> bool:
     is well; while the worker is away it has a configuration that cannot load and says why; then one that loads; then
     none again. One that is loaded is removed before it is broken: Triton would keep it when the broken one fails.
     """
-    folder, ready = run_dir.models / STAND_IN, is_ready(run_dir.http_socket)
+    ready = is_ready(run_dir.http_socket)
     loaded = f"v2/models/{STAND_IN}/ready"
     if ready and (up or _call(run_dir.http_socket, loaded, None, timeout=HEALTH_S)[0] == 200):
         _remove_stand_in(run_dir)
     else:
-        whole, broken = REPOSITORY / STAND_IN / "config.pbtxt", 'backend: "worker_is_restarting"'
-        _write_config(folder, whole.read_text() if up else broken)
+        _put_stand_in(run_dir, WHOLE if up else BROKEN)
     return ready == up
 
 
@@ -216,18 +249,22 @@ def clear(run_dir: RunDir) -> None:
 
 
 def _remove_stand_in(run_dir: RunDir) -> None:
-    shutil.rmtree(run_dir.models / STAND_IN, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (run_dir.models / STAND_IN).unlink()
 
 
-def _write_config(folder: Path, text: str) -> None:
-    """Give a model this configuration, unless it has it."""
-    config = folder / "config.pbtxt"
-    if config.exists() and config.read_text() == text:
+def _put_stand_in(run_dir: RunDir, name: str) -> None:
+    """Have a stand-in that was prepared be the model, unless it is. Triton sees by its times that it is another. A link
+    takes no space: health is true on a full disk."""
+    link, target = run_dir.models / STAND_IN, Path("..", run_dir.stand_ins.name, name)
+    if link.is_symlink() and link.readlink() == target:
         return
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    new = folder / "new"
-    new.write_text(text)
-    new.replace(config)
+    for path in (run_dir.stand_ins / name, run_dir.stand_ins / name / "config.pbtxt"):
+        os.utime(path)
+    new = run_dir.stand_ins / "new"
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.replace(link)
 
 
 def send_first_requests(http_socket: Path, timeout: float) -> None:

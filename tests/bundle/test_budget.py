@@ -12,6 +12,7 @@ from redraft.bundle import budget
 from redraft.bundle.budget import BudgetFile, BudgetTable
 from redraft.bundle.config import MethodConfig
 from redraft.bundle.writer import finish_bundle, new_bundle
+from redraft.errors import BundleError
 from tests.bundle.test_bundle import CONFIG
 
 METHOD = MethodConfig(
@@ -86,11 +87,13 @@ def test_tables_of_another_build_are_refused(bundle, tmp_path):
         BudgetFile.load(other)
 
 
-def test_a_failed_write_leaves_the_old_tables(bundle, monkeypatch):
-    monkeypatch.setattr(Path, "replace", lambda *_: pytest.fail("no space left"))
-    with pytest.raises(pytest.fail.Exception):
+def test_a_full_disk_leaves_the_old_tables_and_nothing_else(bundle):
+    before = sorted(bundle.iterdir())
+    (bundle / ".budget.json.partial").symlink_to("/dev/full")
+    with pytest.raises(BundleError, match=r"cannot write .*/budget.json: No space left"):
         BudgetFile(methods={}).save(bundle)
     assert BudgetFile.load(bundle).methods == {"a": TABLE, "b": TABLE}
+    assert sorted(bundle.iterdir()) == before
 
 
 def test_methods_that_are_not_tuned_are_named(bundle, tmp_path, capsys):

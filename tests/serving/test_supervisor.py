@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from redraft.serving import supervisor as module
+from redraft.serving import tritonserver
 from redraft.serving.engine_worker import Swap
 from redraft.serving.rundir import RunDir, Settings, SwapOrder
 from redraft.serving.supervisor import Supervisor
@@ -18,9 +19,9 @@ from redraft.worker.protocol import WorkerStatus
 @pytest.fixture
 def supervisor(tmp_path, monkeypatch) -> Supervisor:
     """One whose worker is up, silent for long, and says that it is not ready."""
-    for name in ("tritonserver.TritonInstallation", "tritonserver.prepare", "tritonserver.command"):
+    for name in ("tritonserver.TritonInstallation", "tritonserver.prepare", "tritonserver.server"):
         monkeypatch.setattr(f"redraft.serving.supervisor.{name}", MagicMock())
-    for name in ("tritonserver.environment", "private", "Child", "Pulse", "WorkerClient", "_expect_another_signal"):
+    for name in ("Pulse", "WorkerClient", "_expect_another_signal"):
         monkeypatch.setattr(f"redraft.serving.supervisor.{name}", MagicMock())
     made = Supervisor(RunDir(tmp_path), Settings(bundle=Path("b"), openai_port=0))
     made._client = MagicMock(status=lambda _: WorkerStatus(ready=False))
@@ -86,3 +87,29 @@ def test_a_newcomer_takes_its_place_alive_and_keeps_the_count_of_restarts(superv
     run_dir.bundle.symlink_to("b")
     assert swap.change_places(worker, MagicMock()) is newcomer
     assert newcomer.restarts == 3
+
+
+def test_a_state_that_could_not_be_written_is_written_later(supervisor, tmp_path):
+    run_dir = RunDir(tmp_path)
+    full = run_dir.state_file.with_suffix(".tmp")
+    full.symlink_to("/dev/full")
+    supervisor._say("degraded", "the worker died")
+    assert run_dir.read_state() is None
+    assert not supervisor._saved
+    full.unlink()
+    supervisor._save()
+    assert supervisor._saved
+    assert run_dir.read_state().detail == "the worker died"
+
+
+def test_a_server_without_shared_memory_waits_for_it(supervisor, monkeypatch, tmp_path):
+    """It would be killed as it starts, again and again."""
+    server = supervisor._triton = MagicMock(up=False, alive=False, pid=0, restarts=0)
+    monkeypatch.setattr(tritonserver, "SHARED_MEMORY_BYTES", 2**60)
+    for _ in range(2):
+        supervisor._watch_triton()
+    server.start.assert_not_called()
+    assert "/dev/shm has no room for Triton's models" in RunDir(tmp_path).read_state().detail
+    monkeypatch.undo()
+    supervisor._watch_triton()
+    server.start.assert_called_once()

@@ -19,9 +19,9 @@ import threading
 
 import pytest
 
-from redraft.serving import launcher, supervisor, tritonserver
+from redraft.serving import launcher, tritonserver
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import RunDir, Settings
+from redraft.serving.rundir import RunDir, Settings, hold
 from tests.conftest import wait_until
 from tests.serving.lifecycle.starting import assert_nothing_is_left, serve, settings
 
@@ -51,6 +51,21 @@ def test_a_full_disk_is_named(tmp_path, fake_bundle):
     (tmp_path / "state.tmp").symlink_to("/dev/full")
     with pytest.raises(ServingError, match=r"cannot write .*state.json: No space left"):
         serve(tmp_path, settings(fake_bundle))
+    assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "message"),
+    [
+        (launcher, "DISK_BYTES", r"{folder} has no room for settings, state and logs.*: free some, .*--run-dir"),
+        (tritonserver, "SHARED_MEMORY_BYTES", r"/dev/shm has no room for Triton's models.*: free some .*--shm-size"),
+    ],
+)
+def test_too_little_room_is_named_before_anything_starts(tmp_path, fake_bundle, monkeypatch, module, limit, message):
+    monkeypatch.setattr(module, limit, 2**60)
+    with pytest.raises(ServingError, match=message.format(folder=tmp_path)):
+        serve(tmp_path, settings(fake_bundle))
+    assert list(tmp_path.iterdir()) == []
     assert_nothing_is_left(tmp_path)
 
 
@@ -108,8 +123,16 @@ def test_a_status_does_not_keep_a_supervisor_from_its_run_directory(tmp_path):
         assert not launcher.is_running(run_dir), "another status is not a supervisor"
         release = threading.Timer(0.2, fcntl.flock, (other, fcntl.LOCK_UN))
         release.start()
-        supervisor._hold(own)
+        hold(own)
         assert launcher.is_running(run_dir)
+
+
+def test_a_supervisor_that_was_killed_holds_its_lock_a_moment_longer(tmp_path):
+    run_dir = RunDir(tmp_path)
+    with run_dir.lock_file.open("w") as dying:
+        fcntl.flock(dying, fcntl.LOCK_EX)
+        threading.Timer(0.2, fcntl.flock, (dying, fcntl.LOCK_UN)).start()
+        launcher._check_free(run_dir)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")

@@ -1,0 +1,242 @@
+"""Fill the disk and the shared memory of a service under six streams: they go on, and what cannot be done is said.
+
+    python -m benchmarks.robustness.full --bundle BUNDLE
+
+Runs in a mount namespace of its own, where the run directory and /dev/shm are small file systems: nothing else on the
+machine is filled. Needs Linux with `unshare` and root, or user namespaces. Each of the two is filled beside a running
+service, whose streams must end whole; then a process that needs it is killed, and must be back as soon as there is
+space again; then a service is started without space, which must fail with the remedy and leave nothing. The exit
+status is 1 where something is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
+from benchmarks.robustness import service
+from benchmarks.robustness.faults import BACK_S, EVERY_S, LONGEST_S, Streams, Trial, Watch
+from redraft.serving import launcher
+from redraft.serving.processes import SHARED_MEMORY, ServingError, is_alive, owned_processes
+
+INSIDE = "REDRAFT_FULL_INSIDE"
+"""Set in the process that has the namespace."""
+SIZE_MB = 32
+LARGE_BYTES = 600_000
+FILL_S = 0.01
+STATE_S = 3.0
+"""What the state file says may be so old, once it can be written."""
+
+console = Console()
+
+
+@dataclass
+class Case:
+    """What came of a full file system. `wrong` is what is not as it should be, `said` the message."""
+
+    name: str
+    said: str = ""
+    streams: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Nothing is free in the file system of a folder meanwhile: what somebody gives back is taken at once."""
+    file, full, over = folder / "filler", threading.Event(), threading.Event()
+
+    def fill() -> None:
+        with file.open("wb", buffering=0) as writer:
+            while not over.wait(FILL_S):
+                for size in (2**20, 1):
+                    with contextlib.suppress(OSError):
+                        while writer.write(bytes(size)):
+                            pass
+                full.set()
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    full.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        file.unlink()
+
+
+def refused(name: str, place: Path, attempt: Callable[[], object]) -> Case:
+    """What is tried without space must fail, and name the place and the remedy."""
+    case = Case(name)
+    try:
+        with filled(place):
+            attempt()
+        case.wrong.append("it did not fail")
+    except ServingError as error:
+        case.said = str(error)
+        missing = [word for word in (str(place), "free") if word not in case.said]
+        case.wrong += [f"the message lacks {word!r}" for word in missing]
+    return case
+
+
+def running(trial: Trial, name: str, place: Path, seconds: float) -> Case:
+    """Streams beside a full file system end whole."""
+    case = Case(name)
+    streams = Streams(trial.settings, trial.tokens)
+    with filled(place):
+        time.sleep(seconds)
+        streams.stop()
+    case.streams = streams.counts
+    case.wrong += [f"{count} streams: {how}" for how, count in case.streams.items() if how != "whole"]
+    return case
+
+
+def worker_killed(trial: Trial, place: Path) -> Case:
+    """A worker needs no disk to start again. The state file tells of it as soon as it can be written."""
+    with filled(place):
+        fault = trial.inflict("worker", signal.SIGKILL)
+    case = Case("disk: the worker is killed", streams=fault.streams, wrong=fault.wrong)
+    time.sleep(STATE_S)
+    if trial.state().phase != "ready" or "worker" not in service.processes(trial.state()):
+        case.wrong.append(f"the state file says {trial.state().phase}, worker {trial.state().worker_pid}")
+    return case
+
+
+def large_request(trial: Trial) -> Case:
+    """A prompt that is too long goes through the memory that Triton and its models share, and is refused."""
+    case = Case("shared memory: a large request")
+    body = {"text_input": "a " * (LARGE_BYTES // 2), "max_tokens": 1}
+    with filled(SHARED_MEMORY):
+        answer = httpx.post(
+            f"http://127.0.0.1:{trial.settings.http_port}/v2/models/ensemble/generate", json=body, timeout=LONGEST_S
+        )
+        time.sleep(STATE_S)
+    case.said = f"{answer.status_code}: {answer.text[:100]}"
+    if answer.status_code != 400 or trial.state().triton_restarts:
+        case.wrong.append(f"status {answer.status_code}, {trial.state().triton_restarts} restarts of Triton")
+    return case
+
+
+def triton_killed(trial: Trial, seconds: float) -> Case:
+    """Triton cannot start without shared memory. Health and state say so, and it is back when there is some."""
+    case = Case("shared memory: Triton is killed")
+    watch = Watch(trial.settings)
+    try:
+        victim = service.processes(trial.state())["Triton server"]
+        with filled(SHARED_MEMORY):
+            victim.kill()
+            time.sleep(seconds)
+            case.said = trial.state().detail
+            if str(SHARED_MEMORY) not in case.said or "free" not in case.said:
+                case.wrong.append(f"the state lacks the cause: {trial.state().phase} {case.said}")
+            if not all(well for _, _, well in watch.seen["/v1"]):
+                case.wrong.append("/v1 failed meanwhile")
+        freed = time.monotonic()
+        while not (trial.state().phase == "ready" and not is_alive(victim) and watch.well_since(freed)):
+            if time.monotonic() > freed + LONGEST_S:
+                break
+            time.sleep(EVERY_S)
+        if (took := time.monotonic() - freed) > BACK_S:
+            case.wrong.append(f"back {took:.1f} s after there was space")
+    finally:
+        watch.stop()
+    if lies := watch.lies(0.0):
+        case.wrong.append(f"health was wrong {lies} times")
+    return case
+
+
+def cases(trial: Trial, seconds: float) -> Iterator[Case]:
+    """All of them, one after the other. The service is stopped in the end."""
+    disk = trial.run_dir.path
+    yield running(trial, "disk: streams", disk, seconds)
+    yield worker_killed(trial, disk)
+    other = trial.settings.bundle
+    yield refused("disk: swap", disk, lambda: launcher.swap(other, disk, lambda _: None))
+    yield running(trial, "shared memory: streams", SHARED_MEMORY, seconds)
+    yield large_request(trial)
+    yield triton_killed(trial, seconds)
+    trial.stop()
+    for name, place in (("disk: start", disk), ("shared memory: start", SHARED_MEMORY)):
+        case = refused(name, place, trial.serve)
+        case.wrong += [f"left: {one}" for one in owned_processes(disk)]
+        trial.stop()
+        yield case
+
+
+def table(found: list[Case]) -> Table:
+    """One row per case."""
+    shown = Table("Full file systems", ["case", "streams", "said", "wrong"])
+    for case in found:
+        streams = ", ".join(f"{how}: {count}" for how, count in sorted(case.streams.items()))
+        shown.rows.append([case.name, streams, case.said, "; ".join(case.wrong) or "-"])
+    return shown
+
+
+def enter_namespace() -> None:
+    """Run this program again with file systems of its own. Ends the process where it may not."""
+    options = ["--mount"] if os.geteuid() == 0 else ["--mount", "--map-root-user"]
+    command = ["unshare", *options, sys.executable, "-m", "benchmarks.robustness.full", *sys.argv[1:]]
+    raise SystemExit(subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False).returncode)
+
+
+def mount(folder: Path) -> None:
+    """A small file system in memory at a folder. Raises subprocess.CalledProcessError."""
+    options = f"size={SIZE_MB}m,mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Fill, print the table and write JSON. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--bundle", type=Path, required=True)
+    add("--port", type=int, default=18_200, help="the first of four ports")
+    add("--seconds", type=float, default=10.0, help="how long streams run beside each full file system")
+    add("--stream-tokens", type=int, default=64)
+    add("--output", type=Path, default=Path("artifacts/reports/full.json"))
+    args = parser.parse_args(argv)
+    if INSIDE not in os.environ:
+        enter_namespace()
+    found: list[Case] = []
+    with tempfile.TemporaryDirectory(prefix="redraft-full-") as folder:
+        for place in (SHARED_MEMORY, Path(folder)):
+            mount(place)
+        try:
+            trial = Trial(args.bundle, Path(folder), args.port, args.stream_tokens)
+            try:
+                for case in cases(trial, args.seconds):
+                    found.append(case)
+                    console.print(f"{case.name}: {'; '.join(case.wrong) or 'well'}", markup=False)
+            finally:
+                left = trial.stop()
+        except ServingError as error:
+            raise SystemExit(f"full: {error}") from None
+        finally:
+            subprocess.run(["umount", folder], check=False)
+    table(found).show(console)
+    console.print(f"left after the stop: {', '.join(left) or 'nothing'}", markup=False)
+    report = [vars(case) for case in found]
+    write_json(args.output, {"bundle": args.bundle.name, "cases": report, "left": left})
+    console.print(f"written to {args.output}", markup=False)
+    return int(bool(left) or any(case.wrong for case in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
