@@ -10,6 +10,9 @@ WIDTHS    := $(ENGINES)/$(NAME)-beam-widths-$(PRECISION)$(SPLIT)
 BUDGETS   := $(ENGINES)/$(NAME)-tree-budgets-$(PRECISION)$(SPLIT)
 SHAPES    := $(ENGINES)/$(NAME)-tree-shapes-$(PRECISION)$(SPLIT)
 WAYS      := $(ENGINES)/$(NAME)-constructions-$(PRECISION)$(SPLIT)
+SETTING   := $(ENGINES)/$(NAME)-lyanna-$(PRECISION)$(SPLIT)
+BEAMED    := $(ENGINES)/$(NAME)-beam-shapes-$(PRECISION)$(SPLIT)
+DRAWN     := $(ENGINES)/$(NAME)-beam-draws-$(PRECISION)$(SPLIT)
 RESAMPLED := $(ENGINES)/$(NAME)-resampling-$(PRECISION)$(SPLIT)
 BEAMS     := $(ENGINES)/$(NAME)-beam-packing-$(PRECISION)$(SPLIT)
 CHECKED   := $(ENGINES)/$(NAME)-cross-check-$(PRECISION)$(SPLIT)
@@ -24,7 +27,7 @@ PARTS     := steps methods equal spec-bench trees lyanna redrafter rsd training 
 
 folders    = $(addsuffix /config.json,$(addprefix $(TABLED)/,$(1)))
 ABLATIONS := $(call folders,ablations/full ablations/no_token_info ablations/no_first_token)
-DENSE     := $(call folders,ablations/dense)
+INFO      := $(call folders,$(foreach seed,1 2 3,token_info/sparse/$(seed) token_info/dense/$(seed)))
 DISTILLED := $(call folders,distillation/generated distillation/text_soft distillation/text_hard)
 EQUAL     := $(call folders,equal/recurrent equal/draft_lm equal/eagle equal/hidden_state equal/medusa)
 # $(call on-spec-bench,command,what it is): the command with the data set, or a line that says that it is left out
@@ -79,17 +82,27 @@ bench-trees: $(addsuffix /manifest.json,$(BASELINE) $(NARROW) $(BUNDLE) $(BUDGET
 	$(PY) -m benchmarks.replay.retrieval --answers $(ANSWERS) $(if $(filter-out $(OWN),$(PROMPTS)),--warm-up $(ANSWERS)-own) \
 	  --budgets 4 12 16 32 --output $(REPORTS)/retrieval.json
 
-bench-lyanna: $(BASELINE)/manifest.json $(RESAMPLED)/manifest.json $(LATENCY)/manifest.json $(ABLATIONS) $(DENSE) answers ## Lyanna, tables 1 and 2, figures 12 and 13
+RESAMPLING := $(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(RESAMPLED) --dataset $(PROMPTS) \
+  --num-prompts 40 --max-tokens 64 --streams 2 --repeats 1
+bench-lyanna: $(addsuffix /manifest.json,$(BASELINE) $(RESAMPLED) $(SETTING) $(LATENCY)) $(ABLATIONS) $(INFO) answers ## Lyanna, tables 1 and 2, figures 8 to 13
 	$(PY) -m benchmarks.replay.ablation $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(ABLATIONS))) \
 	  drafters/$(DEFAULT)-hidden_state --output $(REPORTS)/ablation.json
-	$(PY) -m benchmarks.training.training_table $(TABLED)/ablations/full $(TABLED)/ablations/dense \
+	$(PY) -m benchmarks.training.training_table $(TABLED)/token_info/sparse $(TABLED)/token_info/dense \
 	  --output $(REPORTS)/token_info_table.json
-	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(RESAMPLED) --methods --dataset $(PROMPTS) --num-prompts 40 \
-	  --max-tokens 64 --streams 2 --repeats 1 --output $(REPORTS)/resampling.json
+	$(RESAMPLING) --methods off fused alone_above_0 alone_above_1 alone_above_2 --output $(REPORTS)/resampling.json
+	$(RESAMPLING) --methods off_12 fused_12 alone_12 --output $(REPORTS)/resampling_12.json
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(SETTING) --methods --dataset $(PROMPTS) \
+	  --num-prompts 40 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/lyanna.json
+	$(PY) -m benchmarks.speed.method_batches --bundle $(SETTING) --auto-regressive $(BASELINE) --batches 2 4 8 16 \
+	  --dataset $(PROMPTS) --output $(REPORTS)/lyanna_batches.json
 	$(PY) -m benchmarks.speed.drafting_latency heads --output $(REPORTS)/drafting_heads.json
 	$(PY) -m benchmarks.speed.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
 
-bench-redrafter: $(DISTILLED) $(CHECKED)/manifest.json $(BEAMS)/manifest.json answers ## ReDrafter, figures 6 and 7, table 6; replays checked live
+bench-redrafter: $(DISTILLED) $(addsuffix /manifest.json,$(BASELINE) $(CHECKED) $(BEAMS) $(BEAMED) $(DRAWN)) answers ## ReDrafter, figures 6 and 7, tables 4 and 6, draws as wide as beams; replays checked live
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(BEAMED) --methods --dataset $(PROMPTS) \
+	  --num-prompts 20 --max-tokens 64 --temperature 0 --streams --repeats 1 --output $(REPORTS)/beam_shapes_live.json
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(DRAWN) --methods redrafter rsd_s spectr \
+	  --dataset $(PROMPTS) --num-prompts 40 --max-tokens 64 --temperature 1 --streams --repeats 1 --output $(REPORTS)/beam_draws.json
 	$(PY) -m benchmarks.replay.cross_check $(REPLAYED) --bundle $(CHECKED) --num-prompts 40 --output $(REPORTS)/cross_check.json
 	$(PY) -m benchmarks.replay.beam_packing $(REPLAYED) --drafter $(DRAFTER) --output $(REPORTS)/beam_packing.json
 	$(PY) -m benchmarks.speed.beam_packing_throughput --bundle $(BEAMS) --dataset $(PROMPTS) --num-prompts 16 --warm-up 2 \
@@ -130,6 +143,12 @@ $(SHAPES)/manifest.json: always benchmarks/methods/tree_shapes.toml $(CALIBRATED
 	$(COMPILE) --methods benchmarks/methods/tree_shapes.toml --output $(SHAPES)
 $(RESAMPLED)/manifest.json: always benchmarks/methods/resampling.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/methods/resampling.toml --output $(RESAMPLED)
+$(SETTING)/manifest.json: always benchmarks/methods/lyanna.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/lyanna.toml --output $(SETTING)
+$(BEAMED)/manifest.json: always benchmarks/methods/beam_shapes.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/beam_shapes.toml --output $(BEAMED)
+$(DRAWN)/manifest.json: always benchmarks/methods/tensor_parallel.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/tensor_parallel.toml --output $(DRAWN)
 $(WAYS)/manifest.json: always benchmarks/methods/constructions.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/methods/constructions.toml --output $(WAYS)
 $(CHECKED)/manifest.json: always benchmarks/methods/cross_check.toml $(CALIBRATED) | $(MODEL)/source.json
@@ -144,7 +163,7 @@ $(LEVEL)/manifest.json: always benchmarks/methods/methods.toml $(EQUAL) $(CALIBR
 	rm -rf $(@D) && cp -r $* $(@D)
 	$(PY) build/tune.py --bundle $(@D) $(BATCHED:%=--method %) --num-prompts 8 --minutes 60 --prompts $(OWN)
 $(WIDTHS)/manifest.json: always benchmarks/methods/beam_widths.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/methods/beam_widths.toml --max-tree 81 --output $(WIDTHS)
+	$(COMPILE) --methods benchmarks/methods/beam_widths.toml --max-tree 321 --output $(WIDTHS)
 $(WIDTHS)/budget.json: $(WIDTHS)/manifest.json
 	$(PY) build/tune.py --bundle $(WIDTHS) --method tuned --minutes 60 --prompts $(OWN)
 $(NARROW)/manifest.json: always $(DRAFTER)/config.json $(CALIBRATED) | $(MODEL)/source.json
@@ -160,15 +179,19 @@ $(TEACHER)-prefill: | $(MODEL)/source.json
 	  --tokens 770000
 
 CHANGED :=
-TRAIN = $(PY) build/train_drafter.py --model $(MODEL) --data $(TAUGHT) --output $(@D) --held-out 2 --seed 1 $(CHANGED)
+SEED    := 1
+TRAIN = $(PY) build/train_drafter.py --model $(MODEL) --data $(TAUGHT) --output $(@D) --held-out 2 --seed $(SEED) $(CHANGED)
 $(call folders,%): TAUGHT = $(strip $(TEACHER) $(HELD_OUT))
 $(call folders,distillation/text_%): TAUGHT = $(TEACHER)-prefill
 $(call folders,distillation/text_hard): CHANGED := --labels hard
 $(call folders,ablations/no_token_info): CHANGED := --set token_info=false
 $(call folders,ablations/no_first_token): CHANGED := --set first_token=false
-$(call folders,ablations/dense): CHANGED := --set info_vocabulary=12288
+$(call folders,token_info/%): SEED = $(notdir $*)
+$(call folders,token_info/dense/%): CHANGED := --set info_vocabulary=1000000
 $(call folders,ablations/%): | $(TEACHER) $(MODEL)/source.json
 	$(TRAIN) --drafter hidden_state --positions 150000 --every 25
+$(call folders,token_info/%): | $(TEACHER) $(MODEL)/source.json # every token is drafted, and its info is known or not
+	$(TRAIN) --drafter hidden_state --hot-vocabulary 0 --positions 60000 --every 20
 $(call folders,distillation/%): | $(TEACHER) $(TEACHER)-prefill $(MODEL)/source.json
 	$(TRAIN) --drafter recurrent --positions 150000
 $(call folders,equal/%): | $(TEACHER) $(MODEL)/source.json

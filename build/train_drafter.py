@@ -138,6 +138,9 @@ def main(
             module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
             module.require_steps(unroll)
             teacher.require_layers(module.feature_layers)
+            loss_weight = recipe.hidden_weight if hidden_weight is None else hidden_weight
+            if loss_weight and module.head_weight.shape[1] != module.config.hidden_size:
+                raise ValueError("--hidden-weight must be 0: this drafter's own head reads no hidden states")
             disk, memory = checkpoint_bytes(module), training_bytes(target, module, teacher)
             if disk > (free := free_disk(output)):
                 raise ValueError(f"{output} takes {size(disk)}, and {size(free)} of its disk are free")
@@ -151,7 +154,6 @@ def main(
         say(f"{drafter} drafter on {shards} shards of teacher data, {judged}")
         say(f"{positions:,} positions; about {size(memory)} of memory and {size(disk)} of disk at {output}")
         output.mkdir(parents=True, exist_ok=True)
-        loss_weight = recipe.hidden_weight if hidden_weight is None else hidden_weight
         trainer = Trainer(target, module, labels, unroll, loss_weight)
         if not resumed and not start_from:
             shown.update(0, "setting the first weights")

@@ -30,6 +30,7 @@ from benchmarks.rsd import report as rsd_report
 from benchmarks.rsd.shapes import ALGORITHMS, EXPERIMENTS, Experiment, Shape, methods_toml, shapes_of
 from benchmarks.rsd.store import Row, Store
 from benchmarks.speed.inprocess import load_llm
+from compiler.draft_model import is_model
 from model_defs.files import weight_files
 from redraft.bundle.manifest import Bundle
 from redraft.console.interrupt import interruptible
@@ -134,12 +135,15 @@ def measure_rates(
 
 
 def parameters(model: Path, drafter: Path) -> tuple[int, int]:
-    """Weights that the target reads in a step, and the drafter for a level: its own and the LM head's hot rows.
+    """Weights that the target reads in a step, and the drafter for a level: its own and the LM head's hot rows, or all
+    of a model's that drafts.
 
     Raises ValueError where the folders hold no such models.
     """
     try:
         target = sum(_sizes(path)[0] for path in weight_files(model))
+        if is_model(drafter):
+            return target, sum(_sizes(path)[0] for path in weight_files(drafter))
         own, has_head = _sizes(drafter / "drafter.safetensors")
         card = json.loads((drafter / "config.json").read_text())
         rows = card.get("hot_vocabulary") or card["vocab_size"]
@@ -207,13 +211,13 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--model", type=Path, default=Path("artifacts/models/SmolLM2-135M-Instruct"), help="the target")
-    add("--drafter", type=Path, default=Path("drafters/SmolLM2-135M-Instruct"))
+    add("--drafter", type=Path, default=Path("drafters/SmolLM2-135M-Instruct"), help="or a model as draft LM")
     add("--dataset", type=Path, required=True, help="Spec-Bench's question.jsonl, or a file like it")
     add("--bundle", type=Path, help="a bundle that has the methods; default: built in --engines where it is not there")
     add("--engines", type=Path, default=Path("artifacts/engines"))
     add("--precision", default="bf16", choices=("fp32", "bf16", "int8"))
     add("--slots", type=int, default=8)
-    add("--support", type=int, default=64, help="likeliest tokens that random draws are from")
+    add("--support", type=int, default=64, help="most likely tokens that random draws are from")
     add("--experiments", nargs="+", default=list(EXPERIMENTS), choices=list(EXPERIMENTS))
     add("--cells", type=int, nargs="+", help="draft lengths and budgets, such as 4 21; default: all")
     add("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)

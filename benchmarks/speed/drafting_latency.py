@@ -9,8 +9,9 @@
 `heads` times the CPU operators that turn hidden states into drafted tokens: the LM head, softmax and sampling. Token by
 token, each level's nodes go through the head; in one pass, the chain does so once, and each level adds what its nodes'
 tokens say. `drafters` times the whole drafting networks of a bundle's methods; weights do not matter, so `untrained`
-writes drafters and the methods that compare them. `rejection` times the host's verification of drafts that were drawn
-at random, with several sequences at once.
+writes drafters and the methods that compare them: with the hot head, with the full one, and with hardly any. What the
+first two take beyond the last is head, softmax and sampling; the rest is the layers. `rejection` times the host's
+verification of drafts that were drawn at random, with several sequences at once.
 """
 
 from __future__ import annotations
@@ -158,6 +159,9 @@ def heads_table(results: Sequence[dict[str, Any]]) -> Table:
     return shown
 
 
+HEADS = {"hot": HOT, "full": None, "bare": 64}
+"""Rows of the untrained drafters' heads."""
+BARE = "_bare"
 VARIANTS = {"lyanna": HiddenStateDrafter.name, "eagle": EagleDrafter.name}
 
 
@@ -165,12 +169,11 @@ VARIANTS = {"lyanna": HiddenStateDrafter.name, "eagle": EagleDrafter.name}
 def untrained(
     model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
     output: Annotated[Path, typer.Option(help="Folder for drafters and methods.toml.")],
-    hot: Annotated[int, typer.Option(help="Rows of the hot head.")] = HOT,
 ) -> None:
-    """Write untrained hidden-state and EAGLE-style drafters with the hot and with the full head, and their methods."""
+    """Write untrained hidden-state and EAGLE-style drafters with each of HEADS, and their methods."""
     target, methods = Target.from_folder(model), []
     for variant, kind in VARIANTS.items():
-        for head, rows in (("hot", hot), ("full", None)):
+        for head, rows in HEADS.items():
             torch.manual_seed(0)
             drafter = DRAFTERS[kind](DRAFTERS[kind].configure(target, rows), target)
             drafter.save(output / f"{variant}_{head}", {"target_fingerprint": target_fingerprint(target)})
@@ -219,9 +222,13 @@ def drafters(
             samples[name].append(1e3 * (time.perf_counter() - started))
     engine.close()
     times = {name: float(np.median(values[2:])) for name, values in samples.items()}
-    shown = Table("Milliseconds of a draft at batch 1 (Lyanna, figure 13b)", ["method", "drafter", "median", "best"])
+    columns = ["method", "drafter", "median", "best", "layers", "head, softmax, sampling"]
+    shown = Table("Milliseconds of a draft at batch 1 (Lyanna, figure 13b)", columns)
     for name, value in times.items():
-        shown.rows.append([name, config.methods[name].drafter or "", f"{value:.2f}", f"{min(samples[name][2:]):.2f}"])
+        layers = times.get(name.partition("_")[0] + BARE)
+        parts = [] if layers is None or name.endswith(BARE) else [f"{layers:.2f}", f"{value - layers:.2f}"]
+        best = f"{min(samples[name][2:]):.2f}"
+        shown.rows.append([name, config.methods[name].drafter or "", f"{value:.2f}", best, *(parts or ["", ""])])
     shown.show(console)
     write_json(output, {"precision": config.precision, "context": context, "pairs": pairs, "milliseconds": times})
     console.print(f"written to {output}")

@@ -56,7 +56,7 @@ class Recipe:
 
 
 class Drafter(nn.Module):
-    """A draft model with a frozen head: rows of the target's LM head.
+    """A draft model with a head: rows of the target's LM head, frozen, or rows of its own, which are trained.
 
     A subclass names itself and its configuration, computes what the head reads in `unroll`, and may start
     from something better than random weights. `hot_ids` int64 [K] are the target's ids of the head's rows.

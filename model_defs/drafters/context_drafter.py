@@ -41,7 +41,7 @@ class ContextDrafter(Drafter):
         """States [..., H] that follow committed pairs, or some of them: features [..., F], tokens int [...]."""
         raise NotImplementedError
 
-    def grow(self, state: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+    def grow(self, state: Tensor, tokens: Tensor, attend: Attend, positions: Tensor | None = None) -> Tensor:
         """See `Grower.grow`; for any states [..., H] and tokens int [...]."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class LayerDrafter(ContextDrafter):
     def ingest(self, features: Tensor, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         return self.step(self.fused(features, tokens), attend, rows)
 
-    def grow(self, state: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+    def grow(self, state: Tensor, tokens: Tensor, attend: Attend, positions: Tensor | None = None) -> Tensor:
         return self.step(self.chained(state, tokens), attend)
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.drafters.base import Drafter, Recipe
@@ -41,6 +42,8 @@ class DraftLM(Drafter):
     reads_text = True
     config: DraftLMConfig
     tables: CacheTables
+    positions: nn.Embedding
+    position_rows: Tensor
 
     def __init__(
         self,
@@ -60,46 +63,56 @@ class DraftLM(Drafter):
     def of_model(cls, model: Target, target: Target, hot_ids: Tensor | None = None) -> Self:
         """Make a drafter of a whole model, with embeddings, head and layers of its own.
 
-        Raises ValueError where its vocabulary has another size than the target's, or its positions are learned.
+        Raises ValueError where its vocabulary has another size than the target's.
         """
         own = model.config
         if own.vocab_size != target.config.vocab_size:
             raise ValueError(
                 f"a draft LM needs the target's vocabulary of {target.config.vocab_size}, this one has {own.vocab_size}"
             )
-        if own.learned_positions:
-            raise ValueError(f"a draft LM of the family {own.family!r} has learned positions, expected RoPE")
         rows = None if hot_ids is None else len(hot_ids)
         config = DraftLMConfig(own.hidden_size, own.vocab_size, rows, own.num_layers)
         drafter = cls(config, model, hot_ids, model.layers)
         drafter.norm, drafter.feature_size = model.norm, target.config.hidden_size
+        if own.learned_positions:
+            drafter.positions = model.positions
         return drafter.eval()
 
-    def forward(self, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """What the head reads [..., H] after tokens int [...]; with `rows`, only after these."""
+    def forward(
+        self, tokens: Tensor, attend: Attend, rows: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """What the head reads [..., H] after tokens int [...]; with `rows`, only after these. A model with learned
+        positions reads those of the tokens int [...]."""
         x = self.embed(tokens)
         if self.lm_config.embedding_scale != 1.0:
             x = x * self.lm_config.embedding_scale
+        if self.lm_config.learned_positions:
+            assert positions is not None
+            x = x + F.embedding(positions, self.position_rows)
         for index, layer in enumerate(self.layers):
             x = layer(x, index, attend, rows if index + 1 == len(self.layers) else None)
         return self.norm(x)
 
     def prepare(self, cache_rows: int, levels: int) -> None:
         self.tables = CacheTables(self.lm_config, cache_rows, self.embedding.device)
+        if self.lm_config.learned_positions:  # drafted nodes may stand beyond the last one
+            places = torch.arange(cache_rows).clamp(max=self.lm_config.max_position - 1)
+            self.register_buffer("position_rows", self.positions.weight.detach()[places], persistent=False)
 
     def read(self, state: Tensor) -> Tensor:
         """See `Grower.read`."""
         return state
 
-    def grow(self, state: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+    def grow(self, state: Tensor, tokens: Tensor, attend: Attend, positions: Tensor | None = None) -> Tensor:
         """See `Grower.grow`."""
-        return self(tokens, attend)
+        return self(tokens, attend, positions=positions)
 
     def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> TreePaths:
         """The roots, from the inputs of a DraftContext, whose pairs begin with the text's first token; features [P, F]
         are not read."""
         context = operators.context(self.tables, inputs)
-        return TreePaths(self, context, self(inputs[0], context.attend_pairs, context.last_rows))
+        state = self(inputs[0], context.attend_pairs, context.last_rows, context.pair_positions)
+        return TreePaths(self, context, state)
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
         attention = WindowAttention(self.lm_config, windows.documents)

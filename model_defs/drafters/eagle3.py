@@ -163,7 +163,7 @@ class Eagle3Drafter(ContextDrafter):
             x = layer(x, index, attend, rows if index == last else None)
         return self.norm(x) if self.config.norm_output else x
 
-    def grow(self, state: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
+    def grow(self, state: Tensor, tokens: Tensor, attend: Attend, positions: Tensor | None = None) -> Tensor:
         return self.ingest(state, tokens, attend)
 
     def read(self, state: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ class RecurrentConfig:
     """Shape of a recurrent drafter.
 
     `initial_state`: "embedding" is the paper's s_1 = e_1; "zero" is Apple's released code,
-    s_1 = f(W e_1 + b). `head`: "own" is the paper's softmax layer; "target" projects onto the target's
-    frozen LM-head rows. `hot_vocabulary`: rows of the head, or None for all tokens.
+    s_1 = f(W e_1 + b). `head`: "own" is the paper's softmax layer, which is trained; "target" projects onto the
+    target's frozen LM-head rows. `hot_vocabulary`: rows of the head, or None for all tokens.
     """
 
     hidden_size: int
@@ -130,9 +130,6 @@ class RecurrentDrafter(Drafter):
         return RecurrentPaths(self, self.first_state(tokens), self.context(self.own_features(features)))
 
     def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
-        """See `Drafter.unroll`. Raises ValueError for a head of its own, which training does not reach."""
-        if self.config.head != "target":
-            raise ValueError('only recurrent drafters with head "target" can be trained, this one has "own"')
         context = self.context(windows.rows(self.features_of(windows), kept[0], 0).flatten(0, 1)).unflatten(
             0, (-1, kept[0])
         )
@@ -147,7 +144,8 @@ class RecurrentDrafter(Drafter):
     @torch.no_grad()
     def initialize(self, target: Target, windows: Windows) -> None:
         """Set input and output layers to map [embedding, h] to the next hidden state, by ridge regression. Where the
-        layer between them is narrower, they hold the map's largest singular values."""
+        layer between them is narrower, they hold the map's largest singular values. A head of its own starts as the
+        output layer and the target's rows in one matrix."""
         size, kept = min(self.config.hidden_size, self.config.exit_dim), windows.positions.shape[1]
         scored = windows.scored(kept, 0)
         here, there, tokens = (
@@ -158,8 +156,11 @@ class RecurrentDrafter(Drafter):
         u, s, vt = torch.linalg.svd(weight, full_matrices=False)
         self.input.weight[:size] = s[:size, None].sqrt() * vt[:size]
         self.input.bias.zero_()
-        self.output.weight.zero_()
-        self.output.weight[:, :size] = u[:, :size] * s[:size].sqrt()
+        output = F.pad(u[:, :size] * s[:size].sqrt(), (0, self.config.exit_dim - size))
+        if self.config.head == "target":
+            self.output.weight.copy_(output)
+        else:
+            self.own_head.weight.copy_(self.head_rows.float() @ output)
 
 
 def from_apple(raw: dict[str, Any], weights: dict[str, Tensor]) -> tuple[RecurrentConfig, dict[str, Tensor]]:

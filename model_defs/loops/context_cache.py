@@ -44,6 +44,8 @@ class Context(Protocol):
     roots: Tensor
     sequences: Tensor
     """int32 [B]: the row of each sequence's last pair, its token, and 0, 1, ..."""
+    pair_positions: Tensor
+    """int [P]: the positions of the pairs"""
 
     def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
         """The `attend` of the pairs."""
@@ -53,9 +55,11 @@ class Context(Protocol):
         """The `attend` of one row per sequence, the chain's row `level` = 1, 2, ..."""
         ...
 
-    def place_tree(self, level: int, children: Children, first: int, mask: Tensor | None) -> tuple[Attend, Tensor]:
-        """The `attend` of nodes at `level` = 1, 2, ... of trees with `first` nodes each above them, and their mask;
-        `mask` is that of the level before."""
+    def place_tree(
+        self, level: int, children: Children, first: int, mask: Tensor | None
+    ) -> tuple[Attend, Tensor, Tensor]:
+        """The `attend` of nodes at `level` = 1, 2, ... of trees with `first` nodes each above them, their mask, and
+        their positions int [N]; `mask` is that of the level before."""
         ...
 
 
@@ -72,28 +76,28 @@ class DraftContext:
         tokens, self._row_offsets, self._slots, self._lengths, *caches = inputs
         self._operators, self._tables = operators, tables
         self._caches = list(zip(caches[: len(caches) // 2], caches[len(caches) // 2 :], strict=True))
-        self._positions, self.last_rows, self._contexts, self.roots, self.sequences = operators.pair_rows(
+        self.pair_positions, self.last_rows, self._contexts, self.roots, self.sequences = operators.pair_rows(
             tokens, self._row_offsets, self._lengths
         )
 
     def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
         """The `attend` of the pairs."""
-        rows = (self._positions, self._row_offsets, self._slots, self._lengths, self._tables.no_mask)
+        rows = (self.pair_positions, self._row_offsets, self._slots, self._lengths, self._tables.no_mask)
         return self._attend(layer, qkv, rows)
 
     def place_chain(self, level: int) -> Attend:
         """The `attend` of one row per sequence, the chain's row `level` = 1, 2, ..."""
-        attend, _ = self._place((), level, level - 1, width=1, words=0)
-        return attend
+        return self._place((), level, level - 1, width=1, words=0)[0]
 
-    def place_tree(self, level: int, children: Children, first: int, mask: Tensor | None) -> tuple[Attend, Tensor]:
-        """The `attend` of nodes at `level` = 1, 2, ... of trees with `first` nodes each above them, and their mask;
-        `mask` is that of the level before."""
+    def place_tree(
+        self, level: int, children: Children, first: int, mask: Tensor | None
+    ) -> tuple[Attend, Tensor, Tensor]:
+        """See `Context.place_tree`."""
         words = -(-(first + children.width) // MASK_BITS)
         grown = () if mask is None else (children.origins, mask)
         return self._place(grown, level, first, children.width, words)
 
-    def _place(self, grown: tuple, level: int, first: int, width: int, words: int) -> tuple[Attend, Tensor]:
+    def _place(self, grown: tuple, level: int, first: int, width: int, words: int) -> tuple[Attend, Tensor, Tensor]:
         positions, row_offsets, mask, starts = self._operators.draft_rows(
             self._contexts, *grown, level=level, first=first, width=width, words=words
         )
@@ -101,7 +105,7 @@ class DraftContext:
         def attend(layer: int, qkv: Tensor) -> Tensor:
             return self._attend(layer, qkv, (positions, row_offsets, self._slots, self._contexts, mask), starts)
 
-        return attend, mask
+        return attend, mask, positions
 
     def _attend(self, layer: int, qkv: Tensor, rows: tuple[Tensor, ...], *starts: Tensor) -> Tensor:
         tables, config = self._tables, self._tables.config
@@ -126,8 +130,9 @@ class Grower(Protocol):
         """What the head reads [N, H] of nodes' states [N, H]."""
         ...
 
-    def grow(self, state: Tensor, tokens: Tensor, attend: Attend) -> Tensor:
-        """States [N, H] of new nodes, from those of their parents [N, H] and their own tokens int32 [N]."""
+    def grow(self, state: Tensor, tokens: Tensor, attend: Attend, positions: Tensor | None = None) -> Tensor:
+        """States [N, H] of new nodes, from those of their parents [N, H] and their own tokens int32 [N], at `positions`
+        int [N], which only drafters with learned positions read."""
         ...
 
 
@@ -147,6 +152,6 @@ class TreePaths:
         return self.drafter.most_likely(self.drafter.read(self.state), count)
 
     def extend(self, children: Children) -> TreePaths:
-        attend, mask = self.context.place_tree(self.level + 1, children, self.first, self.mask)
-        state = self.drafter.grow(F.embedding(children.origins, self.state), children.tokens, attend)
+        attend, mask, positions = self.context.place_tree(self.level + 1, children, self.first, self.mask)
+        state = self.drafter.grow(F.embedding(children.origins, self.state), children.tokens, attend, positions)
         return TreePaths(self.drafter, self.context, state, self.level + 1, self.first + children.width, mask)

@@ -47,10 +47,12 @@ class NativeContext:
         self.last_rows = (numbers * (tokens.shape[0] // self._batch) + counts - 1).to(torch.int32)
         self.roots, self.sequences = tokens.gather(0, self.last_rows.long()), numbers.to(torch.int32)
         self._contexts = self._starts + counts
+        self._places = self._starts[:, None] + torch.arange(tokens.shape[0] // self._batch)
+        self.pair_positions = self._places.flatten()
 
     def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
         """The `attend` of the pairs."""
-        places = self._starts[:, None] + torch.arange(qkv.shape[0] // self._batch)
+        places = self._places
         q, k, v = self._heads(layer, qkv, places)
         old_k, old_v = self.caches[layer]
         self.caches[layer] = scatter_rows(old_k, k, self._starts), scatter_rows(old_v, v, self._starts)
@@ -62,19 +64,22 @@ class NativeContext:
 
     def place_chain(self, level: int) -> Attend:
         """The `attend` of one row per sequence, the chain's row `level` = 1, 2, ..."""
-        return self._place(level, torch.ones(self._batch, 1, level, dtype=torch.bool))
+        return self._place(level, torch.ones(self._batch, 1, level, dtype=torch.bool))[0]
 
-    def place_tree(self, level: int, children: Children, first: int, mask: Tensor | None) -> tuple[Attend, Tensor]:
-        """The `attend` of nodes at `level` = 1, 2, ... of trees with `first` nodes each above them, and their mask bool
-        [B * W, first + W]; `mask` is that of the level before."""
+    def place_tree(
+        self, level: int, children: Children, first: int, mask: Tensor | None
+    ) -> tuple[Attend, Tensor, Tensor]:
+        """See `Context.place_tree`; masks are bool [B * W, first + W]."""
         width = children.width
         seen = torch.eye(width, dtype=torch.bool).repeat(self._batch, 1)
         if mask is not None:
             seen = torch.cat([mask[children.origins.long()], seen], dim=1)
-        return self._place(level, seen.unflatten(0, (self._batch, width))), seen
+        attend, positions = self._place(level, seen.unflatten(0, (self._batch, width)))
+        return attend, seen, positions
 
-    def _place(self, level: int, seen: Tensor) -> Attend:
-        """The `attend` of nodes that see `seen` bool [B, W, n] of the n nodes after the context."""
+    def _place(self, level: int, seen: Tensor) -> tuple[Attend, Tensor]:
+        """The `attend` of nodes that see `seen` bool [B, W, n] of the n nodes after the context, and their positions
+        int64 [B * W]."""
         width, config = seen.shape[1], self._config
         groups = config.num_heads // config.num_kv_heads
         places = (self._contexts + (level - 1))[:, None].expand(-1, width)
@@ -97,7 +102,7 @@ class NativeContext:
             out = weights[..., : self._rows] @ v + weights[..., self._rows :] @ drafted_v
             return out.unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1)
 
-        return attend
+        return attend, places.flatten()
 
     def _heads(self, layer: int, qkv: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [B, heads, N, head_size] of rows [B * N, fused] that stand at places int64 [B, N]."""

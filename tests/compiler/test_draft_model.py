@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, OPTConfig
 
 import build_engines
 import inspect_bundle
@@ -90,6 +91,40 @@ def test_a_target_that_drafts_for_itself_is_always_right(model, tmp_path, monkey
         stats = generate(runtime, method, sampling)[1].stats
         assert stats.accepted_by_depth == stats.offered_by_depth, (method, sampling)
         assert stats.accepted >= 16
+
+
+@pytest.mark.slow
+def test_an_opt_pair_drafts_as_in_the_rsd_paper(tmp_path):
+    """An OPT that drafts for itself is always right with every draw, and a smaller one keeps the greedy text. It would
+    catch positions of drafted nodes that are not those of the target's."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": VOCAB, "ffn_dim": 80, "max_position_embeddings": 70, "init_std": 0.2}
+    for name, layers, heads in (("opt", 3, 3), ("small", 1, 1)):
+        sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": 32 * heads}
+        AutoModelForCausalLM.from_config(OPTConfig(**shape, **sizes)).save_pretrained(tmp_path / name)
+        write_tokenizer(tmp_path / name, TOKENS)
+    plans = {
+        "sps": ("opt", "random_chain", "1,1,1,1"),
+        "rsd_s": ("opt", "stochastic_beam", "3,3,2"),
+        "pair": ("small", "stochastic_beam", "3,3,2"),
+    }
+    tables = (
+        f'[{name}]\ndrafter = "{tmp_path / folder}"\nconstruction = "{construction}"\nlevels = "{levels}"\n'
+        f"support = {VOCAB}\n"
+        for name, (folder, construction, levels) in plans.items()
+    )
+    (tmp_path / "methods.toml").write_text("".join(tables))
+    options = ["--model", tmp_path / "opt", "--max-len", 64, "--precision", "fp32", "--slots", 2]
+    done = run(*options, "--output", tmp_path / "b", "--methods", tmp_path / "methods.toml")
+    assert done.exit_code == 0, done.output
+    runtime = Runtime.load(tmp_path / "b")
+    runtime.end_ids = frozenset()
+    for method, sampling in (("sps", {"temperature": 1.0, "seed": 3}), ("rsd_s", {"temperature": 0.7, "seed": 5})):
+        stats = generate(runtime, method, sampling)[1].stats
+        assert stats.accepted_by_depth == stats.offered_by_depth, method
+        assert stats.accepted >= 12
+    text, _ = generate(runtime, AUTO_REGRESSIVE, {})
+    assert generate(runtime, "pair", {})[0] == text
 
 
 def test_another_model_has_a_cache_of_its_own_shape(model, lm, tmp_path, capsys):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import train_drafter
 from model_defs.drafters.eagle import EagleDrafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
+from model_defs.drafters.registry import load_drafter
 from model_defs.target.model import Target
 from tests.training.teacher import SHAPES, VOCAB, generate, train
 from training import run as training_run
@@ -47,6 +48,21 @@ def test_training_learns(taught: Path, tmp_path: Path, drafter: str, monkeypatch
     with safe_open(tmp_path / "drafter.safetensors", framework="pt") as file:
         assert file.get_tensor("hot_ids").shape == (64,)
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.int32, torch.bfloat16}  # noqa: SIM118
+
+
+def test_a_softmax_head_of_its_own_is_trained(taught: Path, tmp_path: Path):
+    """From the target's rows on, which it leaves: the whole vocabulary, and blocks narrower than the hidden states."""
+    settings = ["head=own", "exit_dim=30", "num_blocks=1", "initial_state=zero"]
+    log = train(taught, tmp_path, "recurrent", 4800, settings=settings, hot_vocabulary=0, peak_rate=3e-3)
+    assert log[-1]["loss"] < log[0]["loss"] - 0.01
+    target = Target.from_folder(taught)
+    trained = load_drafter(tmp_path, target)
+    assert (trained.config.head, trained.head_weight.shape) == ("own", (VOCAB, 30))
+    rows = target.lm_head.weight.detach()
+    nearest = torch.linalg.lstsq(rows, trained.head_weight.detach()).solution
+    assert (rows @ nearest - trained.head_weight).norm() > 0.01 * trained.head_weight.norm()
+    with pytest.raises(typer.BadParameter, match="--hidden-weight must be 0: this drafter's own head reads no hidden"):
+        train(taught, tmp_path / "new", "recurrent", 200, settings=settings, hidden_weight=0.1)
 
 
 @pytest.mark.parametrize("drafter", ["recurrent", "hidden_state"])

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.base import Attention, Family, HFConfig, active_window, expect_silu, refuse_biases
+from model_defs.target.families.base import (
+    Attention,
+    Family,
+    Gguf,
+    GgufField,
+    HFConfig,
+    active_window,
+    expect_silu,
+    refuse_biases,
+)
 from model_defs.target.rope import NONE, RopeConfig
 
 
@@ -24,4 +33,10 @@ def usual_terms(raw: HFConfig) -> HFConfig:
     return {"tie_word_embeddings": True, "rope_theta": 2_000_000.0} | raw
 
 
-SMOLLM3 = Family("smollm3", "SmolLM3", own_fields, usual_terms=usual_terms)
+def gguf_config(field: GgufField) -> HFConfig:
+    """llama.cpp's files do not say which layers have no RoPE: in its code it is every fourth."""
+    return {"no_rope_layer_interval": 4}
+
+
+GGUF = Gguf("smollm3", turned=True, own_config=gguf_config)
+SMOLLM3 = Family("smollm3", "SmolLM3", own_fields, usual_terms=usual_terms, gguf=GGUF)

@@ -195,16 +195,21 @@ def test_table2_setting(client, command, tokenizer_folder, tmp_path, capsys):
     bundle.mkdir()
     (bundle / "config.json").write_text(
         json.dumps(
-            {"name": "b", "precision": "bf16", "methods": {"four": {"beam_width": 4}}, "limits": {"max_len": 2048}}
+            {
+                "name": "b",
+                "precision": "bf16",
+                "methods": {"four": {"beam_width": 4}, "draws": {"construction": "independent", "levels": [6] * 5}},
+                "limits": {"max_len": 2048},
+            }
         )
     )
     args = options.parser().parse_args(["--tokenizer", str(bundle), "--table2"])
     with pytest.raises(ValueError, match="--table2 needs"):
         options.check(args)
-    args.method = "auto_regressive"
-    options.check(args)
+    for method in ("auto_regressive", "draws"):
+        options.check(options.parser().parse_args(["--tokenizer", str(bundle), "--table2", "--method", method]))
     args.method = "five"
-    with pytest.raises(ValueError, match="--method: expected one of four, auto_regressive, got 'five'"):
+    with pytest.raises(ValueError, match="--method: expected one of four, draws, auto_regressive, got 'five'"):
         options.check(args)
     args = options.parser().parse_args(["--tokenizer", str(bundle), "--prompt-tokens", "4096"])
     with pytest.raises(ValueError, match=r"--prompt-tokens: expected at most 1920, got 4096: .* holds 2048 tokens"):

@@ -125,6 +125,9 @@ def test_sizes_are_what_a_pass_reads(tmp_path, own_head, draft):
     assert parameters(model, drafter) == (66, draft)
     with pytest.raises(ValueError, match="--drafter"):
         parameters(model, model)
+    (model / "config.json").write_text('{"model_type": "opt"}')
+    save_file({"model.decoder.embed_tokens.weight": np.zeros((2, 3), np.float32)}, model / "2.safetensors")
+    assert parameters(model, model) == (72, 72)
 
 
 def rows(efficiencies: list[float], text: str = "ein Text von hier") -> list[Row]:

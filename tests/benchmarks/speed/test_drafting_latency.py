@@ -106,16 +106,15 @@ def test_untrained_drafters_and_their_methods(tmp_path, monkeypatch):
     config = TargetConfig(111, 24, 40, 1, 6, 2, 4, 1e-5, RopeConfig(), 64, True, False, (2,))
     target = Target(config).eval().requires_grad_(False)
     monkeypatch.setattr(Target, "from_folder", lambda folder: target)
-    result = CliRunner().invoke(
-        drafting_latency.app, ["untrained", "--model", "m", "--output", str(tmp_path), "--hot", "53"]
-    )
+    monkeypatch.setattr(drafting_latency, "HEADS", heads := {"hot": 53, "full": None, "bare": 9})
+    result = CliRunner().invoke(drafting_latency.app, ["untrained", "--model", "m", "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
     methods = tomllib.loads((tmp_path / "methods.toml").read_text())
-    assert list(methods) == ["lyanna_hot", "lyanna_full", "eagle_hot", "eagle_full"]
+    assert list(methods) == [f"{variant}_{head}" for variant in ("lyanna", "eagle") for head in heads]
     for name, method in methods.items():
         drafter = load_drafter(tmp_path / name, target)
         assert method["drafter"] == str(tmp_path / name)
-        assert len(drafter.hot_ids) == (53 if "hot" in name else 111)
+        assert len(drafter.hot_ids) == (heads[name.partition("_")[2]] or 111)
         assert drafter.name == ("eagle" if "eagle" in name else "hidden_state")
 
 

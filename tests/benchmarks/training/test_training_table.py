@@ -30,6 +30,19 @@ def test_runs_side_by_side_where_both_were_evaluated(tmp_path, capsys):
     assert written["dense"]["400"] == pytest.approx((0.44 + 0.3 + 0.2) / 3)
 
 
+def test_the_mean_of_several_seeds_has_an_interval(tmp_path):
+    """Of 0.2 and 0.24 it is 0.22 ± 12.706 * 0.02; the other run's batches hold a few more positions."""
+    for seed, (count, offset) in enumerate(((100, 0.0), (104, 0.116))):
+        (tmp_path / "sparse").mkdir(exist_ok=True)
+        write_run(tmp_path / "sparse" / str(seed), [count], offset)
+    run = training_table.read_run(tmp_path / "sparse", 3)
+    assert run == {100: (pytest.approx(0.22), pytest.approx(12.706 * 0.02))}
+    assert training_table.percent(*run[100]) == "22.00% ±25.41%"
+    write_run(tmp_path / "sparse" / "2", [100, 200], 0.1)
+    with pytest.raises(ValueError, match="not evaluated equally often"):
+        training_table.read_run(tmp_path / "sparse", 3)
+
+
 @pytest.mark.parametrize(
     ("positions", "steps", "message"),
     [([100], "5", "a run logged 4 steps, expected at least 5"), ([7], "3", "no evaluation at the same number")],

@@ -25,12 +25,13 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "phi3": "phi3",
     "phi4": "phi3",
+    "smollm3": "smollm3",
     "gemma3": "gemma3",
     "qwen3 moe": "qwen3moe",
     "mixtral": "llama",
 }
 """Architectures of files by family of `FAMILIES`."""
-TURNED = ("llama",)
+TURNED = ("llama", "smollm3")
 
 
 def fields(family: str, config) -> dict[str, int | float]:
@@ -40,6 +41,7 @@ def fields(family: str, config) -> dict[str, int | float]:
     own: dict[str, dict[str, int | float]] = {
         "phi3": {"attention.sliding_window": WINDOW, "rope.dimension_count": size},
         "phi4": {"rope.scaling.original_context_length": 64, "rope.dimension_count": int(size * 0.75)},
+        "smollm3": {"rope.freq_base": 2e6},
         "gemma3": {"attention.sliding_window": WINDOW, "rope.freq_base": 1e6},
         "qwen3 moe": {
             "expert_count": 5,
@@ -161,6 +163,6 @@ def test_an_unknown_architecture_is_told_which_are_known(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    known = "gemma3, llama, phi3, qwen2, qwen3, qwen3moe"
+    known = "gemma3, llama, phi3, qwen2, qwen3, qwen3moe, smollm3"
     with pytest.raises(FetchError, match=re.escape(f"architecture 'mamba', expected {known}. Supported: Llama")):
         GgufCheckpoint(tmp_path / "other.gguf", "other")

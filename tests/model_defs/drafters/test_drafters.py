@@ -29,6 +29,7 @@ from training.distillation import Labels, Trainer
 VOCAB, HIDDEN, LENGTH, UNROLL = 111, 24, 9, 4
 VARIANTS: dict[str, dict] = {
     "recurrent": {"exit_dim": 30, "num_blocks": 1},
+    "recurrent, own head": {"exit_dim": HIDDEN, "head": "own", "initial_state": "zero"},
     "hidden_state": {"info_vocabulary": 37, "info_rank": 5},
     "hidden_state, plain chain": {"token_info": False, "chain_map": False},
     "hidden_state, no first token": {"first_token": False, "info_vocabulary": 1000},

@@ -16,6 +16,7 @@ from model_defs.loops.beam_search import BeamSearch
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from model_defs.target.rope import RopeConfig
+from tests.model_defs.drafters.test_drafters import windows_of
 
 HIDDEN, VOCAB = 24, 111
 
@@ -91,6 +92,18 @@ def test_paper_state_starts_at_the_embedding(target):
     zero = drafter_of(target, initial_state="zero")
     expected = F.silu(zero.rnn_w(target.embedding(tokens)) + zero.rnn_u.bias)
     torch.testing.assert_close(zero.first_state(tokens), expected)
+
+
+@pytest.mark.parametrize("exit_dim", [7, 31])
+@torch.no_grad()
+def test_a_head_of_its_own_starts_as_the_targets(target, exit_dim):
+    windows, ids, logits = windows_of([[20]] * 60), torch.arange(0, VOCAB, 3), []
+    for head in ("own", "target"):
+        settings = {"exit_dim": str(exit_dim), "head": head}
+        drafter = RecurrentDrafter(RecurrentDrafter.configure(target, len(ids), settings), target, ids)
+        drafter.initialize(target, windows)
+        logits.append(drafter.logits(drafter.first_state(windows.tokens[0]), windows.hidden[0]))
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-3)
 
 
 def test_saved_drafter_loads_again(target, tmp_path: Path):
