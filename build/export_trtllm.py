@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 @interruptible("export_trtllm", "nothing was written")
 def export_command(
     model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
-    drafter: Annotated[Path, typer.Option(help="Recurrent drafter: Apple's format, or ours with initial_state zero.")],
+    drafter: Annotated[Path, typer.Option(help="Recurrent drafter: Apple's format, or ours.")],
     output: Annotated[Path, typer.Option(help="The checkpoint's folder; replaced when the export succeeds.")],
     tp: Annotated[int, typer.Option(min=1, help="GPUs that share the target (tensor parallelism).")] = 1,
     dtype: Annotated[Dtype, typer.Option(help="Of all weights.")] = Dtype.bfloat16,
@@ -46,6 +46,13 @@ def export_command(
             "which does not preserve the target's distribution.",
         ),
     ] = True,
+    zero_state: Annotated[
+        bool,
+        typer.Option(
+            "--zero-state",
+            help="Let a drafter that was trained from the first state s_1 = e_1 draft from zero, as TensorRT-LLM does.",
+        ),
+    ] = False,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     max_input_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a prompt; default: all but one of --max-seq-len.")
@@ -67,7 +74,7 @@ def export_command(
         if limits.max_input_len >= length:
             raise TrtllmError(f"--max-input-len {limits.max_input_len}: expected less than --max-seq-len {length}")
         parallelism_of(config, tp)
-        settings = Settings(tp, dtype, parallel_embedding, beam_width, beam_length, greedy, limits)
+        settings = Settings(tp, dtype, parallel_embedding, beam_width, beam_length, greedy, limits, zero_state)
         export_checkpoint(model, drafter, output, settings)
     except (BundleError, ValueError, OSError, KeyError) as error:
         fail(error)

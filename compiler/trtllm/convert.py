@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class Settings:
     beam_length: int
     greedy: bool
     limits: Limits
+    zero_state: bool = False
+    """Whether a drafter that was trained from another first state drafts from zero"""
 
     def entries(self) -> dict[str, Any]:
         """What config.json says of it."""
@@ -76,6 +78,8 @@ def export_checkpoint(model: Path, drafter: Path, output: Path, settings: Settin
         module = load_checked(drafter, target, target_fingerprint(target))
         if not isinstance(module, RecurrentDrafter):
             raise TrtllmError(f"{drafter} holds a drafter {module.name!r}: TensorRT-LLM's ReDrafter takes 'recurrent'")
+        if settings.zero_state:
+            module.config = replace(module.config, initial_state="zero")
         drafted = drafter_weights(module, tp_size)
     weights = target_weights(target) | drafted
     cast = {name: weight.to(dtype) for name, weight in weights.items()}
@@ -94,6 +98,9 @@ def export_checkpoint(model: Path, drafter: Path, output: Path, settings: Settin
         draft_tokens = settings.beam_width * settings.beam_length
         write_deployment(folder, settings.dtype.value, tp_size, draft_tokens, settings.limits)
         write_rest(folder, model, drafter, factors(module))
+        if settings.zero_state:
+            card = folder / DRAFTER / "config.json"
+            card.write_text(json.dumps(read_json(card) | {"initial_state": "zero"}, indent=2) + "\n")
     if rounded := [name for name, weight in weights.items() if not torch.equal(cast[name].to(weight.dtype), weight)]:
         names = ", ".join(rounded[:3]) + (", ..." if len(rounded) > 3 else "")
         err.print(f"  rounded to {settings.dtype}: {len(rounded)} of {len(weights)} weights ({names})")

@@ -38,7 +38,7 @@ def drafter_weights(drafter: RecurrentDrafter, tp_size: int) -> dict[str, Tensor
         raise TrtllmError(
             f"the drafter's initial_state is {config.initial_state!r} (s_1 = e_1, as in the paper): TensorRT-LLM "
             "computes s_1 = silu(W e_1 + b), which no weights make equal. `train_drafter.py --set initial_state=zero` "
-            "trains one that it can draft with"
+            "trains one that it can draft with; --zero-state exports this one, whose drafts are a little worse then"
         )
     hidden, size, vocab, hot = config.hidden_size, config.exit_dim, config.vocab_size, drafter.hot_ids
     projection, bias = swap_halves(own["input.weight"], hidden), own["input.bias"]

@@ -210,6 +210,14 @@ def test_initial_state_of_the_paper_is_refused(tmp_path, model):
     assert "--set initial_state=zero" in message
 
 
+def test_a_drafter_of_the_papers_first_state_may_draft_from_zero(tmp_path, model):
+    """Its files are those of the same weights that were trained from zero."""
+    drafters = {name: make_own(tmp_path / name, model, initial_state=name) for name in ("embedding", "zero")}
+    outputs = [export(model, folder, tmp_path / f"{name}-out", "--zero-state") for name, folder in drafters.items()]
+    assert_equal_folders(outputs[0], outputs[1], "rank0.safetensors")
+    assert_equal_folders(outputs[0] / "drafter", outputs[1] / "drafter", "factors.safetensors")
+
+
 def test_tp_that_tensorrt_llm_cannot_divide_is_refused(tmp_path, model, apple):
     message = refused_export(tmp_path, model, apple, "--tp", 2)
     assert "--tp 2: TensorRT-LLM needs the 3 KV heads to be a multiple of it, or it a multiple of them" in message
@@ -363,14 +371,13 @@ def test_the_shipped_drafter_is_refused(smollm2, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_drafter_of_the_shipped_shape_from_a_zero_state_round_trips_with_smollm2(smollm2, tmp_path):
-    """Its weights are the shipped ones; it would draft badly, as they were trained for the other first state. It would
-    catch a tensor of the real sizes that the checkpoint stores in another order."""
+def test_the_shipped_drafter_round_trips_from_a_zero_state_with_smollm2(smollm2, tmp_path):
+    """It would catch a tensor of the real sizes that the checkpoint stores in another order."""
     output, drafter = tmp_path / "checkpoint", tmp_path / "drafter"
     shutil.copytree(SHIPPED, drafter)
     raw = json.loads((SHIPPED / "config.json").read_text())
     (drafter / "config.json").write_text(json.dumps(raw | {"initial_state": "zero"}))
-    export(smollm2, drafter, output)
+    export(smollm2, SHIPPED, output, "--zero-state")
     tokenizer, original = (AutoTokenizer.from_pretrained(folder) for folder in (output / "target", smollm2))
     settings = json.loads((output / "target" / "tokenizer_config.json").read_text())
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
