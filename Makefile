@@ -8,9 +8,13 @@ SOURCE    ?= default
 CHAT_TEMPLATE ?=
 MODEL     ?= artifacts/models/$(patsubst %.gguf,%,$(notdir $(patsubst default,$(DEFAULT),$(SOURCE:/=))))
 NAME      ?= $(notdir $(MODEL))
-OWN_DRAFTER = artifacts/drafters/$(NAME)
+KIND      ?= recurrent
+OTHER_KIND := $(filter-out recurrent,$(KIND))
+LAYERS    := $(if $(filter eagle3,$(KIND)),--target-layers usual)
+OWN_DRAFTER = artifacts/drafters/$(NAME)$(OTHER_KIND:%=-%)
 # One's own drafter goes before the one that ships.
-DRAFTER   ?= $(patsubst %/config.json,%,$(firstword $(wildcard $(OWN_DRAFTER)/config.json drafters/$(NAME)/config.json) $(OWN_DRAFTER)))
+DRAFTER   ?= $(patsubst %/config.json,%,$(firstword \
+  $(wildcard $(OWN_DRAFTER)/config.json $(if $(OTHER_KIND),,drafters/$(NAME)/config.json)) $(OWN_DRAFTER)))
 ENGINES   ?= artifacts/engines
 BACKEND   ?= openvino
 PRECISION ?= bf16
@@ -28,7 +32,7 @@ BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)$(SPLIT)
 
 DATA      ?=
 COLUMN    ?=
-TEACHER   ?= artifacts/data/$(NAME)
+TEACHER   ?= artifacts/data/$(NAME)$(if $(LAYERS),-layers)
 HELD_OUT  = $(addprefix --data ,$(shell ls -d $(TEACHER)-held-out 2>/dev/null))
 TOKENS    ?= 5000000
 POSITIONS ?= 5000000
@@ -53,7 +57,7 @@ LAUNCH  := $(if $(filter-out 1,$(TP)),.venv/bin/mpiexec.gforker -genv UCX_TLS $(
 CALIBRATED := $(if $(filter fp8,$(PRECISION)),$(CALIBRATION))
 READ    = $(if $(COLUMN),--column "$(COLUMN)")
 DISTILL = $(PY) build/distill.py --model $(MODEL) $(if $(DATA),--prompts $(DATA) $(READ)) --output $(TEACHER) --held-out $(TEACHER)-held-out \
-  --tokens $(TOKENS)
+  --tokens $(TOKENS) $(LAYERS)
 # COMPILE builds a bundle, unless the one that is there was built from the same. One whose folder the user named is not replaced.
 COMPILE := $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --precision $(PRECISION) \
   $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tensor-parallel $(TP))
@@ -71,7 +75,7 @@ help: ## this list
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
 	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for drafter DATA HOURS; for distill and"
-	@echo "train DATA TEACHER TOKENS POSITIONS; COLUMN of DATA or PROMPTS that holds the prompts; for tune TUNE_MINUTES;"
+	@echo "train DATA TEACHER TOKENS POSITIONS KIND (eagle, eagle3, ...); COLUMN of DATA or PROMPTS that holds the prompts; for tune TUNE_MINUTES;"
 	@echo "for serve, stop, loadtest HTTP_PORT GRPC_PORT METRICS_PORT OPENAI_PORT RUN_DIR; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
@@ -112,14 +116,16 @@ distill: $(TEACHER)-engine/manifest.json ## write teacher data into TEACHER from
 # The check says how long the engine's sequences are to be.
 $(TEACHER)-engine/manifest.json: always | $(MODEL)/source.json
 	length=$$($(DISTILL) --bundle $(TEACHER)-engine --check) && \
-	  $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --no-drafter --features --slots 64 \
+	  $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --no-drafter --features $(LAYERS) --slots 64 \
 	  --max-len $$length --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) $(HELD_OUT) --output $(OWN_DRAFTER) \
-	  --positions $(POSITIONS)
+	  --positions $(POSITIONS) --drafter $(KIND)
 
 hours:
+	@test -z "$(OTHER_KIND)" || { echo "make drafter plans for KIND=recurrent:" \
+	  "make distill train KIND=$(KIND) TOKENS=... POSITIONS=... trains another"; exit 1; }
 	@awk 'BEGIN { exit !(ARGV[1] ~ /^[0-9.]+$$/ && ARGV[1] > 0) }' "$(HOURS)" || \
 	  { echo "make: HOURS=$(HOURS): expected a number above 0, such as HOURS=0.5"; exit 1; }
 

@@ -133,6 +133,26 @@ def test_all_settings_are_compared_and_a_folder_of_the_users_is_not_replaced(mak
     assert baseline.endswith(" --named --no-drafter --output mine")
 
 
+def test_drafters_of_another_kind_have_teacher_data_and_a_folder_of_their_own(make):
+    *_, built, distilled, trained = make("distill", "train", "KIND=eagle3")
+    assert "--features --target-layers usual " in built
+    assert built.endswith("--output artifacts/data/n-layers-engine")
+    assert distilled.endswith("--target-layers usual --bundle artifacts/data/n-layers-engine")
+    assert "--data artifacts/data/n-layers " in trained
+    assert "--output artifacts/drafters/n-eagle3 " in trained
+    assert trained.endswith("--drafter eagle3")
+    *_, built, distilled, trained = make("distill", "train")
+    assert "--target-layers" not in built + distilled
+    assert "--output artifacts/drafters/n --positions" in " ".join(trained.split())
+    assert trained.endswith("--drafter recurrent")
+
+
+def test_a_plan_is_for_the_usual_kind():
+    done = subprocess.run(["make", "drafter", "KIND=eagle3"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode
+    assert "make distill train KIND=eagle3 TOKENS=... POSITIONS=... trains another" in done.stdout
+
+
 def test_bundles_of_backends_precisions_and_ranks_have_names_of_their_own(make):
     folders = [
         line.split("--output ")[1]
