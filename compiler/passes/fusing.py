@@ -42,7 +42,7 @@ class Constants:
 
 
 def fuse(model: ir.Model, constants: Constants | None = None) -> ir.Model:
-    """A copy of a lowered network in which every run of two or more of our operators is one Program.
+    """A copy of a lowered network in which every run of our operators is one Program.
 
     All programs share one constant, so that a weight that several of them use is stored once; so do networks that are
     given the same `constants`, the last of which holds all of them.
@@ -55,7 +55,7 @@ def fuse(model: ir.Model, constants: Constants | None = None) -> ir.Model:
             runs[-1].append(node)
         else:
             runs.append([])
-    runs = [run for run in runs if len(run) > 1]
+    runs = [run for run in runs if run]
     if runs:
         sources = dict.fromkeys(value for run in runs for node in run for value in _arguments(node))
         declarations = {

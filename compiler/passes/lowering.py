@@ -163,14 +163,17 @@ def _projection(editor: _Editor, before: ir.Node, op: str, x: ir.Value, optional
 
 
 def _prologue(x: ir.Value, optional: dict[str, ir.Value]) -> tuple[ir.Value, float]:
-    """Moves a choice of rows and a norm in front of a projection into its inputs; returns x and the norm's epsilon."""
+    """Moves a choice of rows and a norm in front of a projection, in any order, into its inputs; returns x and the
+    norm's epsilon."""
     if chosen := _chosen_rows(x):
         x, optional["rows"] = chosen
-    norm = x.producer()
+    norm, epsilon = x.producer(), 0.0
     if norm and norm.op_type == "RMSNormalization":
-        optional["norm"] = _input(norm, 1)
-        return _input(norm, 0), norm.attributes.get_float("epsilon", 1e-5)
-    return x, 0.0
+        x, optional["norm"] = _input(norm, 0), _input(norm, 1)
+        epsilon = norm.attributes.get_float("epsilon", 1e-5)
+    if "rows" not in optional and (chosen := _chosen_rows(x)):
+        x, optional["rows"] = chosen
+    return x, epsilon
 
 
 def _chosen_rows(x: ir.Value) -> tuple[ir.Value, ir.Value] | None:
