@@ -47,10 +47,11 @@ from training.run import (
 )
 from training.teacher_data import LARGEST_SHARE_HELD_OUT, USUAL_HELD_OUT, TeacherData
 
+KINDS = {name: kind for name, kind in DRAFTERS.items() if kind.is_trained}
 GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary", "layer")
 SETTINGS = "; ".join(
     f"{name}: " + ", ".join(f"{f.name}={f.default}" for f in fields(kind.config_type) if f.name not in GIVEN)
-    for name, kind in DRAFTERS.items()
+    for name, kind in KINDS.items()
 )
 
 
@@ -59,7 +60,7 @@ def main(
     model: Annotated[Path, typer.Option(help="Target folder written by fetch_model.py.")],
     data: Annotated[list[Path], typer.Option(help="Teacher data written by distill.py; may be given several times.")],
     output: Annotated[Path, typer.Option(help="Folder for the drafter, its checkpoint and its log.")],
-    drafter: Annotated[str, typer.Option(help=f"Kind of drafter: {', '.join(DRAFTERS)}.")] = "recurrent",
+    drafter: Annotated[str, typer.Option(help=f"Kind of drafter: {', '.join(KINDS)}.")] = "recurrent",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help=f"A setting of the drafter, name=value; may be given several times. {SETTINGS}."),
@@ -111,9 +112,9 @@ def main(
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if drafter not in DRAFTERS:
-        raise typer.BadParameter(f"unknown drafter {drafter!r}; known are {', '.join(DRAFTERS)}")
-    kind = DRAFTERS[drafter]
+    if drafter not in KINDS:
+        raise typer.BadParameter(f"cannot train a drafter {drafter!r}; known are {', '.join(KINDS)}")
+    kind = KINDS[drafter]
     recipe = kind.recipe
     run = Run(
         positions,

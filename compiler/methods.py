@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from compiler.draft_model import is_model, load_draft_model
 from model_defs.drafters.base import Drafter
+from model_defs.drafters.context_drafter import ChainDrafter
 from model_defs.drafters.draft_lm import DraftLM
-from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.hub.readers import parse_answers
 from model_defs.drafters.registry import DRAFTERS, form_of, kind_of, load_drafter
 from model_defs.drafters.token_info import InfoForm
@@ -356,6 +356,7 @@ def drafting_loop(
     if isinstance(drafter, DraftLM):
         check_experts("the draft LM", drafter.lm_config, config.backend)
     draft_rows = sum(random.shape(method.levels).widths[:-1]) if random else method.beam_width * (length - 1)
+    draft_rows = drafter.block_rows or draft_rows
     drafter = copy.deepcopy(drafter, {id(tensor): tensor for tensor in (*drafter.parameters(), *drafter.buffers())})
     known = len(drafter.hot_ids)
     if not random and method.candidates > known:
@@ -365,10 +366,13 @@ def drafting_loop(
     native, taken = config.backend.native_drafters, config.backend.token_info
     if token_info and token_info not in taken:
         raise ValueError(f"--token-info {token_info}: {config.backend} takes {', '.join(taken)}")
-    if isinstance(drafter, HiddenStateDrafter):
-        drafter.info_form = token_info or InfoForm(taken[0])
+    if isinstance(drafter, ChainDrafter) and drafter.token_info is not None:
+        known_forms = drafter.info_forms
+        if token_info and token_info not in known_forms:
+            raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} takes {', '.join(known_forms)}")
+        drafter.info_form = token_info or next(InfoForm(form) for form in taken if form in known_forms)
     if native:  # drafted nodes stand beside the cache, padding after max_len
-        draft_rows = max(config.limits.max_tree, length)
+        draft_rows = max(config.limits.max_tree, length, drafter.block_rows)
     drafter.prepare(config.limits.max_len + draft_rows, length)
     needs: dict[str, object] = {}
     if drafter.reads_context:

@@ -119,7 +119,7 @@ class DraftCandidates:
     candidates: np.ndarray  # int32 [B, L, W, K], target vocabulary ids
     log_probs: np.ndarray  # float32 [B, L, W, K], cumulative from the root; with noise, of scores; -inf where absent
     parents: np.ndarray  # int32 [B, L, W]
-    raw_logits: np.ndarray | None = None  # float32 [B, L, K], of a hidden-state drafter: what re-sampling starts from
+    raw_logits: np.ndarray | None = None  # float32 [B, L, K], of a chain: what re-sampling starts from
 
 
 @dataclass

@@ -40,7 +40,7 @@ class MethodPlan:
     the text itself first.
 
     A random construction draws `levels` tokens on each level (as its shape counts them) from the drafter's `support`
-    most likely tokens per node. Where more than `resample_above` steps are left of a hidden-state drafter's chain
+    most likely tokens per node. Where more than `resample_above` steps are left of a drafter's chain
     (Lyanna's r), up to `resample_budget` nodes are re-sampled from it and verified with the new draft, on top of its
     budget (verification fusion, Lyanna 6.2). Where more than `skip_above` are left, they are drafted instead, within
     that budget. None means never. Raises ValueError (PairingError) for a plan that makes no sense.

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from benchmarks.replay.answers import Answer
 from model_defs.drafters.base import Drafter
-from model_defs.drafters.hidden_state import HiddenStateDrafter, Resampler
+from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.registry import load_drafter
 from model_defs.drafters.windows import Windows
 from model_defs.loops.beam_search import BeamSearch
+from model_defs.loops.chains import Resampler
 from model_defs.target.model import Target
 from redraft.batch import DraftCandidates
 from redraft.decoding.token_tree import TokenTree, follow

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from model_defs.drafters.eagle3 import Eagle3Drafter
 from model_defs.files import read_json, save_tensors
-from model_defs.target.rope import RopeConfig
 
 SPECULATORS_VERSION = "0.9.0"
 FIRST = {"speculators": "layers.0", "specforge": "midlayer"}
@@ -39,6 +38,7 @@ def export_eagle3(drafter: Eagle3Drafter, model: Path, output: Path, form: Form,
         beyond = [name for name in ("norm_before_residual", "norm_output") if getattr(config, name)]
         beyond += [f"fuse_norm {config.fuse_norm}"] * (config.fuse_norm == "all")
         beyond += [f"num_layers {config.num_layers}"] * (config.num_layers > 1)
+        beyond += ["norms of heads"] * drafter.layer_config.qk_norm
         if beyond:
             raise ValueError(f"SpecForge's form has no {', '.join(beyond)}: export to {Form.speculators}")
         written = specforge_config(drafter)
@@ -85,6 +85,10 @@ def hub_tensors(drafter: Eagle3Drafter, first: str) -> dict[str, Tensor]:
             f"{theirs}.mlp.up_proj.weight": up,
             f"{theirs}.mlp.down_proj.weight": own[f"{ours}.down.weight"],
         }
+        if shape.qk_norm:
+            found |= {
+                f"{theirs}.self_attn.{name}.weight": own[f"{ours}.{name}.weight"] for name in ("q_norm", "k_norm")
+            }
         if theirs != first:
             found[f"{theirs}.input_layernorm.weight"] = own[f"{ours}.attention_norm.weight"]
     in_bf16 = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in found.items()}
@@ -94,10 +98,10 @@ def hub_tensors(drafter: Eagle3Drafter, first: str) -> dict[str, Tensor]:
 
 
 def layer_config(drafter: Eagle3Drafter) -> dict[str, Any]:
-    """A Llama configuration of the drafter's layers."""
+    """A Llama or Qwen3 configuration of the drafter's layers."""
     shape = drafter.layer_config
     return {
-        "model_type": "llama",
+        "model_type": "qwen3" if shape.qk_norm else "llama",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -110,26 +114,10 @@ def layer_config(drafter: Eagle3Drafter) -> dict[str, Any]:
         "rms_norm_eps": shape.rms_norm_eps,
         "max_position_embeddings": shape.max_position,
         "rope_theta": shape.rope.theta,
-        "rope_scaling": rope_scaling(shape.rope),
+        "rope_scaling": shape.rope.scaling(),
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
-
-
-def rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
-    """Hugging Face's field. Raises ValueError for a variant that is not written."""
-    if rope.type == "default":
-        return None
-    scaling: dict[str, Any] = {"rope_type": rope.type, "factor": rope.factor}
-    if rope.type == "llama3":
-        scaling |= {
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-            "original_max_position_embeddings": rope.original_max_position,
-        }
-    elif rope.type != "linear":
-        raise ValueError(f"the drafter's layers have RoPE of type {rope.type}; written are default, linear and llama3")
-    return scaling
 
 
 def speculators_config(drafter: Eagle3Drafter, target: dict[str, Any], verifier: str, depth: int) -> dict[str, Any]:

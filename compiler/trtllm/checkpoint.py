@@ -14,7 +14,6 @@ from torch import Tensor
 
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
 
 EMBEDDING, LM_HEAD = "transformer.vocab_embedding.weight", "lm_head.weight"
 ROWS = ("lm_head.weight", "mlp.fc.weight", "mlp.gate.weight")
@@ -42,7 +41,6 @@ OLD_LLAMA = "ReDrafterForCausalLM"
 """What TensorRT-LLM called ReDrafter beside a Llama before it knew another target."""
 
 ARCHITECTURES = (LLAMA[0], QWEN[0], OLD_LLAMA)
-ROPE_TYPES = ("default", "linear", "llama3")
 SHAPE = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_size"),
@@ -73,7 +71,7 @@ def target_entries(config: TargetConfig) -> dict[str, Any]:
         "position_embedding_type": "rope_gpt_neox",
         "max_position_embeddings": config.max_position,
         "rotary_base": config.rope.theta,
-        "rotary_scaling": rotary_scaling(config.rope),
+        "rotary_scaling": config.rope.scaling("type"),
         "attn_bias": config.qkv_bias,
         "mlp_bias": False,
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
@@ -86,22 +84,10 @@ def require_known_layers(config: TargetConfig) -> None:
     own = [field for field in fields(config) if field.name != "family" and field.default is not MISSING]
     if found := [field.name for field in own if getattr(config, field.name) != field.default]:
         raise TrtllmError(f"the family {config.family!r} has {', '.join(found)}: expected Llama's or Qwen2's layers")
-    if config.rope.share is not None or config.rope.type not in ROPE_TYPES:
-        raise TrtllmError(f"RoPE of type {config.rope.type!r}: expected {', '.join(ROPE_TYPES)}, of whole heads")
-
-
-def rotary_scaling(rope: RopeConfig) -> dict[str, Any] | None:
-    """RoPE's scaling, None where there is none."""
-    if rope.type == "default":
-        return None
-    scaling: dict[str, Any] = {"type": rope.type, "factor": rope.factor}
-    if rope.type == "llama3":
-        scaling |= {
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-            "original_max_position_embeddings": rope.original_max_position,
-        }
-    return scaling
+    try:
+        config.rope.scaling()
+    except ValueError as error:
+        raise TrtllmError(str(error)) from None
 
 
 @dataclass(frozen=True)

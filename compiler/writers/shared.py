@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_defs.drafters.hidden_state import Resampler
 from model_defs.export.drafter import Drafting
 from model_defs.export.target import CacheShape
 from model_defs.loops.beam_search import BeamSearch
+from model_defs.loops.chains import Resampler
 from model_defs.target.model import Target
 from model_defs.target.shards import plan_shards, shard_target
 from redraft.bundle.config import BundleConfig, target_folder

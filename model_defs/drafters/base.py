@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.drafters.token_info import TokenInfo
+from model_defs.drafters.token_info import TokenInfo, TokenInfoFactors
 from model_defs.drafters.windows import Windows
 from model_defs.files import read_json, read_tensors, save_tensors
 from model_defs.target.model import FeatureReader, Target
@@ -65,6 +65,8 @@ class Drafter(nn.Module):
     name: ClassVar[str]
     config_type: ClassVar[type]
     recipe: ClassVar[Recipe]
+    is_trained: ClassVar[bool] = True
+    """Whether build/train_drafter.py trains it; others are read from the hub"""
     reads_context: ClassVar[bool] = False
     """Whether it attends to all that was committed, prompts included."""
 
@@ -76,6 +78,8 @@ class Drafter(nn.Module):
     """Whether its embedding is not the target's"""
     context_layers: int = 0
     """Layers of its context cache"""
+    block_rows: int = 0
+    """Rows of that cache that each of its drafts takes; 0: one for every node that a draft expands"""
     feature_layers: tuple[int, ...] = ()
     """The target's layers whose inputs it drafts from; none: from the hidden states"""
     feature_size: int
@@ -87,7 +91,7 @@ class Drafter(nn.Module):
     hot_ids: Tensor
     embedding: Tensor
     head_rows: Tensor
-    token_info: TokenInfo | None
+    token_info: TokenInfo | TokenInfoFactors | None
 
     def __init__(self, config: DrafterConfig, target: Target, hot_ids: Tensor | None = None):
         """`hot_ids` None is the whole vocabulary. Raises ValueError where target or ids do not fit the shape."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.drafters.base import Drafter, ridge
+from model_defs.drafters.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
 from model_defs.drafters.window_attention import WindowAttention
 from model_defs.drafters.windows import Windows
+from model_defs.loops.chains import ChainPaths
 from model_defs.loops.context_cache import CacheTables, Context
 from model_defs.loops.operators import Operators
 from model_defs.precision import working_precision
@@ -70,6 +72,39 @@ class ContextDrafter(Drafter):
             attend = attention.chain(windows.positions[:, :here], depth)
             states = self.grow(states[:, :here].flatten(0, 1), last, attend).unflatten(0, (-1, here))
             yield self.read(states.flatten(0, 1))
+
+
+class ChainDrafter(ContextDrafter):
+    """States of all levels that do not depend on the draft tokens, so that their logits are one matrix product (Lyanna,
+    section 4.2); token info, where there is any, adds what a node's own token says."""
+
+    has_raw_logits = True
+    info_forms: ClassVar[tuple[InfoForm, ...]] = tuple(InfoForm)
+    """The forms in which its networks can hold token info."""
+    info_form = InfoForm.int8
+    """The one in which they do; to be chosen before `prepare`."""
+    info: TokenInfoTable | TokenInfoFactors
+    columns: Tensor
+    levels: int
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        super().prepare(cache_rows, levels)
+        self.levels = levels
+        self.register_buffer("columns", self.hot_ids.to(torch.int32), persistent=False)
+        if self.token_info is not None:
+            self.info = self.token_info.stored(self.info_form)
+
+    def info_inputs(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """See `Chainer.info_inputs`."""
+        return () if self.token_info is None else self.info.inputs(tokens)
+
+    def raw_logits(self, states: Tensor) -> Tensor:
+        """[..., K] over the head's rows, for all levels in one pass, without token info."""
+        return F.linear(states, self.head_weight.to(states.dtype))
+
+    def chain_paths(self, operators: Operators, context: Context, states: Tensor) -> ChainPaths:
+        """The roots, from what the head reads [B * levels, H] at all levels of each sequence."""
+        return ChainPaths(self, operators, self.raw_logits(states), self.levels, context.sequences, context.roots)
 
 
 class LayerDrafter(ContextDrafter):

@@ -1,10 +1,11 @@
 """EAGLE-3 and 3.1: a layer over tokens and over features of several of the target's layers, with a head of its own
-(EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test, section 3)."""
+(EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test, section 3). P-EAGLE drafts
+all levels at once, from masks."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -13,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.drafters.base import Recipe
-from model_defs.drafters.context_drafter import ContextDrafter
+from model_defs.drafters.context_drafter import ChainDrafter, ContextDrafter
 from model_defs.drafters.layer_shape import LayerShape
 from model_defs.drafters.windows import Windows
+from model_defs.loops.chains import ChainPaths
 from model_defs.loops.context_cache import TreePaths
 from model_defs.loops.operators import Operators
 from model_defs.target.config import TargetConfig
@@ -46,6 +48,13 @@ class Eagle3Config:
     norm_before_residual: bool = False
     norm_output: bool = False
     layer: LayerShape | None = None
+
+
+@dataclass(frozen=True)
+class ParallelEagle3Config(Eagle3Config):
+    """Shape of a P-EAGLE drafter: `mask_token` stands for the tokens that are not drafted yet."""
+
+    mask_token: int = 0
 
 
 def usual_layers(count: int) -> tuple[int, ...]:
@@ -83,32 +92,30 @@ class Fuse(nn.Module):
         return self.fc(layers)
 
 
-class Eagle3Layer(nn.Module):
+class Eagle3Layer(DecoderLayer):
     """The first layer: its attention reads the token's embedding and the state side by side, each after its norm; what
     it gives is added to the state."""
 
     def __init__(self, config: TargetConfig, norm_before_residual: bool):
-        super().__init__()
+        super().__init__(config)
+        del self.attention_norm
         size, eps = config.hidden_size, config.rms_norm_eps
-        heads, kv = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
         self.norm_before_residual = norm_before_residual
-        self.embedding_norm, self.state_norm, self.mlp_norm = (RMSNorm(size, eps) for _ in range(3))
-        self.qkv = nn.Linear(2 * size, heads + 2 * kv, bias=config.qkv_bias)
-        self.attention_out = nn.Linear(heads, size, bias=False)
-        self.gate_up = nn.Linear(size, 2 * config.intermediate_size, bias=False)
-        self.down = nn.Linear(config.intermediate_size, size, bias=False)
+        self.embedding_norm, self.state_norm = RMSNorm(size, eps), RMSNorm(size, eps)
+        self.qkv = nn.Linear(2 * size, self.qkv.out_features, bias=config.qkv_bias)
 
-    def forward(self, state: Tensor, embedded: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, state: Tensor, embedded: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
         """[..., H], or some of its rows, for states and embeddings [..., H]."""
         size, weight, normed = state.shape[-1], self.qkv.weight, self.state_norm(state)
         of_tokens = F.linear(self.embedding_norm(embedded), weight[:, :size], self.qkv.bias)
-        attended = attend(0, of_tokens + F.linear(normed, weight[:, size:]))
+        attended = attend(0, self.normalized(of_tokens + F.linear(normed, weight[:, size:])))
         x = normed if self.norm_before_residual else state
         if rows is not None:
             x, attended = F.embedding(rows, x), F.embedding(rows, attended)
         x = x + self.attention_out(attended)
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class Eagle3Drafter(ContextDrafter):
@@ -189,3 +196,42 @@ class Eagle3Drafter(ContextDrafter):
             for name in ("attention_out", "mlp_norm", "gate_up", "down"):
                 if hasattr(source, name):
                     copy_weights(getattr(self.layer, name), getattr(source, name))
+
+
+class ParallelEagle3Drafter(ChainDrafter, Eagle3Drafter):
+    """P-EAGLE: EAGLE-3's layers over the pairs, and over one row for each deeper level. Such a row has the mask for a
+    token and a trained state for features; it sees the pairs and the rows before it."""
+
+    name = "parallel_eagle3"
+    config_type = ParallelEagle3Config
+    is_trained = False
+    config: ParallelEagle3Config
+    mask_state: Tensor
+
+    def __init__(self, config: ParallelEagle3Config, target: Target, hot_ids: Tensor | None = None):
+        super().__init__(config, target, hot_ids)
+        if not 0 <= config.mask_token < config.vocab_size:
+            raise ValueError(f"the drafter's mask is token {config.mask_token} of {config.vocab_size}")
+        self.mask_layers = nn.Parameter(torch.zeros(self.fuse.fc.in_features))
+
+    @torch.no_grad()
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        super().prepare(cache_rows, levels)
+        self.register_buffer("mask_state", self.fuse(self.mask_layers), persistent=False)
+
+    def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> ChainPaths:  # type: ignore[override]
+        """The roots: features [P, F], and the inputs of a DraftContext."""
+        if self.levels == 1:
+            return self.chain_paths(operators, *self.begin(operators, features, inputs))
+        context = operators.context(self.tables, inputs)
+        block = context.place_block(self.levels - 1, mutual=False)
+        tokens = torch.cat([block.filled(torch.full_like(inputs[0][:1], self.config.mask_token)), inputs[0]])
+        rows = torch.cat([block.filled(self.mask_state[None]), self.own_features(features)])
+        states = self.ingest(rows, tokens, block.attend, block.with_pairs(context.last_rows))
+        return self.chain_paths(operators, context, states)
+
+    def raw_logits(self, states: Tensor) -> Tensor:
+        return super().raw_logits(self.read(states))
+
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        raise ValueError(f"drafters {self.name!r} are read from the hub and not trained here")

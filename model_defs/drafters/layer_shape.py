@@ -10,13 +10,14 @@ from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import active_window
 from model_defs.target.rope import RopeConfig
 
-LLAMA_LIKE = ("llama", "mistral", "qwen2")
-"""Values of `model_type` whose layers are Llama's, but for biases, of which the tensors tell."""
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of `model_type` whose layers are Llama's, but for biases, of which the tensors tell, and norms of heads."""
+WITH_HEAD_NORMS = "qwen3"
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A Llama layer's shape, whatever its target's layers are."""
+    """The shape of a Llama layer, or with `qk_norm` of a Qwen3 layer, whatever its target's layers are."""
 
     intermediate_size: int
     num_heads: int
@@ -26,6 +27,7 @@ class LayerShape:
     rope: RopeConfig
     max_position: int
     qkv_bias: bool = False
+    qk_norm: bool = False
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any], qkv_bias: bool = False) -> Self:
@@ -33,7 +35,9 @@ class LayerShape:
         kind = raw.get("model_type", LLAMA_LIKE[0])
         if kind not in LLAMA_LIKE:
             raise UnsupportedModelError(f"its layers are of model_type {kind!r}, read are {', '.join(LLAMA_LIKE)}")
-        usual = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
+        usual: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
+        if kind == WITH_HEAD_NORMS:
+            usual["head_dim"] = 128
         given = {name: value for name, value in raw.items() if value is not None}
         ignored = ("sliding_window", "attention_bias", "mlp_bias", "quantization_config")
         windowed = active_window(usual | given) if kind == "mistral" else raw.get("use_sliding_window")
@@ -45,7 +49,7 @@ class LayerShape:
         config = TargetConfig.from_hf(usual | kept | {"model_type": LLAMA_LIKE[0]})
         if config.rope.share is not None:
             raise UnsupportedModelError(f"its layers have partial_rotary_factor {config.rope.share}, expected 1")
-        return replace(cls.of(config), qkv_bias=qkv_bias)
+        return replace(cls.of(config), qkv_bias=qkv_bias, qk_norm=has_head_norms(raw))
 
     @classmethod
     def of(cls, config: TargetConfig) -> Self:
@@ -76,4 +80,9 @@ class LayerShape:
                 "max_position_embeddings": self.max_position,
             }
         )
-        return replace(llama, rope=self.rope, qkv_bias=self.qkv_bias)
+        return replace(llama, rope=self.rope, qkv_bias=self.qkv_bias, qk_norm=self.qk_norm)
+
+
+def has_head_norms(raw: dict[str, Any]) -> bool:
+    """Whether the layers of a `config.json` have norms of query and key heads."""
+    return raw.get("model_type") == WITH_HEAD_NORMS

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from model_defs.drafters.base import Drafter
+from model_defs.drafters.block import BlockDrafter
 from model_defs.drafters.draft_lm import DraftLM
 from model_defs.drafters.eagle import EagleDrafter
-from model_defs.drafters.eagle3 import Eagle3Drafter
+from model_defs.drafters.eagle3 import Eagle3Drafter, ParallelEagle3Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.hub.readers import read, require_reader
 from model_defs.drafters.medusa import MedusaDrafter
@@ -18,7 +19,16 @@ from model_defs.target.model import Target
 
 DRAFTERS: dict[str, type[Drafter]] = {
     kind.name: kind
-    for kind in (RecurrentDrafter, HiddenStateDrafter, EagleDrafter, Eagle3Drafter, MedusaDrafter, DraftLM)
+    for kind in (
+        RecurrentDrafter,
+        HiddenStateDrafter,
+        EagleDrafter,
+        Eagle3Drafter,
+        ParallelEagle3Drafter,
+        BlockDrafter,
+        MedusaDrafter,
+        DraftLM,
+    )
 }
 
 RECURRENT = RecurrentDrafter.name

@@ -80,7 +80,7 @@ class TokenInfo(nn.Module):
 
 
 class TokenInfoFactors(nn.Module):
-    """The low-rank form, where nothing is left to normalize."""
+    """The low-rank form, where nothing is left to normalize: also the previous-token head of DSpark."""
 
     z: Tensor
     up: Tensor
@@ -90,6 +90,15 @@ class TokenInfoFactors(nn.Module):
         super().__init__()
         self.register_buffer("z", z)
         self.register_buffer("up", up)
+
+    def factors(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See `TokenInfo.factors`."""
+        return F.embedding(tokens, self.z), self.up
+
+    def stored(self, form: InfoForm) -> TokenInfoFactors:
+        """See `TokenInfo.stored`; they are stored as they are."""
+        assert form == InfoForm.low_rank
+        return self
 
     def inputs(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Inputs of the operator `TokenInfoTopK` at nodes of these tokens int32 [N]: rows [N, K]."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from model_defs.drafters.base import Drafter
-from model_defs.drafters.hidden_state import Resampler
 from model_defs.export.networks import attention_attributes, cache_names, export_network
 from model_defs.loops.beam_search import BeamSearch
+from model_defs.loops.chains import Resampler
 from model_defs.loops.context_cache import CacheTables
 from model_defs.loops.operators import Operators, TorchOperators
 from model_defs.loops.padded_context_cache import NativeContext

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model_defs.loops.block import Block, BlockRows
 from model_defs.loops.paths import Children
 from model_defs.target.attention import RopeTables
 from model_defs.target.config import TargetConfig
@@ -62,6 +63,11 @@ class Context(Protocol):
         their positions int [N]; `mask` is that of the level before."""
         ...
 
+    def place_block(self, width: int, mutual: bool) -> Block:
+        """Blocks of `width` rows, one for each sequence after its pairs, whose rows see all pairs and the block's rows
+        before them, or with `mutual` all of its rows."""
+        ...
+
 
 class DraftContext:
     """B sequences that draft from their pairs, back to back: see `DraftBatch`.
@@ -96,6 +102,13 @@ class DraftContext:
         words = -(-(first + children.width) // MASK_BITS)
         grown = () if mask is None else (children.origins, mask)
         return self._place(grown, level, first, children.width, words)
+
+    def place_block(self, width: int, mutual: bool) -> Block:
+        """Blocks of `width` rows, one for each sequence after its pairs: see `model_defs.loops.block`."""
+        rows = BlockRows.of(width, mutual, self._contexts.device)
+        pairs = self.pair_positions, self._row_offsets, self._slots, self._lengths
+        joined = rows.before(self._contexts, self.sequences, pairs)
+        return Block(rows, width, self.sequences, lambda layer, qkv: self._attend(layer, qkv, joined))
 
     def _place(self, grown: tuple, level: int, first: int, width: int, words: int) -> tuple[Attend, Tensor, Tensor]:
         positions, row_offsets, mask, starts = self._operators.draft_rows(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from model_defs.loops.block import Block, BlockRows
 from model_defs.loops.context_cache import CacheTables
 from model_defs.loops.paths import Children
 from model_defs.target.attention import split_qkv, within_window
@@ -64,7 +65,7 @@ class NativeContext:
 
     def place_chain(self, level: int) -> Attend:
         """The `attend` of one row per sequence, the chain's row `level` = 1, 2, ..."""
-        return self._place(level, torch.ones(self._batch, 1, level, dtype=torch.bool))[0]
+        return self._place(self._level(level, 1), torch.ones(self._batch, 1, level, dtype=torch.bool))
 
     def place_tree(
         self, level: int, children: Children, first: int, mask: Tensor | None
@@ -74,15 +75,32 @@ class NativeContext:
         seen = torch.eye(width, dtype=torch.bool).repeat(self._batch, 1)
         if mask is not None:
             seen = torch.cat([mask[children.origins.long()], seen], dim=1)
-        attend, positions = self._place(level, seen.unflatten(0, (self._batch, width)))
-        return attend, seen, positions
+        places = self._level(level, width)
+        return self._place(places, seen.unflatten(0, (self._batch, width))), seen, places.flatten()
 
-    def _place(self, level: int, seen: Tensor) -> tuple[Attend, Tensor]:
-        """The `attend` of nodes that see `seen` bool [B, W, n] of the n nodes after the context, and their positions
-        int64 [B * W]."""
+    def place_block(self, width: int, mutual: bool) -> Block:
+        """See `Context.place_block`. Here a row may see rows after it, so none stands twice."""
+        rows = torch.arange(width)
+        seen = torch.ones(width, width, dtype=torch.bool)
+        seen = (seen if mutual else seen.tril()).expand(self._batch, -1, -1)
+        own = self._place(self._contexts[:, None] + rows, seen)
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            count = self._batch * width
+            pairs = self.attend_pairs(layer, qkv[count:])
+            return torch.cat([own(layer, qkv[:count]), pairs])
+
+        return Block(BlockRows.of(width, False, rows.device), width, self.sequences, attend)
+
+    def _level(self, level: int, width: int) -> Tensor:
+        """int64 [B, W]: where the nodes of a level stand."""
+        return (self._contexts + (level - 1))[:, None].expand(-1, width)
+
+    def _place(self, places: Tensor, seen: Tensor) -> Attend:
+        """The `attend` of nodes at places int64 [B, W] that see `seen` bool [B, W, n] of the n nodes after the
+        context."""
         width, config = seen.shape[1], self._config
         groups = config.num_heads // config.num_kv_heads
-        places = (self._contexts + (level - 1))[:, None].expand(-1, width)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             q, drafted_k, drafted_v = self._heads(layer, qkv, places)
@@ -102,7 +120,7 @@ class NativeContext:
             out = weights[..., : self._rows] @ v + weights[..., self._rows :] @ drafted_v
             return out.unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(1)
 
-        return attend, places.flatten()
+        return attend
 
     def _heads(self, layer: int, qkv: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [B, heads, N, head_size] of rows [B * N, fused] that stand at places int64 [B, N]."""

@@ -130,22 +130,23 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, layer: int, attend: Attend, rows: Tensor | None = None, join: Join = add) -> Tensor:
         """One layer. `rows` int32 [n]: the rows of x [N, H] that go on after attention; others are only context."""
-        attended = attend(layer, self._normalized(self.qkv(self.attention_norm(x))))
+        attended = attend(layer, self.normalized(self.qkv(self.attention_norm(x))))
         if rows is not None:
             x, attended = F.embedding(rows, x), F.embedding(rows, attended)
         part = self.attention_out(attended)
         x = x + self.attention_post_norm(join(None, part)) if self.config.sandwich_norms else join(x, part)
-        part = self._mlp(self.mlp_norm(x))
+        part = self.mlp(self.mlp_norm(x))
         return x + self.mlp_post_norm(join(None, part)) if self.config.sandwich_norms else join(x, part)
 
-    def _normalized(self, qkv: Tensor) -> Tensor:
+    def normalized(self, qkv: Tensor) -> Tensor:
         """The projections with the norms of query and key heads, where there are any."""
         if not self.config.qk_norm:
             return qkv
         q, k, v = split_qkv(qkv, self.config)
         return torch.cat([self.q_norm(q), self.k_norm(k), v], dim=-2).flatten(-2)
 
-    def _mlp(self, x: Tensor) -> Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
+        """What is added, but for a sandwich norm, for rows x [..., H] after their norm."""
         if self.config.experts:
             return self.experts(x)
         if not self.config.gated:

@@ -15,6 +15,8 @@ from model_defs.target.errors import UnsupportedModelError
 NONE = "none"
 """The type of layers that do not rotate."""
 TYPES = ("default", "linear", "llama3", "dynamic", "yarn", "longrope")
+WRITTEN = ("default", "linear", "llama3")
+"""Types that are written to others' configurations"""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,22 @@ class RopeConfig:
             share=None if share == 1.0 else share,
         )
         return replace(common, **variant_fields(common, scaling))
+
+    def scaling(self, key: str = "rope_type") -> dict[str, Any] | None:
+        """Hugging Face's `rope_scaling`, with the type under `key`; None without scaling. Raises ValueError for a type
+        that is not written."""
+        if self.type not in WRITTEN or self.share is not None:
+            raise ValueError(f"RoPE of type {self.type!r}: expected {', '.join(WRITTEN)}, of whole heads")
+        if self.type == "default":
+            return None
+        scaling: dict[str, Any] = {key: self.type, "factor": self.factor}
+        if self.type == "llama3":
+            scaling |= {
+                "low_freq_factor": self.low_freq_factor,
+                "high_freq_factor": self.high_freq_factor,
+                "original_max_position_embeddings": self.original_max_position,
+            }
+        return scaling
 
 
 def variant_fields(rope: RopeConfig, scaling: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
         ([*RANDOM, "random_chain", "--support", "51"], "support is 51, expected at most the 50 tokens"),
         (
             ["--drafter", "DRAFTER", "--resample-above", "1"],
-            "--resample-above 1: only drafters 'hidden_state' leave a chain behind, this is 'recurrent'",
+            "--resample-above 1: only drafters 'hidden_state', 'parallel_eagle3', 'block' leave a chain behind",
         ),
         (["--drafter", "DRAFTER", "--token-info", "bf16"], "--token-info bf16: this drafter 'recurrent' has none"),
         (["--drafter", "DRAFTER", "--skip-above", "1"], "--skip-above 1: expected --resample-above of 1 or less, got"),
@@ -158,7 +158,7 @@ def test_what_cannot_work_is_refused(model, tmp_path, options, message):
 def test_any_drafter_that_leaves_a_chain_may_be_drafted_from_again(monkeypatch):
     config = BundleConfig.model_construct(limits=LIMITS)
     method = DRAFTING.model_copy(update={"drafter": "recurrent", "resample_above": 0})
-    with pytest.raises(BundleError, match="only drafters 'hidden_state' leave a chain behind, this is 'recurrent'"):
+    with pytest.raises(BundleError, match="'block' leave a chain behind, this is 'recurrent'"):
         check_method("a", method, config)
     monkeypatch.setattr(DRAFTERS["recurrent"], "has_raw_logits", True)
     check_method("a", method, config)

@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 from tests.engines.tiny import bundle_config
 
 FILE = ROOT / "benchmarks" / "methods" / "lossless.toml"
-SHIPPED = DRAFTERS.keys() - {"eagle3"}
+SHIPPED = DRAFTERS.keys() - {"eagle3", "parallel_eagle3", "block"}
 """Kinds of which a drafter ships."""
 
 

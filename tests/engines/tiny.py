@@ -197,6 +197,13 @@ CONTEXT_DRAFTERS: dict[str, dict[str, Any]] = {
 }
 
 
+BLOCK_DRAFTERS: dict[str, dict[str, Any]] = {
+    "block": {"target_layers": (0, 1, 2), "num_layers": 2, "block_size": 6, "mask_token": 7, "info_rank": 5},
+    "parallel_eagle3": {"target_layers": (0, 1, 2), "num_layers": 2, "mask_token": 7},
+}
+"""Those that draft all levels at once, whose contexts the tests of the others cover."""
+
+
 def tiny_drafter_of(target: Target, variant: str, hot: int | None = 50) -> Drafter:
     """Random, of a kind of `DRAFTERS` (and a setting, behind a comma), with so many hot tokens, as stored."""
     ids = None if hot is None else torch.arange(0, 2 * hot, 2)
@@ -204,9 +211,10 @@ def tiny_drafter_of(target: Target, variant: str, hot: int | None = 50) -> Draft
         return DraftLM.of_model(tiny_lm(), target, ids)
     kind = DRAFTERS[variant.split(",")[0]]
     torch.manual_seed(1)
-    drafter = kind(kind.configure(target, hot, CONTEXT_DRAFTERS.get(variant, {})), target, ids)
-    for weight in drafter.parameters():
-        weight.requires_grad_(False).normal_(0, 0.2 if weight.ndim == 2 else 1).copy_(weight.bfloat16())
+    settings = (CONTEXT_DRAFTERS | BLOCK_DRAFTERS).get(variant, {})
+    drafter = kind(kind.configure(target, hot, settings), target, ids).requires_grad_(False)
+    for weight in drafter.state_dict().values():
+        weight.normal_(0, 0.2 if weight.ndim == 2 else 1).copy_(weight.bfloat16())
     return drafter.eval()
 
 

@@ -12,7 +12,7 @@ import torch
 
 from model_defs.drafters.eagle import EagleConfig, EagleDrafter
 from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer
-from model_defs.drafters.layer_shape import LayerShape
+from model_defs.drafters.layer_shape import LayerShape, has_head_norms
 from model_defs.target.config import TargetConfig
 
 IGNORED = ("lm_head.weight",)
@@ -33,7 +33,7 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
     if fc.shape != (size, 2 * size):
         raise ValueError(f"{folder.path}: fc.weight has shape {tuple(fc.shape)}, expected {(size, 2 * size)}")
     weights = {"fuse.weight": torch.cat([fc[:, size:], fc[:, :size]], dim=1)}
-    weights |= llama_layer(tensors, "layers.0", "layer")
+    weights |= llama_layer(tensors, "layers.0", "layer", has_head_norms(raw))
     for name, ours in (
         ("fc.bias", "fuse.bias"),
         ("layers.0.input_layernorm.weight", "layer.attention_norm.weight"),

@@ -1,4 +1,5 @@
-"""EAGLE-3 and 3.1, in the forms of SafeAILab and SpecForge (which SGLang serves), of ModelOpt, and of speculators.
+"""EAGLE-3 and 3.1, in the forms of SafeAILab and SpecForge (which SGLang serves), of ModelOpt, and of speculators, and
+P-EAGLE of speculators, which holds `mask_hidden` [n * H] as well.
 
 All hold `fc` [H, n * H] over what enters n layers of the target, one layer whose attention reads [norm(embedding),
 norm(state)], a norm, a head over the draft vocabulary, and `d2t`: row i of the head is token i + d2t[i]. They differ in
@@ -13,9 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_defs.drafters.eagle3 import Eagle3Config, Eagle3Drafter, parse_layers, usual_layers
+from model_defs.drafters.eagle3 import (
+    Eagle3Config,
+    Eagle3Drafter,
+    ParallelEagle3Config,
+    ParallelEagle3Drafter,
+    parse_layers,
+    usual_layers,
+)
 from model_defs.drafters.hub.folder import HubFolder, HubTensors, Reader, Reading, llama_layer
-from model_defs.drafters.layer_shape import LayerShape
+from model_defs.drafters.layer_shape import LayerShape, has_head_norms
 from model_defs.target.config import TargetConfig
 
 OUTPUTS = "eagle_aux_hidden_state_layer_ids"
@@ -30,18 +38,22 @@ def is_speculators(folder: HubFolder) -> bool:
     return folder.config.get("speculators_model_type") == "eagle3"
 
 
+def is_parallel(folder: HubFolder) -> bool:
+    return folder.config.get("speculators_model_type") == "peagle"
+
+
 def is_modelopt(folder: HubFolder) -> bool:
-    return "layers.0.hidden_norm.weight" in folder.names and not is_speculators(folder)
+    return "layers.0.hidden_norm.weight" in folder.names and "speculators_model_type" not in folder.config
 
 
 def is_official(folder: HubFolder) -> bool:
-    return "midlayer.hidden_norm.weight" in folder.names and not is_speculators(folder)
+    return "midlayer.hidden_norm.weight" in folder.names and "speculators_model_type" not in folder.config
 
 
 def read_speculators(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
     raw = folder.config
     residual = folder.says(RESIDUAL)
-    if residual is None and RESIDUAL not in answers:
+    if residual is None and RESIDUAL not in answers and not is_parallel(folder):
         raise ValueError(
             f"{folder.path}: config.json does not say {RESIDUAL}, which vLLM then takes for true and speculators for "
             f"false; give --read-as {RESIDUAL}=true or --read-as {RESIDUAL}=false"
@@ -114,12 +126,17 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
         )
     first = "midlayer" if "midlayer.hidden_norm.weight" in folder.names else "layers.0"
     count = 1 if first == "midlayer" else layer.get("num_hidden_layers", 1)
-    weights = first_layer(tensors, first)
+    head_norms = has_head_norms(layer)
+    weights = first_layer(tensors, first, head_norms)
     for index in range(1, count):
         ours = f"others.{index - 1}"
-        weights |= llama_layer(tensors, f"layers.{index}", ours)
+        weights |= llama_layer(tensors, f"layers.{index}", ours, head_norms)
         weights[f"{ours}.attention_norm.weight"] = tensors.take(f"layers.{index}.input_layernorm.weight")
     weights |= {"fuse.fc.weight": tensors.take("fc.weight"), "norm.weight": tensors.take("norm.weight")}
+    kind: Any = Eagle3Config
+    if is_parallel(folder):
+        kind, weights["mask_layers"] = ParallelEagle3Config, tensors.take("mask_hidden").flatten()
+        settings = {**settings, "mask_token": folder.config["mask_token_id"]}
     layers = tuple(settings[LAYERS])
     if settings["fuse_norm"] == "all":
         weights["fuse.norms.0.weight"] = tensors.take("input_norm.weight")
@@ -136,7 +153,7 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
     if tuple(weights["fuse.fc.weight"].shape) != expected:
         found = tuple(weights["fuse.fc.weight"].shape)
         raise ValueError(f"{folder.path}: fc.weight has shape {found}, for the layers {layers} expected {expected}")
-    config = Eagle3Config(
+    config = kind(
         size,
         vocabulary,
         None if hot_ids is None else len(hot_ids),
@@ -155,11 +172,11 @@ def expect_false(folder: HubFolder, *names: str) -> None:
             raise ValueError(f"{folder.path}: config.json says {name} true; read in this form is false")
 
 
-def first_layer(tensors: HubTensors, source: str) -> dict[str, Tensor]:
+def first_layer(tensors: HubTensors, source: str, head_norms: bool) -> dict[str, Tensor]:
     """The first layer's weights by our names."""
     norms = {"embedding_norm": "input_layernorm", "state_norm": "hidden_norm"}
     found = {f"layer.{ours}.weight": tensors.take(f"{source}.{name}.weight") for ours, name in norms.items()}
-    return found | llama_layer(tensors, source, "layer")
+    return found | llama_layer(tensors, source, "layer", head_norms)
 
 
 def token_ids(folder: HubFolder, offsets: Tensor | None, rows: int, vocabulary: int) -> Tensor | None:
@@ -209,6 +226,7 @@ def settled(answers: Mapping[str, str], count: int) -> dict[str, Any]:
 EAGLE3_SPECULATORS = Reader(
     "EAGLE-3 (speculators)", Eagle3Drafter.name, is_speculators, read_speculators, (RESIDUAL, FEEDBACK, LAYERS)
 )
+P_EAGLE = Reader("P-EAGLE", ParallelEagle3Drafter.name, is_parallel, read_speculators, (RESIDUAL, LAYERS))
 EAGLE3_MODELOPT = Reader("EAGLE-3 (ModelOpt)", Eagle3Drafter.name, is_modelopt, read_modelopt, (LAYERS,))
 EAGLE3_OFFICIAL = Reader(
     "EAGLE-3 (SafeAILab, SpecForge)", Eagle3Drafter.name, is_official, read_official, (FEEDBACK, LAYERS)

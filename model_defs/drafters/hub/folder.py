@@ -120,8 +120,8 @@ def without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-def llama_layer(tensors: HubTensors, source: str, ours: str) -> dict[str, Tensor]:
-    """A Llama layer's weights by the names of our layers, but for the norms before attention."""
+def llama_layer(tensors: HubTensors, source: str, ours: str, head_norms: bool = False) -> dict[str, Tensor]:
+    """A layer's weights by the names of our layers, but for the norms before attention; `head_norms` are Qwen3's."""
     found = {
         f"{ours}.attention_out.weight": tensors.take(f"{source}.self_attn.o_proj.weight"),
         f"{ours}.down.weight": tensors.take(f"{source}.mlp.down_proj.weight"),
@@ -133,4 +133,6 @@ def llama_layer(tensors: HubTensors, source: str, ours: str) -> dict[str, Tensor
             found[f"{ours}.qkv.{kind}"] = torch.cat(
                 [tensors.take(f"{source}.self_attn.{p}_proj.{kind}") for p in "qkv"]
             )
+    for norm in ("q_norm", "k_norm") if head_norms else ():
+        found[f"{ours}.{norm}.weight"] = tensors.take(f"{source}.self_attn.{norm}.weight")
     return found

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from model_defs.drafters.hub.block import DFLASH, DSPARK
 from model_defs.drafters.hub.eagle import EAGLE
-from model_defs.drafters.hub.eagle3 import EAGLE3_MODELOPT, EAGLE3_OFFICIAL, EAGLE3_SPECULATORS
+from model_defs.drafters.hub.eagle3 import EAGLE3_MODELOPT, EAGLE3_OFFICIAL, EAGLE3_SPECULATORS, P_EAGLE
 from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
 from model_defs.drafters.hub.medusa import MEDUSA
 from model_defs.drafters.hub.redrafter import REDRAFTER
 from model_defs.drafters.hub.unserved import unserved_form
 from model_defs.target.config import TargetConfig
 
-READERS: tuple[Reader, ...] = (REDRAFTER, MEDUSA, EAGLE3_SPECULATORS, EAGLE3_OFFICIAL, EAGLE3_MODELOPT, EAGLE)
+READERS: tuple[Reader, ...] = (
+    *(REDRAFTER, MEDUSA, DFLASH, DSPARK, P_EAGLE, EAGLE3_SPECULATORS, EAGLE3_OFFICIAL, EAGLE3_MODELOPT, EAGLE),
+)
 SHOWN = 4
 """Tensors that a message names."""
 

@@ -11,11 +11,16 @@ def _speculators(kind: str) -> Callable[[HubFolder], bool]:
     return lambda folder: folder.config.get("speculators_model_type") == kind
 
 
-def _dflash(projector: str) -> Callable[[HubFolder], bool]:
+def _named(architecture: str) -> Callable[[HubFolder], bool]:
+    return lambda folder: architecture in (folder.says("architectures") or ())
+
+
+def _projects(kind: str) -> Callable[[HubFolder], bool]:
+    """Of drafters that are DFlash's but for a part."""
+
     def holds(folder: HubFolder) -> bool:
-        own = folder.config.get("dflash_config")
-        is_dflash = isinstance(own, dict) or "DFlashDraftModel" in (folder.says("architectures") or ())
-        return is_dflash and (own or {}).get("projector_type", "dflash") == projector
+        own = folder.says("dflash_config")
+        return kind in (folder.says("projector_type"), own.get("projector_type") if isinstance(own, dict) else None)
 
     return holds
 
@@ -25,10 +30,9 @@ def _is_mla(folder: HubFolder) -> bool:
 
 
 UNSERVED: dict[str, tuple[Callable[[HubFolder], bool], ...]] = {
-    "P-EAGLE": (_speculators("peagle"), lambda folder: "mask_hidden" in folder.names),
-    "DSpark": (_speculators("dspark"), _dflash("dspark")),
-    "Domino": (_dflash("domino"),),
-    "DFlash": (_speculators("dflash"), _dflash("dflash")),
+    "P-EAGLE of SpecForge": (lambda folder: "mask_hidden" in folder.names and not _speculators("peagle")(folder),),
+    "Domino": (_projects("domino"),),
+    "DFlash 2": (_speculators("dflash2"), _named("DFlash2DraftModel")),
     "MTP": (_speculators("mtp"), lambda folder: any(name.startswith("mtp") for name in folder.names)),
     "EAGLE-1 in speculators form": (_speculators("eagle"),),
     "Arctic's MLP speculator": (_speculators("mlp"), lambda folder: folder.says("model_type") == "mlp_speculator"),

@@ -31,6 +31,7 @@ def tree_attention(
     """Updates the caches in place; returns float [T, num_heads * head_size]. `norms` are those of query and key heads
     [head_size]."""
     out = torch.zeros(len(qkv), num_heads * head_size)
+    reading = []
     for b in range(len(slots)):
         begin, end = int(row_offsets[b]), int(row_offsets[b + 1])
         length, start = int(cache_lengths[b]), int((cache_lengths if starts is None else starts)[b])
@@ -44,6 +45,8 @@ def tree_attention(
             for j, source in enumerate(commits.tolist()):
                 cache[:, length - len(commits) + j] = cache[:, length - len(commits) + source]
             cache[:, start : start + end - begin] = new.transpose(0, 1).to(cache.dtype)
+        reading.append((b, begin, end, length, start, q, table))
+    for b, begin, end, length, start, q, table in reading:
         repeats = num_heads // num_kv_heads
         for i in range(end - begin):
             earlier = start - length

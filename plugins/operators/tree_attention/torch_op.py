@@ -35,7 +35,7 @@ def tree_attention(
     window: int = 0,
 ) -> Tensor:
     """See README.md; returns [T, num_heads * head_size] in the dtype of `qkv`. On a GPU by the CUDA kernels, else here,
-    sequence by sequence."""
+    sequence by sequence: first all caches are updated."""
     out = torch.zeros(len(qkv), num_heads * head_size, dtype=qkv.dtype, device=qkv.device)
     q, k, v = qkv.unflatten(-1, (-1, head_size)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     table = rope_table[positions][:, None]
@@ -43,13 +43,17 @@ def tree_attention(
     first_rows = cache_lengths if starts is None else starts
     offsets, places, lengths, firsts = (x.tolist() for x in (row_offsets, slots, cache_lengths, first_rows))
     commits = commit_offsets.tolist() or [0] * len(offsets)
-    for b, (slot, length, first) in enumerate(zip(places, lengths, firsts, strict=True)):
-        rows, count = slice(offsets[b], offsets[b + 1]), offsets[b + 1] - offsets[b]
+    sequences = list(enumerate(zip(places, lengths, firsts, strict=True)))
+    for b, (slot, length, first) in sequences:
+        rows, end = slice(offsets[b], offsets[b + 1]), first + offsets[b + 1] - offsets[b]
         committed = commit_src[commits[b] : commits[b + 1]]
-        base, end = length - len(committed), first + count
+        base = length - len(committed)
         for cache, new in ((k_cache[slot], k), (v_cache[slot], v)):
             cache[:, base:length] = cache[:, base + committed]
             cache[:, first:end] = new[rows].transpose(0, 1).to(cache.dtype)
+    for b, (slot, length, first) in sequences:
+        rows, count = slice(offsets[b], offsets[b + 1]), offsets[b + 1] - offsets[b]
+        end = first + count
         if not count:
             continue
         seen = torch.ones(count, end, dtype=torch.bool, device=qkv.device)

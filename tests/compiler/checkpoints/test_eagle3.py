@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -42,8 +43,60 @@ SHARED = {
     "d2t": (ROWS,),
     "t2d": (VOCAB,),
 }
-REQUIRED = {"speculators": "layers.0", "specforge": "midlayer"}
-"""Keys and shapes of each form: SHARED, and those of LAYER after this name."""
+FIRST = {"speculators": "layers.0", "specforge": "midlayer"}
+"""What each form calls the first layer. Its keys and shapes are SHARED, and those of LAYER after this name."""
+
+
+@dataclass(frozen=True)
+class Loader:
+    """What loads a form: how it renames tensors (None: it skips them), its first layer, and the fields of `config.json`
+    that it reads."""
+
+    form: str
+    renamed: Callable[[str], str | None]
+    first: str
+    fields: tuple[str, ...]
+
+
+def of_vllm(name: str) -> str | None:
+    if "t2d" in name:
+        return None
+    if "lm_head" in name or "d2t" in name:
+        return name.replace("d2t", "draft_id_to_target_id")
+    return "model." + name.replace("midlayer.", "layers.0.")
+
+
+def of_sglang(name: str) -> str | None:
+    return None if "t2d" in name else name if "lm_head" in name or "d2t" in name else f"model.{name}"
+
+
+def of_tensorrt_llm(name: str) -> str | None:
+    return None if "t2d" in name else name if "lm_head" in name else "model." + name.replace("layers.0.", "midlayer.")
+
+
+LOADERS: dict[str, Loader] = {
+    "vLLM, vllm/model_executor/models/llama_eagle3.py of 00bd1493": Loader(
+        "speculators",
+        of_vllm,
+        "model.layers.0",
+        (
+            *("speculators_model_type", "transformer_layer_config", "draft_vocab_size", "norm_before_residual"),
+            *("norm_before_fc", "eagle_aux_hidden_state_layer_ids", "speculators_config"),
+        ),
+    ),
+    "SGLang, python/sglang/srt/models/llama_eagle3.py of 03d5a777": Loader(
+        "specforge",
+        of_sglang,
+        "model.midlayer",
+        ("architectures", "model_type", "hidden_size", "num_hidden_layers", "draft_vocab_size", "tie_word_embeddings"),
+    ),
+    "TensorRT-LLM 1.2.0rc2, tensorrt_llm/_torch/models/modeling_speculative.py": Loader(
+        "specforge",
+        of_tensorrt_llm,
+        "model.midlayer",
+        ("architectures", "hidden_size", "vocab_size", "draft_vocab_size", "torch_dtype", "rms_norm_eps"),
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +110,11 @@ def model(target, tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def drafter_of(target: Target, **changes) -> Eagle3Drafter:
+def drafter_of(target: Target, qk_norm: bool = False, **changes) -> Eagle3Drafter:
     """Random, as it is stored, of rows in an order that is not that of their ids."""
     torch.manual_seed(1)
     rope = RopeConfig(theta=500.0, type="llama3", factor=2.0, original_max_position=32)
-    shape = replace(LayerShape.of(target.config), rope=rope)
+    shape = replace(LayerShape.of(target.config), rope=rope, qk_norm=qk_norm)
     config = Eagle3Config(SIZE, VOCAB, ROWS, target_layers=(2, 3, 5), layer=shape, **changes)
     drafter = Eagle3Drafter(config, target, torch.randperm(VOCAB)[:ROWS]).eval().requires_grad_(False)
     for weight in drafter.parameters():
@@ -78,7 +131,25 @@ def same_weights(found: Eagle3Drafter, expected: Eagle3Drafter) -> None:
     assert all(torch.equal(weight, weights[name]) for name, weight in found.state_dict().items())
 
 
-@pytest.mark.parametrize("form", REQUIRED)
+@pytest.mark.parametrize("name", LOADERS)
+@torch.no_grad()
+def test_loaders_find_every_parameter_and_field(target, model, tmp_path, name):
+    """And none is left over, which vLLM would refuse."""
+    loader = LOADERS[name]
+    drafter_of(target).save(tmp_path / "ours")
+    options = ["--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out", "--form", loader.form]
+    assert run(*options).exit_code == 0
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    found = [to for to in map(loader.renamed, tensors) if to is not None]
+    inside = SHARED.keys() - {"lm_head.weight", "d2t", "t2d"}
+    own = {f"{loader.first}.{name}" for name in LAYER} | {f"model.{name}" for name in inside}
+    mapping = {"of_vllm": "draft_id_to_target_id", "of_sglang": "d2t"}.get(loader.renamed.__name__, "model.d2t")
+    assert sorted(found) == sorted(own | {"lm_head.weight", mapping})
+    raw = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert [field for field in loader.fields if raw.get(field) is None] == []
+
+
+@pytest.mark.parametrize("form", FIRST)
 @torch.no_grad()
 def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, form):
     drafter = drafter_of(target)
@@ -86,7 +157,7 @@ def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, f
     done = run("--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out", "--form", form)
     assert done.exit_code == 0, done.output
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    layer = {f"{REQUIRED[form]}.{name}": shape for name, shape in LAYER.items()}
+    layer = {f"{FIRST[form]}.{name}": shape for name, shape in LAYER.items()}
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == SHARED | layer
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     assert (dtypes.pop("d2t"), dtypes.pop("t2d")) == (torch.int64, torch.bool)
@@ -103,17 +174,20 @@ def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, f
 
 @torch.no_grad()
 def test_what_only_speculators_form_says_reads_back(target, model, tmp_path):
-    drafter = drafter_of(target, num_layers=2, fuse_norm="each", norm_output=True, norm_before_residual=True)
+    changes = {"num_layers": 2, "fuse_norm": "each", "norm_output": True, "norm_before_residual": True}
+    drafter = drafter_of(target, qk_norm=True, **changes)
     drafter.save(tmp_path / "ours")
     options = ["--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out"]
     assert run(*options, "--verifier", "a/b", "--depth", 4).exit_code == 0
     back = load_drafter(tmp_path / "out", target)
     assert replace(back.config, layer=None) == replace(drafter.config, layer=None)
+    assert back.layer_config == drafter.layer_config
     same_weights(back, drafter)
     given = json.loads((tmp_path / "out" / "config.json").read_text())["speculators_config"]
     assert (given["verifier"]["name_or_path"], given["proposal_methods"][0]["speculative_tokens"]) == ("a/b", 4)
     done = run(*options, "--form", "specforge")
-    assert "SpecForge's form has no norm_before_residual, norm_output, num_layers 2" in " ".join(done.output.split())
+    beyond = "norm_before_residual, norm_output, num_layers 2, norms of heads"
+    assert f"SpecForge's form has no {beyond}" in " ".join(done.output.split())
 
 
 def test_other_drafters_are_refused(target, model, tmp_path):

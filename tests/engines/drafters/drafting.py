@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor
 
 from model_defs.drafters.base import Drafter
-from model_defs.drafters.context_drafter import ContextDrafter
+from model_defs.drafters.block import BlockDrafter
+from model_defs.drafters.context_drafter import ChainDrafter, ContextDrafter
 from model_defs.drafters.draft_lm import DraftLM
+from model_defs.drafters.eagle3 import ParallelEagle3Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.medusa import MedusaDrafter
 from model_defs.drafters.recurrent import RecurrentDrafter
-from model_defs.drafters.token_info import DTYPES, InfoForm
+from model_defs.drafters.token_info import DTYPES, InfoForm, TokenInfoFactors
+from model_defs.loops.operators import TORCH
 from model_defs.target.attention import DenseCache
 from redraft.batch import DraftBatch, DraftCandidates
 from tests.engines.tiny import METHOD, VOCAB
@@ -26,6 +30,9 @@ HIDDEN = 96
 
 def info_of(drafter: Drafter, form: InfoForm, token: int) -> Tensor:
     """What a token adds to the first logits [K], as a network holds it."""
+    if isinstance(drafter.token_info, TokenInfoFactors):
+        z, up = drafter.token_info.factors(torch.tensor(token))
+        return up @ z
     assert drafter.token_info is not None
     if form == InfoForm.low_rank:
         return drafter.token_info(torch.tensor(token))
@@ -48,6 +55,11 @@ def following(
         for token in path:
             state = drafter.next_state(state, torch.tensor([token]))
         return drafter.logits(state, hidden[-1:])[0].log_softmax(-1)
+    if isinstance(drafter, BlockDrafter | ParallelEagle3Drafter):
+        logits = block_logits(drafter, hidden, tokens)[len(path)]
+        if drafter.token_info is not None:
+            logits = logits + info_of(drafter, form, [int(tokens[-1]), *path][-1])
+        return logits.log_softmax(-1)
     assert isinstance(drafter, ContextDrafter)
     cache = DenseCache(drafter.layer_config, 1, 200, hidden)
     state = drafter.ingest(hidden[None], tokens[None], cache.attend)[:, -1:]
@@ -60,6 +72,17 @@ def following(
         info = info_of(drafter, form, [int(tokens[-1]), *path][-1])
         logits[: len(info)] += info
     return logits.log_softmax(-1)
+
+
+def block_logits(drafter: ChainDrafter, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Raw logits [4, K] of a drafter that drafts all levels at once, by the torch operators over an empty cache. Tests
+    of its checkpoints' forms compare these with their definitions."""
+    prepared, heads, rows = copy.deepcopy(drafter), drafter.layer_config, len(tokens) + 40
+    prepared.prepare(rows, 4)
+    ints = [torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, len(tokens)], [0], [0])]
+    shape = (1, heads.num_kv_heads, rows, heads.head_size)
+    caches = [torch.zeros(shape) for _ in range(2 * drafter.context_layers)]
+    return prepared.paths(TORCH, hidden, tokens.int(), *ints, *caches).raw_logits
 
 
 def following_chain(drafter: Drafter, form: InfoForm, chain: np.ndarray, root: int, path: list[int]) -> Tensor:

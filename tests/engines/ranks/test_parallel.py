@@ -50,7 +50,14 @@ RANDOM: dict[str, dict[str, Any]] = {
     "eagle-c": {"construction": "gumbel_top_k", "levels": (3, 2, 2), "support": 13},
 }
 """Drafters that draw, as their networks are made, by kind and what else is behind it."""
-METHODS: dict[str, dict[str, Any]] = {"recurrent": {}, "hidden_state": {"resample_above": 0}, "eagle3": {}, **RANDOM}
+METHODS: dict[str, dict[str, Any]] = {
+    "recurrent": {},
+    "hidden_state": {"resample_above": 0},
+    "eagle3": {},
+    "parallel_eagle3": {},
+    "block": {},
+    **RANDOM,
+}
 """Of a bundle with every kind of drafter."""
 EVERY_PLAN: dict[str, Any] = {
     "auto-regressive": None,
@@ -61,6 +68,8 @@ EVERY_PLAN: dict[str, Any] = {
     "n-grams of all texts": {"construction": NGRAM_TRIE},
     "again from chains": {"method": "hidden_state", "construction": "best_first", "resample_above": 0, "skip_above": 1},
     "layers, best first": {"method": "eagle3", "construction": "best_first"},
+    "masks, best first": {"method": "parallel_eagle3", "construction": "best_first"},
+    "block, best first": {"method": "block", "construction": "best_first"},
     "eagle, walked": {"method": "eagle", **RANDOM["eagle"]},
     "medusa, walked": {"method": "medusa", **RANDOM["medusa"]},
     "draft_lm, walked": {"method": "draft_lm", **RANDOM["draft_lm"]},

@@ -26,7 +26,7 @@ from tests.engines.tensorrt.bundles import LIMITS, bundle_of
 from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
 
 
-@pytest.mark.parametrize("variant", slow_but(["eagle"], [*CONTEXT_DRAFTERS, "medusa"]))
+@pytest.mark.parametrize("variant", slow_but(["eagle"], [*CONTEXT_DRAFTERS, "block", "medusa"]))
 @torch.no_grad()
 def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
     """Prompts longer than a chunk, then a few pairs at a time, in changing company."""

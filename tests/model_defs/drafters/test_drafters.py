@@ -268,7 +268,7 @@ def test_unfit_drafters_are_refused(target, tmp_path: Path):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"drafter": "oracle"}))
     with pytest.raises(
-        ValueError, match="'oracle'; known are recurrent, hidden_state, eagle, eagle3, medusa, draft_lm"
+        ValueError, match="'oracle'; known are recurrent, hidden_state, eagle, eagle3, parallel_eagle3, block"
     ):
         load_drafter(tmp_path, target)
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 96}))

@@ -58,6 +58,23 @@ def test_a_windowed_tree_row_equals_the_same_token_decoded_alone(isa, rng, dtype
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_sequence_sees_what_another_of_its_slot_writes(isa, rng, dtype):
+    """Whichever comes first: as in two calls, bit for bit."""
+    reader, writer = Sequence(slot=0, length=70, parents=TREE), Sequence(slot=0, length=50, parents=20)
+    case = make_case(rng, [reader, writer], dtype=dtype)
+    expected, *_ = case.reference()
+    caches = case.arrays["k_cache"].copy(), case.arrays["v_cache"].copy()
+    out = case.run()
+    np.testing.assert_allclose(out, expected, atol=tolerance(isa, dtype))
+    rows = len(TREE)
+    for sequence, qkv, found in (
+        (writer, case.arrays["qkv"][rows:], out[rows:]),
+        (reader, case.arrays["qkv"][:rows], out[:rows]),
+    ):
+        np.testing.assert_array_equal(make_case(rng, [sequence], qkv=qkv, caches=caches).run(), found)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("length", [0, 1, 31, 130, 513])
 def test_tree_row_equals_the_same_token_decoded_alone(isa, rng, dtype, length):
     """Bit for bit: each root-to-node path of a tree against a chain of single-row steps."""

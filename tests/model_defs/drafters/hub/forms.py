@@ -138,14 +138,93 @@ def speculators(others: int = 0, **changes: Any) -> Form:
     return form
 
 
+def peagle(**changes: Any) -> Form:
+    form = speculators(others=1, speculators_model_type="peagle", mask_token_id=MASK, **changes)
+    form.tensors["mask_hidden"] = random(1, 1, 3 * HIDDEN)
+    return form
+
+
+MASK, BLOCK = 7, 5
+"""Of DFlash and DSpark."""
+
+
+def block_tensors(layers: int = 2) -> dict[str, Tensor]:
+    tensors = {
+        "fc.weight": random(HIDDEN, 3 * HIDDEN),
+        "hidden_norm.weight": random(HIDDEN),
+        "norm.weight": random(HIDDEN),
+    }
+    for i in range(layers):
+        tensors |= layer_tensors(f"layers.{i}", HIDDEN) | {f"layers.{i}.input_layernorm.weight": random(HIDDEN)}
+    return tensors
+
+
+def draft_vocabulary() -> dict[str, Tensor]:
+    ids = torch.randperm(VOCAB)[:DRAFT_VOCAB].sort().values
+    return {
+        "lm_head.weight": random(DRAFT_VOCAB, HIDDEN),
+        "d2t": ids - torch.arange(DRAFT_VOCAB),
+        "t2d": torch.isin(torch.arange(VOCAB), ids),
+    }
+
+
+def dflash(**changes: Any) -> Form:
+    own = {"mask_token_id": MASK, "target_layer_ids": [0, 3, 6]}
+    config = {**LAYER, "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "block_size": BLOCK}
+    return with_head_norms(Form({**config, "dflash_config": own, **changes}, block_tensors(), (1, 4, 7)))
+
+
+def dspark(**changes: Any) -> Form:
+    """DeepSeek's, of all tokens, with an embedding and a head."""
+    own = {"mask_token_id": MASK, "target_layer_ids": [0, 3, 6], "num_hidden_layers": 2, "block_size": BLOCK}
+    config = {**LAYER, "architectures": ["Qwen3DSparkModel"], **own, "markov_rank": 6, "markov_head_type": "vanilla"}
+    form = with_head_norms(Form({**config, **changes}, block_tensors(), (1, 4, 7)))
+    form.tensors |= {
+        "markov_head.markov_w1.weight": random(VOCAB, 6),
+        "markov_head.markov_w2.weight": random(VOCAB, 6),
+        "confidence_head.proj.weight": random(1, HIDDEN + 6),
+        "confidence_head.proj.bias": random(1),
+        "lm_head.weight": random(VOCAB, HIDDEN),
+        "embed_tokens.weight": random(VOCAB, HIDDEN),
+    }
+    return form
+
+
+def block_speculators(kind: str, **changes: Any) -> Form:
+    config = {
+        "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
+        "speculators_model_type": kind,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "block_size": BLOCK,
+        "mask_token_id": MASK,
+        "aux_hidden_state_layer_ids": [1, 4, 7],
+        "transformer_layer_config": {**LAYER, "num_hidden_layers": 2},
+        **changes,
+    }
+    form = with_head_norms(Form(config, block_tensors() | draft_vocabulary(), (1, 4, 7)))
+    if kind == "dspark":
+        form.tensors["markov_head.markov_w1.weight"] = random(VOCAB, 6)
+        form.tensors["markov_head.markov_w2.weight"] = random(DRAFT_VOCAB, 6)
+    return form
+
+
+def with_head_norms(form: Form) -> Form:
+    """The same with the layers of Qwen3."""
+    form.config.get("transformer_layer_config", form.config)["model_type"] = "qwen3"
+    for name in [name for name in form.tensors if name.endswith("self_attn.q_proj.weight")]:
+        for kind in "qk":
+            form.tensors[name.replace("q_proj", f"{kind}_norm")] = random(HEAD_SIZE)
+    return form
+
+
 def norm(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
 
 
-def turn(x: Tensor) -> Tensor:
-    """x [rows, heads, HEAD_SIZE] turned by RoPE: row i stands at position i."""
+def turn(x: Tensor, first: int = 0) -> Tensor:
+    """x [rows, heads, HEAD_SIZE] turned by RoPE: row i stands at position first + i."""
     half = HEAD_SIZE // 2
-    angles = torch.arange(len(x))[:, None] / THETA ** (torch.arange(half) / half)
+    angles = torch.arange(first, first + len(x))[:, None] / THETA ** (torch.arange(half) / half)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -154,6 +233,8 @@ def turn(x: Tensor) -> Tensor:
 def attention(t: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     """Causal attention of rows x [rows, inputs], after its output projection."""
     q, k, v = (F.linear(x, t[f"{name}.self_attn.{p}_proj.weight"]).unflatten(-1, (-1, HEAD_SIZE)) for p in "qkv")
+    if f"{name}.self_attn.q_norm.weight" in t:
+        q, k = (norm(x, t[f"{name}.self_attn.{p}_norm.weight"]) for x, p in ((q, "q"), (k, "k")))
     q, k = turn(q), turn(k)
     out = torch.zeros(len(x), HEADS, HEAD_SIZE)
     for head in range(HEADS):
@@ -196,29 +277,79 @@ def medusa_logits(form: Form, hidden: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def eagle3_logits(form: Form, embedding: Tensor, layers: list[Tensor], text: list[int], path: list[int]) -> Tensor:
-    """Logits [1 + path, DRAFT_VOCAB] as for EAGLE-1, from what enters each layer that is read: [n, H] each."""
-    t, found, tokens = form.tensors, [], list(text)
-    first = "midlayer" if "midlayer.hidden_norm.weight" in t else "layers.0"
-    embedding = t.get("embed_tokens.weight", embedding)
+def eagle3_fused(form: Form, layers: list[Tensor]) -> Tensor:
+    """The first states [n, H], from what enters each layer that is read: [n, H] each."""
+    t = form.tensors
     if "fc_norm.0.weight" in t:
         layers = [norm(x, t[f"fc_norm.{i}.weight"]) for i, x in enumerate(layers)]
     fused = torch.cat(layers, dim=-1)
     if "input_norm.weight" in t:
         fused = norm(fused, t["input_norm.weight"])
-    states = list(F.linear(fused, t["fc.weight"]))
+    return F.linear(fused, t["fc.weight"])
+
+
+def eagle3_states(form: Form, embedding: Tensor, state: Tensor, tokens: list[int]) -> Tensor:
+    """What the layers give [n, H] for states [n, H] and the tokens that follow them, before the last norm."""
+    t = form.tensors
+    first = "midlayer" if "midlayer.hidden_norm.weight" in t else "layers.0"
+    normed = norm(state, t[f"{first}.hidden_norm.weight"])
+    embedded = norm(t.get("embed_tokens.weight", embedding)[tokens], t[f"{first}.input_layernorm.weight"])
+    residual = normed if form.reads.get("norm_before_residual") else state
+    x = residual + attention(t, first, torch.cat([embedded, normed], dim=-1))
+    x = x + mlp(t, first, x)
+    for i in range(1, sum(name.endswith("self_attn.q_proj.weight") for name in t)):
+        x = x + attention(t, f"layers.{i}", norm(x, t[f"layers.{i}.input_layernorm.weight"]))
+        x = x + mlp(t, f"layers.{i}", x)
+    return x
+
+
+def parallel_logits(form: Form, embedding: Tensor, layers: list[Tensor], text: list[int], levels: int) -> Tensor:
+    """Logits [levels, DRAFT_VOCAB] of P-EAGLE: after the text's last pair come masks, with a state of their own."""
+    mask = form.tensors["mask_hidden"][0, 0].split(HIDDEN)
+    state = eagle3_fused(form, [torch.cat([x, m.expand(levels - 1, -1)]) for x, m in zip(layers, mask, strict=True)])
+    x = eagle3_states(form, embedding, state, [*text, *[MASK] * (levels - 1)])
+    return norm(x[-levels:], form.tensors["norm.weight"]) @ form.tensors["lm_head.weight"].T
+
+
+def eagle3_logits(form: Form, embedding: Tensor, layers: list[Tensor], text: list[int], path: list[int]) -> Tensor:
+    """Logits [1 + path, DRAFT_VOCAB] as for EAGLE-1, from what enters each layer that is read: [n, H] each."""
+    t, found, tokens = form.tensors, [], list(text)
+    states = list(eagle3_fused(form, layers))
     for token in [*path, None]:
-        state = torch.stack(states)
-        normed = norm(state, t[f"{first}.hidden_norm.weight"])
-        embedded = norm(embedding[tokens], t[f"{first}.input_layernorm.weight"])
-        residual = normed if form.reads.get("norm_before_residual") else state
-        x = residual + attention(t, first, torch.cat([embedded, normed], dim=-1))
-        x = x + mlp(t, first, x)
-        for i in range(1, sum(name.endswith("self_attn.q_proj.weight") for name in t)):
-            x = x + attention(t, f"layers.{i}", norm(x, t[f"layers.{i}.input_layernorm.weight"]))
-            x = x + mlp(t, f"layers.{i}", x)
+        x = eagle3_states(form, embedding, torch.stack(states), tokens)
         last, normed_last = x[-1], norm(x[-1], t["norm.weight"])
         found.append(t["lm_head.weight"] @ normed_last)
         states.append(normed_last if form.reads.get("norm_output") else last)
         tokens.append(token)
     return torch.stack(found)
+
+
+def block_logits(
+    form: Form, embedding: Tensor, head: Tensor, layers: list[Tensor], root: int, path: list[int], from_root: bool
+) -> Tensor:
+    """Logits [rows that predict, K] of a block, from what enters each layer that is read [n, H]; with a previous-token
+    head, those after the root and each token of `path`, one less than the rows."""
+    t, count = form.tensors, len(layers[0])
+    embedding, head = t.get("embed_tokens.weight", embedding), t.get("lm_head.weight", head)
+    context = norm(F.linear(torch.cat(layers, dim=-1), t["fc.weight"]), t["hidden_norm.weight"])
+    x = embedding[[root] + [MASK] * (BLOCK - 1)]
+    for name in ("layers.0", "layers.1"):
+        own = norm(x, t[f"{name}.input_layernorm.weight"])
+        read = torch.cat([context, own])
+        q, k, v = (
+            F.linear(rows, t[f"{name}.self_attn.{p}_proj.weight"]).unflatten(-1, (-1, HEAD_SIZE))
+            for rows, p in ((own, "q"), (read, "k"), (read, "v"))
+        )
+        q = turn(norm(q, t[f"{name}.self_attn.q_norm.weight"]), count)
+        k = turn(norm(k, t[f"{name}.self_attn.k_norm.weight"]))
+        out = torch.zeros(BLOCK, HEADS, HEAD_SIZE)
+        for h in range(HEADS):
+            group = h // (HEADS // KV_HEADS)
+            out[:, h] = (q[:, h] @ k[:, group].T / HEAD_SIZE**0.5).softmax(-1) @ v[:, group]
+        x = x + F.linear(out.flatten(1), t[f"{name}.self_attn.o_proj.weight"])
+        x = x + mlp(t, name, x)
+    logits = norm(x, t["norm.weight"])[0 if from_root else 1 :] @ head.T
+    if "markov_head.markov_w1.weight" in t:
+        before = t["markov_head.markov_w1.weight"][[root, *path]]
+        logits = logits + before @ t["markov_head.markov_w2.weight"].T
+    return logits

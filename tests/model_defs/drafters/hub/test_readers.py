@@ -33,6 +33,7 @@ from tests.model_defs.drafters.hub.forms import (
     specforge,
     specforge_3_1,
     speculators,
+    with_head_norms,
 )
 
 TEXT, PATH = [5, 98, 6, 60, 17], [88, 3, 109]
@@ -149,6 +150,7 @@ EAGLE3: dict[str, Callable[[], Form]] = {
     "speculators, residual after the norm": lambda: speculators(norm_before_residual=True),
     "speculators, two layers": lambda: speculators(others=1, norm_output=True),
     "speculators, norm before fc": lambda: speculators(norm_before_fc=True),
+    "speculators, layers of Qwen3": lambda: with_head_norms(speculators(others=1)),
 }
 
 
@@ -214,15 +216,14 @@ REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
         lambda: more(specforge(), "midlayer.self_attn.q_norm.weight"),
         "has tensors that EAGLE-3 does not have: midlayer.self_attn.q_norm.weight",
     ),
-    "P-EAGLE": (lambda: speculators(speculators_model_type="peagle"), "recognised: P-EAGLE; not served yet"),
-    "DFlash": (lambda: Form({"dflash_config": {}, "model_type": "qwen3"}, {"fc.weight": torch.ones(2, 2)}), "DFlash;"),
-    "DSpark": (
-        lambda: Form({"dflash_config": {"projector_type": "dspark"}}, {"fc.weight": torch.ones(2, 2)}),
-        "recognised: DSpark; not served yet",
+    "no norms of heads": (
+        lambda: without(with_head_norms(speculators()), "layers.0.self_attn.k_norm.weight"),
+        "layers.0.self_attn.k_norm.weight",
     ),
+    "MTP": (lambda: speculators(speculators_model_type="mtp"), "recognised: MTP; not served yet"),
     "nothing known": (
         lambda: Form({"model_type": "bert"}, {"pooler.weight": torch.ones(2, 2)}),
-        "config.json has model_type 'bert'; tensors pooler.weight. Read are drafters of .* Medusa, EAGLE-3",
+        "config.json has model_type 'bert'; tensors pooler.weight. Read are drafters of .* Medusa, DFlash",
     ),
 }
 
@@ -246,7 +247,7 @@ def more(form: Form, name: str) -> Form:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(target, tmp_path, name):
     make, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, KeyError), match=message):
         load_drafter(make().write(tmp_path), target)
 
 

@@ -1,0 +1,133 @@
+"""DFlash and DSpark: a block of masked positions, drafted at once over features of several of the target's layers.
+
+A block is the root and masks. Its rows attend to each other, and in each layer to keys and values of the fused features
+of all committed tokens. A row predicts the token in its own place, so the root's predicts none (DFlash); or the
+one after it, so the root's does too (DSpark). DSpark's previous-token head adds to a row's logits what the token
+before says: token info of low rank.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from model_defs.drafters.context_drafter import ChainDrafter
+from model_defs.drafters.layer_shape import LayerShape
+from model_defs.drafters.token_info import InfoForm, TokenInfoFactors
+from model_defs.drafters.windows import Windows
+from model_defs.loops.block import Block
+from model_defs.loops.chains import ChainPaths
+from model_defs.loops.operators import Operators
+from model_defs.target.model import DecoderLayer, FeatureReader, RMSNorm, Target
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """Shape of a block drafter.
+
+    `target_layers`: the layers of the target whose inputs it reads. `block_size`: rows of a block, the root's included.
+    `mask_token`: what stands in the other rows. `from_root`: whether the root's row predicts a token too. `head`: the
+    target's, or one of its own. `info_rank`: rank of the previous-token head, 0 without one.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    hot_vocabulary: int | None = None
+    target_layers: tuple[int, ...] = (0,)
+    num_layers: int = 1
+    block_size: int = 8
+    mask_token: int = 0
+    from_root: bool = False
+    head: Literal["target", "own"] = "target"
+    info_rank: int = 0
+    layer: LayerShape | None = None
+
+
+class BlockFuse(nn.Module):
+    """What enters several layers, as one state after a norm: the target's network computes it."""
+
+    def __init__(self, size: int, count: int, eps: float):
+        super().__init__()
+        self.fc = nn.Linear(count * size, size, bias=False)
+        self.norm = RMSNorm(size, eps)
+
+    def forward(self, layers: Tensor) -> Tensor:
+        """[..., count * H] to [..., H]."""
+        return self.norm(self.fc(layers))
+
+
+class BlockDrafter(ChainDrafter):
+    """Raw logits of all levels from one block; the context cache holds keys and values of features, and no states."""
+
+    name = "block"
+    config_type = BlockConfig
+    is_trained = False
+    info_forms = (InfoForm.low_rank,)
+    info_form = InfoForm.low_rank
+    config: BlockConfig
+
+    def __init__(self, config: BlockConfig, target: Target, hot_ids: Tensor | None = None):
+        super().__init__(config, target, hot_ids)
+        count, size = target.config.num_layers, config.hidden_size
+        self.feature_layers = config.target_layers
+        if not all(0 <= layer <= count for layer in self.feature_layers):
+            raise ValueError(f"the drafter reads layers {self.feature_layers}, the target has {count}")
+        if not 0 <= config.mask_token < config.vocab_size:
+            raise ValueError(f"the drafter's mask is token {config.mask_token} of {config.vocab_size}")
+        shape = config.layer or LayerShape.of(target.config)
+        self.layer_config = shape.config(size, config.vocab_size, config.num_layers)
+        self.context_layers, self.block_rows = config.num_layers, 2 * config.block_size
+        self.fuse = BlockFuse(size, len(self.feature_layers), shape.rms_norm_eps)
+        self.layers = nn.ModuleList(DecoderLayer(self.layer_config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(size, shape.rms_norm_eps)
+        if config.head == "own":
+            self.own_head = nn.Linear(size, len(self.hot_ids), bias=False)
+        if config.info_rank:
+            sizes = config.vocab_size, len(self.hot_ids)
+            self.token_info = TokenInfoFactors(*(torch.zeros(count, config.info_rank) for count in sizes))
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.own_head.weight if self.config.head == "own" else self.head_rows
+
+    def feature_reader(self) -> FeatureReader:
+        return FeatureReader(self.config.hidden_size, self.feature_layers, copy.deepcopy(self.fuse))
+
+    def features_of(self, windows: Windows) -> Tensor:
+        assert windows.layers is not None
+        return self.fuse(windows.layers)
+
+    def require_steps(self, steps: int) -> None:
+        most = self.config.block_size - (not self.config.from_root)
+        if steps > most:
+            raise ValueError(f"{steps} drafting steps: a block of this drafter's has {most}")
+
+    def prepare(self, cache_rows: int, levels: int) -> None:
+        self.require_steps(levels)
+        super().prepare(cache_rows, levels)
+
+    def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> ChainPaths:
+        """The roots: features [P, F], and the inputs of a DraftContext, whose tokens but the roots are not read."""
+        context = operators.context(self.tables, inputs)
+        block = context.place_block(self.config.block_size, mutual=True)
+        states = self.states(self.own_features(features), context.roots, block)
+        return self.chain_paths(operators, context, block.some(states, int(not self.config.from_root), self.levels))
+
+    def states(self, features: Tensor, roots: Tensor, block: Block) -> Tensor:
+        """What the head reads [B * W, H] at all rows of the blocks of roots int32 [B], for features [P, H] of pairs."""
+        masks = roots.new_full((1, self.config.block_size - 1), self.config.mask_token).expand(roots.shape[0], -1)
+        x = self.embed(torch.cat([roots[:, None], masks], dim=1).flatten()).to(features.dtype)
+        for index, layer in enumerate(cast(Iterable[DecoderLayer], self.layers)):
+            qkv = layer.qkv(torch.cat([layer.attention_norm(x), features]))
+            attended = block.own(block.attend(index, layer.normalized(block.spread(qkv))))
+            x = x + layer.attention_out(attended)
+            x = x + layer.mlp(layer.mlp_norm(x))
+        return self.norm(x)
+
+    def unroll(self, windows: Windows, kept: Sequence[int]) -> Iterator[Tensor]:
+        raise ValueError(f"drafters {self.name!r} are read from the hub and not trained here")

@@ -1,0 +1,130 @@
+"""DFlash and DSpark, in the forms of z-lab, SpecForge (which SGLang serves), ModelOpt, DeepSeek and speculators.
+
+All hold `fc` [H, n * H] over several layers of the target, `hidden_norm` after it, layers of Qwen3 and a norm. DSpark
+has a previous-token head as well: `markov_w1` [V, r] of the token before, times `markov_w2` [K, r]. Its confidence
+head, which would shorten drafts, is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_defs.drafters.block import BlockConfig, BlockDrafter
+from model_defs.drafters.hub.eagle3 import IGNORED, token_ids
+from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer
+from model_defs.drafters.layer_shape import WITH_HEAD_NORMS, LayerShape
+from model_defs.target.config import TargetConfig
+
+CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+OWN_KINDS = ("dflash", "dspark")
+"""Values of `model_type` that say nothing of the layers, which are Qwen3's"""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "is_causal": (False,),
+    "causal": (False,),
+    "dflash_query_causal": (False,),
+    "shift_label": (False,),
+    "input_embedding_scale": (1, 1.0),
+    "output_multiplier": (1, 1.0),
+    "final_logit_softcapping": (0, 0.0),
+    "markov_head_type": ("vanilla",),
+}
+"""What is read of fields that change what a drafter computes, besides null"""
+
+
+def says(folder: HubFolder, name: str) -> Any:
+    """A field of `config.json`, or of its `dflash_config`; None without it."""
+    own = folder.config.get("dflash_config") or {}
+    return own[name] if own.get(name) is not None else folder.config.get(name)
+
+
+def is_speculators(folder: HubFolder) -> bool:
+    return "speculators_model_type" in folder.config
+
+
+def is_dspark(folder: HubFolder) -> bool:
+    if is_speculators(folder):
+        return folder.config["speculators_model_type"] == "dspark"
+    named = any("DSpark" in name for name in folder.says("architectures") or ())
+    return named or says(folder, "projector_type") == "dspark"
+
+
+def is_dflash(folder: HubFolder) -> bool:
+    if is_speculators(folder):
+        return folder.config["speculators_model_type"] == "dflash"
+    named = "DFlashDraftModel" in (folder.says("architectures") or ())
+    return (named or isinstance(folder.config.get("dflash_config"), dict)) and not is_dspark(folder)
+
+
+def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
+    tensors, layer = folder.tensors(), folder.config.get("transformer_layer_config") or folder.config
+    if layer.get("model_type") in (None, *OWN_KINDS):
+        layer = layer | {"model_type": WITH_HEAD_NORMS}
+    for name, read in NEUTRAL.items():
+        if (value := says(folder, name)) not in (None, *read):
+            raise ValueError(f"{folder.path}: config.json says {name} {value!r}; read is {read[0]!r}")
+    if target.embedding_scale != 1.0:
+        raise ValueError(f"{folder.path}: the target scales its embeddings, and the form does not say if drafters do")
+    size, of_target, vocabulary = layer["hidden_size"], folder.says("target_hidden_size"), layer["vocab_size"]
+    if size != (of_target or size) or size != target.hidden_size:
+        raise ValueError(
+            f"{folder.path}: the drafter has hidden size {size} and is for a target of {of_target or size}; this one "
+            f"has {target.hidden_size}, and both must be the same"
+        )
+    count, head_norms = layer["num_hidden_layers"], layer["model_type"] == WITH_HEAD_NORMS
+    weights = {"fuse.fc.weight": tensors.take("fc.weight"), "fuse.norm.weight": tensors.take("hidden_norm.weight")}
+    for name in (f"layers.{index}" for index in range(count)):
+        weights |= llama_layer(tensors, name, name, head_norms)
+        weights[f"{name}.attention_norm.weight"] = tensors.take(f"{name}.input_layernorm.weight")
+    weights["norm.weight"] = tensors.take("norm.weight")
+    if "markov_head.markov_w1.weight" in tensors:
+        weights["token_info.z"] = tensors.take("markov_head.markov_w1.weight")
+        weights["token_info.up"] = tensors.take("markov_head.markov_w2.weight")
+    offsets, head = tensors.take_if_there("d2t"), tensors.take_if_there("lm_head.weight")
+    if head is not None:
+        weights["own_head.weight"] = head
+    elif offsets is not None:
+        raise ValueError(f"{folder.path}: d2t is there and lm_head.weight is missing")
+    hot_ids = None if head is None else token_ids(folder, offsets, len(head), vocabulary)
+    embedding = tensors.take_if_there("embed_tokens.weight")
+    tensors.require_all_taken("DFlash", (*IGNORED, *CONFIDENCE))
+    config = BlockConfig(
+        size,
+        vocabulary,
+        None if hot_ids is None else len(hot_ids),
+        layers_of(folder),
+        count,
+        block_size=require(folder, "block_size"),
+        mask_token=require(folder, "mask_token_id"),
+        from_root=drafts_from_root(folder),
+        head="target" if head is None else "own",
+        info_rank=weights["token_info.z"].shape[1] if "token_info.z" in weights else 0,
+        layer=LayerShape.from_hf(layer, qkv_bias="layers.0.qkv.bias" in weights),
+    )
+    return Reading(config, weights, hot_ids, embedding)
+
+
+def require(folder: HubFolder, name: str) -> Any:
+    """A field that has no usual value. Raises KeyError with its name."""
+    if (value := says(folder, name)) is None:
+        raise KeyError(name)
+    return value
+
+
+def layers_of(folder: HubFolder) -> tuple[int, ...]:
+    """The layers whose inputs are read: the numbers of speculators' form, one more than those of others, which count
+    outputs."""
+    if is_speculators(folder):
+        return tuple(require(folder, "aux_hidden_state_layer_ids"))
+    return tuple(layer + 1 for layer in require(folder, "target_layer_ids"))
+
+
+def drafts_from_root(folder: HubFolder) -> bool:
+    """Whether the root's row predicts a token: usual with DSpark."""
+    if (said := says(folder, "sample_from_anchor")) is not None:
+        return bool(said)
+    return is_dspark(folder) and not says(folder, "dspark_bonus_anchor")
+
+
+DFLASH = Reader("DFlash", BlockDrafter.name, is_dflash, read)
+DSPARK = Reader("DSpark", BlockDrafter.name, is_dspark, read)

@@ -1,0 +1,196 @@
+"""Drafters of the hub that draft a block at once compute what their form's definition says, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_defs.drafters.block import BlockDrafter
+from model_defs.drafters.context_drafter import ChainDrafter
+from model_defs.drafters.eagle3 import ParallelEagle3Drafter
+from model_defs.drafters.registry import form_of, kind_of, load_drafter
+from model_defs.loops.chains import ChainPaths
+from model_defs.loops.operators import TORCH
+from model_defs.target.attention import causal_attend
+from model_defs.target.model import Target
+from tests.model_defs.drafters.hub.forms import (
+    BLOCK,
+    VOCAB,
+    Form,
+    block_logits,
+    block_speculators,
+    dflash,
+    dspark,
+    parallel_logits,
+    peagle,
+)
+from tests.model_defs.drafters.hub.test_readers import assert_equal, entering, target_of
+
+TEXTS = [[5, 98, 6, 60, 17], [3, 90, 2]]
+"""Texts with their roots."""
+PATH = [88, 3, 109, 4]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return target_of(7)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(3)
+
+
+def features_of(target: Target, drafter: ChainDrafter, tokens: list[int]) -> Tensor:
+    """What the target gives for the drafter [n, H]."""
+    reading = target_of(7)
+    reading.feature_readers.append(drafter.feature_reader())
+    return reading(torch.tensor([tokens]), causal_attend(target.config, len(tokens))).features[0]
+
+
+def drafted(target: Target, drafter: ChainDrafter, levels: int) -> ChainPaths:
+    """The roots of TEXTS in one call, for the first of which two pairs were ingested before; slots are 2 and 0."""
+    heads, rows = drafter.layer_config, 12 + (drafter.block_rows or levels)
+    drafter.prepare(rows, levels)
+    shape = (4, heads.num_kv_heads, rows, heads.head_size)
+    caches = [torch.zeros(shape) for _ in range(2 * drafter.context_layers)]
+    features = [features_of(target, drafter, text[:-1]) for text in TEXTS]
+
+    def call(parts: list[tuple[int, int, int]]) -> ChainPaths:
+        """Of texts by their numbers, and their pairs from one to another."""
+        rows = torch.cat([features[text][first:end] for text, first, end in parts])
+        tokens = [token for text, first, end in parts for token in TEXTS[text][first + 1 : end + 1]]
+        offsets = torch.tensor([0] + [end - first for _, first, end in parts]).cumsum(0)
+        ints = [offsets.tolist(), [2 - 2 * text for text, *_ in parts], [first for _, first, _ in parts]]
+        inputs = [torch.tensor(numbers, dtype=torch.int32) for numbers in (tokens, *ints)]
+        return drafter.paths(TORCH, rows, *inputs, *caches)
+
+    call([(0, 0, 2)])
+    return call([(0, 2, 4), (1, 0, 2)])
+
+
+FORMS: dict[str, tuple[Callable[[], Form], bool]] = {
+    "DFlash": (dflash, False),
+    "DFlash of speculators": (lambda: block_speculators("dflash"), False),
+    "DFlash of speculators, from the root": (lambda: block_speculators("dflash", sample_from_anchor=True), True),
+    "DSpark": (dspark, True),
+    "DSpark of SpecForge": (lambda: as_specforge(dspark()), True),
+    "DSpark, the root's own row": (lambda: dspark(dspark_bonus_anchor=True), False),
+    "DSpark of speculators": (lambda: block_speculators("dspark"), True),
+}
+
+
+def as_specforge(form: Form) -> Form:
+    """The configuration of SpecForge, with the fields of DSpark in `dflash_config`, and without a head."""
+    names = ("mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
+    own = {name: form.config.pop(name) for name in names} | {"projector_type": "dspark"}
+    form.config |= {"architectures": ["DFlashDraftModel"], "dflash_config": own, "model_type": "dspark"}
+    del form.tensors["lm_head.weight"], form.tensors["embed_tokens.weight"]
+    return form
+
+
+@pytest.mark.parametrize("name", FORMS)
+@torch.no_grad()
+def test_logits_are_those_of_the_definition(target, tmp_path, name):
+    make, from_root = FORMS[name]
+    form = make()
+    drafter = load_drafter(form.write(tmp_path), target)
+    assert isinstance(drafter, BlockDrafter)
+    assert (kind_of(tmp_path), form_of(tmp_path)) == ("block", name.replace(",", " ").split()[0])
+    assert drafter.feature_layers == form.layers
+    levels = BLOCK - (not from_root)
+    paths = drafted(target, drafter, levels)
+    assert paths.raw_logits.shape == (2 * levels, len(drafter.hot_ids))
+    for b, text in enumerate(TEXTS):
+        layers = [entering(target, layer, text[:-1]) for layer in form.layers]
+        weights = target.embedding.weight, target.lm_head.weight
+        expected = block_logits(form, *weights, layers, text[-1], PATH[: levels - 1], from_root)
+        found = paths.raw_logits.unflatten(0, (2, levels))[b]
+        if drafter.token_info is not None:
+            z, up = drafter.token_info.factors(torch.tensor([text[-1], *PATH[: levels - 1]]))
+            found = found + z @ up.T
+        assert_equal(found, expected)
+        best = expected[0].log_softmax(-1).topk(4)
+        values, ids = paths.most_likely(4)
+        torch.testing.assert_close(values[b], best.values, atol=1e-3, rtol=1e-3)
+        assert ids[b].tolist() == drafter.hot_ids[best.indices].tolist()
+    if "d2t" in form.tensors:
+        assert drafter.hot_ids.tolist() == [i + int(offset) for i, offset in enumerate(form.tensors["d2t"])]
+
+
+@pytest.mark.parametrize("levels", [4, 1])
+@pytest.mark.parametrize("changes", [{}, {"norm_before_fc": True, "norm_before_residual": True}])
+@torch.no_grad()
+def test_p_eagle(target, tmp_path, changes, levels):
+    form = peagle(**changes)
+    drafter = load_drafter(form.write(tmp_path), target)
+    assert isinstance(drafter, ParallelEagle3Drafter)
+    assert (kind_of(tmp_path), form_of(tmp_path)) == ("parallel_eagle3", "P-EAGLE")
+    paths = drafted(target, drafter, levels)
+    for b, text in enumerate(TEXTS):
+        layers = [entering(target, layer, text[:-1]) for layer in form.layers]
+        expected = parallel_logits(form, target.embedding.weight, layers, text[1:], levels)
+        assert_equal(paths.raw_logits.unflatten(0, (2, levels))[b], expected)
+    assert drafter.hot_ids.tolist() == [i + int(offset) for i, offset in enumerate(form.tensors["d2t"])]
+
+
+@pytest.mark.parametrize("make", [dspark, lambda: block_speculators("dflash"), peagle])
+def test_they_are_stored_in_our_form_too(target, tmp_path, make):
+    drafter = load_drafter(make().write(tmp_path), target)
+    drafter.save(tmp_path / "ours")
+    ours = load_drafter(tmp_path / "ours", target)
+    assert ours.config == drafter.config
+    assert torch.equal(ours.hot_ids, drafter.hot_ids)
+    weights = drafter.state_dict()
+    assert ours.state_dict().keys() == weights.keys()
+    assert all(torch.equal(found, weights[name].bfloat16().float()) for name, found in ours.state_dict().items())
+
+
+REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
+    "causal blocks": (lambda: dflash(is_causal=True), "says is_causal True; read is False"),
+    "windows": (lambda: dflash(layer_types=["sliding_attention"] * 2), "attend to a sliding window"),
+    "logits": (lambda: dflash(final_logit_softcapping=30.0), "says final_logit_softcapping 30.0; read is 0"),
+    "head of the token before": (
+        lambda: dspark(markov_head_type="gated"),
+        "head_type 'gated'; read is 'vanilla'",
+    ),
+    "no mask": (lambda: dspark(mask_token_id=None), "mask_token_id"),
+    "mask": (lambda: dspark(mask_token_id=VOCAB), "mask is token 111 of 111"),
+    "layers": (lambda: block_speculators("dflash", aux_hidden_state_layer_ids=[1, 4, 8]), r"layers \(1, 4, 8\), the"),
+    "number of layers": (lambda: block_speculators("dflash", aux_hidden_state_layer_ids=[1, 4]), "fuse.fc.weight"),
+    "hidden size": (lambda: dflash(target_hidden_size=48), "is for a target of 48; this one has 24"),
+    "no head": (lambda: without(block_speculators("dflash"), "lm_head.weight"), "d2t is there and lm_head.weight is"),
+    "other tensors": (
+        lambda: more(dflash(), "layers.0.attention_conv.base_kernel"),
+        "that DFlash does not have",
+    ),
+    "P-EAGLE without a mask": (lambda: without(peagle(), "mask_hidden"), "mask_hidden"),
+    "Domino": (lambda: dflash(dflash_config={"projector_type": "domino"}), "recognised: Domino; not served yet"),
+    "DFlash 2": (lambda: dflash(architectures=["DFlash2DraftModel"]), "recognised: DFlash 2; not served yet"),
+}
+
+
+def without(form: Form, name: str) -> Form:
+    del form.tensors[name]
+    return form
+
+
+def more(form: Form, name: str) -> Form:
+    form.tensors[name] = torch.ones(8)
+    return form
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(target, tmp_path, name):
+    make, message = REFUSED[name]
+    with pytest.raises((ValueError, KeyError, RuntimeError), match=message):
+        load_drafter(make().write(tmp_path), target)
+
+
+def test_deeper_drafts_than_the_block_are_refused(target, tmp_path):
+    drafter = load_drafter(dflash().write(tmp_path), target)
+    with pytest.raises(ValueError, match="5 drafting steps: a block of this drafter's has 4"):
+        drafter.prepare(40, 5)
