@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +25,7 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
-        environment.globals["raise_exception"] = _refuse
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         environment.filters["tojson"] = _to_json
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens or {})
@@ -144,9 +145,14 @@ def _source(folder: Path) -> tuple[str | None, dict]:
     return (source if isinstance(source, str) else None), config
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
     """Plain JSON: Jinja's own filter escapes what HTML would not take."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _now(form: str) -> str:
+    """Today's date, as templates of Llama 3 and Mistral write it."""
+    return datetime.now().strftime(form)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -119,7 +119,8 @@ class Sequence:
     `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens after
     the root. `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
     `generated` are the tokens taken so far, an end token included.
-    `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one.
+    `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one; `reusable_in` the
+    state of the slots in which that was counted.
     `gained_at` is when it last gained tokens, as `time.perf_counter` tells it.
     `proposals` say what proposed the next tree's nodes; None unless the request wants its trees.
     """
@@ -160,6 +161,7 @@ class Sequence:
         self.generated: list[int] = []
         self.slot = -1
         self.reusable = 0
+        self.reusable_in = -1
         self.cache_length = 0
         self.commit: list[int] = []
         self.root = -1

@@ -1,26 +1,33 @@
 """Checks that speculation changes no structured answer, that every finished one is valid, and what grammars cost.
 
     python -m benchmarks.verify.structured --bundle BUNDLE
-    python -m benchmarks.verify.structured --bundle BUNDLE --schemas data --num-schemas 200 --num-prompts 80
+    python -m benchmarks.verify.structured --bundle BUNDLE --schemas schemas.jsonl --num-schemas 200 --num-prompts 80
+    python -m benchmarks.verify.structured --bundle BUNDLE --speed --num-schemas 0 --num-prompts 20
 
 The default method of a bundle (or some, --methods) against auto-regressive decoding with the same masks, greedy and
 seeded: each schema with its own prompt, then --num-prompts prompts of a data set with the schema --prompts-schema.
 Where two texts part, the target's margin between the two tokens is computed by teacher forcing: below --near-tie it is
-listed, otherwise it is a failure. For comparison the same prompts are answered without a grammar, by fewer tokens.
-`--schemas` is a file of lines {"name", "prompt", "schema"} or a folder of JSON schemas, such as JSONSchemaBench's
-`data`; schemas that the library refuses are counted. What is done is kept in --output: the same command goes on where
-it was cut short.
+listed, otherwise it is a failure. Answers are made --concurrency at a time, each step with drafts.
+
+With --speed they are made one at a time and timed, and the same prompts are answered without schema and grammar too:
+what drafts are worth to JSON and to plain text.
+
+`--schemas` is a file of lines {"name", "prompt", "schema"}, as benchmarks.verify.function_schemas writes them, or a
+folder of JSON schemas, such as JSONSchemaBench's `data`. Schemas that the library refuses, and those whose prompt is
+too long, are counted apart. What is done is kept beside --output: the same command goes on where it was cut short.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,6 +40,7 @@ from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm
 from benchmarks.verify.lossless import first_difference, margin_at
+from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import MANIFEST, file_sha256
 from redraft.console.progress import progress
 from redraft.grammar.state import GrammarState
@@ -43,6 +51,7 @@ from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, InvalidRequ
 HERE = Path(__file__).parents[1]
 SETTINGS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 1.0, "top_p": 0.95, "seed": 7}}
 ASK = "{prompt}\n\nAnswer with JSON by this JSON schema, and nothing else:\n{schema}"
+EXAMPLE = "Write an example of what the schema describes."
 PLAIN_TOKENS = 128
 """Most tokens of an answer without a grammar."""
 GRAMMAR_CALLS = ("mask", "advance", "forced")
@@ -57,10 +66,19 @@ class Case:
     prompt: str
     schema: Any
 
+    def request(self, tokenizer: ChatTokenizer, setting: str, max_tokens: int, guided: bool) -> GenerateRequest:
+        """The prompt with the schema and its guide, or by itself."""
+        if not guided:
+            return request(tokenizer.chat(self.prompt), min(max_tokens, PLAIN_TOKENS), **SETTINGS[setting])
+        schema = json.dumps(self.schema, ensure_ascii=False)
+        text = tokenizer.chat(ASK.format(prompt=self.prompt, schema=schema))
+        return request(text, max_tokens, **SETTINGS[setting], guide=Guide(kind="json_schema", text=schema))
+
 
 @dataclass
 class Run:
-    """One answer. `margin`: of the token at which it parts from auto-regressive decoding's, where it does."""
+    """One answer. `margin`: of the token at which it parts from auto-regressive decoding's, where it does. Times are
+    there only where answers are made one at a time."""
 
     case: str
     setting: str
@@ -72,13 +90,9 @@ class Run:
     steps: int
     drafted: int
     accepted: int
-    decode_ms: float
-    grammar_ms: float
+    decode_ms: float | None
+    grammar_ms: float | None
     margin: float | None = None
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.case, self.setting
 
 
 class GrammarClock:
@@ -110,50 +124,67 @@ class GrammarClock:
 def load_schemas(path: Path) -> list[Case]:
     """The cases of a file of lines, or one for each JSON file in a folder, in the order of their names."""
     if path.is_dir():
-        ask = "Write an example of what the schema describes."
         files = sorted(path.rglob("*.json"))
         return [
-            Case(file.relative_to(path).with_suffix("").as_posix(), ask, json.loads(file.read_text())) for file in files
+            Case(file.relative_to(path).with_suffix("").as_posix(), EXAMPLE, json.loads(file.read_text()))
+            for file in files
         ]
     return [Case(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def requests_of(case: Case, tokenizer: ChatTokenizer, setting: str, max_tokens: int) -> tuple[GenerateRequest, ...]:
-    """The case with its guide and without one."""
-    schema = json.dumps(case.schema, ensure_ascii=False)
-    text = tokenizer.chat(ASK.format(prompt=case.prompt, schema=schema))
-    guided = request(text, max_tokens, **SETTINGS[setting], guide=Guide(kind="json_schema", text=schema))
-    return guided, request(text, min(max_tokens, PLAIN_TOKENS), **SETTINGS[setting])
+def usable(
+    llm: LLM, cases: Sequence[Case], tokenizer: ChatTokenizer, max_tokens: int
+) -> tuple[list[Case], dict[str, dict[str, Any]]]:
+    """The cases that can be answered; for the others why not, after how many seconds, and whether it is the schema."""
+    found, refused = [], {}
+    for case in cases:
+        started, asked = time.perf_counter(), case.request(tokenizer, "greedy", max_tokens, guided=True)
+        try:
+            llm.runtime.sequence(0, asked)
+            found.append(case)
+        except InvalidRequest as error:
+            seconds, by_schema = time.perf_counter() - started, str(error).startswith("guide")
+            refused[case.name] = {"error": str(error), "seconds": round(seconds, 3), "schema": by_schema}
+    return found, refused
 
 
-def answer(llm: LLM, asked: GenerateRequest, method: str) -> tuple[Answer, float]:
-    """The answer, and milliseconds that its grammar took."""
-    clock = GrammarClock()
-    with clock.running():
-        (found,) = llm.run([asked.model_copy(update={"method": method})])
-    return found, 1e3 * clock.seconds
-
-
-def run_case(llm: LLM, case: Case, setting: str, methods: Sequence[str], args: argparse.Namespace) -> list[Run]:
-    """Every method's run of a case, with and without its guide, auto-regressive decoding first."""
-    runs = []
-    for asked in requests_of(case, ChatTokenizer(args.bundle), setting, args.max_tokens):
-        expected: Answer | None = None
-        for method in (AUTO_REGRESSIVE, *methods):
-            found, grammar_ms = answer(llm, asked, method)
-            expected, stats = expected or found, found.stats
-            margin, place = None, first_difference(expected.token_ids, found.token_ids)
-            if place is not None and asked.guide is not None:
-                margin = margin_between(llm, asked, expected, found, place)
-            whole = asked.guide is not None and found.finish_reason == "stop"
-            runs.append(
-                Run(
-                    case=case.name, setting=setting, method=method, guided=asked.guide is not None,
-                    finish=found.finish_reason or "", valid=is_valid(found.text, case.schema) if whole else None,
-                    tokens=stats.output_tokens, steps=stats.steps, drafted=stats.drafted, accepted=stats.accepted,
-                    decode_ms=stats.decode_ms, grammar_ms=grammar_ms, margin=margin,
-                )
-            )  # fmt: skip
+def run_cases(
+    llm: LLM, cases: Sequence[tuple[Case, str]], methods: Sequence[str], args: argparse.Namespace
+) -> list[Run]:
+    """All methods' runs of cases, each in a setting, auto-regressive decoding first; --speed: one at a time, timed,
+    and without a guide too."""
+    tokenizer = ChatTokenizer(args.bundle)
+    asked = [
+        (case, setting, one.model_copy(update={"method": method}))
+        for case, setting in cases
+        for guided in (True, False)[: 1 + args.speed]
+        for one in [case.request(tokenizer, setting, args.max_tokens, guided)]
+        for method in (AUTO_REGRESSIVE, *methods)
+    ]
+    answers, grammar_ms = list[Answer](), list[float | None]()
+    if args.speed:
+        for _, _, one in asked:
+            clock = GrammarClock()
+            with clock.running():
+                answers += llm.run([one])
+            grammar_ms.append(1e3 * clock.seconds)
+    else:
+        answers, grammar_ms = llm.run([one for _, _, one in asked], args.concurrency), [None] * len(asked)
+    runs, expected = [], answers[0]
+    for (case, setting, one), found, spent in zip(asked, answers, grammar_ms, strict=True):
+        stats, guided, margin = found.stats, one.guide is not None, None
+        expected = found if one.method == AUTO_REGRESSIVE else expected
+        if guided and (place := first_difference(expected.token_ids, found.token_ids)) is not None:
+            margin = margin_between(llm, one, expected, found, place)
+        whole = guided and found.finish_reason == "stop"
+        runs.append(
+            Run(
+                case=case.name, setting=setting, method=one.method or "", guided=guided,
+                finish=found.finish_reason or "", valid=is_valid(found.text, case.schema) if whole else None,
+                tokens=stats.output_tokens, steps=stats.steps, drafted=stats.drafted, accepted=stats.accepted,
+                decode_ms=stats.decode_ms if args.speed else None, grammar_ms=spent, margin=margin,
+            )
+        )  # fmt: skip
     return runs
 
 
@@ -174,79 +205,100 @@ def is_valid(text: str, schema: Any) -> bool:
         return False
 
 
-def usable(llm: LLM, cases: Sequence[Case]) -> tuple[list[Case], dict[str, str]]:
-    """The cases whose schema compiles, and why the others do not."""
-    found, refused = [], {}
-    for case in cases:
-        try:
-            llm.runtime.grammars.compile(Guide(kind="json_schema", text=json.dumps(case.schema, ensure_ascii=False)))
-            found.append(case)
-        except ValueError as error:
-            refused[case.name] = str(error)
-    return found, refused
-
-
 def verify(llm: LLM, args: argparse.Namespace, methods: Sequence[str]) -> dict[str, Any]:
-    """All cases in all settings; the report, written to `args.output` after each."""
-    cases, refused = usable(llm, spread(load_schemas(args.schemas), args.num_schemas))
+    """All cases in all settings; the report, written to `args.output` as it grows, its runs beside it."""
+    cases, refused = usable(llm, load_schemas(args.schemas), ChatTokenizer(args.bundle), args.max_tokens)
+    cases = spread(cases, args.num_schemas)
+    schemas = len(cases)
     if args.num_prompts:
         (schema,) = [case.schema for case in load_schemas(HERE / "schemas.jsonl") if case.name == args.prompts_schema]
         prompts = spread(load_prompts(args.dataset), args.num_prompts)
         cases += [Case(f"prompt {prompt.question_id}", prompt.turns[0], schema) for prompt in prompts]
-    inputs = {"manifest": file_sha256(args.bundle / MANIFEST), "max_tokens": args.max_tokens, "methods": [*methods]}
-    report: dict[str, Any] = {"inputs": inputs, "refused": refused, "runs": []}
-    earlier = json.loads(args.output.read_bytes()) if args.output.exists() else {}
+    inputs = {
+        "bundle": args.bundle.name, "manifest": file_sha256(args.bundle / MANIFEST), "schemas": schemas,
+        "prompts": args.num_prompts, "max_tokens": args.max_tokens, "methods": [*methods], "speed": args.speed,
+        "tree_budget": None if args.speed else args.tree_budget,
+    }  # fmt: skip
+    kept, runs = args.output.with_suffix(".runs.json"), list[Run]()
+    earlier = json.loads(kept.read_bytes()) if kept.exists() else {}
     if earlier.get("inputs") == json.loads(json.dumps(inputs)):
-        report["runs"] = earlier["runs"]
-    done = {(run["case"], run["setting"]) for run in report["runs"]}
+        runs = [Run(**run) for run in earlier["runs"]]
+    done = {(run.case, run.setting) for run in runs}
     left = [(case, setting) for case in cases for setting in SETTINGS if (case.name, setting) not in done]
+    report = summary(inputs, refused, runs, args)
     with progress("verifying", len(left), "answers", console=console) as shown:
-        for case, setting in left:
-            shown.update(shown.done, f"{case.name}, {setting}")
-            try:
-                report["runs"] += [asdict(run) for run in run_case(llm, case, setting, methods, args)]
-            except InvalidRequest as error:
-                refused[case.name] = str(error)
+        for start in range(0, len(left), 2 * args.concurrency):
+            part = left[start : start + 2 * args.concurrency]
+            runs += run_cases(llm, part, methods, args)
+            write_json(kept, {"inputs": inputs, "runs": [asdict(run) for run in runs]})
+            report = summary(inputs, refused, runs, args)
             write_json(args.output, report)
-            shown.advance()
+            shown.advance(len(part))
     return report
 
 
-def tables(report: dict[str, Any], near_tie: float) -> list[Table]:
-    """The report as tables: texts, and speed over auto-regressive decoding with and without grammars."""
-    runs = [Run(**{field.name: run[field.name] for field in fields(Run)}) for run in report["runs"]]
-    texts = Table(f"Structured answers ({len(report['refused'])} schemas refused)",
-                  ["method", "setting", "answers", "finished", "valid", "near-ties", "failures"])  # fmt: skip
-    speed = Table(
-        "Acceptance and speed",
-        ["method", "setting", "grammar", "tokens/step", "grammar ms/step", "tokens/s", "speed-up"],
-    )
-    for method in dict.fromkeys(run.method for run in runs):
-        for setting in SETTINGS:
-            for guided in (True, False):
-                rows = [run for run in runs if (run.method, run.setting, run.guided) == (method, setting, guided)]
-                base = [
-                    run for run in runs if (run.method, run.setting, run.guided) == (AUTO_REGRESSIVE, setting, guided)
-                ]
-                if rows:
-                    cells = [method, setting, "yes" if guided else "no", *speed_cells(rows, base)]
-                    speed.rows.append(cells)
-                if rows and guided:
-                    margins = [run.margin for run in rows if run.margin is not None]
-                    ties = sum(margin < near_tie for margin in margins)
-                    whole = [run for run in rows if run.finish == "stop"]
-                    counts = [len(rows), len(whole), sum(bool(run.valid) for run in whole), ties, len(margins) - ties]
-                    texts.rows.append([method, setting, *map(str, counts)])
-    return [texts, speed]
+def summary(
+    inputs: dict[str, Any], refused: dict[str, dict[str, Any]], runs: Sequence[Run], args: argparse.Namespace
+) -> dict[str, Any]:
+    """What the runs show: counts of texts, and speed over auto-regressive decoding with and without grammars."""
+    reasons = [one for one in refused.values() if one["schema"]]
+    report: dict[str, Any] = {
+        **inputs,
+        "refused": len(reasons),
+        "slowest_refusal_s": max((one["seconds"] for one in reasons), default=0.0),
+        "too_long": len(refused) - len(reasons),
+        "texts": [],
+        "speed": [],
+        "differences": [asdict(run) for run in runs if run.margin is not None],
+        "invalid": [asdict(run) for run in runs if run.valid is False],
+        "refusals": refused,
+    }
+    groups: dict[tuple[str, str, bool], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.method, run.setting, run.guided), []).append(run)
+    for (method, setting, guided), rows in groups.items():
+        named = {"method": method, "setting": setting}
+        steps = max(sum(run.steps for run in rows), 1)
+        per_step = (steps + sum(run.accepted for run in rows)) / steps
+        if guided:
+            ties = Counter(run.margin < args.near_tie for run in rows if run.margin is not None)
+            counts = {
+                "answers": len(rows),
+                "finished": sum(run.finish == "stop" for run in rows),
+                "valid": sum(run.valid is True for run in rows),
+            }
+            same = {"near_ties": ties[True], "failures": ties[False], "tokens_per_step": per_step}
+            report["texts"].append(named | counts | same)
+        if args.speed:
+            base = groups[AUTO_REGRESSIVE, setting, guided]
+            rate, base_rate = (
+                1e3 * sum(run.tokens for run in some) / sum(run.decode_ms or 0 for run in some) for some in (rows, base)
+            )
+            grammar_ms = sum(run.grammar_ms or 0 for run in rows) / steps
+            speed = {"grammar": guided, "tokens_per_step": per_step, "grammar_ms_per_step": grammar_ms}
+            report["speed"].append(named | speed | {"tokens_per_s": rate, "speedup": rate / base_rate})
+    return report
 
 
-def speed_cells(runs: Sequence[Run], base: Sequence[Run]) -> list[str]:
-    """Tokens per step, grammar's milliseconds per step, tokens/s, and that over auto-regressive decoding's."""
-    steps = sum(run.steps for run in runs)
-    rates = [1e3 * sum(run.tokens for run in some) / sum(run.decode_ms for run in some) for some in (runs, base)]
-    accepted = (steps + sum(run.accepted for run in runs)) / max(steps, 1)
-    grammar = sum(run.grammar_ms for run in runs) / max(steps, 1)
-    return [f"{accepted:.2f}", f"{grammar:.2f}", f"{rates[0]:.0f}", f"{rates[0] / rates[1]:.2f}"]
+def texts_table(report: dict[str, Any]) -> Table:
+    """How many answers there are of each kind."""
+    names = ["method", "setting", "answers", "finished", "valid", "near-ties", "failures", "tokens/step"]
+    table = Table(f"Structured answers: {report['refused']} schemas refused, {report['too_long']} too long", names)
+    for row in report["texts"]:
+        counts = [str(row[name]) for name in ("answers", "finished", "valid", "near_ties", "failures")]
+        table.rows.append([row["method"], row["setting"], *counts, f"{row['tokens_per_step']:.2f}"])
+    return table
+
+
+def speed_table(report: dict[str, Any]) -> Table:
+    """What drafts are worth with a grammar, and to plain text."""
+    names = ["method", "setting", "answers", "tokens/step", "grammar ms/step", "tokens/s", "speed-up"]
+    table = Table("Acceptance and speed", names)
+    for row in report["speed"]:
+        figures = [f"{row['tokens_per_step']:.2f}", f"{row['grammar_ms_per_step']:.2f}"]
+        figures += [f"{row['tokens_per_s']:.0f}", f"{row['speedup']:.2f}x"]
+        table.rows.append([row["method"], row["setting"], "JSON" if row["grammar"] else "text", *figures])
+    return table
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -254,28 +306,36 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--bundle", type=Path, required=True)
+    add("--threads", type=int)
     add("--schemas", type=Path, default=HERE / "schemas.jsonl")
-    add("--num-schemas", type=int, help="so many, spread evenly (default: all)")
+    add("--num-schemas", type=int, help="so many of those that can be answered, spread evenly (default: all)")
     add("--methods", nargs="+", help="methods of the bundle (default: its first)")
     add("--dataset", type=Path, default=HERE / "prompts.jsonl")
     add("--num-prompts", type=int, default=0, help="so many prompts of --dataset too, all with --prompts-schema")
     add("--prompts-schema", default="tool_search", help="name of a schema of benchmarks/schemas.jsonl")
     add("--max-tokens", type=int, default=512)
     add("--near-tie", type=float, default=1e-3)
+    add("--concurrency", type=int, default=8, help="answers at a time")
+    add("--tree-budget", type=int, default=15, help="draft so much whatever runs; with --speed as the bundle is tuned")
+    add("--speed", action="store_true", help="one answer at a time, timed, and plain text too")
     add("--output", type=Path, default=Path("artifacts/reports/structured.json"))
     args = parser.parse_args(argv)
-    llm = load_llm(parser, args.bundle)
+    llm = load_llm(parser, args.bundle, args.threads)
     methods = args.methods or llm.methods[:1]
     if unknown := set(methods) - {*llm.methods}:
         parser.error(f"--methods: expected some of {', '.join(llm.methods)}, got {', '.join(sorted(unknown))}")
+    if not args.speed:
+        budget = BudgetTable.constant(args.tree_budget)
+        plans = llm.runtime.plans.items()
+        llm.runtime.with_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans})
     report = verify(llm, args, methods)
-    shown = tables(report, args.near_tie)
-    for table in shown:
-        table.show(console)
-    failures = sum(int(row[-1]) for row in shown[0].rows)
-    invalid = sum(run["valid"] is False for run in report["runs"])
-    console.print(f"{failures} failures, {invalid} finished answers that are not valid; written to {args.output}")
-    return int(failures + invalid > 0)
+    texts_table(report).show(console)
+    if args.speed:
+        speed_table(report).show(console)
+    failures = sum(row["failures"] for row in report["texts"])
+    console.print(f"{failures} failures, {len(report['invalid'])} finished answers that are not valid")
+    console.print(f"written to {args.output}")
+    return int(failures + len(report["invalid"]) > 0)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Shares the prompt rows of a step among the prompts that have not been through the target yet.
 
-The shortest remaining prompt goes first, so a short one does not wait for long ones. A part of each step belongs to the
+The shortest remaining prompt goes first, so a short one does not wait for long ones. One whose rows others wait for
+counts as the shortest of these. A part of each step belongs to the
 prompt that arrived first, so a long one does not starve: that part lets it through after as many steps as its rows
 and those of the prompts before it take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
 FIRST_PART = 4
@@ -46,15 +47,26 @@ def step_rows(prefill_chunk: int, decoding: int) -> int:
     return max(prefill_chunk // BESIDE_STREAMS, 1) if decoding else prefill_chunk
 
 
-def share_rows(prompts: Iterable[Waiting], free_slots: int, rows: int, decoding: int = 0) -> list[tuple[Waiting, int]]:
+def share_rows(
+    prompts: Iterable[Waiting],
+    free_slots: int,
+    rows: int,
+    decoding: int = 0,
+    followers: Mapping[Waiting, int] | None = None,
+) -> list[tuple[Waiting, int]]:
     """Which prompts take how many of the `rows` of a step in which `decoding` sequences decode, at least one each.
-    Those without a slot take a free one."""
+    Those without a slot take a free one. `followers`: by prompt, the fewest rows left to one that waits for its."""
+    followers = followers or {}
+
+    def place(prompt: Waiting) -> tuple[int, float]:
+        return min(prompt.to_prefill, followers.get(prompt, prompt.to_prefill)), prompt.arrived
+
     able = [prompt for prompt in prompts if prompt.has_slot or free_slots]
     if not able:
         return []
     first = min(able, key=lambda prompt: prompt.arrived)
     turns = [(first, -(-rows // FIRST_PART))]
-    turns += [(prompt, rows) for prompt in sorted(able, key=lambda prompt: (prompt.to_prefill, prompt.arrived))]
+    turns += [(prompt, rows) for prompt in sorted(able, key=place)]
     given: dict[int, tuple[Waiting, int]] = {}
     for prompt, most in turns:
         _, before = given.get(id(prompt), (prompt, 0))

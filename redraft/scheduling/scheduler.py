@@ -225,22 +225,26 @@ class Scheduler:
         """Which sequences prefill how many rows in this step, in which `decoding` decode; those that wait take a slot
         with their first rows, unless these are about to be there for another."""
         prompts = [sequence for sequence in self._running if not sequence.prefilled]
+        followers: dict[Sequence, int] = {}
         if free := len(self._slots.free):
+            self._slots.count_reusable((sequence, self._method(sequence)) for sequence in self._waiting)
             for sequence in self._waiting:
-                sequence.reusable = self._slots.rows_for(sequence, self._method(sequence))
-            prompts += [sequence for sequence in self._waiting if not self._awaits(sequence)]
+                if (leader := self._leader(sequence)) is None:
+                    prompts.append(sequence)
+                else:
+                    followers[leader] = min(sequence.to_prefill, followers.get(leader, sequence.to_prefill))
         rows = step_rows(self.limits.prefill_chunk, decoding)
         chunks = []
-        for sequence, count in share_rows(prompts, free, rows, decoding):
+        for sequence, count in share_rows(prompts, free, rows, decoding, followers):
             if not sequence.has_slot:
-                if self._awaits(sequence):  # one that has just been admitted
+                if self._leader(sequence):  # one that has just been admitted
                     continue
                 self._admit(sequence)
             chunks.append((sequence, min(count, sequence.to_prefill)))
         return chunks
 
-    def _awaits(self, sequence: Sequence) -> bool:
-        return self._slots.awaits(sequence, self._method(sequence))
+    def _leader(self, sequence: Sequence) -> Sequence | None:
+        return self._slots.leader(sequence, self._method(sequence))
 
     def _draft(self, sequences: list[Sequence]) -> TokenTree:
         """Draft trees of the sequences, in their order; each method drafts for all of its own at once."""

@@ -10,7 +10,7 @@ entirely has logits for its last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,11 +56,14 @@ class Slot:
         own = self.user.pairs if self.user is not None else None
         return self.pairs if own is None else {**self.pairs, self.method: own}
 
-    def look(self) -> None:
-        """Bring the record of a running sequence up to date."""
-        if self.user is not None and self.user.request.cache_prompt:
-            self.tokens = self.user.prompt[: self.user.cache_length]
-            self.commit = self.user.commit if self.user.to_prefill > 0 else []
+    def look(self) -> bool:
+        """Bring the record of a running sequence up to date; whether it has changed."""
+        if self.user is None or not self.user.request.cache_prompt:
+            return False
+        before = len(self.tokens), len(self.commit)
+        self.tokens = self.user.prompt[: self.user.cache_length]
+        self.commit = self.user.commit if self.user.to_prefill > 0 else []
+        return (len(self.tokens), len(self.commit)) != before
 
     def rows_for(self, sequence: Sequence, method: str) -> int:
         """How many of its rows a sequence of a method can begin after."""
@@ -80,6 +83,8 @@ class Slots:
         self._copy = copy
         self._slots = [Slot(number) for number in range(count)]
         self._clock = 0
+        self._state = 0
+        """Changes with what the slots hold."""
 
     @property
     def free(self) -> list[Slot]:
@@ -89,19 +94,24 @@ class Slots:
     def forget(self) -> None:
         """Free all slots and forget their records."""
         self._slots = [Slot(slot.number) for slot in self._slots]
+        self._state += 1
 
     def reads(self, sequence: Sequence) -> bool:
         """Whether a sequence may begin after rows that are there. Scores of a prompt take all of its rows."""
         return self._copy is not None and sequence.request.cache_prompt and not sequence.scored
 
-    def rows_for(self, sequence: Sequence, method: str) -> int:
-        """How many rows a sequence would begin after, were it admitted now; a slot must be free."""
-        return self._choose(sequence, method)[2]
+    def count_reusable(self, waiting: Iterable[tuple[Sequence, str]]) -> None:
+        """Say of sequences, each with its method, how many rows they would begin after, were they admitted now; a slot
+        must be free. They are asked again only when the slots hold something else."""
+        self._look()
+        for sequence, method in waiting:
+            if sequence.reusable_in != self._state:
+                sequence.reusable, sequence.reusable_in = self._choose(sequence, method)[2], self._state
 
-    def awaits(self, sequence: Sequence, method: str) -> bool:
-        """Whether most of a prompt is about to be prefilled for another sequence, whose rows it can copy then."""
+    def leader(self, sequence: Sequence, method: str) -> Sequence | None:
+        """The sequence, if any, for which most of a prompt is about to be prefilled: its rows can be copied then."""
         if not self.reads(sequence):
-            return False
+            return None
         for slot in self._slots:
             leader = slot.user
             if leader is None or leader.to_prefill <= 0 or not leader.request.cache_prompt:
@@ -110,8 +120,8 @@ class Slots:
                 continue
             soon = _common(leader.prompt, sequence.prompt) - 1
             if soon - sequence.reusable >= max(COPY_ROWS, len(sequence.prompt) - soon):
-                return True
-        return False
+                return leader
+        return None
 
     def admit(self, sequence: Sequence, method: str) -> None:
         """Give a sequence a slot, and what is in place there. Its rows are copied now where they are another's."""
@@ -128,11 +138,13 @@ class Slots:
         target.user, target.method, target.salt = sequence, method, sequence.request.cache_salt
         target.tokens, target.commit = NO_TOKENS, []
         target.pairs = {name: _shortened(known) for name, known in pairs.items()}
+        self._state += 1
 
     def release(self, sequence: Sequence) -> None:
         """Free a finished sequence's slot, whose rows stay for others."""
         slot = self._slots[sequence.slot]
         slot.user = None
+        self._state += 1
         if self._copy is None or not sequence.request.cache_prompt:
             slot.tokens, slot.commit, slot.pairs, slot.used = NO_TOKENS, [], {}, 0
             return
@@ -150,8 +162,7 @@ class Slots:
         oldest = free[0]
         if not self.reads(sequence):
             return oldest, oldest, 0
-        for slot in self._slots:
-            slot.look()
+        self._look()
         rows = {slot: slot.rows_for(sequence, method) for slot in self._slots}
         copied = {slot: min(rows[slot], slot.settled) for slot in self._slots}
         best = max(free, key=rows.__getitem__)
@@ -163,6 +174,9 @@ class Slots:
         if copied[source] - rows[in_place] >= COPY_ROWS:
             return source, oldest, copied[source]
         return in_place, in_place, rows[in_place]
+
+    def _look(self) -> None:
+        self._state += sum(slot.look() for slot in self._slots)
 
     def _now(self) -> int:
         self._clock += 1

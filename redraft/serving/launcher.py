@@ -94,6 +94,7 @@ def stop(run_path: Path) -> int:
         run_dir.remove_sockets()
     except OSError as error:
         raise _unusable(run_dir, error) from None
+    state = run_dir.read_state()
     if state and state.phase not in ("stopped", "failed"):
         with contextlib.suppress(OSError), _private():
             run_dir.write_state(state.model_copy(update={"phase": "stopped", "detail": ""}))
@@ -133,7 +134,7 @@ def _follow_swap(run_dir: RunDir, order: SwapOrder, on_progress: Callable[[str],
         state = run_dir.read_state()
         swap = state.swap if state else None
         if state and swap and swap.order == order:
-            if swap.phase == "done":
+            if swap.phase == "done" and state.phase not in ("stopping", "stopped"):
                 return state
             if swap.phase == "failed":
                 raise ServingError(swap.error)

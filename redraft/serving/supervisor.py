@@ -55,8 +55,7 @@ class Supervisor:
     """One service: worker, Triton server, its guard, /v1 front end, and the state file that says how they are."""
 
     def __init__(self, run_dir: RunDir, settings: Settings):
-        self._run_dir = run_dir
-        self._settings = settings
+        self._run_dir, self._settings = run_dir, settings
         self._state = State(settings=settings, supervisor_pid=os.getpid())
         self._client = WorkerClient(run_dir.socket)
         self._untuned: list[str] = []
@@ -134,6 +133,8 @@ class Supervisor:
             self._worker.up = False
             self._health_pulse.reset()
             self._drain()
+        if self._swap and self._swap.serves:
+            self._update(swap=self._swap.end())
         self._worker.end(grace=END_S)
         self._triton.end(grace=tritonserver.EXIT_TIMEOUT_S + 3)
         for listener in self._listeners:

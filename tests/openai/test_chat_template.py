@@ -84,3 +84,11 @@ def test_what_a_template_cannot_do_is_no_crash():
         render("{{ 1 + messages[0].content }}", {"role": "user", "content": "a"})
     with pytest.raises(TemplateError, match="no users"):
         render("{{ raise_exception('no users') }}", {"role": "user", "content": "a"})
+
+
+def test_templates_may_ask_for_the_date_and_write_json_by_their_own_options():
+    """As those of Llama 3 and Mistral do, and GLM's."""
+    source = "{{ strftime_now('%Y') }} {{ messages | tojson(ensure_ascii=False) }}"
+    text = render(source, {"role": "user", "content": "é"})
+    assert 2000 < int(text[:4]) < 3000
+    assert text[5:] == '[{"role": "user", "content": "é"}]'

@@ -208,6 +208,38 @@ def test_choices_of_one_prompt_wait_for_the_first(scheduler, engine):
     assert engine.copies[0][0] == sequences[0].slot
 
 
+def test_a_short_prompt_does_not_wait_for_all_of_a_long_one(scheduler):
+    """The long one goes as early as the short one would, until their common rows are there."""
+    prompts = [*SYSTEM, *[50] * 40], [99] * 60, [*SYSTEM, 98]
+    long, between, short = (make(key, prompt=prompt, max_tokens=2) for key, prompt in enumerate(prompts))
+    scheduler.submit(long)
+    scheduler.step()
+    for sequence in (between, short):
+        scheduler.submit(sequence)
+    while not short.prefilled:
+        scheduler.step()
+    assert short.stats.cached_tokens >= len(SYSTEM) - COPY_ROWS
+    assert not between.prefilled
+    assert not long.prefilled
+
+
+@pytest.mark.parametrize("leaves_rows", [False, True])
+def test_what_a_waiting_prompt_can_reuse_is_counted_again_when_the_slots_have_changed(
+    scheduler, monkeypatch, leaves_rows
+):
+    choose, asked = Slots._choose, list[Any]()
+    monkeypatch.setattr(Slots, "_choose", lambda self, one, method: asked.append(one.key) or choose(self, one, method))
+    scheduler.submit(make(0, prompt=SYSTEM, max_tokens=2, cache_prompt=leaves_rows))
+    scheduler.step()
+    waiting = make(1, prompt=[*SYSTEM, *SYSTEM], max_tokens=2)
+    scheduler.submit(waiting)
+    scheduler.step()
+    scheduler.step()
+    assert not waiting.has_slot
+    assert asked.count(1) == 1 + leaves_rows
+    assert waiting.reusable == (2 * LIMITS.prefill_chunk - 1) * leaves_rows
+
+
 def test_a_waiting_prompt_goes_on_when_the_first_is_cancelled(scheduler):
     first, second = (make(key, prompt=SYSTEM, max_tokens=3) for key in range(2))
     for sequence in (first, second):

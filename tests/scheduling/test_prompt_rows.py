@@ -48,6 +48,13 @@ def test_no_row_is_given_twice_nor_left_while_a_prompt_can_take_it(prompts, free
     assert min(rows, able) <= given_rows <= rows
 
 
+def test_a_prompt_goes_as_early_as_the_shortest_that_waits_for_its_rows():
+    first, leader, other = (Prompt(float(place), rows) for place, rows in enumerate((500, 400, 200)))
+    prompts = [first, leader, other]
+    assert [prompt for prompt, _ in share_rows(prompts, 3, 100)] == [first, other]
+    assert [prompt for prompt, _ in share_rows(prompts, 3, 100, followers={leader: 50})] == [first, leader]
+
+
 @given(PROMPTS, st.integers(4, 200))
 def test_the_shortest_goes_first(prompts, rows):
     """All but the earliest prompt's part."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise
 from redraft.bundle.manifest import Bundle
 from redraft.engines.cache_check import fault
-from redraft.engines.cache_rows import copy_rows
 from redraft.engines.cuda.transfer import Results, upload
 from redraft.engines.host_buffers import ChainBuffers, PairBuffers, SamplingBuffers
 from redraft.engines.tensorrt import profiles
@@ -107,10 +106,6 @@ class TensorRTDrafter:
             raise RuntimeError("this drafter does not draw at random")
         filters = self._sampling.fill(sampling, len(batch.slots))
         return DraftDraws(*self._execute(batch, filters, ("ids", "log_probs", "draws")))
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first pairs of a slot's context, where there is one, to another slot."""
-        copy_rows(() if self._caches is None else self._caches, source, target, rows)
 
     def _execute(self, batch: DraftBatch, filters: dict[str, np.ndarray], names: tuple[str, ...]) -> list[np.ndarray]:
         self._pairs.check(batch)

@@ -107,11 +107,9 @@ class TensorRTEngine:
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, rows: int) -> None:
-        """See `Engine.copy`."""
+        """See `Engine.copy`. Drafters have nothing to copy: see `reuse_refusal`."""
         with self._stream.current():
             copy_rows(self.caches, source, target, rows)
-            for drafter in self.drafters.values():
-                drafter.copy(source, target, rows + 1)
 
     def close(self) -> None:
         """Free the engines and the caches, as far as they are there."""

@@ -43,8 +43,11 @@ _SHARED = {
     "drafting_method": "method",
     "guided_decoding_guide_type": "guide.kind",
     "guided_decoding_guide": "guide.text",
+    "cache_prompt": "cache_prompt",
+    "cache_salt": "cache_salt",
 }
 _GUIDE_KINDS = {"json": "json", "json_schema": "json_schema", "regex": "regex", "ebnf_grammar": "grammar"}
+_EMPTY_IS_NONE = ("guide.", "cache_salt")
 NUM_TOKENS = ("return_num_input_tokens", "return_num_output_tokens")
 PERF_METRICS = "return_perf_metrics"
 STOP = "stop"
@@ -116,7 +119,7 @@ class Contract:
                 raise InvalidRequest(f"{name}: unknown field")
         message: dict[str, Any] = {"id": request_id}
         for field, (_, value) in values.items():
-            if value or not field.startswith("guide."):  # an empty guide is none
+            if value or not field.startswith(_EMPTY_IS_NONE):
                 _put(message, field, value)
         if timeout_us:
             message["timeout_s"] = timeout_us / 1e6

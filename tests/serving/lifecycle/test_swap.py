@@ -188,6 +188,7 @@ def test_a_stop_in_the_middle_leaves_nothing(service, bundles):
     launcher.stop(service.run_dir.path)
     swapping.join(60)
     assert not swapping.is_alive()
+    assert (service.state.phase, service.state.swap.phase) == ("stopped", "done")
     assert_nothing_is_left(service.run_dir.path)
     with pytest.raises(httpx.ConnectError):
         service.ready()

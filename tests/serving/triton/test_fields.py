@@ -94,6 +94,13 @@ def test_guides_have_tensorrt_llms_names():
     assert ENSEMBLE.in_client_terms(error) == error.replace("guide.text", "guided_decoding_guide")
 
 
+def test_a_request_can_keep_to_itself_in_the_cache():
+    given = ENSEMBLE.parse("r", ensemble(cache_prompt=flag(False), cache_salt=text("mine")))
+    assert (given.cache_prompt, given.cache_salt) == (False, "mine")
+    none = ENSEMBLE.parse("r", ensemble(cache_prompt=flag(True), cache_salt=text("")))
+    assert none == ENSEMBLE.parse("r", ensemble())
+
+
 def test_what_is_not_supported_is_accepted_where_it_is_not_asked_for():
     unwanted = {name: flag(False) for name in ("return_context_logits", "return_generation_logits")}
     unwanted |= {name: text("") for name in ("guided_decoding_guide_type", "guided_decoding_guide")}
