@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from benchmarks.cache.prefix_reuse import table as with_reuse
 from benchmarks.figures.tables import Table
 from benchmarks.load.comparison import AR
 from benchmarks.load.fairness import Cell
@@ -144,6 +145,11 @@ def fairness(load: Load) -> Table:
     """What long prompts cost their neighbours, by the worker and the clients that send them."""
     cells = ({name: value for name, value in cell.items() if name != "slow_down"} for cell in load("fairness")["cells"])
     return beside_long_prompts([Cell(**cell) for cell in cells])
+
+
+def prefix_reuse(load: Load) -> Table:
+    """What prefix reuse saves and costs."""
+    return with_reuse(load("prefix_reuse"))
 
 
 def redrafter_table2(load: Load) -> Table:
@@ -303,6 +309,7 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "single_stream": single_stream,
     "load_test": load_test,
     "fairness": fairness,
+    "prefix_reuse": prefix_reuse,
     "all_methods": all_methods,
     "redrafter_table1": redrafter_table1,
     "redrafter_table2": redrafter_table2,
