@@ -283,7 +283,7 @@ def lyanna_figures8(load: Load) -> Table:
 
 
 def lyanna_fusion(load: Load) -> Table:
-    """Tokens per step with re-sampling in trees of the paper, how many more than without, and accepted draft tokens that
+    """Tokens per step with re-sampling in trees of the paper, how many more than without, and accepted tokens that
     only re-sampling brought."""
     labels = {"off_12": "off", "fused_12": "fused with the new draft", "alone_12": "instead of a draft"}
     columns = [text for t in ("0", "1") for text in (f"tokens/step, T = {t}", "more than off", "re-used")]
