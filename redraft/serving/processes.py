@@ -83,16 +83,6 @@ def remove_shared_memory(run_dir: Path) -> list[str]:
     return removed
 
 
-def reserve_shared_memory(run_dir: Path) -> None:
-    """Have the regions of a service take the memory that they may use now: whoever writes to one that cannot is killed,
-    if others fill /dev/shm meanwhile."""
-    for region in SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*"):
-        with contextlib.suppress(OSError), open(region, "r+b", buffering=0, opener=_no_link) as file:
-            status = os.fstat(file.fileno())
-            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                os.posix_fallocate(file.fileno(), 0, status.st_size)
-
-
 def check_port(port: int, purpose: str, option: str) -> None:
     """Raises ServingError if 127.0.0.1:`port` cannot be bound."""
     with socket.socket() as probe:
@@ -116,10 +106,6 @@ def check_room(folder: Path, size: int, purpose: str, remedy: str) -> None:
         raise ServingError(
             f"{folder} has no room for {purpose}, {size / 2**20:.0f} MiB ({error.strerror}): {remedy}"
         ) from None
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _wait(processes: list[psutil.Process], timeout: float) -> list[psutil.Process]:

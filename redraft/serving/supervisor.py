@@ -24,14 +24,7 @@ from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
 from redraft.serving.engine_worker import END_S, Swap, engine_worker
 from redraft.serving.guard.launch import guard
-from redraft.serving.processes import (
-    ServingError,
-    end_processes,
-    is_alive,
-    owned_processes,
-    remove_shared_memory,
-    reserve_shared_memory,
-)
+from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
 from redraft.serving.pulse import Pulse
 from redraft.serving.rundir import Phase, RunDir, Settings, State, cannot_write, hold, point
 from redraft.serving.watched import START_S, Watched
@@ -277,7 +270,6 @@ class Supervisor:
     def _set_triton_up(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             self._stubs = psutil.Process(self._triton.pid).children()
-        reserve_shared_memory(self._run_dir.path)
         self._triton.up = True
         self._health_pulse.reset()
 

@@ -45,7 +45,7 @@ MAX_FILE_BYTES = 32 * 2**20
 MAX_DELAY_S = 0.5
 """It starts in a second or two, and a single request can end it."""
 SHARED_MEMORY_BYTES = 8 * 2**20
-"""What its models take of /dev/shm when they start, and as much again for requests."""
+"""What its models take of /dev/shm when they start, 1 MiB each, and as much again for large requests."""
 _ENVIRONMENT = f"{sys.prefix}/triton"
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 ADD = (
@@ -156,7 +156,7 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, settings: Setting
 
 
 def check_shared_memory() -> None:
-    """Raises ServingError where /dev/shm has no room for the models: they would be killed as they start."""
+    """Raises ServingError where /dev/shm has no room for the models: they would not load."""
     remedy = "free some (`ls -l /dev/shm`, `redraft stop` of other services), or make it larger (docker: --shm-size)"
     check_room(SHARED_MEMORY, SHARED_MEMORY_BYTES, "Triton's models", remedy)
 

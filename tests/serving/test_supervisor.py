@@ -103,7 +103,7 @@ def test_a_state_that_could_not_be_written_is_written_later(supervisor, tmp_path
 
 
 def test_a_server_without_shared_memory_waits_for_it(supervisor, monkeypatch, tmp_path):
-    """It would be killed as it starts, again and again."""
+    """It would end as it starts, again and again."""
     server = supervisor._triton = MagicMock(up=False, alive=False, pid=0, restarts=0)
     monkeypatch.setattr(tritonserver, "SHARED_MEMORY_BYTES", 2**60)
     for _ in range(2):

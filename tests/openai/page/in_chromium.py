@@ -1,7 +1,8 @@
 """The live page in a headless Chromium, by hand: `python -m tests.openai.page.in_chromium URL FOLDER`.
 
-Asks a question, waits for the answer and for plain decoding of it, and fails where the page logs an error or the answer
-has no drafted tokens. Writes pictures of the page, light, dark and narrow, into FOLDER. Needs Debian's `chromium`.
+Asks a question, waits for the answer and for plain decoding of it, and asks another one. Fails where the page logs an
+error, the answer has no drafted tokens, or nothing of the first question is reused. Writes pictures of the page, light,
+dark and narrow, into FOLDER; `answered.png` is the one in the documentation. Needs Debian's `chromium`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-QUESTION = "Why is the sky blue?"
+QUESTION, ANOTHER = "Why is the sky blue?", "And at sunset?"
 WAIT_S = 120.0
 LONGEST_STEP = """
 [...document.querySelectorAll('#timeline button')]
@@ -74,6 +75,11 @@ class Chromium:
             assert time.monotonic() < deadline, (condition, self.errors)
             time.sleep(0.1)
 
+    def ask(self, question: str) -> None:
+        """Send a question to the model."""
+        self.run(f"document.querySelector('#prompt').value = {json.dumps(question)}")
+        self.run("document.querySelector('#composer').requestSubmit()")
+
     def picture(self, file: Path, width: int, height: int, scheme: str = "light") -> None:
         """The page as it looks."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
@@ -95,22 +101,28 @@ def main(url: str, folder: Path) -> None:
             page.call("Page.navigate", url=url)
             page.wait("document.querySelectorAll('#method option').length")
             page.picture(folder / "empty.png", 1440, 900)
-            page.run(f"document.querySelector('#prompt').value = {json.dumps(QUESTION)}")
-            page.run("document.querySelector('#composer').requestSubmit()")
+            page.ask(QUESTION)
             page.wait("document.querySelectorAll('#timeline button').length > 4")
             page.picture(folder / "running.png", 1440, 900)
             page.wait("document.querySelector('.compare > button:enabled')")
-            page.run("document.querySelectorAll('#timeline button')[5].click()")
+            page.run(LONGEST_STEP)
             page.picture(folder / "answered.png", 1440, 900)
             page.run("document.querySelector('.compare > button').click()")
             page.wait("document.querySelector('.verdict > *')")
             print(page.run("document.querySelector('.compare').innerText"))
             print(page.run("document.querySelector('.figures').innerText").replace("\n", " "))
             assert page.run("document.querySelectorAll('.text .drafter, .text .both, .text .ngrams').length") > 0
-            page.run(LONGEST_STEP)
             page.picture(folder / "light.png", 1440, 900)
             page.picture(folder / "dark.png", 1440, 900, "dark")
             page.picture(folder / "narrow.png", 420, 900)
+            page.ask(ANOTHER)
+            page.wait("document.querySelectorAll('.compare > button:enabled').length")
+            page.picture(folder / "second.png", 1440, 900)
+            reused = page.run(
+                "document.querySelector('.answer:last-child').innerText.match(/.* were in the cache/)?.[0]"
+            )
+            print(reused)
+            assert reused
             page.run("document.querySelector('#new').click()")
             assert page.run("document.querySelectorAll('#timeline button, #tree svg, .text').length") == 0
             page.picture(folder / "new_chat.png", 1440, 900)
