@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -124,8 +125,11 @@ def _built(digest: str) -> Path:
                 temporary = folder.with_suffix(".partial")
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
-                _build_kernels(temporary)
-                temporary.rename(folder)
+                try:
+                    _build_kernels(temporary)
+                    temporary.rename(folder)
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -163,5 +167,10 @@ def _compile(arguments: list[str]) -> None:
     if not shutil.which(compiler):
         raise BuildError(f"{compiler} not found: the CPU operators are compiled on first use; install g++ 12 or newer")
     run = subprocess.run([compiler, *FLAGS, *arguments], cwd=PLUGINS / "cpu", capture_output=True, text=True)
+    if "No space left on device" in run.stderr:
+        raise BuildError(
+            f"no space left to compile the CPU operators: free some in {CACHE} (REDRAFT_PLUGIN_CACHE names another) "
+            f"and in {tempfile.gettempdir()}"
+        )
     if run.returncode:
         raise BuildError(f"{compiler} {' '.join(arguments)} failed:\n{run.stderr[-4000:]}")

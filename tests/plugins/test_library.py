@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from redraft.plugins import library
+from redraft.plugins.library import BuildError
 
 
 def test_a_bundle_depends_on_the_operators_of_networks_only(tmp_path, monkeypatch):
@@ -17,3 +20,14 @@ def test_a_bundle_depends_on_the_operators_of_networks_only(tmp_path, monkeypatc
         (tmp_path / name).write_text("2")
         assert (library.operators_digest() != before) == counts, name
         (tmp_path / name).write_text("1")
+
+
+def test_a_full_disk_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+    compiler, cache = tmp_path / "compiler", tmp_path / "cache"
+    compiler.write_text("#!/bin/sh\necho 'as: cannot write: No space left on device' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(library, "CACHE", cache)
+    with pytest.raises(BuildError, match=rf"no space left .*: free some in {cache} "):
+        library._built("0" * 16)
+    assert [file.name for file in cache.iterdir()] == ["lock"]

@@ -344,6 +344,7 @@ async function send(text) {
   answer.text = make("div", { class: "text running" });
   const card = make("article", { class: "answer" }, answer.text);
   by("messages").append(make("div", { class: "user", text }), card);
+  card.scrollIntoView({ block: "end" });
   showNoSteps(answer, "The model reads the prompt.");
   answer.body = {
     messages: [...messages], stream: true, seed: crypto.getRandomValues(new Uint32Array(1))[0],

@@ -114,10 +114,12 @@ def main(url: str, folder: Path) -> None:
             assert page.run("document.querySelectorAll('.text .drafter, .text .both, .text .ngrams').length") > 0
             page.picture(folder / "light.png", 1440, 900)
             page.picture(folder / "dark.png", 1440, 900, "dark")
-            page.picture(folder / "narrow.png", 420, 900)
+            page.run("document.querySelector('#messages').scrollTop = 0")
             page.ask(ANOTHER)
             page.wait("document.querySelectorAll('.compare > button:enabled').length")
+            assert page.run("document.querySelector('#messages').scrollTop") > 0
             page.picture(folder / "second.png", 1440, 900)
+            page.picture(folder / "narrow.png", 420, 900)
             reused = page.run(
                 "document.querySelector('.answer:last-child').innerText.match(/.* were in the cache/)?.[0]"
             )
