@@ -150,6 +150,7 @@ def serve(
         fail("redraft serve: interrupted, nothing is left running", code=130)
     mode = "streaming (decoupled)" if decoupled else "one response per request"
     out.print(f"serving {state.settings.bundle.name}, {mode}")
+    out.print(f"  bundle   {state.settings.bundle}", markup=False)
     out.print(f"  HTTP     http://{address.value}:{http_port}/v2/models/ensemble/generate")
     out.print(f"  gRPC     {address.value}:{grpc_port}")
     out.print(f"  metrics  http://{address.value}:{metrics_port}/metrics")
