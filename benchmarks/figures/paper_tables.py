@@ -14,6 +14,7 @@ from benchmarks.load.comparison import AR
 from benchmarks.load.fairness import Cell
 from benchmarks.load.fairness import table as beside_long_prompts
 from benchmarks.rsd import report as rsd_report
+from benchmarks.training.training_table import percent
 from redraft.request import AUTO_REGRESSIVE
 
 Load = Callable[[str], Any]
@@ -203,6 +204,16 @@ def redrafter_table3(load: Load) -> Table:
     return table
 
 
+def redrafter_draws(load: Load) -> Table:
+    """Tokens per step of beams and of random draws over the same drafter at temperature 1, as wide and as long."""
+    labels = {"redrafter": "beams, sampled walk", "rsd_s": "RSD-S, recursive rejection", "spectr": "SpecTr, K-SEQ"}
+    table = Table("6 x 5 draft tokens, temperature 1", ["draft", "tokens/step", "more than beams"])
+    found = contenders(load("zen4/beam_draws"), "1")
+    for name, label in labels.items():
+        table.rows.append([label, accepted(found[name]), more_than_first(found[name])])
+    return table
+
+
 def redrafter_table5(load: Load) -> Table:
     """Tokens/s by beam width and batch size, their ratio to auto-regressive decoding, and the tokens per step of each
     width, of which wide ones were only replayed."""
@@ -265,11 +276,12 @@ def lyanna_table1(load: Load) -> Table:
 
 def lyanna_table2(load: Load) -> Table:
     """Mean acceptance over training, with token info of some tokens and of all."""
-    runs = load("token_info_table")["runs"]
-    labels = {"full": "the 8,192 most frequent (sparse)", "dense": "all 12,288 drafted (dense)"}
-    table = Table("Mean acceptance of 3 steps", ["token info", *(f"{int(n):,} positions" for n in runs["full"])])
+    report = load("zen4/token_info_table")
+    runs, halves = report["runs"], report["intervals"]
+    labels = {"sparse": "the 8,192 most frequent (sparse)", "dense": "all 49,152 (dense)"}
+    table = Table("Mean acceptance of 3 steps", ["token info", *(f"{int(n):,} positions" for n in runs["sparse"])])
     for name, label in labels.items():
-        table.rows.append([label, *(f"{value:.1%}" for value in runs[name].values())])
+        table.rows.append([label, *(percent(value, halves[name][n]) for n, value in runs[name].items())])
     return table
 
 
@@ -357,6 +369,7 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "redrafter_table1": redrafter_table1,
     "redrafter_table2": redrafter_table2,
     "redrafter_table3": redrafter_table3,
+    "redrafter_draws": redrafter_draws,
     "redrafter_table5": redrafter_table5,
     "redrafter_table6": redrafter_table6,
     "lyanna_table1": lyanna_table1,
