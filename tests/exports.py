@@ -7,6 +7,7 @@ shapes and its open axes. What cannot be told by its content is exported each ti
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import os
 import types
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from torch.onnx._internal._lazy_import import onnxscript_apis
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from model_defs.export import drafter as export_drafter
 from model_defs.export import target as export_target
@@ -58,7 +59,8 @@ def share(folder: Path) -> None:
         return ir.external_data.load_to_model(ir.load(path))
 
     export_drafter.export_network = export_target.export_network = shared_export
-    onnxscript_apis.get_torchlib_ops = cache(onnxscript_apis.get_torchlib_ops)  # parsed anew for each export
+    ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))  # read anew for each export
+    gc.freeze()  # else an export, which leaves much garbage, has all modules searched for it again and again
 
 
 def shapes(args: Any) -> Any:

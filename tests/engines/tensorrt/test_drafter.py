@@ -22,7 +22,7 @@ from tests.engines import tiny
 from tests.engines.drafters.drafting import Drafting, check, draft, following
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
 from tests.engines.scheduling import generate
-from tests.engines.tensorrt.bundles import LIMITS, bundle_of
+from tests.engines.tensorrt.bundles import BEAM_LENGTH, LIMITS, bundle_of
 from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
 
 
@@ -61,7 +61,7 @@ def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
 def test_drafts_and_draws_are_the_torch_backends(variant, plan, monkeypatch, tmp_path):
     target = tiny_target()
     drafter = tiny_drafter(target) if variant == "recurrent" else tiny_drafter_of(target, variant)
-    options = {"trained": drafter, "limits": LIMITS, **plan}
+    options = {"trained": drafter, "limits": LIMITS, "beam_length": BEAM_LENGTH, **plan}
     ours = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path / "rtx", **options))
     torchs = load_engine(tiny_bundle(tmp_path / "torch", tiny_target(), "torch", **options))
     batch = draft_batch(3)
@@ -80,7 +80,7 @@ def test_drafts_and_draws_are_the_torch_backends(variant, plan, monkeypatch, tmp
 def resampling(tmp_path_factory) -> list:
     """Engines of TensorRT for RTX and of torch whose drafters draft again from chains."""
     options = {"trained": tiny_drafter_of(tiny_target(), "hidden_state"), "resample_above": 0}
-    options |= {"token_info": InfoForm.bf16, "limits": tiny.LIMITS}
+    options |= {"token_info": InfoForm.bf16, "limits": tiny.LIMITS, "beam_length": 4}
     folder = tmp_path_factory.mktemp("resampling")
     with pytest.MonkeyPatch.context() as monkeypatch:
         ours = load_engine(bundle_of("tensorrt_rtx", monkeypatch, folder / "rtx", **options))
