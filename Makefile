@@ -25,9 +25,9 @@ UCX_TLS   ?= posix,self
 SPLIT     := $(addprefix -,$(filter-out openvino,$(BACKEND)))$(if $(filter-out 1,$(TP)),-tp$(TP))
 CALIBRATION ?= artifacts/calibration/$(NAME).json
 # Without a trained drafter a bundle drafts from n-grams. `train` and `drafter` make one; a DRAFTER that the user named must be there.
-TRAINED   := $(or $(METHODS),$(filter-out file,$(origin DRAFTER)),$(filter train drafter,$(MAKECMDGOALS)),$(wildcard $(DRAFTER)/config.json))
+TRAINED   := $(or $(METHODS),$(OTHER_KIND),$(filter-out file,$(origin DRAFTER)),$(filter train drafter,$(MAKECMDGOALS)),$(wildcard $(DRAFTER)/config.json))
 NGRAMS    := $(ENGINES)/$(NAME)-ngrams-$(PRECISION)$(SPLIT)
-BUNDLE    ?= $(if $(TRAINED),$(ENGINES)/$(NAME)-redrafter-$(PRECISION)$(SPLIT),$(NGRAMS))
+BUNDLE    ?= $(if $(TRAINED),$(ENGINES)/$(NAME)-$(or $(OTHER_KIND),redrafter)-$(PRECISION)$(SPLIT),$(NGRAMS))
 BASELINE  ?= $(ENGINES)/$(NAME)-ar-$(PRECISION)$(SPLIT)
 
 DATA      ?=
@@ -218,7 +218,7 @@ test-all: $(MODEL)/source.json ## all tests
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
 	$(MAKE) engines PRECISION=fp32
 	$(PY) -m benchmarks.verify.lossless --auto-regressive $(ENGINES)/$(NAME)-ar-fp32 \
-	  --speculative $(ENGINES)/$(NAME)-$(if $(TRAINED),redrafter,ngrams)-fp32 --dataset $(PROMPTS)
+	  --speculative $(ENGINES)/$(NAME)-$(if $(TRAINED),$(or $(OTHER_KIND),redrafter),ngrams)-fp32 --dataset $(PROMPTS)
 	$(MAKE) $(ENGINES)/$(NAME)-methods-fp32/manifest.json PRECISION=fp32
 	$(PY) -m benchmarks.verify.lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --dataset $(PROMPTS) \
 	  --max-tokens 32 --concurrency 8 --output artifacts/reports/lossless-methods.json

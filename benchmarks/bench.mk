@@ -45,7 +45,7 @@ bench-steps: $(addsuffix /manifest.json,$(BASELINE) $(BUNDLE)) ## step times, th
 	$(PY) -m benchmarks.speed.host_overhead --output $(REPORTS)/host_overhead.json
 	$(PY) -m benchmarks.speed.host_overhead --logits --output $(REPORTS)/host_overhead_logits.json
 	$(PY) -m benchmarks.cache.prefix_reuse --bundle $(BUNDLE) --output $(REPORTS)/prefix_reuse.json
-	$(PY) -m benchmarks.verify.qk_norm --model $(MODEL) --output $(REPORTS)/qk_norm.json
+	-$(PY) -m benchmarks.verify.qk_norm --model $(MODEL) --engines $(ENGINES) --output $(REPORTS)/qk_norm.json
 
 bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.json $(WIDTHS)/budget.json ## single stream, streams, all methods, by batch, beam widths
 	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \

@@ -82,6 +82,11 @@ class MethodPlan:
         """Whether n-grams grow one tree with the drafter's or others' texts', instead of a chain beside that tree."""
         return self.ngram and self.construction in ("best_first", NGRAM_TRIE)
 
+    @property
+    def grows(self) -> bool:
+        """Whether trees are grown node by node from the drafter and n-grams, by the sequences' grammars."""
+        return self.joins_ngrams and not self.retrieves
+
     @cached_property
     def shape(self) -> DrawShape | None:
         """What is fixed of a random construction's draws; None for the others."""
@@ -90,7 +95,7 @@ class MethodPlan:
 
 
 SPARE = 2
-"""Drafts made for each one wanted, where grammars may forbid some."""
+"""Drafts made for each one wanted, where grammars may forbid some of them afterwards."""
 
 
 class Method:
@@ -174,8 +179,8 @@ class Method:
         most = self._most - self._plan.resample_budget
         budgets = [min(budget.nodes, most) for budget in given]
         least = [math.log(budget.chance) if budget.chance else -math.inf for budget in given]
-        guided = any(sequence.sampler.grammar for sequence in sequences)
-        largest = min(sum(budgets) * (SPARE if guided else 1), self._most)
+        cut = not self._plan.grows and any(sequence.sampler.grammar for sequence in sequences)
+        largest = min(sum(budgets) * (SPARE if cut else 1), self._most)
         again = [_left(sequence, self._plan.skip_above) for sequence in sequences]
         resampled = None
         if self._plan.resample_above is not None:
@@ -195,7 +200,9 @@ class Method:
             trees.append(_spread_over(sequences, anew, lambda some: self._drafted(some, largest), skipped))
         if self._plan.ngram and not self._plan.joins_ngrams:
             trees.append(self._ngram_chains(sequences))
-        tree = self._guided(sequences, merge_trees(trees), largest)
+        tree = merge_trees(trees)
+        if not self._plan.grows or any(again):
+            tree = self._guided(sequences, tree, largest)
         if self._plan.shape is not None:
             return prune_tree(tree, budgets, deepest)
         if resampled is not None:
@@ -238,7 +245,10 @@ class Method:
             tree = CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
             return _proposed("drafter", sequences, tree)
         indices, odds = _indices(sequences), [one.ngram_odds for one in self._scores(sequences)]
-        tree = grow_trees(candidates, roots, budget, indices, odds, self._drafter.reads_context)
+        grammars = [sequence.sampler.grammar for sequence in sequences]
+        tree = grow_trees(candidates, roots, budget, indices, odds, self._drafter.reads_context, grammars)
+        if any(grammars):
+            _proposed("grammar", sequences, tree)
         if any(sequence.proposals is not None for sequence in sequences):
             _proposed("drafter", sequences, best_first(candidates, roots, candidates.candidates[0].size))
             for sequence, nodes, index in zip(sequences, tree.nodes, indices, strict=True):

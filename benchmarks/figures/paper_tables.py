@@ -23,13 +23,18 @@ TABLE_2 = {0.1: 2.09, 0.5: 2.11, 1: 1.57}
 """ReDrafter, table 2: speed-up of Vicuna 7B by requests per second."""
 TABLE_3 = {1: 2.19, 2: 1.82}
 """ReDrafter, table 3: speed-up of Vicuna 7B by ranks."""
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 TABLE_5 = {
-    1: (62.55, 73.32, 80.47, 88.31, 100.16),
-    2: (117.13, 140.49, 151.54, 173.29, 198.90),
-    4: (230.03, 269.67, 299.09, 327.81, 388.51),
-    8: (425.14, 483.85, 555.90, 649.11, 667.52),
+    1: (62.55, 73.32, 80.47, 88.31, 100.16, 104.51, 110.64),
+    2: (117.13, 140.49, 151.54, 173.29, 198.90, 215.04, 222.83),
+    4: (230.03, 269.67, 299.09, 327.81, 388.51, 396.46, 340.94),
+    8: (425.14, 483.85, 555.90, 649.11, 667.52, 587.30, 433.48),
+    10: (536.14, 587.85, 662.88, 715.48, 735.68, 653.10, 442.25),
+    20: (903.20, 980.95, 1146.95, 1077.45, 975.14, 713.17, 465.70),
+    40: (1307.65, 1343.41, 1467.04, 1373.08, 1057.20, 766.03, 483.58),
+    80: (1515.40, 1636.36, 1571.89),
 }
-"""ReDrafter, table 5: tokens/s of all requests at beam widths 1, 2, 4, 8 and 16, by batch size."""
+"""ReDrafter, table 5: tokens/s of all requests by batch size, at the beam widths WIDTHS that fit the GPU."""
 TABLE_6 = {"with": {1: 2.35, 4: 2.73, 16: 3.09, 64: 3.58}, "without": {1: 2.21, 4: 2.48, 16: 2.87, 64: 3.30}}
 """ReDrafter, table 6: tokens per step by beam width, with and without distillation."""
 LYANNA_TABLE_1 = {"full": (91, 80, 70), "no_token_info": (90, 73, 64), "no_first_token": (84, 71, 63)}
@@ -80,6 +85,17 @@ def speedup(entry: Mapping[str, Any]) -> str:
     return f"{entry['speedup']:.2f}x" + (" ({:.2f} to {:.2f})".format(*interval) if interval else "")
 
 
+def accepted(entry: Mapping[str, Any]) -> str:
+    """Tokens per step of a contender with their interval over prompts."""
+    return f"{entry['acceptance_length']:.2f} ({{:.2f}} to {{:.2f}})".format(*entry["acceptance_interval"])
+
+
+def more_than_first(entry: Mapping[str, Any], digits: int = 2) -> str:
+    """The interval of how many more tokens per step a contender accepts than the first; empty for the first."""
+    low, high = entry["acceptance_below_first_interval"]
+    return f"{0 - high:+.{digits}f} to {0 - low:+.{digits}f}" if low < high else ""
+
+
 def contenders(report: Mapping[str, Any], temperature: str) -> dict[str, dict[str, Any]]:
     """Figures by contender of a report of benchmarks.speed.single_stream."""
     return report["single"][temperature]["contenders"]
@@ -97,8 +113,8 @@ def methods_table(load: Load, methods: Iterable[str]) -> Table:
 
 
 def redrafter_table1(load: Load) -> Table:
-    """ReDrafter's comparison with EAGLE and Medusa."""
-    return methods_table(load, ("redrafter_best_first", "redrafter", "eagle", "medusa"))
+    """ReDrafter's comparison with EAGLE and Medusa; its drafter also draws at random, with lossless rejection."""
+    return methods_table(load, ("redrafter_best_first", "redrafter", "rsd_s", "spectr", "eagle", "medusa"))
 
 
 def all_methods(load: Load) -> Table:
@@ -199,23 +215,28 @@ def redrafter_draws(load: Load) -> Table:
 
 
 def redrafter_table5(load: Load) -> Table:
-    """Tokens/s of all requests by beam width and batch size, and their ratio to auto-regressive decoding."""
+    """Tokens/s by beam width and batch size, their ratio to auto-regressive decoding, and the tokens per step of each
+    width, of which wide ones were only replayed."""
     report = load("beam_widths")
     cells = {(row["method"], row["batch"]): row["tokens_per_s"] for row in report["cells"]}
     batches = sorted({batch for _, batch in cells})
     table = Table(
-        "Tokens/s of all requests", ["batch", "auto-regressive", *(f"width {w}" for w in WIDTHS), "tuned tree"]
+        "Tokens/s of all requests (of each)",
+        ["batch", "auto-regressive", *(f"width {width}" for width in WIDTHS), "tuned tree"],
     )
     for batch in batches:
         base = cells[AUTO_REGRESSIVE, batch]
-        rates = [cells[method, batch] for method in (*(f"width_{w}" for w in WIDTHS), "tuned")]
-        table.rows.append([str(batch), f"{base:.0f}", *(f"{rate:.0f} ({rate / base:.2f}x)" for rate in rates)])
+        rates = [cells.get((method, batch)) for method in (*(f"width_{width}" for width in WIDTHS), "tuned")]
+        texts = ("-" if rate is None else f"{rate:.0f} ({rate / batch:.0f}; {rate / base:.2f}x)" for rate in rates)
+        table.rows.append([str(batch), f"{base:.0f} ({base / batch:.0f})", *texts])
+    (replayed,) = load("beam_shapes")["drafters"].values()
+    lengths = {row["width"]: row["acceptance_length"] for row in replayed if row["length"] == 5}
+    table.rows.append(["tokens/step", "1.00", *(f"{lengths[width]:.2f}" for width in WIDTHS), ""])
     for batch, paper in TABLE_5.items():
-        table.rows.append([f"paper, {batch}", "", *(f"{rate:.0f}" for rate in paper), ""])
+        texts = (f"{rate:.0f} ({rate / batch:.0f})" for rate in paper)
+        missing = ["out of memory"] * (len(WIDTHS) - len(paper))
+        table.rows.append([f"paper, {batch}", "", *texts, *missing, ""])
     return table
-
-
-WIDTHS = (1, 2, 4, 8, 16)
 
 
 def redrafter_table6(load: Load) -> Table:
@@ -264,11 +285,33 @@ def lyanna_table2(load: Load) -> Table:
     return table
 
 
+def lyanna_figures8(load: Load) -> Table:
+    """Tokens per step at the paper's setting."""
+    table = Table("Trees 3 deep, 4 wide, 12 nodes", ["method", *(f"tokens/step, T = {t}" for t in ("0", "1"))])
+    found = [contenders(load("zen4/lyanna"), t) for t in ("0", "1")]
+    for name in ("lyanna", "eagle", "sps_tree", "ngram_trie"):
+        table.rows.append([NAMES[name], *(accepted(entries[name]) for entries in found)])
+    return table
+
+
+def lyanna_fusion(load: Load) -> Table:
+    """Tokens per step with re-sampling in trees of the paper, how many more than without, and accepted tokens that
+    only re-sampling brought."""
+    labels = {"off_12": "off", "fused_12": "fused with the new draft", "alone_12": "instead of a draft"}
+    columns = [text for t in ("0", "1") for text in (f"tokens/step, T = {t}", "more than off", "re-used")]
+    table = Table("Re-sampling, trees 3 deep, 4 wide, 12 nodes", ["re-sampling", *columns])
+    found = [contenders(load("zen4/resampling_12"), t) for t in ("0", "1")]
+    for name, label in labels.items():
+        entries = [entries[name] for entries in found]
+        cells = [(f"{e['acceptance_length']:.3f}", more_than_first(e, 3), str(e["reused"])) for e in entries]
+        table.rows.append([label, *(text for cell in cells for text in cell)])
+    return table
+
+
 def lyanna_figure12(load: Load) -> Table:
-    """What re-sampling gains: speed-up with its interval, tokens per step, tokens that only re-sampling brought."""
+    """Re-sampling instead of a new draft: speed-up with its interval, tokens per step, tokens that only it brought."""
     labels = {
         "off": "off",
-        "fused": "fused with the new draft",
         "alone_above_0": "instead of a draft, with 1 level left",
         "alone_above_1": "with 2 levels left",
         "alone_above_2": "with 3 levels left",
@@ -291,8 +334,8 @@ def constructions(load: Load) -> Table:
         cells = []
         for single in temperatures.values():
             entry = single["contenders"][name]
-            low, high = entry["acceptance_below_first_interval"]
-            cells.append(gain(entry) + (f" ({-high:+.2f} to {-low:+.2f})" if low < high else ""))
+            more = more_than_first(entry)
+            cells.append(gain(entry) + (f" ({more})" if more else ""))
         table.rows.append([title, *cells])
     return table
 
@@ -331,6 +374,8 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "redrafter_table6": redrafter_table6,
     "lyanna_table1": lyanna_table1,
     "lyanna_table2": lyanna_table2,
+    "lyanna_figures8": lyanna_figures8,
+    "lyanna_fusion": lyanna_fusion,
     "lyanna_figure12": lyanna_figure12,
     "constructions": constructions,
     "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),

@@ -39,6 +39,7 @@ class GrammarState:
     """One answer's place in its grammar. Masks are kept until a token makes them void, so that a walk uses those that
     the tree was made with.
 
+    `end_ids` are the tokens that may end the text where the grammar is satisfied.
     `complete_length` is how many tokens the text has once nothing but an end token may follow: it is complete, or the
     grammar has `failed`, as it has grown past its limits. Further tokens change nothing.
     """
@@ -46,7 +47,7 @@ class GrammarState:
     def __init__(self, grammar: Grammar, end_ids: Iterable[int]):
         self._grammar, self._vocab_size = grammar, grammar.vocab_size
         self._matcher, self._probe = grammar.matcher.deep_copy(), grammar.probe.deep_copy()
-        self._ends = [token for token in end_ids if token < self._vocab_size]
+        self.end_ids = [token for token in end_ids if token < self._vocab_size]
         self._masks: dict[Path, np.ndarray] = {}
         self._length = 0
         self.complete_length: int | None = None
@@ -76,14 +77,14 @@ class GrammarState:
         if self.ended:
             return
         self._length += 1
-        if token in self._ends:
+        if token in self.end_ids:
             self.complete_length = self._length
             return
         self._matcher.consume_token(token)
         self._probe.consume_token(token)
         self._masks = {path[1:]: mask for path, mask in self._masks.items() if path[:1] == (token,)}
         allowed = self.mask()
-        if np.count_nonzero(allowed) == np.count_nonzero(allowed[self._ends]):
+        if np.count_nonzero(allowed) == np.count_nonzero(allowed[self.end_ids]):
             self.complete_length = self._length
             self._grammar.failed |= self.failed
 
@@ -107,5 +108,5 @@ class GrammarState:
         else:
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(bool)
-        mask[self._ends] = matcher.is_accepting()
+        mask[self.end_ids] = matcher.is_accepting()
         return mask

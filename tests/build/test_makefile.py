@@ -147,8 +147,15 @@ def test_drafters_of_another_kind_have_teacher_data_and_a_folder_of_their_own(ma
     assert trained.endswith("--drafter recurrent")
 
 
+def test_another_kind_has_a_bundle_of_its_own(make, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert any("n-eagle3-bf16" in line for line in make("engines", "KIND=eagle3", f"DRAFTER={tmp_path}"))
+    assert not any("n-eagle3-bf16" in line for line in make("engines", f"DRAFTER={tmp_path}"))
+
+
 def test_a_plan_is_for_the_usual_kind():
-    done = subprocess.run(["make", "drafter", "KIND=eagle3"], cwd=ROOT, capture_output=True, text=True)
+    command = ["make", "drafter", "KIND=eagle3", "MODEL=nowhere/nobody"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode
     assert "make distill train KIND=eagle3 TOKENS=... POSITIONS=... trains another" in done.stdout
 

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from redraft.batch import DraftCandidates
 from redraft.decoding.construction import best_first
-from redraft.decoding.growth import LEAST, MOST, grow_trees, joint_odds
+from redraft.decoding.growth import HIDDEN, LEAST, MOST, grow_trees, joint_odds
 from redraft.decoding.ngram import CHANCES, LONGEST, NgramIndex, ngram_chains
 from redraft.decoding.token_tree import Node, TokenTree
 from tests.decoding.test_token_tree import candidate_paths, paths, random_candidates
+from tests.grammar.test_state import tokens
+from tests.grammar.tokens import CODEC, grammar
 
 ROOTS = np.zeros(3, np.int32)
 
@@ -197,3 +199,39 @@ def test_guesses_grow_by_their_odds(factor):
     assert [math.exp(score) for _, _, score in chain[1:]] == pytest.approx(
         [first / (1 + first), first / (1 + first) * odds / (1 + odds)]
     )
+
+
+def chances(tree: TokenTree, b: int) -> dict[str, float]:
+    """By the text of its path, each drafted node's chance."""
+    return {CODEC.decode(list(path)): math.exp(score) for path, score in scored_paths(tree, b).items()}
+
+
+def test_only_what_a_grammar_allows_grows():
+    """With the chances that the drafter gives it among what is allowed; only one of the trees has a grammar."""
+    roots, drafts = np.array([5, 5], np.int32), one_level(list(tokens("b", "n", "y")), [0.5, 0.2, 0.1])
+    both = DraftCandidates(*(np.repeat(array, 2, axis=0) for array in vars(drafts).values() if array is not None))
+    indices = [NgramIndex([5]) for _ in roots]
+    tree = grow_trees(both, roots, 3, indices, [1.0, 1.0], False, [grammar("choice").start([0]), None])
+    allowed = 0.3 + HIDDEN * (0.5 + 0.2)
+    assert chances(tree, 0) == pytest.approx({t: p / allowed for t, p in (("n", 0.2), ("no", 0.2), ("y", 0.1))})
+    assert chances(tree, 1) == pytest.approx({"b": 0.5, "n": 0.2, "y": 0.1}, rel=1e-5)
+
+
+def test_what_a_grammar_forces_is_certain_and_ngrams_go_on_after_it():
+    """The drafter knows the first forced token only, and the second one's place has another candidate."""
+    forced = grammar("schema").start([0]).forced()
+    history = [*forced, *tokens("b", "o"), 5]
+    levels = np.array([[forced[0], 7], [7, 8]], np.int32).reshape(1, 2, 1, 2)
+    drafts = DraftCandidates(levels, np.log(np.full(levels.shape, 0.1, np.float32)), np.zeros((1, 2, 1), np.int32))
+    state = grammar("schema").start([0])
+    tree = grow_trees(drafts, np.array([5], np.int32), 9, [NgramIndex(history)], [1.0], False, [state])
+    grown = scored_paths(tree, 0)
+    assert [grown[tuple(forced[:place])] for place in range(1, len(forced) + 1)] == [0.0] * len(forced)
+    assert math.log(0.5) < grown[*forced, *tokens("b")] < 0
+    assert all(path[: len(forced)] == tuple(forced[: len(path)]) for path in grown)
+
+
+def test_nothing_grows_after_the_end_of_a_guided_text():
+    state, drafts = grammar("choice").start([0]), one_level(list(tokens("y")), [0.9])
+    tree = grow_trees(drafts, np.array([5], np.int32), 9, [NgramIndex([5, 7])], [1.0], False, [state])
+    assert list(chances(tree, 0)) == ["y", "ye", "yes"], "it ends without an end token"

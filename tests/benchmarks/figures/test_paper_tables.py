@@ -49,3 +49,27 @@ def test_ties_name_the_tree_that_was_best_before_rounding():
         "lead": {"4": None},
     }
     assert best_shapes([part]).rows == [["0.3", "4", "-", "1.37 (7x4)", "-", "-", "-", "-"]]
+
+
+def test_the_paired_difference_is_what_a_contender_has_more():
+    assert paper_tables.more_than_first({"acceptance_below_first_interval": [-0.5, 0.0]}) == "+0.00 to +0.50"
+    assert paper_tables.more_than_first({"acceptance_below_first_interval": [0.1, 0.2024]}, 3) == "-0.202 to -0.100"
+    assert paper_tables.more_than_first({"acceptance_below_first_interval": [0.0, 0.0]}) == "", "the first itself"
+
+
+def test_widths_that_were_not_timed_have_a_dash_and_their_tokens_per_step():
+    """Tokens/s of one request, of each, and over auto-regressive decoding; the paper's rows have the same columns."""
+    rates = {"auto_regressive": 10.0, "tuned": 30.0} | {f"width_{width}": 20.0 for width in (1, 2, 4, 8, 16)}
+    cells = [{"method": name, "batch": 2, "tokens_per_s": rate} for name, rate in rates.items()]
+    replayed = [
+        {"width": width, "length": length, "acceptance_length": length + width / 100}
+        for width in paper_tables.WIDTHS
+        for length in (4, 5)
+    ]
+    reports = {"beam_widths": {"cells": cells}, "beam_shapes": {"drafters": {"d": replayed}}}
+    table = paper_tables.redrafter_table5(reports.__getitem__)
+    ours, lengths, *papers = table.rows
+    assert ours == ["2", "10 (5)", *["20 (10; 2.00x)"] * 5, "-", "-", "30 (15; 3.00x)"]
+    assert lengths[2:9] == ["5.01", "5.02", "5.04", "5.08", "5.16", "5.32", "5.64"]
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert papers[-1][5:9] == ["out of memory"] * 4

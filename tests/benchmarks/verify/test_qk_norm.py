@@ -42,7 +42,7 @@ def test_other_families_are_refused(tmp_path):
 
 def test_steps_are_paired_and_a_slower_engine_shows(tmp_path, monkeypatch):
     bundle = tiny_bundle(tmp_path, tiny_target(), limits=LIMITS)
-    load, pauses = qk_norm.load_engine, iter((0.001, 0.003))
+    load, pauses = qk_norm.load_engine, iter((0.001, 0.01))
 
     def slowed(*given):
         engine, pause = load(*given), next(pauses)
