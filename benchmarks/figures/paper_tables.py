@@ -204,6 +204,16 @@ def redrafter_table3(load: Load) -> Table:
     return table
 
 
+def redrafter_table4(load: Load) -> Table:
+    """Live beams of length 4 by width, as in the paper's table of Apple's hardware."""
+    table = Table("Beams of length 4", ["beam width", "tokens/step", "rows per step"])
+    found = contenders(load("zen4/beam_shapes_live"), "0")
+    for width in range(1, 5):
+        entry = found[f"w{width}l4"]
+        table.rows.append([str(width), accepted(entry), f"{entry['rows_per_step']:.1f}"])
+    return table
+
+
 def redrafter_draws(load: Load) -> Table:
     """Tokens per step of beams and of random draws over the same drafter at temperature 1, as wide and as long."""
     labels = {"redrafter": "beams, sampled walk", "rsd_s": "RSD-S, recursive rejection", "spectr": "SpecTr, K-SEQ"}
@@ -370,6 +380,7 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "redrafter_table2": redrafter_table2,
     "redrafter_table3": redrafter_table3,
     "redrafter_draws": redrafter_draws,
+    "redrafter_table4": redrafter_table4,
     "redrafter_table5": redrafter_table5,
     "redrafter_table6": redrafter_table6,
     "lyanna_table1": lyanna_table1,
