@@ -15,6 +15,7 @@ from benchmarks.load.fairness import Cell
 from benchmarks.load.fairness import table as beside_long_prompts
 from benchmarks.rsd import report as rsd_report
 from benchmarks.training.training_table import percent
+from benchmarks.verify.structured import speed_table, texts_table
 from redraft.request import AUTO_REGRESSIVE
 
 Load = Callable[[str], Any]
@@ -375,6 +376,8 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "load_test": load_test,
     "fairness": fairness,
     "prefix_reuse": prefix_reuse,
+    "structured": lambda load: texts_table(load("structured")),
+    "structured_speed": lambda load: speed_table(load("structured_speed")),
     "all_methods": all_methods,
     "redrafter_table1": redrafter_table1,
     "redrafter_table2": redrafter_table2,
