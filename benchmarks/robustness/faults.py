@@ -234,6 +234,7 @@ class Trial:
             triton_silence_s=TRITON_SILENCE,
         )
         self.load_s = 0.0
+        self.others = service.mpi_memory()
         self.serve()
 
     def serve(self) -> None:
@@ -275,7 +276,7 @@ class Trial:
         if name != "supervisor":
             fault.lies = watch.lies(begun + (notice_s(name) if stopped else 0.0))
         fault.left += service.orphans(self.run_dir.path, self.state().supervisor_pid)
-        fault.left += service.leaked_memory(self.run_dir.path, self.ranks)
+        fault.left += service.leaked_memory(self.run_dir.path, self.ranks, self.others)
         return fault
 
     def _supervisor(self, fault: Fault, victim: psutil.Process, stopped: bool) -> None:
@@ -309,7 +310,7 @@ class Trial:
         """End the service. Returns what is left of it."""
         launcher.stop(self.run_dir.path)
         path = self.run_dir.path
-        return [*map(str, owned_processes(path)), *service.leaked_memory(path, self.ranks)]
+        return [*map(str, owned_processes(path)), *service.leaked_memory(path, self.ranks, self.others)]
 
 
 def table(faults: list[Fault]) -> Table:

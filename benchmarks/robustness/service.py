@@ -52,14 +52,22 @@ def orphans(run_dir: Path, supervisor: int) -> list[str]:
     return [str(process) for process in owned_processes(run_dir) if process.pid not in ours]
 
 
-def leaked_memory(run_dir: Path, ranks: int) -> list[str]:
-    """The service's files in /dev/shm that no process of its maps; with several ranks MPI's too, whoever made them."""
+def mpi_memory() -> set[str]:
+    """MPI's files in /dev/shm, whoever made them."""
+    return set(map(str, SHARED_MEMORY.glob("mpich_shm_*")))
+
+
+def leaked_memory(run_dir: Path, ranks: int, others: set[str]) -> list[str]:
+    """The service's files in /dev/shm that no process of its maps; with several ranks MPI's too, but for those of
+    `others`, which were there before."""
     mapped = set()
     for process in owned_processes(run_dir):
         with contextlib.suppress(psutil.Error):
             mapped |= {region.path for region in process.memory_maps()}
-    names = [f"{shared_memory_prefix(run_dir)}*", *(["mpich_shm_*"] if ranks > 1 else [])]
-    return [str(file) for name in names for file in SHARED_MEMORY.glob(name) if str(file) not in mapped]
+    files = set(map(str, SHARED_MEMORY.glob(f"{shared_memory_prefix(run_dir)}*")))
+    if ranks > 1:
+        files |= mpi_memory() - others
+    return sorted(files - mapped)
 
 
 @asynccontextmanager
