@@ -14,6 +14,7 @@ from model_defs.drafters.eagle3 import ParallelEagle3Drafter
 from model_defs.drafters.registry import form_of, kind_of, load_drafter
 from model_defs.loops.chains import ChainPaths
 from model_defs.loops.operators import TORCH
+from model_defs.loops.random_draws import RandomDraws
 from model_defs.target.attention import causal_attend
 from model_defs.target.model import Target
 from tests.model_defs.drafters.hub.forms import (
@@ -135,6 +136,29 @@ def test_p_eagle(target, tmp_path, changes, levels):
         expected = parallel_logits(form, target.embedding.weight, layers, text[1:], levels)
         assert_equal(paths.raw_logits.unflatten(0, (2, levels))[b], expected)
     assert drafter.hot_ids.tolist() == [i + int(offset) for i, offset in enumerate(form.tensors["d2t"])]
+
+
+@torch.no_grad()
+def test_random_draws_are_from_the_definitions_probabilities(target, tmp_path):
+    """At the root, and below a token that was drawn: DSpark's rows add what it says of the next one."""
+    form, text = dspark(), TEXTS[0]
+    drafter = load_drafter(form.write(tmp_path), target)
+    assert isinstance(drafter, BlockDrafter)
+    heads, support = drafter.layer_config, 13
+    drafter.prepare(30, 2)
+    caches = [torch.zeros(1, heads.num_kv_heads, 30, heads.head_size) for _ in range(2 * drafter.context_layers)]
+    drawing = RandomDraws(drafter, "stochastic_beam", (3, 2), support)
+    ints = [torch.tensor(numbers, dtype=torch.int32) for numbers in (text[1:], [0, 4], [0], [0])]
+    filters = torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.ones(1)
+    noise = torch.zeros(1, drawing.noise_rows, support)
+    ids, log_probs, _ = drawing([features_of(target, drafter, text[:-1]), *ints, *caches, noise, *filters])
+    layers = [entering(target, layer, text[:-1]) for layer in form.layers]
+    weights = target.embedding.weight, target.lm_head.weight
+    for node, path in ((0, []), (1, [int(ids[0, 0, 0])])):
+        expected = block_logits(form, *weights, layers, text[-1], [*path, *PATH][: BLOCK - 1], from_root=True)
+        best = expected[len(path)].topk(support)
+        assert ids[0, node].tolist() == best.indices.tolist()
+        torch.testing.assert_close(log_probs[0, node], best.values.log_softmax(-1), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("make", [dspark, lambda: block_speculators("dflash"), peagle])
