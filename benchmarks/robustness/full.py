@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -63,8 +64,8 @@ def filled(folder: Path) -> Iterator[None]:
     """Nothing is free in the file system of a folder meanwhile: what somebody gives back is taken at once."""
     file, full, over = folder / "filler", threading.Event(), threading.Event()
 
-    def fill() -> None:
-        with file.open("wb", buffering=0) as writer:
+    def fill(writer: io.FileIO) -> None:
+        with writer:
             while not over.wait(FILL_S):
                 for size in (2**20, 1):
                     with contextlib.suppress(OSError):
@@ -72,7 +73,7 @@ def filled(folder: Path) -> Iterator[None]:
                             pass
                 full.set()
 
-    thread = threading.Thread(target=fill)
+    thread = threading.Thread(target=fill, args=(io.FileIO(file, "wb"),))
     thread.start()
     full.wait()
     try:

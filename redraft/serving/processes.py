@@ -8,7 +8,6 @@ import hashlib
 import os
 import socket
 import stat
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,14 +97,11 @@ def check_port(port: int, purpose: str, option: str) -> None:
 
 
 def check_room(folder: Path, size: int, purpose: str, remedy: str) -> None:
-    """Raises ServingError if `folder` has no room for `size` more bytes."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-    except OSError as error:
-        raise ServingError(
-            f"{folder} has no room for {purpose}, {size / 2**20:.0f} MiB ({error.strerror}): {remedy}"
-        ) from None
+    """Raises ServingError if `folder` has no room for `size` more bytes. Nothing is taken meanwhile: others that write
+    there would die of it."""
+    space = os.statvfs(folder)
+    if (free := space.f_bavail * space.f_frsize) < size:
+        raise ServingError(f"{folder} has no room for {purpose}: {free >> 20} MiB of {size >> 20} are free; {remedy}")
 
 
 def _wait(processes: list[psutil.Process], timeout: float) -> list[psutil.Process]:

@@ -110,6 +110,6 @@ def test_a_server_without_shared_memory_waits_for_it(supervisor, monkeypatch, tm
         supervisor._watch_triton()
     server.start.assert_not_called()
     assert "/dev/shm has no room for Triton's models" in RunDir(tmp_path).read_state().detail
-    monkeypatch.undo()
+    monkeypatch.setattr(tritonserver, "SHARED_MEMORY_BYTES", 0)
     supervisor._watch_triton()
     server.start.assert_called_once()

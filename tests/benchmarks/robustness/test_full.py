@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,9 @@ def test_a_refusal_names_the_place_and_the_remedy(monkeypatch, message, wrong):
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    os.geteuid() != 0
+    or shutil.which("unshare") is None
+    or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
     reason="may make no mount namespace",
 )
 def test_what_is_given_back_is_taken_at_once(tmp_path):

@@ -57,8 +57,8 @@ def test_a_full_disk_is_named(tmp_path, fake_bundle):
 @pytest.mark.parametrize(
     ("module", "limit", "message"),
     [
-        (launcher, "DISK_BYTES", r"{folder} has no room for settings, state and logs.*: free some, .*--run-dir"),
-        (tritonserver, "SHARED_MEMORY_BYTES", r"/dev/shm has no room for Triton's models.*: free some .*--shm-size"),
+        (launcher, "DISK_BYTES", r"{folder} has no room for settings, state and logs: .*; free some, .*--run-dir"),
+        (tritonserver, "SHARED_MEMORY_BYTES", r"/dev/shm has no room for Triton's models: .*; free some .*--shm-size"),
     ],
 )
 def test_too_little_room_is_named_before_anything_starts(tmp_path, fake_bundle, monkeypatch, module, limit, message):
