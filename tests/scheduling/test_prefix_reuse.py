@@ -210,7 +210,7 @@ def test_choices_of_one_prompt_wait_for_the_first(scheduler, engine):
 
 def test_a_short_prompt_does_not_wait_for_all_of_a_long_one(scheduler):
     """The long one goes as early as the short one would, until their common rows are there."""
-    prompts = [*SYSTEM, *[50] * 40], [99] * 60, [*SYSTEM, 98]
+    prompts = [*SYSTEM, *[50] * 40], [99] * 45, [*SYSTEM, 98]
     long, between, short = (make(key, prompt=prompt, max_tokens=2) for key, prompt in enumerate(prompts))
     scheduler.submit(long)
     scheduler.step()
