@@ -11,7 +11,7 @@ import gc
 import hashlib
 import os
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from compiler.writers import torch as torch_writer
 from model_defs.export import drafter as export_drafter
 from model_defs.export import target as export_target
 from model_defs.export.networks import export_network
+from model_defs.export.programs import export_drafter_torch, export_target_torch
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -40,18 +43,17 @@ class Unknown(Exception):
 def share(folder: Path) -> None:
     """From now on look for exports in `folder`, which other processes may share, and leave new ones there."""
     folder.mkdir(parents=True, exist_ok=True)
+    for export in (export_target_torch, export_drafter_torch):
+        setattr(torch_writer, export.__name__, shared_program(export, folder))
     if not find_spec("onnxscript"):
         return  # nor does anything here export to ONNX
     import onnx_ir as ir
 
     def shared_export(module: nn.Module, args: tuple, *others: Any) -> ir.Model:
         try:
-            digest = hashlib.sha256()
-            for piece in contents([module, shapes(args), *others], {}):
-                digest.update(piece)
+            path = folder / f"{digest_of([module, shapes(args), *others])}.onnx"
         except Unknown:
             return export_network(module, args, *others)
-        path = folder / f"{digest.hexdigest()}.onnx"
         if not path.exists():
             own = path.with_suffix(f".{os.getpid()}.onnx")
             ir.save(export_network(module, args, *others), own, external_data=f"{own.name}.data")
@@ -61,6 +63,31 @@ def share(folder: Path) -> None:
     export_drafter.export_network = export_target.export_network = shared_export
     ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))  # read anew for each export
     gc.freeze()  # else an export, which leaves much garbage, has all modules searched for it again and again
+
+
+def shared_program(export: Callable[..., ExportedProgram], folder: Path) -> Callable[..., ExportedProgram]:
+    """A function that exports a program, once for all that its arguments hold."""
+
+    def shared(*args: Any, **options: Any) -> ExportedProgram:
+        try:
+            path = folder / f"{digest_of([export, args, options])}.pt2"
+        except Unknown:
+            return export(*args, **options)
+        if not path.exists():
+            own = path.with_suffix(f".{os.getpid()}.pt2")
+            torch_writer.save(export(*args, **options), own)
+            own.rename(path)
+        return torch.export.load(path)
+
+    return shared
+
+
+def digest_of(value: Any) -> str:
+    """A name of a value by its content. Raises Unknown."""
+    digest = hashlib.sha256()
+    for piece in contents(value, {}):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def shapes(args: Any) -> Any:
