@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from compiler.writers import torch as torch_writer
 from model_defs.export import drafter as export_drafter
@@ -48,6 +47,7 @@ def share(folder: Path) -> None:
     if not find_spec("onnxscript"):
         return  # nor does anything here export to ONNX
     import onnx_ir as ir
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     def shared_export(module: nn.Module, args: tuple, *others: Any) -> ir.Model:
         try:
