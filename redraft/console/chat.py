@@ -18,6 +18,7 @@ from redraft.text import TextStream
 DRAFTED = "green"
 """Style of drafted tokens."""
 HELP = """\
+/help   this list
 /stats  statistics of each answer
 /reset  begin a new conversation
 /quit   end (or Ctrl-D)
@@ -46,6 +47,8 @@ class Conversation:
                 self.reset()
             elif line == "/stats":
                 self._print("\n".join(map(str, self._stats)) or "no finished answer yet")
+            elif line == "/help":
+                self._print(HELP)
             elif line.startswith("/"):
                 self._print(f"{line.split()[0]}: no such command\n{HELP}")
             elif line:

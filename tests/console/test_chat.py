@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from redraft import LLM
-from redraft.console.chat import Conversation, pieces
+from redraft.console.chat import HELP, Conversation, pieces
 from redraft.sequence import Output
 from redraft.text import TextStream
 from tests.test_llm import toy_runtime
@@ -51,6 +51,11 @@ def test_turns_follow_each_other(llm):
     assert llm.runtime.scheduler.totals.requests == 4
     talk.reset()
     assert conversation(llm, ["hello", "/reset", "hello"], system="be brief")[1] == f"{first.text}\n" * 2
+
+
+def test_commands_are_listed(llm):
+    assert conversation(llm, ["/help"])[1] == f"{HELP}\n"
+    assert conversation(llm, ["/exit"])[1] == f"/exit: no such command\n{HELP}\n"
 
 
 def test_drafted_tokens_are_coloured_in_a_terminal(llm):
