@@ -114,12 +114,13 @@ bench-redrafter: $(DISTILLED) $(addsuffix /manifest.json,$(BASELINE) $(CHECKED) 
 	  --lengths 5 --widths 1 4 16 64 --output $(REPORTS)/distillation.json
 
 RSD := $(PY) -m benchmarks.rsd.experiments --model $(MODEL) --drafter $(DRAFTER) --engines $(ENGINES) --precision $(PRECISION) \
-  --num-prompts 48
+  --num-prompts 80
 bench-rsd: $(COMPARED)/manifest.json ## what rejection costs; RSD, both experiments and their token rates on SPEC_BENCH
 	$(PY) -m benchmarks.speed.drafting_latency rejection --bundle $(COMPARED) --dataset $(PROMPTS) --num-prompts 64 \
 	  --output $(REPORTS)/rejection.json
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd,experiments 1 and 2)
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd --timing,their token rates)
+	$(call on-spec-bench,$(RSD) --drafter drafters/$(DEFAULT)-draft_lm --output $(REPORTS)/rsd_draft_lm,experiments with a draft LM)
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd_tasks --experiments exp2 --cells 14 --temperature 0.3 1 \
 	  --tasks rag math_reasoning,quality on two tasks more)
 

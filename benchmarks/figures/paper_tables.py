@@ -394,5 +394,6 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "constructions": constructions,
     "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
     "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
+    "rsd_draft_lm": lambda load: rsd_report.best_shapes(rsd_report.parts_of(load("zen4/rsd_draft_lm"), "exp1")),
     "lossless": lossless,
 }
