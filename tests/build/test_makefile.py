@@ -28,6 +28,8 @@ NOT_OF_BENCH = {
     "load_test.json": "likewise",
     "fairness.json": "takes an older checkout",
     "redrafter_table2.json": "likewise",
+    "structured.json": "takes a public suite of schemas",
+    "structured_speed.json": "likewise",
     "zen5": "the same files of another machine",
     "zen4": "likewise",
     "icelake": "some of them, of a third",
