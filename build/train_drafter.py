@@ -140,7 +140,7 @@ def main(
             module.require_steps(unroll)
             teacher.require_layers(module.feature_layers)
             loss_weight = recipe.hidden_weight if hidden_weight is None else hidden_weight
-            if loss_weight and module.head_weight.shape[1] != module.config.hidden_size:
+            if loss_weight and module.head_weight is not module.head_rows:
                 raise ValueError("--hidden-weight must be 0: this drafter's own head reads no hidden states")
             disk, memory = checkpoint_bytes(module), training_bytes(target, module, teacher)
             if disk > (free := free_disk(output)):

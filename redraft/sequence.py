@@ -116,8 +116,9 @@ class Sequence:
     `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `features` [1, F] of
     the token before the root, or the `pairs` that a drafter with a context ingests.
 
-    `chain` float32 [n, K] are the raw logits of a hidden-state drafter's last draft that predict the n tokens after
-    the root. `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
+    `chain` float32 [n, K] are the raw logits of the last draft that predict the n tokens after the root; drafters that
+    make no chain leave none.
+    `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
     `generated` are the tokens taken so far, an end token included.
     `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one; `reusable_in` the
     state of the slots in which that was counted.

@@ -123,6 +123,8 @@ class BlockDrafter(ChainDrafter):
         masks = roots.new_full((1, self.config.block_size - 1), self.config.mask_token).expand(roots.shape[0], -1)
         x = self.embed(torch.cat([roots[:, None], masks], dim=1).flatten()).to(features.dtype)
         for index, layer in enumerate(cast(Iterable[DecoderLayer], self.layers)):
+            # The pairs need keys and values only. Their queries, and what attention gives for them, are computed and
+            # dropped: one matrix and one attention serve both, at some cost and no change of the result.
             qkv = layer.qkv(torch.cat([layer.attention_norm(x), features]))
             attended = block.own(block.attend(index, layer.normalized(block.spread(qkv))))
             x = x + layer.attention_out(attended)

@@ -194,7 +194,7 @@ def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.f
     """The drafter's network in plugin form; activations and weights in the module's dtype.
 
     Inputs: see `DrafterInputs`; caches are of `cache_dtype` and updated in place. Outputs: candidates int32 and
-    log_probs [B, L, W, K], parents int32 [B, L, W] and, of a hidden-state drafter, raw_logits [B * L, K];
+    log_probs [B, L, W, K], parents int32 [B, L, W] and, of a drafter with a chain, raw_logits [B * L, K];
     of random draws ids int32 and log_probs [B, E, M] and draws int32 [B, D].
     """
     return _export_drafter(_PluginDrafter(drafting), drafting, cache_dtype)
@@ -207,7 +207,7 @@ def export_drafter_native(drafting: Drafting, cache_rows: int = 0, raw_logits: b
     [B, N], pair_counts int64 [B] (how many of the N pairs there are), write_indices int64 [B] (the cache row that takes
     a sequence's first pair) and k_cache.{l} and v_cache.{l} [B, kv_heads, cache_rows, head_size]; noise and filters as
     there. Outputs: candidates, log_probs float32 and parents, or ids, log_probs and draws; with `raw_logits`, of a beam
-    search over a hidden-state drafter, raw_logits [B, L, K]; then k_cache.{l}.updated and v_cache.{l}.updated. Raises
+    search over a drafter with a chain, raw_logits [B, L, K]; then k_cache.{l}.updated and v_cache.{l}.updated. Raises
     ValueError for a beam search with a support.
     """
     _refuse_noise(drafting)

@@ -61,8 +61,15 @@ def test_a_softmax_head_of_its_own_is_trained(taught: Path, tmp_path: Path):
     rows = target.lm_head.weight.detach()
     nearest = torch.linalg.lstsq(rows, trained.head_weight.detach()).solution
     assert (rows @ nearest - trained.head_weight).norm() > 0.01 * trained.head_weight.norm()
+
+
+@pytest.mark.parametrize("drafter", ["recurrent", "eagle3"])
+def test_a_head_of_its_own_has_no_hidden_states_to_learn(taught: Path, tmp_path: Path, drafter: str):
+    """Though it is as wide as they are."""
+    size = Target.from_folder(taught).config.hidden_size
+    settings = SHAPES[drafter]["settings"] if drafter == "eagle3" else ["head=own", f"exit_dim={size}"]
     with pytest.raises(typer.BadParameter, match="--hidden-weight must be 0: this drafter's own head reads no hidden"):
-        train(taught, tmp_path / "new", "recurrent", 200, settings=settings, hidden_weight=0.1)
+        train(taught, tmp_path, drafter, 200, settings=settings, hidden_weight=0.1)
 
 
 @pytest.mark.parametrize("drafter", ["recurrent", "hidden_state"])

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.drafters.block import BlockConfig, BlockDrafter
-from model_defs.drafters.hub.eagle3 import IGNORED, token_ids
+from model_defs.drafters.hub.eagle3 import IGNORED, settled, token_ids
 from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer
 from model_defs.drafters.layer_shape import WITH_HEAD_NORMS, LayerShape
 from model_defs.target.config import TargetConfig
 
+ANCHOR = "sample_from_anchor"
+"""Whether the root's row predicts a token; what --read-as answers"""
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 OWN_KINDS = ("dflash", "dspark")
 """Values of `model_type` that say nothing of the layers, which are Qwen3's"""
@@ -28,6 +30,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "output_multiplier": (1, 1.0),
     "final_logit_softcapping": (0, 0.0),
     "markov_head_type": ("vanilla",),
+    "use_swa": (False,),
+    "attention_sink_bias": (False,),
+    "attention_value_scale": (1, 1.0),
 }
 """What is read of fields that change what a drafter computes, besides null"""
 
@@ -77,7 +82,13 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
         weights |= llama_layer(tensors, name, name, head_norms)
         weights[f"{name}.attention_norm.weight"] = tensors.take(f"{name}.input_layernorm.weight")
     weights["norm.weight"] = tensors.take("norm.weight")
+    from_root = drafts_from_root(folder, settled(answers, target.num_layers))
     if "markov_head.markov_w1.weight" in tensors:
+        if not is_dspark(folder) and says(folder, ANCHOR) is None:
+            raise ValueError(
+                f"{folder.path}: markov_head.markov_w1.weight is there, and config.json neither names DSpark "
+                f"(projector_type) nor says {ANCHOR}: add what the drafter was trained with"
+            )
         weights["token_info.z"] = tensors.take("markov_head.markov_w1.weight")
         weights["token_info.up"] = tensors.take("markov_head.markov_w2.weight")
     offsets, head = tensors.take_if_there("d2t"), tensors.take_if_there("lm_head.weight")
@@ -96,7 +107,7 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
         count,
         block_size=require(folder, "block_size"),
         mask_token=require(folder, "mask_token_id"),
-        from_root=drafts_from_root(folder),
+        from_root=from_root,
         head="target" if head is None else "own",
         info_rank=weights["token_info.z"].shape[1] if "token_info.z" in weights else 0,
         layer=LayerShape.from_hf(layer, qkv_bias="layers.0.qkv.bias" in weights),
@@ -119,12 +130,21 @@ def layers_of(folder: HubFolder) -> tuple[int, ...]:
     return tuple(layer + 1 for layer in require(folder, "target_layer_ids"))
 
 
-def drafts_from_root(folder: HubFolder) -> bool:
-    """Whether the root's row predicts a token: usual with DSpark."""
-    if (said := says(folder, "sample_from_anchor")) is not None:
+def drafts_from_root(folder: HubFolder, answers: Mapping[str, bool]) -> bool:
+    """Whether the root's row predicts a token: usual with DSpark. Raises ValueError where a folder of speculators'
+    DSpark does not say, and no answer does."""
+    if ANCHOR in answers:
+        return answers[ANCHOR]
+    if (said := says(folder, ANCHOR)) is not None:
         return bool(said)
+    if is_speculators(folder) and is_dspark(folder):
+        raise ValueError(
+            f"{folder.path}: config.json does not say {ANCHOR}, which DSpark of today takes for true, and which files "
+            f"older than the field mean as false; give --read-as {ANCHOR}=true where a block drafts block_size tokens, "
+            f"--read-as {ANCHOR}=false where it drafts one less"
+        )
     return is_dspark(folder) and not says(folder, "dspark_bonus_anchor")
 
 
 DFLASH = Reader("DFlash", BlockDrafter.name, is_dflash, read)
-DSPARK = Reader("DSpark", BlockDrafter.name, is_dspark, read)
+DSPARK = Reader("DSpark", BlockDrafter.name, is_dspark, read, (ANCHOR,))

@@ -87,8 +87,10 @@ def block_logits(drafter: ChainDrafter, hidden: Tensor, tokens: Tensor) -> Tenso
 
 def following_chain(drafter: Drafter, form: InfoForm, chain: np.ndarray, root: int, path: list[int]) -> Tensor:
     """The same for the raw logits [n, K] of a chain."""
-    logits, info = torch.tensor(chain[len(path)]), info_of(drafter, form, [root, *path][-1])
-    logits[: len(info)] += info
+    logits = torch.tensor(chain[len(path)])
+    if drafter.token_info is not None:
+        info = info_of(drafter, form, [root, *path][-1])
+        logits[: len(info)] += info
     return logits.log_softmax(-1)
 
 

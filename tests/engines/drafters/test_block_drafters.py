@@ -21,7 +21,11 @@ from tests.engines.tiny import DRAFTING, LIMITS, METHOD, bundle_config, tiny_bun
 
 
 @pytest.mark.parametrize(
-    ("variant", "backend"), [("block", "openvino"), ("parallel_eagle3", "openvino"), slow("block", "torch")]
+    ("variant", "backend"),
+    [
+        *(("block", "openvino"), ("parallel_eagle3", "openvino")),
+        *(slow("block", "torch"), slow("parallel_eagle3", "torch")),
+    ],
 )
 @torch.no_grad()
 def test_drafts_and_text(target, tmp_path, variant, backend):
@@ -45,9 +49,8 @@ def test_drafts_and_text(target, tmp_path, variant, backend):
                 np.testing.assert_array_equal(array[0], whole[b])
     chain, root = drafted.raw_logits[1, 2:], 98
     again = engine.drafters[METHOD].resample([chain], np.array([root], np.int32))
-    expected = following_chain(drafter, InfoForm.low_rank, chain, root, []) if variant == "block" else None
-    if expected is not None:
-        np.testing.assert_allclose(again.log_probs[0, 0, 0], expected.topk(5).values, atol=2e-4)
+    expected = following_chain(drafter, InfoForm.low_rank, chain, root, [])
+    np.testing.assert_allclose(again.log_probs[0, 0, 0], expected.topk(5).values, atol=2e-4)
     plain, _ = generate(engine, None)
     for lyanna in ({}, {"resample_above": 0, "resample_budget": 4}):
         plan = MethodPlan("best_first", budget=BudgetTable.constant(8), **lyanna)
@@ -66,5 +69,6 @@ def test_settings_that_do_not_fit_are_refused(target):
         drafting_loop(block, DRAFTING.model_copy(update={"beam_length": 6}), config)
     method, _ = drafting_loop(block, DRAFTING, config)
     assert (method.context.draft_rows, method.context.layers, method.chain_levels) == (12, 2, 3)
-    native = config.model_copy(update={"backend": BACKENDS["tensorrt_rtx"]})
-    assert drafting_loop(block, DRAFTING, native)[0].context.draft_rows == LIMITS.max_tree
+    limits = LIMITS.model_copy(update={"max_tree": 4})
+    native = config.model_copy(update={"backend": BACKENDS["tensorrt_rtx"], "limits": limits})
+    assert drafting_loop(block, DRAFTING, native)[0].context.draft_rows == 6

@@ -23,10 +23,19 @@ from tests.engines.drafters.drafting import Drafting, check, draft, following
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
 from tests.engines.scheduling import generate
 from tests.engines.tensorrt.bundles import BEAM_LENGTH, LIMITS, bundle_of
-from tests.engines.tiny import CONTEXT_DRAFTERS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
+from tests.engines.tiny import (
+    BLOCK_DRAFTERS,
+    CONTEXT_DRAFTERS,
+    METHOD,
+    VOCAB,
+    tiny_bundle,
+    tiny_drafter,
+    tiny_drafter_of,
+    tiny_target,
+)
 
 
-@pytest.mark.parametrize("variant", slow_but(["eagle"], [*CONTEXT_DRAFTERS, "block", "medusa"]))
+@pytest.mark.parametrize("variant", slow_but(["eagle"], [*CONTEXT_DRAFTERS, *BLOCK_DRAFTERS, "medusa"]))
 @torch.no_grad()
 def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
     """Prompts longer than a chunk, then a few pairs at a time, in changing company."""

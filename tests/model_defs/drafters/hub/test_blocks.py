@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ FORMS: dict[str, tuple[Callable[[], Form], bool]] = {
     "DSpark": (dspark, True),
     "DSpark of SpecForge": (lambda: as_specforge(dspark()), True),
     "DSpark, the root's own row": (lambda: dspark(dspark_bonus_anchor=True), False),
-    "DSpark of speculators": (lambda: block_speculators("dspark"), True),
+    "DSpark of speculators": (lambda: block_speculators("dspark", sample_from_anchor=True), True),
 }
 
 
@@ -175,6 +176,14 @@ def test_they_are_stored_in_our_form_too(target, tmp_path, make):
 
 REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
     "causal blocks": (lambda: dflash(is_causal=True), "says is_causal True; read is False"),
+    "values": (lambda: dflash(attention_value_scale=0.5), "says attention_value_scale 0.5; read is 1"),
+    "sinks": (lambda: within(dflash(), attention_sink_bias=True), "says attention_sink_bias True; read is False"),
+    "other windows": (lambda: within(dflash(), use_swa=True), "says use_swa True; read is False"),
+    "the root's row": (lambda: block_speculators("dspark"), "give --read-as sample_from_anchor=true where a block"),
+    "DSpark's head without its name": (
+        lambda: dspark(architectures=["DFlashDraftModel"]),
+        "neither names DSpark .* nor says sample_from_anchor: add",
+    ),
     "windows": (lambda: dflash(layer_types=["sliding_attention"] * 2), "attend to a sliding window"),
     "logits": (lambda: dflash(final_logit_softcapping=30.0), "says final_logit_softcapping 30.0; read is 0"),
     "head of the token before": (
@@ -202,6 +211,12 @@ def without(form: Form, name: str) -> Form:
     return form
 
 
+def within(form: Form, **own: Any) -> Form:
+    """With more fields in `dflash_config`."""
+    form.config["dflash_config"] |= own
+    return form
+
+
 def more(form: Form, name: str) -> Form:
     form.tensors[name] = torch.ones(8)
     return form
@@ -212,6 +227,15 @@ def test_refused(target, tmp_path, name):
     make, message = REFUSED[name]
     with pytest.raises((ValueError, KeyError, RuntimeError), match=message):
         load_drafter(make().write(tmp_path), target)
+
+
+@pytest.mark.parametrize("answer", ["true", "false"])
+def test_an_answer_says_whether_the_roots_row_predicts(target, tmp_path, answer):
+    folder = block_speculators("dspark").write(tmp_path)
+    drafter = load_drafter(folder, target, {"sample_from_anchor": answer})
+    assert drafter.config.from_root == (answer == "true")
+    with pytest.raises(ValueError, match="--read-as sample_from_anchor=perhaps: expected true or false"):
+        load_drafter(folder, target, {"sample_from_anchor": "perhaps"})
 
 
 def test_deeper_drafts_than_the_block_are_refused(target, tmp_path):
