@@ -16,7 +16,7 @@ def _named(architecture: str) -> Callable[[HubFolder], bool]:
 
 
 def _projects(kind: str) -> Callable[[HubFolder], bool]:
-    """Of drafters that are DFlash's but for a part."""
+    """Of drafters that share DFlash's form, apart from one part."""
 
     def holds(folder: HubFolder) -> bool:
         own = folder.says("dflash_config")
