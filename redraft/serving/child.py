@@ -17,7 +17,9 @@ from redraft.bound import bound
 from redraft.serving.processes import OWNER_VARIABLE, PART_VARIABLE, end_processes, owned_processes
 from redraft.serving.rundir import RunDir, tail
 
-FIRST_DELAY_S, STEADY_S = 0.2, 60.0
+FIRST_DELAY_S = 0.2
+STEADY_S = 5.0
+"""What has been up for so long does not end again and again: its next delay is the first one."""
 THREADS_END_S = 5.0
 """A killed process counts as ended when its first thread has, and holds its ports until its last one has."""
 
@@ -43,8 +45,8 @@ class Child:
         max_file_bytes: int | None = None,
     ):
         self.name = name
-        self.up = False
         self.restarts = -1
+        self._up_since: float | None = None
         self._command = command
         self._log_file = log_file
         self._run_dir, self._part = run_dir.path, part
@@ -56,6 +58,19 @@ class Child:
         self._log_start = 0
         self._delay, self._max_delay = FIRST_DELAY_S, max_delay
         self._restart_at: float | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether it serves, as its owner says."""
+        return self._up_since is not None
+
+    @up.setter
+    def up(self, up: bool) -> None:
+        since, self._up_since = self._up_since, None
+        if up:
+            self._up_since = since or time.monotonic()
+        elif since is not None and time.monotonic() - since > STEADY_S:
+            self._delay = FIRST_DELAY_S
 
     @property
     def pid(self) -> int:
@@ -132,8 +147,6 @@ class Child:
     def restart_due(self) -> bool:
         """Whether a dead child is to be started now; the first call after a death chooses the delay."""
         if self._restart_at is None:
-            if self.age > STEADY_S:
-                self._delay = FIRST_DELAY_S
             log.warning("%s It starts again in %.1f s.", self.death, self._delay)
             self._restart_at = time.monotonic() + self._delay
             self._delay = min(2 * self._delay, self._max_delay)

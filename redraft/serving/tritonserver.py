@@ -6,7 +6,6 @@ the nvidia-pytriton wheel in this environment, or one with NGC's layout: $REDRAF
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -183,8 +182,8 @@ def command(installation: TritonInstallation, run_dir: RunDir, settings: Setting
         str(installation.server),
         f"--model-repository={run_dir.models}",
         f"--backend-directory={run_dir.backends}",
-        "--model-control-mode=poll",
-        "--repository-poll-secs=1",
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in MODELS),
         f"--http-address=unix:{run_dir.http_socket}",
         f"--grpc-address=unix:{grpc_name}",
         f"--grpc-port={grpc_port}",
@@ -225,46 +224,37 @@ def is_ready(http_socket: Path) -> bool:
 
 
 def show_worker(run_dir: RunDir, up: bool) -> bool:
-    """Take one step towards a /v2/health/ready that says whether the engine worker is up. Returns whether it does now.
+    """Have /v2/health/ready say whether the engine worker is up. Returns whether it does.
 
-    Triton looks for changes in its repository once a second. It is not ready while a model's last load has failed, and
-    a model whose folder has gone does not count, unless its last load failed. So the stand-in has no folder while all
-    is well; while the worker is away it has a configuration that cannot load and says why; then one that loads; then
-    none again. One that is loaded is removed before it is broken: Triton would keep it when the broken one fails.
+    Triton is not ready while a model's last load has failed. So while the worker is away a stand-in is loaded whose
+    configuration cannot load and says why. When it is back, one that loads takes its place, and is unloaded at once:
+    what has been unloaded does not count, unless its last load failed.
     """
-    ready = is_ready(run_dir.http_socket)
-    loaded = f"v2/models/{STAND_IN}/ready"
-    if ready and (up or _call(run_dir.http_socket, loaded, None, timeout=HEALTH_S)[0] == 200):
-        _remove_stand_in(run_dir)
-    else:
-        _put_stand_in(run_dir, WHOLE if up else BROKEN)
-    return ready == up
+    if is_ready(run_dir.http_socket) == up:
+        return True
+    _put_stand_in(run_dir, WHOLE if up else BROKEN)
+    for action in ("load", "unload") if up else ("load",):
+        _call(run_dir.http_socket, f"v2/repository/models/{STAND_IN}/{action}", {}, HEALTH_S)
+    if up:
+        (run_dir.models / STAND_IN).unlink(missing_ok=True)
+    return is_ready(run_dir.http_socket) == up
 
 
 def clear(run_dir: RunDir) -> None:
-    """Take away what keeps Triton from starting: the sockets of the last one, and a stand-in that cannot load."""
-    _remove_stand_in(run_dir)
-    for path in (run_dir.http_socket, run_dir.grpc_socket):
+    """Take away what the last server left: its sockets and a stand-in."""
+    for path in (run_dir.http_socket, run_dir.grpc_socket, run_dir.models / STAND_IN):
         path.unlink(missing_ok=True)
 
 
-def _remove_stand_in(run_dir: RunDir) -> None:
-    with contextlib.suppress(OSError):
-        (run_dir.models / STAND_IN).unlink()
-
-
 def _put_stand_in(run_dir: RunDir, name: str) -> None:
-    """Have a stand-in that was prepared be the model, unless it is. Triton sees by its times that it is another. A link
-    takes no space: health is true on a full disk."""
-    link, target = run_dir.models / STAND_IN, Path("..", run_dir.stand_ins.name, name)
-    if link.is_symlink() and link.readlink() == target:
-        return
+    """Have a stand-in that was prepared be the model. Triton sees by its times that it is another. A link takes no
+    space: health is true on a full disk."""
     for path in (run_dir.stand_ins / name, run_dir.stand_ins / name / "config.pbtxt"):
         os.utime(path)
     new = run_dir.stand_ins / "new"
     new.unlink(missing_ok=True)
-    new.symlink_to(target)
-    new.replace(link)
+    new.symlink_to(Path("..", run_dir.stand_ins.name, name))
+    new.replace(run_dir.models / STAND_IN)
 
 
 def send_first_requests(http_socket: Path, timeout: float) -> None:

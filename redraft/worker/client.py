@@ -51,7 +51,7 @@ class _Link:
         self.dealer.setsockopt(zmq.IMMEDIATE, 1)
         self.dealer.setsockopt(zmq.SNDHWM, 0)
         self.dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-        self.dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        self.dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
         self.monitor = self.dealer.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from redraft.serving.child import Child
+from redraft.serving.child import STEADY_S, Child
 from redraft.serving.rundir import RunDir
 
 LIMIT = 1000
@@ -42,6 +44,21 @@ def test_a_full_log_gives_way_to_a_new_one(tmp_path, child):
     log.write_text("x" * LIMIT)
     child.start()
     assert (log.stat().st_size, old.stat().st_size) == (0, LIMIT)
+
+
+def test_what_was_up_for_long_is_back_as_soon_as_the_first_time(child, monkeypatch):
+    """Only what ends again and again waits longer each time."""
+    now, delays = [100.0], []
+    monkeypatch.setattr("redraft.serving.child.time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    for seconds in (0, 0, 0, STEADY_S + 1, 0):
+        child.start()
+        child.up = True
+        now[0] += seconds
+        child.up = False
+        child.end(grace=0)
+        assert not child.restart_due()
+        delays.append(round(child._restart_at - now[0], 3))
+    assert delays == [0.2, 0.4, 0.8, 0.2, 0.4]
 
 
 def test_without_a_log_it_runs_all_the_same(child):

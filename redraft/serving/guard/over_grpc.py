@@ -35,7 +35,7 @@ _TO_TRITON = (
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 200),
 )
 _FROM_CLIENTS = (
     ("grpc.max_receive_message_length", MAX_BODY_BYTES),

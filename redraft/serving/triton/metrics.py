@@ -92,20 +92,22 @@ class RestartMetrics:
             kind=kind.GAUGE,
         )
         self._metrics: dict[str, Any] = {"": self._restarts.Metric(labels={})}
+        self._told: dict[str, int] = {}
 
     def update(self) -> None:
-        """Publish what the file says now."""
+        """Publish what the file says now. What has not changed is not sent: a server that ends may never take it."""
         try:
             state = json.loads(self._file.read_bytes())
             restarts = int(state["worker_restarts"])
             failures = {rank: int(count) for rank, count in state["rank_failures"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return
-        self._metrics[""].set(restarts)
-        for rank, count in failures.items():
+        for rank, count in ({"": restarts} | failures).items():
             if rank not in self._metrics:
                 self._metrics[rank] = self._failures.Metric(labels={"rank": rank})
-            self._metrics[rank].set(count)
+            if self._told.get(rank) != count:
+                self._metrics[rank].set(count)
+                self._told[rank] = count
 
 
 class LatencyMetrics:

@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from benchmarks.load.clients.base import Generation
 from benchmarks.load.clients.connect import connect
 from redraft.serving.guard.limits import MAX_BODY_BYTES
+from redraft.serving.tritonserver import MODELS
 from tests.conftest import wait_until
 from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, GrpcStream, grpc_inputs, start
 
@@ -230,15 +231,20 @@ def test_metrics(service):
 
 
 def test_a_worker_that_dies_fails_its_requests_and_comes_back(service):
-    events = service.generate_stream({"text_input": "die", "max_tokens": 9, "stream": True})
-    assert len(events) == 3
-    assert "worker went away" in events[-1]["error"]
-    answer = service.generate({"text_input": "hi", "max_tokens": 4})
-    assert "worker is restarting" in answer["error"], "answered at once while there is no worker"
-    wait_until(lambda: service.generate({"text_input": "hi", "max_tokens": 4}).get("text_output") == ANSWER)
-    wait_until(lambda: service.state.phase == "ready")
-    assert service.state.worker_restarts == 1
-    wait_until(lambda: service.metrics()["redraft_worker_up"] == 1)
+    """And again. Triton's health follows, and its repository has the models only."""
+    for restarts in (1, 2):
+        events = service.generate_stream({"text_input": "die", "max_tokens": 9, "stream": True})
+        assert len(events) == 3
+        assert "worker went away" in events[-1]["error"]
+        answer = service.generate({"text_input": "hi", "max_tokens": 4})
+        assert "worker is restarting" in answer["error"], "answered at once while there is no worker"
+        wait_until(lambda: not service.ready())
+        wait_until(lambda: service.generate({"text_input": "hi", "max_tokens": 4}).get("text_output") == ANSWER)
+        wait_until(lambda: service.state.phase == "ready")
+        assert service.ready()
+        assert {folder.name for folder in service.run_dir.models.iterdir()} == set(MODELS)
+        assert service.state.worker_restarts == restarts
+        wait_until(lambda: service.metrics()["redraft_worker_up"] == 1)
 
 
 @pytest.mark.parametrize("victim", ["stub", "server"])

@@ -242,6 +242,17 @@ def test_the_response_thread_sleeps_while_nothing_is_in_flight(counted, module, 
     assert CountedQueue.waits <= before + 1
 
 
+def test_only_restarts_that_changed_are_sent(module, tmp_path):
+    """A server that ends may not take one, and the model would wait for it."""
+    Family.calls, state = [], tmp_path / "state.json"
+    metrics = module.RestartMetrics(state)
+    for restarts, failures in ((0, {}), (0, {}), (1, {"1": 1}), (1, {"1": 1}), (2, {"1": 1, "0": 1})):
+        state.write_text(json.dumps({"worker_restarts": restarts, "rank_failures": failures}))
+        metrics.update()
+    restarts, failures = "redraft_worker_restarts", "redraft_rank_failures"
+    assert Family.calls == [(restarts, 0), (restarts, 1), (failures, 1), (restarts, 2), (failures, 1)]
+
+
 def test_only_metrics_that_changed_are_sent(module):
     Family.calls = []
     metrics = module.WorkerMetrics()
