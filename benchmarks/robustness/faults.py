@@ -70,10 +70,14 @@ class Fault:
     """Processes and shared memory left over."""
     streams: Counter[str] = field(default_factory=Counter)
     """How streams ended meanwhile: whole, failed (with an error), changed or hang."""
+    error: str = ""
+    """What kept the case from being seen to its end."""
 
     @property
     def wrong(self) -> list[str]:
         """What is not as it should be."""
+        if self.error:
+            return [self.error]
         late = self.back_s is None or self.back_s > self.limit_s
         said = [f"back after {self.back_s or LONGEST_S:.1f} s"] * late
         said += [f"health was wrong {self.lies} times"] * bool(self.lies)
@@ -253,6 +257,17 @@ class Trial:
         loads = process == "worker" or process.startswith("rank")
         return (self.load_s + WORKER_BACK_S if loads else BACK_S) + (notice_s(process) if stopped else 0.0)
 
+    def attempt(self, name: str, number: signal.Signals) -> Fault:
+        """Inflict a fault on a service that runs. Where this itself fails, the fault says why, and the next one has a
+        service of its own."""
+        try:
+            if not launcher.is_running(self.run_dir):
+                self.serve()
+            return self.inflict(name, number)
+        except Exception as error:
+            limit_s = self.limit_s(name, number is signal.SIGSTOP)
+            return Fault(name, number.name, limit_s, error=f"{type(error).__name__}: {error}")
+
     def inflict(self, name: str, number: signal.Signals) -> Fault:
         """Send a process a signal beside the streams, and wait until all is well again."""
         stopped = number is signal.SIGSTOP
@@ -325,7 +340,7 @@ def table(faults: list[Fault]) -> Table:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Inflict the faults, print the table and write JSON. Returns the exit status."""
+    """Inflict the faults, print the table, and write JSON after each. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--bundle", type=Path, required=True)
@@ -335,6 +350,11 @@ def main(argv: list[str] | None = None) -> int:
     add("--output", type=Path, default=Path("artifacts/reports/faults.json"))
     args = parser.parse_args(argv)
     faults: list[Fault] = []
+
+    def write(left: list[str] | None = None) -> None:
+        report = [fault.report for fault in faults]
+        write_json(args.output, {"bundle": args.bundle.name, "load_s": trial.load_s, "faults": report, "left": left})
+
     with tempfile.TemporaryDirectory(prefix="redraft-faults-") as folder:
         try:
             trial = Trial(args.bundle, Path(folder), args.port, args.stream_tokens)
@@ -345,14 +365,14 @@ def main(argv: list[str] | None = None) -> int:
             console.print(f"the worker loads in {trial.load_s:.1f} s; processes: {', '.join(names)}", markup=False)
             for name in names:
                 for number in (signal.SIGKILL, signal.SIGSTOP):
-                    faults.append(trial.inflict(name, number))
+                    faults.append(trial.attempt(name, number))
+                    write()
                     console.print(f"{name} {number.name}: {'; '.join(faults[-1].wrong) or 'well'}", markup=False)
         finally:
             left = trial.stop()
     table(faults).show(console)
     console.print(f"left after the stop: {', '.join(left) or 'nothing'}", markup=False)
-    report = [fault.report for fault in faults]
-    write_json(args.output, {"bundle": args.bundle.name, "load_s": trial.load_s, "faults": report, "left": left})
+    write(left)
     console.print(f"written to {args.output}", markup=False)
     return int(bool(left) or any(fault.wrong for fault in faults))
 

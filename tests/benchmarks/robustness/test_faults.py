@@ -8,7 +8,9 @@ from collections import Counter
 import pytest
 
 from benchmarks.load.clients.base import GenerationError
-from benchmarks.robustness.faults import Fault, Streams, Watch, _lies
+from benchmarks.robustness.faults import Fault, Streams, Trial, Watch, _lies, main
+from redraft.serving import launcher
+from redraft.serving.processes import ServingError
 from redraft.serving.rundir import Settings
 
 
@@ -22,6 +24,7 @@ from redraft.serving.rundir import Settings
         ({"streams": Counter(whole=3, failed=2)}, []),
         ({"streams": Counter(changed=1, hang=2)}, ["1 streams: changed", "2 streams: hang"]),
         ({"left": ["x"]}, ["left: x"]),
+        ({"back_s": None, "error": "ServingError: x"}, ["ServingError: x"]),
     ],
 )
 def test_what_is_wrong(changes, wrong):
@@ -29,6 +32,27 @@ def test_what_is_wrong(changes, wrong):
     assert fault.wrong == wrong
     written = json.loads(json.dumps(fault.report))
     assert (written["wrong"], written["streams"]) == (wrong, dict(fault.streams))
+
+
+def test_a_case_that_fails_is_reported_and_the_next_one_goes_on(tmp_path, monkeypatch):
+    """A service that is not there is started anew; what is known is written after each case."""
+    output, served = tmp_path / "faults.json", []
+
+    def serve(settings, path, note):
+        served.append(path)
+        if len(served) == 3:
+            raise ServingError("a service is running")
+
+    monkeypatch.setattr(launcher, "serve", serve)
+    monkeypatch.setattr(launcher, "is_running", lambda _: False)
+    monkeypatch.setattr(launcher, "stop", lambda _: 0)
+    monkeypatch.setattr(Trial, "inflict", lambda _, name, number: Fault(name, number.name, 5.0, 1.0))
+    arguments = ["--bundle", str(tmp_path), "--process", "supervisor", "--output", str(output)]
+    assert main(arguments) == 1
+    assert len(served) == 3
+    assert [fault["wrong"] for fault in json.loads(output.read_text())["faults"]] == [
+        [], ["ServingError: a service is running"]
+    ]  # fmt: skip
 
 
 def test_streams_that_cannot_begin_say_so(tmp_path):
