@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -53,16 +53,13 @@ def ptx(source: Path, architecture: str = "sm_90") -> str:
     shipped = [COMPILED / _name(source, one) for one in ARCHITECTURES if _number(one) <= _number(architecture)]
     if not os.environ.get("NVCC") and shipped and shipped[-1].exists():
         return shipped[-1].read_text()
-    digest = hashlib.sha256(f"{FLAGS}{architecture}{_version(nvcc())}".encode() + source.read_bytes())
-    for header in headers(source):
-        digest.update(header.read_bytes())
-    path = CACHE / _name(source, f"{architecture}-{digest.hexdigest()[:16]}")
-    if not path.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        _nvcc([str(source), "-ptx", f"-arch={architecture}", "-o", str(partial)])
-        partial.rename(path)
-    return path.read_text()
+
+    def compiled() -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            _nvcc([str(source), "-ptx", f"-arch={architecture}", "-o", f"{folder}/kernel.ptx"])
+            return Path(folder, "kernel.ptx").read_text()
+
+    return _once(source, architecture, "ptx", compiled)
 
 
 def compile_for_wheel(folder: Path) -> list[Path]:
@@ -76,15 +73,19 @@ def compile_for_wheel(folder: Path) -> list[Path]:
 
 def resources(source: Path, architecture: str) -> dict[str, tuple[Resources, Instructions | None]]:
     """Each kernel's resources and, on the architecture that has limits, its instructions: None without nvdisasm.
-
-    Raises BuildError.
+    Compiled once per source text. Raises BuildError.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = f"{folder}/kernel.cubin"
-        used = parse_resources(_nvcc([str(source), "-cubin", f"-arch={architecture}", "-Xptxas", "-v", "-o", cubin]))
-        disassembler = nvdisasm() if architecture == ASSERTED else None
-        written = parse_instructions(_run([str(disassembler), "-c", cubin])) if disassembler else {}
-    return {name: (own, written.get(name)) for name, own in used.items()}
+    disassembler = nvdisasm() if architecture == ASSERTED else None
+
+    def compiled() -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            cubin = f"{folder}/kernel.cubin"
+            log = _nvcc([str(source), "-cubin", f"-arch={architecture}", "-Xptxas", "-v", "-o", cubin])
+            return log + (_run([str(disassembler), "-c", cubin]) if disassembler else "")
+
+    report = _once(source, architecture, "sass" if disassembler else "log", compiled)
+    written = parse_instructions(report)
+    return {name: (own, written.get(name)) for name, own in parse_resources(report).items()}
 
 
 @cache
@@ -113,8 +114,22 @@ def _version(compiler: Path) -> str:
     return run.stdout
 
 
-def _name(source: Path, architecture: str) -> str:
-    return f"{source.parent.name}-{source.stem}-{architecture}.ptx"
+def _once(source: Path, architecture: str, kind: str, compiled: Callable[[], str]) -> str:
+    """What the compiler makes of a source, kept by the source's text, its headers' and the compiler's version."""
+    digest = hashlib.sha256(f"{FLAGS}{architecture}{_version(nvcc())}".encode() + source.read_bytes())
+    for header in headers(source):
+        digest.update(header.read_bytes())
+    path = CACHE / _name(source, f"{architecture}-{digest.hexdigest()[:16]}", kind)
+    if not path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(compiled())
+        partial.rename(path)
+    return path.read_text()
+
+
+def _name(source: Path, architecture: str, kind: str = "ptx") -> str:
+    return f"{source.parent.name}-{source.stem}-{architecture}.{kind}"
 
 
 def _number(architecture: str) -> int:

@@ -99,7 +99,10 @@ def test_an_array_that_is_indexed_at_run_time_fails_the_command(tmp_path, monkey
     source = tmp_path / "kernel.cu"
     source.write_text(PLANTED)
     monkeypatch.setattr(compile, "sources", lambda: [source])
+    monkeypatch.setattr(compile, "CACHE", tmp_path / "cache")
     said = compile.main(["sm_90"])
+    monkeypatch.setattr(compile, "_run", None)
+    assert compile.main(["sm_90"]) == said, "a source is compiled once"
     assert said is not None
     assert "tree_attention_combine_64: registers spill to local memory on sm_90" in said
     assert re.search(r"tree_attention_combine_64: \d+ loads and stores of local memory: expected none", said)
@@ -118,6 +121,7 @@ def test_narrow_loads_fail_the_command(tmp_path, monkeypatch):
     assert wide in rows.read_text()
     rows.write_text(rows.read_text().replace(wide, narrow))
     monkeypatch.setattr(compile, "sources", lambda: [source])
+    monkeypatch.setattr(compile, "CACHE", tmp_path / "cache")
     said = compile.main(["sm_90"]) or ""
     for size in HEAD_SIZES:
         assert f"tree_attention_commit_write_fp32_{size}: 0 loads of 16 bytes: expected at least 3" in said
@@ -130,10 +134,11 @@ ptxas info    : Used 32 registers, used 1 barriers, 2048 bytes smem
 
 
 @pytest.mark.parametrize("used", [(0, 0, 0), (8, 0, 0), (0, 4, 0), (0, 0, 12)])
-def test_a_spill_is_an_error_after_the_report(used, monkeypatch, capsys):
+def test_a_spill_is_an_error_after_the_report(used, tmp_path, monkeypatch, capsys):
     """Without a disassembler too, which the report says."""
     logs = {"sm_80": LOG.format(0, 0, 0), "sm_90": LOG.format(0, 0, 0), "sm_100": LOG.format(*used)}
     monkeypatch.setattr(compile, "sources", lambda: [WRITE.source])
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
     monkeypatch.setattr(compile, "_nvcc", lambda arguments: logs[arguments[2].removeprefix("-arch=")])
     monkeypatch.setattr(compile, "nvdisasm", lambda: None)
     spills = "tree_attention_combine_64: registers spill to local memory on sm_100" if any(used) else None
