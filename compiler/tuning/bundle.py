@@ -24,6 +24,8 @@ MOST_PROMPTS = 1000
 """Prompts of a file that are looked at."""
 SERVED = 32
 """Other prompts that a method which drafts from traffic has answered before it is measured."""
+SERVING = 0.25
+"""Most of a method's time that this takes."""
 
 
 def tune_bundle(
@@ -50,10 +52,11 @@ def tune_bundle(
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
     with progress("tune", 0, "measurements", console=console) as shown:
         for name in names:
-            bench = Bench(runtime, name, texts, tokens)
-            ends = time.monotonic() + 60 * minutes
+            bench, seconds = Bench(runtime, name, texts, tokens), 60 * minutes
+            ends = time.monotonic() + seconds
             if runtime.plans[name].retrieves:
                 shown.update(0, f"{name}: serving prompts to draft from")
+                bench.ends = ends - (1 - SERVING) * seconds
                 bench.serve(others)
             shown.begin(0)
             tuner = Tuner(bench, max(ends - time.monotonic(), 0), grid, partial(_say, shown))

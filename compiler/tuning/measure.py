@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +37,9 @@ GREEDY = SamplingConfig()
 MOST_SLOWER = 3.0
 """Larger budgets are not timed once a step takes so many times as long as one without drafts: no acceptance pays it."""
 
+LEAST_STEPS = 32
+"""Steps of sequences that a measurement on prompts makes, also where its time is over."""
+
 
 class Shape(NamedTuple):
     """A tree shape: construction and n-gram branch."""
@@ -64,6 +69,8 @@ class Bench:
     """Token sequences that a method that drafts from traffic has served before."""
     scores: tuple[Scores, ...] = UNFITTED
     """How drafted nodes are scored."""
+    ends: float = math.inf
+    """When measurements end that are under way, by `time.monotonic`: with fewer steps then."""
 
     @property
     def slots(self) -> int:
@@ -140,7 +147,9 @@ class Bench:
         self._draft(shape, table)
         scheduler, joined = self.runtime.scheduler, 0
         totals = scheduler.totals
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done and time.monotonic() > self.ends:
+                break
             for budget in budgets:
                 table.entries[0].nodes = budget
                 while self._load() < running:
@@ -198,10 +207,15 @@ class Bench:
         return BudgetTable.constant(budget).model_copy(update={"scores": self.scores})
 
     def _answer(self, prompts: Sequence[str], temperature: float, method: str) -> Iterator[tuple[int, list[int]]]:
-        """The tokens that follow each prompt, with its place, as many prompts at a time as there are slots."""
+        """The tokens that follow each prompt, with its place, as many prompts at a time as there are slots: fewer
+        tokens, or none, where the time is over."""
         scheduler = self.runtime.scheduler
         waiting = list(enumerate(prompts))
         while waiting or not scheduler.idle:
+            if time.monotonic() > self.ends and scheduler.totals.sequence_steps >= LEAST_STEPS:
+                waiting.clear()
+                for place in range(len(prompts)):
+                    scheduler.cancel(place)
             while waiting and self._load() < self.slots:
                 place, text = waiting.pop(0)
                 sampling = SamplingConfig(temperature=temperature, seed=seed_of(text))

@@ -68,7 +68,7 @@ class Tuner:
         self.done, self.of = 0, 0
         """Measurements made, and those that there are where time allows."""
         self.ends = time.monotonic() + seconds
-        self._measuring_ends = self.ends - (1 - MEASURING) * seconds
+        bench.ends = self.ends - (1 - MEASURING) * seconds
         self._say = say
         own = Shape(plan.construction, plan.ngram)
         self._random = plan.shape is not None
@@ -92,7 +92,7 @@ class Tuner:
         plan = list(self._measurements())
         self.of = len(plan) + len(self._temperatures) * len(self._counts)
         for required, what, measure in plan:
-            if not required and time.monotonic() > self._measuring_ends:
+            if not required and time.monotonic() > self.bench.ends:
                 continue
             self._say(self, what)
             measure()

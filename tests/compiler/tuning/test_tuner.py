@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from compiler.tuning.choice import Cell
-from compiler.tuning.measure import Bench, Shape
+from compiler.tuning.acceptance import Acceptance
+from compiler.tuning.choice import Cell, StepTimes
+from compiler.tuning.measure import LEAST_STEPS, Bench, Shape
 from compiler.tuning.tuner import Grid, Tuner
 from redraft.bundle.budget import BudgetTable
 from redraft.method import MethodPlan
@@ -87,6 +88,19 @@ def test_without_time_the_most_valuable_is_measured(runtime):
     tried = table.measured["tried"]
     drafted = {(str(one.running), f"{one.temperature:g}") for one in table.entries if one.nodes}
     assert drafted <= {(running, one) for running, found in tried.items() for one in found}, "only what was tried"
+
+
+def test_a_measurement_that_is_under_way_ends_with_its_time(runtime):
+    """On a busy machine a single one may take longer than all of them should."""
+    bench, found, times = bench_of(runtime, ["hello", "world", "again"], 200), Acceptance(), StepTimes()
+    bench.ends = 0.0
+    bench.acceptance(GRID.shapes[0], 0.0, 4, found, bench.prompts)
+    assert LEAST_STEPS <= len(found.steps) < LEAST_STEPS + LIMITS.slots
+    bench.step_times(GRID.shapes[0], 2, [0, 4], 3, times)
+    assert [len(samples) for samples in times.samples.values()] == [1, 1]
+    bench.serve(["hello", "world"])
+    assert 2 < sum(map(len, bench.served)) < 2 * 200
+    assert runtime.scheduler.idle
 
 
 def test_drafts_that_are_never_right_are_not_made():
