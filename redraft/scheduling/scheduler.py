@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from redraft.scheduling.prompt_rows import share_rows, step_rows
 from redraft.scheduling.service_stats import ServiceStats
 from redraft.scheduling.slots import Slots
 from redraft.sequence import Gain, Output, Sequence
+
+LOOKED_AT = 256
+"""Waiting prompts, the earliest, among which a step looks for the shortest."""
 
 
 class Overloaded(RuntimeError):
@@ -227,8 +230,9 @@ class Scheduler:
         prompts = [sequence for sequence in self._running if not sequence.prefilled]
         followers: dict[Sequence, int] = {}
         if free := len(self._slots.free):
-            self._slots.count_reusable((sequence, self._method(sequence)) for sequence in self._waiting)
-            for sequence in self._waiting:
+            earliest = list(islice(self._waiting, LOOKED_AT))
+            self._slots.count_reusable((sequence, self._method(sequence)) for sequence in earliest)
+            for sequence in earliest:
                 if (leader := self._leader(sequence)) is None:
                     prompts.append(sequence)
                 else:

@@ -33,6 +33,19 @@ def test_a_short_prompt_overtakes_long_ones_for_rows_and_for_a_slot():
     assert [key for key in finished if key.startswith("long")] == ["long 0", "long 1", "long 2"]
 
 
+def test_only_the_earliest_prompts_of_a_long_queue_are_looked_at(monkeypatch):
+    """A step must not take longer, the longer the queue is."""
+    monkeypatch.setattr(module, "LOOKED_AT", 3)
+    scheduler = Scheduler(ToyEngine(slots=2), replace(LIMITS, slots=2, max_queue=20), only(PLANS["best_first"]))
+    for key, length in enumerate((30, 20, 25, 10, 5)):
+        scheduler.submit(make(key, prompt=[key + 1] * length, max_tokens=1))
+    finished = list[int]()
+    while not scheduler.idle:
+        finished += [output.key for output in scheduler.step()]
+    assert finished[0] == 1, "the shortest of the first three"
+    assert finished.index(4) < finished.index(2), "and then of those that have moved up"
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """The time in seconds: an item that a test sets."""
