@@ -38,10 +38,10 @@ def main(
     try:
         folder = fetch(Request(source, output, cache, name, revision, chat_template, force), say)
     except (ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"fetch_model: {error}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        typer.echo("interrupted; nothing was left behind", err=True)
+        typer.echo("fetch_model: interrupted, nothing was left behind", err=True)
         raise typer.Exit(130) from None
     model = "" if source == "default" else f" MODEL={folder}"
     train = "" if source == "default" else f"; make drafter{model} HOURS=1 trains a drafter for it"

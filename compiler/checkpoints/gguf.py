@@ -18,6 +18,7 @@ from model_defs.target.config import TargetConfig
 from model_defs.target.families.registry import SUPPORTED
 from model_defs.target.model import weight_names
 
+MAGIC = b"GGUF"
 EXPERT = re.compile(r"(model\.layers\.\d+)\..*\.experts\.(\d+)\.(\w+)\.weight")
 EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 
@@ -141,7 +142,18 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTenso
         }
         return fields, {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise FetchError(f"{path}: not a GGUF file, or truncated ({error})") from error
+        raise FetchError(_unreadable(path)) from error
+
+
+def _unreadable(path: Path) -> str:
+    """Why a file could not be read as far as its header says."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}"
+    return (
+        f"{path} is cut or damaged, or of an unknown version: its {path.stat().st_size} bytes do not hold what its "
+        "header says; fetch the file again"
+    )
 
 
 def _precision(fields: dict[str, Any]) -> str:

@@ -90,5 +90,6 @@ def of_worker(error: WorkerError, fields: Mapping[str, str] = CLIENTS_FIELDS) ->
 
 def _path(location: tuple[int | str, ...]) -> str | None:
     """A field's place as OpenAI writes it, such as `messages[0].content`; None for the body itself."""
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    parts = (part for part in location if part != "[key]")
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return clipped(path.removeprefix("."), 200) or None

@@ -62,9 +62,12 @@ class ServedModel:
         """Raises ApiError 404 for a model that is not this one; None is this one."""
         if name not in (None, self.name, *self._former):
             raise ApiError(
-                404, f"the model {shown(name)} does not exist: this server has {self.name!r}, and no adapters of it",
-                "model", "model_not_found",
-            )  # fmt: skip
+                404,
+                f"the model {shown(name)} does not exist: this server has {self.name!r}, and no adapters of it; "
+                "`redraft serve --model-name` names it otherwise",
+                "model",
+                "model_not_found",
+            )
 
     def chat_prompt(
         self,

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PlainValidator,
+    model_validator,
+)
 
 from redraft.openai.errors import not_served
 from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, vllm_guides
@@ -32,6 +41,12 @@ NO_ADAPTER = "LoRA adapters are not served"
 TEXT_ONLY = "this model reads and writes text only"
 
 
+def _token_id(key: str) -> str:
+    if not (key.isascii() and key.isdecimal() and len(key) < 10):
+        raise ValueError("expected a token id")
+    return key
+
+
 def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -39,7 +54,7 @@ def _one_or_more(value: Any) -> Any:
 Refusals = dict[str, tuple[tuple[Any, ...], str]]
 Stop = Annotated[list[Word], BeforeValidator(_one_or_more), Field(max_length=MAX_WORDS["stop_words"])]
 Penalty = Annotated[FiniteFloat, Field(ge=-2, le=2)]
-TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+TokenKey = Annotated[str, AfterValidator(_token_id)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 

@@ -19,10 +19,16 @@ def test_gguf_with_llama3_rope(gguf_file, reference, tmp_path):
 
 
 def test_truncated_gguf_and_other_architectures(gguf_file, reference, tmp_path):
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(gguf_file.read_bytes()[:20_000])
-    with pytest.raises(FetchError, match="not a GGUF file, or truncated"):
-        fetch(broken, tmp_path)
+    broken, whole = tmp_path / "broken.gguf", gguf_file.read_bytes()
+    for text, message in (
+        *((whole[:size], rf"broken\.gguf is cut or damaged.* its {size} bytes") for size in (8, 200, 20_000)),
+        (whole[:-64], rf"its {len(whole) - 64} bytes do not hold"),
+        (b"", "is not a GGUF file"),
+        (b"PK" + whole, "does not begin with GGUF"),
+    ):
+        broken.write_bytes(text)
+        with pytest.raises(FetchError, match=message):
+            fetch(broken, tmp_path)
     write_gguf(tmp_path / "other.gguf", reference, architecture="mamba")
     with pytest.raises(FetchError, match="GGUF architecture 'mamba'"):
         fetch(tmp_path / "other.gguf", tmp_path)
