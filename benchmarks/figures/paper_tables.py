@@ -13,6 +13,8 @@ from benchmarks.figures.tables import Table
 from benchmarks.load.comparison import AR
 from benchmarks.load.fairness import Cell
 from benchmarks.load.fairness import table as beside_long_prompts
+from benchmarks.load.other_clients.compare import table as by_client
+from benchmarks.load.saturation import table as of_saturation
 from benchmarks.rsd import report as rsd_report
 from benchmarks.training.training_table import percent
 from benchmarks.verify.structured import speed_table, texts_table
@@ -163,11 +165,6 @@ def fairness(load: Load) -> Table:
     """What long prompts cost their neighbours, by the worker and the clients that send them."""
     cells = ({name: value for name, value in cell.items() if name != "slow_down"} for cell in load("fairness")["cells"])
     return beside_long_prompts([Cell(**cell) for cell in cells])
-
-
-def prefix_reuse(load: Load) -> Table:
-    """What prefix reuse saves and costs."""
-    return with_reuse(load("prefix_reuse"))
 
 
 def redrafter_table2(load: Load) -> Table:
@@ -375,7 +372,9 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "single_stream": single_stream,
     "load_test": load_test,
     "fairness": fairness,
-    "prefix_reuse": prefix_reuse,
+    "saturation": lambda load: of_saturation(load("saturation")),
+    "other_clients": lambda load: by_client(load("other_clients")),
+    "prefix_reuse": lambda load: with_reuse(load("prefix_reuse")),
     "structured": lambda load: texts_table(load("structured")),
     "structured_speed": lambda load: speed_table(load("structured_speed")),
     "all_methods": all_methods,

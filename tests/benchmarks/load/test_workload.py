@@ -65,6 +65,14 @@ def test_lengthened_prompts_share_no_passage(tmp_path):
     assert all(198 <= len(conversation.turns[0].split()) <= 200 for conversation in made)
 
 
+@pytest.mark.parametrize("tokens", [4096, 8064])
+def test_prompts_of_4k_and_8k_tokens(smollm2, tokens):
+    """With a tokenizer that reads a passage otherwise beside other text: up to 1% fewer."""
+    tokenizer = ChatTokenizer(smollm2)
+    for conversation in conversations_of(load_prompts(SHIPPED), 3, 0, tokenizer, prompt_tokens=tokens):
+        assert tokens - tokens // 100 <= len(tokenizer.encode(tokenizer.chat(conversation.turns[0]))) <= tokens
+
+
 def test_each_run_has_passages_of_its_own(tmp_path):
     """A server that caches prefixes would answer the second run from the first."""
     words = {f"w{place}": place for place in range(500)} | {"?": 500}
