@@ -9,21 +9,22 @@ Three measurements:
 - Prompts that share nothing, in an LLM with reuse and in one without, which take turns.
 
 The first two compare the time to the first token with that of the same request that reuses nothing (`cache_prompt`
-false). Times are those of the caller, with encoding the text. Intervals are 95%, over requests.
+false), summed over requests; the last is the median of the prompts' ratios. Times are those of the caller, with
+encoding the text. Intervals are 95%, over requests.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from benchmarks.figures.intervals import interval, ratio
+from benchmarks.figures.intervals import interval, median_ratio, ratio
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer, Passages
@@ -129,17 +130,16 @@ def unshared(llms: dict[str, LLM], texts: Texts, args: argparse.Namespace) -> di
     return found
 
 
-def relative(tops: Sequence[float], bottoms: Sequence[float]) -> dict[str, Any]:
-    """The ratio of sums, and its interval."""
-    over, under = np.array(tops), np.array(bottoms)
-    return {"ratio": float(over.sum() / under.sum()), "interval": interval(ratio(over, under))}
-
-
-def summary(pairs: list[dict[str, float]]) -> dict[str, Any]:
-    """Medians and ratio of times with and without reuse."""
+def saved(pairs: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians, and the ratio of summed times with and without reuse."""
     medians = {name: float(np.median([pair[name] for pair in pairs])) for name in pairs[0]}
-    reused, anew = ([pair[name] for pair in pairs] for name in ("reused", "anew"))
-    return {"medians": medians, **relative(reused, anew), "requests": pairs}
+    reused, anew = (np.array([pair[name] for pair in pairs]) for name in ("reused", "anew"))
+    return {
+        "medians": medians,
+        "ratio": float(reused.sum() / anew.sum()),
+        "interval": interval(ratio(reused, anew)),
+        "requests": pairs,
+    }
 
 
 def table(report: dict[str, Any]) -> Table:
@@ -185,12 +185,12 @@ def main(argv: list[str] | None = None) -> None:
         if (longest := args.history + 2 * PART + args.turn) > llm.runtime.limits.max_len:
             parser.error(f"--history {args.history}: expected a context of {longest} tokens or more")
         report: dict[str, Any] = {
-            "next turn": summary(next_turns(llm, tokenizer, texts, args)),
-            "system prompt": summary(after_system(llm, tokenizer, texts, args)),
+            "next turn": saved(next_turns(llm, tokenizer, texts, args)),
+            "system prompt": saved(after_system(llm, tokenizer, texts, args)),
         }
         both = unshared({"with": llm, "without": plain}, texts, args)
     report["nothing shared"] = {
-        kind: relative(*([times[kind] for times in both[name]] for name in ("with", "without")))
+        kind: median_ratio(*(np.array([times[kind] for times in both[name]]) for name in ("with", "without")))
         for kind in ("first", "further")
     }
     table(report).show(console)

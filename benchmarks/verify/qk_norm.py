@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.figures.intervals import interval
+from benchmarks.figures.intervals import median_ratio
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from model_defs.files import read_json, read_tensors, save_tensors, weight_files
@@ -39,7 +39,6 @@ from redraft.errors import BundleError
 from redraft.request import SamplingConfig
 
 ENSURE = Path(__file__).parents[2] / "build" / "ensure_bundle.py"
-RESAMPLES = 2000
 console = Console()
 
 
@@ -94,13 +93,11 @@ def paired(bundles: Sequence[Path], rows: Sequence[int], context: int, rounds: i
                 samples[count][side].append(1e3 * (time.perf_counter() - started))
     for engine in engines:
         engine.close()
-    rng, results = np.random.default_rng(0), list[dict[str, Any]]()
+    results = list[dict[str, Any]]()
     for count, sides in samples.items():
         without, with_norms = np.array(sides)
-        ratios = with_norms / without
-        again = np.median(rng.choice(ratios, (RESAMPLES, rounds)), axis=1)
         medians = [float(np.median(side)) for side in (without, with_norms)]
-        results.append({"rows": count, "ms": medians, "ratio": float(np.median(ratios)), "interval": interval(again)})
+        results.append({"rows": count, "ms": medians, **median_ratio(with_norms, without)})
     return results
 
 
