@@ -349,9 +349,9 @@ def drafting_loop(
     into a text."""
     random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
     length = len(method.levels) if random else method.beam_length
-    if isinstance(drafter, DraftLM) and config.limits.max_len > drafter.lm_config.max_position:
+    if (longest := drafter.longest_context) and config.limits.max_len > longest:
         raise ValueError(
-            f"--max-len {config.limits.max_len}: the draft LM's context has {drafter.lm_config.max_position} positions"
+            f"--max-len {config.limits.max_len}: the drafter {drafter.name!r} reads contexts of {longest} positions"
         )
     if isinstance(drafter, DraftLM):
         check_experts("the draft LM", drafter.lm_config, config.backend)
@@ -372,7 +372,7 @@ def drafting_loop(
             raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} takes {', '.join(known_forms)}")
         drafter.info_form = token_info or next(InfoForm(form) for form in taken if form in known_forms)
     if native:  # drafted nodes stand beside the cache, padding after max_len; no row of a block stands twice
-        draft_rows = max(config.limits.max_tree, length, drafter.block_rows // 2)
+        draft_rows = max(config.limits.max_tree, length, drafter.block_size)
     drafter.prepare(config.limits.max_len + draft_rows, length)
     needs: dict[str, object] = {}
     if drafter.reads_context:

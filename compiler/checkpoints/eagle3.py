@@ -39,6 +39,7 @@ def export_eagle3(drafter: Eagle3Drafter, model: Path, output: Path, form: Form,
         beyond += [f"fuse_norm {config.fuse_norm}"] * (config.fuse_norm == "all")
         beyond += [f"num_layers {config.num_layers}"] * (config.num_layers > 1)
         beyond += ["norms of heads"] * drafter.layer_config.qk_norm
+        beyond += ["sliding windows"] * (drafter.layer_config.window is not None)
         if beyond:
             raise ValueError(f"SpecForge's form has no {', '.join(beyond)}: export to {Form.speculators}")
         written = specforge_config(drafter)
@@ -100,6 +101,11 @@ def hub_tensors(drafter: Eagle3Drafter, first: str) -> dict[str, Tensor]:
 def layer_config(drafter: Eagle3Drafter) -> dict[str, Any]:
     """A Llama or Qwen3 configuration of the drafter's layers."""
     shape = drafter.layer_config
+    windows = {
+        "sliding_window": shape.window,
+        "use_sliding_window": True,
+        "layer_types": ["sliding_attention"] * shape.num_layers,
+    }
     return {
         "model_type": "qwen3" if shape.qk_norm else "llama",
         "vocab_size": shape.vocab_size,
@@ -117,6 +123,7 @@ def layer_config(drafter: Eagle3Drafter) -> dict[str, Any]:
         "rope_scaling": shape.rope.scaling(),
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
+        **(windows if shape.window is not None else {}),
     }
 
 

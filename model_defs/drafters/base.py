@@ -80,6 +80,8 @@ class Drafter(nn.Module):
     """Layers of its context cache"""
     block_rows: int = 0
     """Rows of that cache that each of its drafts takes; 0: one for every node that a draft expands"""
+    block_size: int = 0
+    """How many of them there are where none stands twice"""
     feature_layers: tuple[int, ...] = ()
     """The target's layers whose inputs it drafts from; none: from the hidden states"""
     feature_size: int
@@ -151,6 +153,11 @@ class Drafter(nn.Module):
         """What the head reads [W * kept[d], H] at the draft's depths d = 0, 1, ..., for the first kept[d] positions of
         each window (numbers that do not grow): what drafting computes where every draft token is the text's."""
         raise NotImplementedError
+
+    @property
+    def longest_context(self) -> int | None:
+        """The longest context that it reads, None for any."""
+        return None
 
     def require_steps(self, steps: int) -> None:
         """Raise ValueError where the drafter cannot draft so many steps."""

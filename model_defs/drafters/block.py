@@ -1,9 +1,9 @@
 """DFlash and DSpark: a block of masked positions, drafted at once over features of several of the target's layers.
 
-A block is the root and masks. Its rows attend to each other, and in each layer to keys and values of the fused features
-of all committed tokens. A row predicts the token in its own place, so the root's predicts none (DFlash); or the
-one after it, so the root's does too (DSpark). DSpark's previous-token head adds to a row's logits what the token
-before says: token info of low rank.
+A block is the root and masks. Its rows attend to each other, or to those before them, and in each layer to keys and
+values of the fused features of all committed tokens. A row predicts the token in its own place, so the root's predicts
+none (DFlash); or the one after it, so the root's does too (DSpark). DSpark's previous-token head adds to a row's logits
+what the token before says: token info of low rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class BlockConfig:
 
     `target_layers`: the layers of the target whose inputs it reads. `block_size`: rows of a block, the root's included.
     `mask_token`: what stands in the other rows. `from_root`: whether the root's row predicts a token too. `head`: the
-    target's, or one of its own. `info_rank`: rank of the previous-token head, 0 without one.
+    target's, or one of its own. `info_rank`: rank of the previous-token head, 0 without one. `causal`: whether a row
+    sees no later row of its block. `window`: the longest context that it reads, None for any.
     """
 
     hidden_size: int
@@ -45,6 +46,8 @@ class BlockConfig:
     from_root: bool = False
     head: Literal["target", "own"] = "target"
     info_rank: int = 0
+    causal: bool = False
+    window: int | None = None
     layer: LayerShape | None = None
 
 
@@ -81,7 +84,8 @@ class BlockDrafter(ChainDrafter):
             raise ValueError(f"the drafter's mask is token {config.mask_token} of {config.vocab_size}")
         shape = config.layer or LayerShape.of(target.config)
         self.layer_config = shape.config(size, config.vocab_size, config.num_layers)
-        self.context_layers, self.block_rows = config.num_layers, 2 * config.block_size
+        self.context_layers, self.block_size = config.num_layers, config.block_size
+        self.block_rows = config.block_size * (1 if config.causal else 2)
         self.fuse = BlockFuse(size, len(self.feature_layers), shape.rms_norm_eps)
         self.layers = nn.ModuleList(DecoderLayer(self.layer_config) for _ in range(config.num_layers))
         self.norm = RMSNorm(size, shape.rms_norm_eps)
@@ -102,6 +106,10 @@ class BlockDrafter(ChainDrafter):
         assert windows.layers is not None
         return self.fuse(windows.layers)
 
+    @property
+    def longest_context(self) -> int | None:
+        return self.config.window
+
     def require_steps(self, steps: int) -> None:
         most = self.config.block_size - (not self.config.from_root)
         if steps > most:
@@ -114,7 +122,7 @@ class BlockDrafter(ChainDrafter):
     def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> ChainPaths:
         """The roots: features [P, F], and the inputs of a DraftContext, whose tokens but the roots are not read."""
         context = operators.context(self.tables, inputs)
-        block = context.place_block(self.config.block_size, mutual=True)
+        block = context.place_block(self.config.block_size, mutual=not self.config.causal)
         states = self.states(self.own_features(features), context.roots, block)
         return self.chain_paths(operators, context, block.some(states, int(not self.config.from_root), self.levels))
 

@@ -78,6 +78,10 @@ class DraftLM(Drafter):
             drafter.positions = model.positions
         return drafter.eval()
 
+    @property
+    def longest_context(self) -> int | None:
+        return self.lm_config.max_position
+
     def forward(
         self, tokens: Tensor, attend: Attend, rows: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:

@@ -28,10 +28,13 @@ class LayerShape:
     max_position: int
     qkv_bias: bool = False
     qk_norm: bool = False
+    window: int | None = None
+    """See `Attention.window`"""
 
     @classmethod
-    def from_hf(cls, raw: dict[str, Any], qkv_bias: bool = False) -> Self:
-        """Read a layer's `config.json`. Raises UnsupportedModelError for layers that are not Llama's, or KeyError."""
+    def from_hf(cls, raw: dict[str, Any], qkv_bias: bool = False, windows: bool = False) -> Self:
+        """Read the layers' `config.json`, where the form has them with `windows`, if it is one for all. Raises
+        UnsupportedModelError for layers that are not Llama's, or KeyError."""
         kind = raw.get("model_type", LLAMA_LIKE[0])
         if kind not in LLAMA_LIKE:
             raise UnsupportedModelError(f"its layers are of model_type {kind!r}, read are {', '.join(LLAMA_LIKE)}")
@@ -40,16 +43,20 @@ class LayerShape:
             usual["head_dim"] = 128
         given = {name: value for name, value in raw.items() if value is not None}
         ignored = ("sliding_window", "attention_bias", "mlp_bias", "quantization_config")
-        windowed = active_window(usual | given) if kind == "mistral" else raw.get("use_sliding_window")
-        if windowed or "sliding_attention" in (raw.get("layer_types") or ()):
-            raise UnsupportedModelError("its layers attend to a sliding window, which is not read yet")
+        kinds, window = set(raw.get("layer_types") or ()), None
+        if windows and kinds == {"sliding_attention"}:
+            window = given["sliding_window"]
+        elif "sliding_attention" in kinds and windows:
+            raise UnsupportedModelError("some of its layers attend to a sliding window; read are those where all do")
+        elif "sliding_attention" in kinds or raw.get("use_sliding_window") or _is_windowed_mistral(usual | given):
+            raise UnsupportedModelError("its layers attend to a sliding window, which is not read in this form")
         if (activation := raw.get("hidden_act") or "silu") != "silu":
             raise UnsupportedModelError(f"its layers have hidden_act {activation!r}, expected 'silu'")
         kept = {name: value for name, value in given.items() if name not in ignored}
         config = TargetConfig.from_hf(usual | kept | {"model_type": LLAMA_LIKE[0]})
         if config.rope.share is not None:
             raise UnsupportedModelError(f"its layers have partial_rotary_factor {config.rope.share}, expected 1")
-        return replace(cls.of(config), qkv_bias=qkv_bias, qk_norm=has_head_norms(raw))
+        return replace(cls.of(config), qkv_bias=qkv_bias, qk_norm=has_head_norms(raw), window=window)
 
     @classmethod
     def of(cls, config: TargetConfig) -> Self:
@@ -80,7 +87,11 @@ class LayerShape:
                 "max_position_embeddings": self.max_position,
             }
         )
-        return replace(llama, rope=self.rope, qkv_bias=self.qkv_bias, qk_norm=self.qk_norm)
+        return replace(llama, rope=self.rope, qkv_bias=self.qkv_bias, qk_norm=self.qk_norm, window=self.window)
+
+
+def _is_windowed_mistral(raw: dict[str, Any]) -> bool:
+    return raw.get("model_type") == "mistral" and active_window(raw) is not None
 
 
 def has_head_norms(raw: dict[str, Any]) -> bool:

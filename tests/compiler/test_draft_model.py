@@ -190,7 +190,7 @@ def test_a_model_that_cannot_draft_is_refused(model, lm, tmp_path, change, messa
 
 def test_texts_longer_than_its_context_are_refused(model, lm, tmp_path):
     done = run("--model", model, "--drafter", lm, "--output", tmp_path / "b", "--max-len", 101)
-    assert "--max-len 101: the draft LM's context has 100 positions" in done.output
+    assert "--max-len 101: the drafter 'draft_lm' reads contexts of 100 positions" in done.output
 
 
 def test_its_head_may_be_that_of_a_trained_drafter(model, lm, tmp_path):

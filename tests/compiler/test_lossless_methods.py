@@ -7,21 +7,25 @@ Unpacked beams have a check of their own, in benchmarks/speed/beam_packing_throu
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
 from compiler.bundle import check
-from compiler.methods import drafting_loop, load_draft_source, read_methods
+from compiler.methods import check_method, drafting_loop, load_draft_source, read_methods
+from model_defs.drafters.base import Drafter
 from model_defs.drafters.registry import DRAFTERS
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
-from redraft.bundle.config import LimitsInfo
+from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig
 from redraft.decoding.construction import CONSTRUCTIONS, UNPACKED
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
-from redraft.decoding.verification import VERIFIERS
+from redraft.decoding.verification import VERIFIERS, draws_of
+from redraft.errors import BundleError
 from tests.conftest import ROOT
-from tests.engines.tiny import bundle_config
+from tests.engines.draws import LEVELS
+from tests.engines.tiny import DRAFTING, LIMITS, bundle_config, tiny_drafter_of, tiny_target
 
 FILE = ROOT / "benchmarks" / "methods" / "lossless.toml"
 SHIPPED = DRAFTERS.keys() - {"eagle3", "parallel_eagle3", "block"}
@@ -50,6 +54,31 @@ def test_every_drafter_and_every_construction_is_walked(methods):
     assert (None, None) in {(method.drafter, method.construction) for method in methods.values() if method.ngram}
     assert {method.verification for method in methods.values()} == {"greedy", "sampled_walk"}
     assert all(VERIFIERS[method.verification].merges for method in methods.values())
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_draft_model_goes_with_every_construction_and_verification(kind):
+    """Those that ship and those of the hub: of trees that a verification is lossless on, and again from chains where
+    there are any. What else is refused, with reasons: tests/decoding/test_rejection.py."""
+    target = tiny_target()
+    drafter, config = tiny_drafter_of(target, kind), bundle_config(target, {}, LIMITS)
+    for construction, (name, verifier) in product((*CONSTRUCTIONS, *RANDOM_CONSTRUCTIONS), VERIFIERS.items()):
+        if draws_of(construction) in verifier.lossless:
+            method = {"construction": construction, "verification": name, "levels": LEVELS.get(construction, ())}
+            assert takes(drafter, config, method | {"support": 7})
+    again: dict[str, Any] = {"construction": "best_first", "resample_above": 0, "resample_budget": 4}
+    if drafter.has_raw_logits:
+        assert takes(drafter, config, again).chain_levels == DRAFTING.beam_length - 1
+    else:
+        with pytest.raises(BundleError, match=f"only drafters .* leave a chain behind, this is '{kind}'"):
+            takes(drafter, config, again)
+
+
+def takes(drafter: Drafter, config: BundleConfig, changes: dict[str, Any]) -> MethodConfig:
+    """The method, checked, and what its drafter needs."""
+    method = DRAFTING.model_copy(update={"drafter": drafter.name, **changes})
+    check_method("a", method, config)
+    return drafting_loop(drafter, method, config)[0]
 
 
 def test_names_say_what_the_methods_are(methods):

@@ -199,6 +199,7 @@ CONTEXT_DRAFTERS: dict[str, dict[str, Any]] = {
 
 BLOCK_DRAFTERS: dict[str, dict[str, Any]] = {
     "block": {"target_layers": (0, 1, 2), "num_layers": 2, "block_size": 6, "mask_token": 7, "info_rank": 5},
+    "block, causal": {"block_size": 6, "mask_token": 7, "causal": True, "from_root": True},
     "parallel_eagle3": {"target_layers": (0, 1, 2), "num_layers": 2, "mask_token": 7},
 }
 """Those that draft all levels at once, whose contexts the tests of the others cover."""

@@ -3,11 +3,15 @@
 All hold `fc` [H, n * H] over several layers of the target, `hidden_norm` after it, layers of Qwen3 and a norm. DSpark
 has a previous-token head as well: `markov_w1` [V, r] of the token before, times `markov_w2` [K, r]. Its confidence
 head, which would shorten drafts, is not read.
+
+Layers of speculators' form may attend to a sliding window of the context before a block, within which they are causal
+unless the folder says otherwise. Readers count such windows differently, so longer contexts than one are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from model_defs.drafters.block import BlockConfig, BlockDrafter
@@ -76,7 +80,8 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
             f"{folder.path}: the drafter has hidden size {size} and is for a target of {of_target or size}; this one "
             f"has {target.hidden_size}, and both must be the same"
         )
-    count, head_norms = layer["num_hidden_layers"], layer["model_type"] == WITH_HEAD_NORMS
+    count, head_norms = layer["num_hidden_layers"], "layers.0.self_attn.q_norm.weight" in tensors
+    shape = LayerShape.from_hf(layer, "layers.0.self_attn.q_proj.bias" in tensors, windows=is_speculators(folder))
     weights = {"fuse.fc.weight": tensors.take("fc.weight"), "fuse.norm.weight": tensors.take("hidden_norm.weight")}
     for name in (f"layers.{index}" for index in range(count)):
         weights |= llama_layer(tensors, name, name, head_norms)
@@ -110,7 +115,9 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
         from_root=from_root,
         head="target" if head is None else "own",
         info_rank=weights["token_info.z"].shape[1] if "token_info.z" in weights else 0,
-        layer=LayerShape.from_hf(layer, qkv_bias="layers.0.qkv.bias" in weights),
+        causal=shape.window is not None and not folder.config.get("sliding_window_non_causal"),
+        window=shape.window,
+        layer=replace(shape, qk_norm=head_norms, window=None),
     )
     return Reading(config, weights, hot_ids, embedding)
 

@@ -158,7 +158,7 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
         vocabulary,
         None if hot_ids is None else len(hot_ids),
         num_layers=count,
-        layer=LayerShape.from_hf(layer, qkv_bias="layer.qkv.bias" in weights),
+        layer=LayerShape.from_hf(layer, "layer.qkv.bias" in weights, windows="speculators_model_type" in folder.config),
         **{**settings, LAYERS: layers},
     )
     return Reading(config, weights, hot_ids, embedding)

@@ -32,6 +32,7 @@ def _is_mla(folder: HubFolder) -> bool:
 UNSERVED: dict[str, tuple[Callable[[HubFolder], bool], ...]] = {
     "P-EAGLE of SpecForge": (lambda folder: "mask_hidden" in folder.names and not _speculators("peagle")(folder),),
     "Domino": (_projects("domino"),),
+    "XPress": (_speculators("xpress"),),
     "DFlash 2": (_speculators("dflash2"), _named("DFlash2DraftModel")),
     "MTP": (_speculators("mtp"), lambda folder: any(name.startswith("mtp") for name in folder.names)),
     "EAGLE-1 in speculators form": (_speculators("eagle"),),

@@ -110,11 +110,11 @@ def model(target, tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def drafter_of(target: Target, qk_norm: bool = False, **changes) -> Eagle3Drafter:
+def drafter_of(target: Target, qk_norm: bool = False, window: int | None = None, **changes) -> Eagle3Drafter:
     """Random, as it is stored, of rows in an order that is not that of their ids."""
     torch.manual_seed(1)
     rope = RopeConfig(theta=500.0, type="llama3", factor=2.0, original_max_position=32)
-    shape = replace(LayerShape.of(target.config), rope=rope, qk_norm=qk_norm)
+    shape = replace(LayerShape.of(target.config), rope=rope, qk_norm=qk_norm, window=window)
     config = Eagle3Config(SIZE, VOCAB, ROWS, target_layers=(2, 3, 5), layer=shape, **changes)
     drafter = Eagle3Drafter(config, target, torch.randperm(VOCAB)[:ROWS]).eval().requires_grad_(False)
     for weight in drafter.parameters():
@@ -175,7 +175,7 @@ def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, f
 @torch.no_grad()
 def test_what_only_speculators_form_says_reads_back(target, model, tmp_path):
     changes = {"num_layers": 2, "fuse_norm": "each", "norm_output": True, "norm_before_residual": True}
-    drafter = drafter_of(target, qk_norm=True, **changes)
+    drafter = drafter_of(target, qk_norm=True, window=9, **changes)
     drafter.save(tmp_path / "ours")
     options = ["--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out"]
     assert run(*options, "--verifier", "a/b", "--depth", 4).exit_code == 0
@@ -186,7 +186,7 @@ def test_what_only_speculators_form_says_reads_back(target, model, tmp_path):
     given = json.loads((tmp_path / "out" / "config.json").read_text())["speculators_config"]
     assert (given["verifier"]["name_or_path"], given["proposal_methods"][0]["speculative_tokens"]) == ("a/b", 4)
     done = run(*options, "--form", "specforge")
-    beyond = "norm_before_residual, norm_output, num_layers 2, norms of heads"
+    beyond = "norm_before_residual, norm_output, num_layers 2, norms of heads, sliding windows"
     assert f"SpecForge's form has no {beyond}" in " ".join(done.output.split())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from model_defs.drafters.token_info import DTYPES, InfoForm, TokenInfoFactors
 from model_defs.loops.operators import TORCH
 from model_defs.target.attention import DenseCache
 from redraft.batch import DraftBatch, DraftCandidates
+from redraft.engines.api import Engine
 from tests.engines.tiny import METHOD, VOCAB
 
 HIDDEN = 96
@@ -154,3 +155,22 @@ def check(
 
 def check_draft(drafter: Drafter, drafted: DraftCandidates, b: int, s: Drafting) -> None:
     check(drafter, drafted, b, lambda path: following(drafter, s.hidden, s.tokens, path))
+
+
+def check_drafts(
+    drafter: Drafter,
+    engine: Engine,
+    sequences: list[Drafting],
+    rng: np.random.Generator,
+    steps: Sequence[tuple[list[int], list[int]]],
+) -> tuple[list[Drafting], DraftCandidates]:
+    """Check the drafts of some of the sequences at each step, after so many pairs more of each. Returns the last step's
+    sequences and their drafts."""
+    for company, counts in steps:
+        drafting = [sequences[place] for place in company]
+        for s, count in zip(drafting, counts, strict=True):
+            s.grow(rng, count)
+        drafted = draft(engine, drafting)
+        for b, s in enumerate(drafting):
+            check_draft(drafter, drafted, b, s)
+    return drafting, drafted

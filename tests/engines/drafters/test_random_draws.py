@@ -12,15 +12,20 @@ import onnxruntime
 import pytest
 
 from compiler.writers.tensorrt import save
+from model_defs.drafters.registry import DRAFTERS
 from model_defs.export.drafter import export_drafter_native
 from model_defs.loops.random_draws import RandomDraws
 from redraft.batch import DraftBatch, DraftDraws, DraftSampling
+from redraft.bundle.budget import BudgetTable
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.engines.api import DrawingEngine, Engine
+from redraft.method import MethodPlan
 from tests.conftest import slow, slow_but
 from tests.engines.drafters.drafting import Drafting, following
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, expected_draws, sampling_of
+from tests.engines.scheduling import SAMPLINGS, generate
 from tests.engines.test_openvino import tiny_drafter_as_stored
 from tests.engines.tiny import METHOD, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
 from tests.toy_drafter import reference_draws
@@ -84,9 +89,10 @@ def test_a_draw_of_rounded_weights_has_them_too(tmp_path):
     assert_same_alone("stochastic_beam", drawing_engine(tmp_path, "stochastic_beam", precision="bf16"))
 
 
-@pytest.mark.parametrize("variant", slow_but(["eagle"], ["hidden_state", "eagle", "draft_lm", "medusa"]))
+@pytest.mark.parametrize("variant", slow_but(["block"], sorted(DRAFTERS.keys() - {"recurrent", "eagle"})))
 def test_every_draft_model_draws(variant, tmp_path):
-    """Levels of several widths, and nodes that are not there, below contexts of several lengths."""
+    """Levels of several widths, and nodes that are not there, below contexts of several lengths. Texts are those of
+    plain decoding, and with verifiers that keep only the distribution those of greedy requests."""
     drafter, construction = tiny_drafter_of(tiny_target(), variant), "gumbel_top_k"
     engine = drawing_engine(tmp_path, construction, trained=drafter)
     sequences, rng = [Drafting(4), Drafting(0), Drafting(7)], np.random.default_rng(3)
@@ -114,6 +120,15 @@ def test_every_draft_model_draws(variant, tmp_path):
     expected = reference_draws(construction, LEVELS[construction], roots, sampling, support_of)
     assert (expected.draws == -1).any()
     assert_same_draws(draw(engine, batch, sampling), expected)
+    plain, _ = generate(engine, None)
+    for name in ("sampled_walk", "recursive_rejection"):
+        drawing = {"levels": LEVELS[construction], "support": SUPPORT}
+        tokens, scheduler = generate(engine, MethodPlan(construction, name, budget=BudgetTable.constant(9), **drawing))
+        assert scheduler.totals.drafted > scheduler.totals.accepted > 0
+        exact = [
+            key for key in plain if VERIFIERS[name].merges or not SAMPLINGS[key % len(SAMPLINGS)].get("temperature")
+        ]
+        assert [tokens[key] for key in exact] == [plain[key] for key in exact], name
 
 
 @pytest.mark.parametrize("construction", [slow("gumbel_top_k"), "stochastic_beam", slow("independent")])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from model_defs.drafters.base import Drafter
 from model_defs.target.attention import causal_attend
 from model_defs.target.model import Target
 from redraft.batch import DraftBatch, DraftDraws, DraftSampling
@@ -25,7 +26,7 @@ from redraft.sequence import Sequence
 from tests.conftest import slow_but
 from tests.decoding.laws import chi_square
 from tests.engines.draws import LEVELS
-from tests.engines.tiny import LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_target
+from tests.engines.tiny import LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter, tiny_drafter_of, tiny_target
 from tests.joint_law import CODEC, THRESHOLD, served
 from tests.mutants import MUTANTS, planted
 
@@ -37,6 +38,9 @@ VERIFICATIONS = {
     "independent": ["multi_round", "k_seq"],
     "random_chain": ["rejection"],
 }
+DRAFTERS = {"gumbel_top_k": "block", "independent": "eagle3"}
+"""Kinds that draw, where it is not a recurrent drafter: one whose levels know nothing of the tokens above but what the
+last of them says, and one with a head of its own."""
 BONUS = {mutant.case: mutant for mutant in MUTANTS if mutant.name.startswith("bonus drawn from q")}
 
 
@@ -59,10 +63,18 @@ def pairs(target: Target) -> np.ndarray:
     return law.numpy()
 
 
+def drafter_of(construction: str) -> Drafter:
+    """As undecided as the target is at its temperature."""
+    if construction in DRAFTERS:
+        return tiny_drafter_of(tiny_target(), DRAFTERS[construction])
+    drafter = tiny_drafter(tiny_target())
+    drafter.output.weight /= 8
+    return drafter
+
+
 @pytest.fixture(scope="module", params=slow_but(["stochastic_beam"], VERIFICATIONS))
 def drawing(request, tmp_path_factory) -> tuple[str, Engine]:
-    name, drafter = request.param, tiny_drafter(tiny_target())
-    drafter.output.weight /= 8  # as undecided as the target is
+    name, drafter = request.param, drafter_of(request.param)
     plan = {"levels": LEVELS[name], "support": SUPPORT, "construction": name, "ngram": False}
     return name, load_engine(tiny_bundle(tmp_path_factory.mktemp(name), tiny_target(), trained=drafter, **plan))
 
@@ -119,7 +131,7 @@ class _Damped:
 
     def __init__(self, engine: Engine):
         self.execute, self._drafter = engine.execute, engine.drafters[METHOD]
-        self.drafters, self.reads_context, self.reads_text = {METHOD: self}, False, False
+        self.drafters, self.reads_context, self.reads_text = {METHOD: self}, self._drafter.reads_context, False
         self.reuse_refusal = "the errors are those of draws"
 
     def draft(self, batch: DraftBatch, noise=None):

@@ -217,6 +217,20 @@ def with_head_norms(form: Form) -> Form:
     return form
 
 
+def windowed(form: Form, window: int) -> Form:
+    """The same with layers that attend to a sliding window, as speculators writes them."""
+    layer = form.config["transformer_layer_config"]
+    kinds = ["sliding_attention"] * layer["num_hidden_layers"]
+    layer |= {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds}
+    return form
+
+
+def is_causal(form: Form) -> bool:
+    """Whether a row of a block sees no later one, as sliding layers usually are."""
+    windows = "sliding_window" in form.config.get("transformer_layer_config", {})
+    return windows and not form.config.get("sliding_window_non_causal")
+
+
 def norm(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
 
@@ -230,8 +244,8 @@ def turn(x: Tensor, first: int = 0) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
-def attention(t: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    """Causal attention of rows x [rows, inputs], after its output projection."""
+def attention(t: dict[str, Tensor], name: str, x: Tensor, window: int = 99) -> Tensor:
+    """Causal attention of rows x [rows, inputs], after its output projection; a row sees `window` rows, itself too."""
     q, k, v = (F.linear(x, t[f"{name}.self_attn.{p}_proj.weight"]).unflatten(-1, (-1, HEAD_SIZE)) for p in "qkv")
     if f"{name}.self_attn.q_norm.weight" in t:
         q, k = (norm(x, t[f"{name}.self_attn.{p}_norm.weight"]) for x, p in ((q, "q"), (k, "k")))
@@ -240,8 +254,9 @@ def attention(t: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     for head in range(HEADS):
         group = head // (HEADS // KV_HEADS)
         for row in range(len(x)):
-            scores = k[: row + 1, group] @ q[row, head] / HEAD_SIZE**0.5
-            out[row, head] = scores.softmax(0) @ v[: row + 1, group]
+            seen = slice(max(0, row + 1 - window), row + 1)
+            scores = k[seen, group] @ q[row, head] / HEAD_SIZE**0.5
+            out[row, head] = scores.softmax(0) @ v[seen, group]
     return F.linear(out.flatten(1), t[f"{name}.self_attn.o_proj.weight"])
 
 
@@ -290,15 +305,15 @@ def eagle3_fused(form: Form, layers: list[Tensor]) -> Tensor:
 
 def eagle3_states(form: Form, embedding: Tensor, state: Tensor, tokens: list[int]) -> Tensor:
     """What the layers give [n, H] for states [n, H] and the tokens that follow them, before the last norm."""
-    t = form.tensors
+    t, window = form.tensors, form.config.get("transformer_layer_config", {}).get("sliding_window", 99)
     first = "midlayer" if "midlayer.hidden_norm.weight" in t else "layers.0"
     normed = norm(state, t[f"{first}.hidden_norm.weight"])
     embedded = norm(t.get("embed_tokens.weight", embedding)[tokens], t[f"{first}.input_layernorm.weight"])
     residual = normed if form.reads.get("norm_before_residual") else state
-    x = residual + attention(t, first, torch.cat([embedded, normed], dim=-1))
+    x = residual + attention(t, first, torch.cat([embedded, normed], dim=-1), window)
     x = x + mlp(t, first, x)
     for i in range(1, sum(name.endswith("self_attn.q_proj.weight") for name in t)):
-        x = x + attention(t, f"layers.{i}", norm(x, t[f"layers.{i}.input_layernorm.weight"]))
+        x = x + attention(t, f"layers.{i}", norm(x, t[f"layers.{i}.input_layernorm.weight"]), window)
         x = x + mlp(t, f"layers.{i}", x)
     return x
 
@@ -342,10 +357,12 @@ def block_logits(
         )
         q = turn(norm(q, t[f"{name}.self_attn.q_norm.weight"]), count)
         k = turn(norm(k, t[f"{name}.self_attn.k_norm.weight"]))
-        out = torch.zeros(BLOCK, HEADS, HEAD_SIZE)
+        out, hidden = torch.zeros(BLOCK, HEADS, HEAD_SIZE), torch.zeros(BLOCK, count + BLOCK)
+        if is_causal(form):
+            hidden[:, count:] = torch.full((BLOCK, BLOCK), -torch.inf).triu(1)
         for h in range(HEADS):
             group = h // (HEADS // KV_HEADS)
-            out[:, h] = (q[:, h] @ k[:, group].T / HEAD_SIZE**0.5).softmax(-1) @ v[:, group]
+            out[:, h] = (q[:, h] @ k[:, group].T / HEAD_SIZE**0.5 + hidden).softmax(-1) @ v[:, group]
         x = x + F.linear(out.flatten(1), t[f"{name}.self_attn.o_proj.weight"])
         x = x + mlp(t, name, x)
     logits = norm(x, t["norm.weight"])[0 if from_root else 1 :] @ head.T

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from model_defs.target.attention import causal_attend
 from model_defs.target.model import Target
 from tests.model_defs.drafters.hub.forms import (
     BLOCK,
-    VOCAB,
     Form,
     block_logits,
     block_speculators,
@@ -28,6 +26,7 @@ from tests.model_defs.drafters.hub.forms import (
     dspark,
     parallel_logits,
     peagle,
+    windowed,
 )
 from tests.model_defs.drafters.hub.test_readers import assert_equal, entering, target_of
 
@@ -78,6 +77,11 @@ FORMS: dict[str, tuple[Callable[[], Form], bool]] = {
     "DFlash": (dflash, False),
     "DFlash of speculators": (lambda: block_speculators("dflash"), False),
     "DFlash of speculators, from the root": (lambda: block_speculators("dflash", sample_from_anchor=True), True),
+    "DFlash of speculators, windows": (lambda: windowed(block_speculators("dflash"), 9), False),
+    "DFlash of speculators, windows and blocks that are not causal": (
+        lambda: windowed(block_speculators("dflash", sliding_window_non_causal=True), 9),
+        False,
+    ),
     "DSpark": (dspark, True),
     "DSpark of SpecForge": (lambda: as_specforge(dspark()), True),
     "DSpark, the root's own row": (lambda: dspark(dspark_bonus_anchor=True), False),
@@ -172,61 +176,6 @@ def test_they_are_stored_in_our_form_too(target, tmp_path, make):
     weights = drafter.state_dict()
     assert ours.state_dict().keys() == weights.keys()
     assert all(torch.equal(found, weights[name].bfloat16().float()) for name, found in ours.state_dict().items())
-
-
-REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
-    "causal blocks": (lambda: dflash(is_causal=True), "says is_causal True; read is False"),
-    "values": (lambda: dflash(attention_value_scale=0.5), "says attention_value_scale 0.5; read is 1"),
-    "sinks": (lambda: within(dflash(), attention_sink_bias=True), "says attention_sink_bias True; read is False"),
-    "other windows": (lambda: within(dflash(), use_swa=True), "says use_swa True; read is False"),
-    "the root's row": (lambda: block_speculators("dspark"), "give --read-as sample_from_anchor=true where a block"),
-    "DSpark's head without its name": (
-        lambda: dspark(architectures=["DFlashDraftModel"]),
-        "neither names DSpark .* nor says sample_from_anchor: add",
-    ),
-    "windows": (lambda: dflash(layer_types=["sliding_attention"] * 2), "attend to a sliding window"),
-    "logits": (lambda: dflash(final_logit_softcapping=30.0), "says final_logit_softcapping 30.0; read is 0"),
-    "head of the token before": (
-        lambda: dspark(markov_head_type="gated"),
-        "head_type 'gated'; read is 'vanilla'",
-    ),
-    "no mask": (lambda: dspark(mask_token_id=None), "mask_token_id"),
-    "mask": (lambda: dspark(mask_token_id=VOCAB), "mask is token 111 of 111"),
-    "layers": (lambda: block_speculators("dflash", aux_hidden_state_layer_ids=[1, 4, 8]), r"layers \(1, 4, 8\), the"),
-    "number of layers": (lambda: block_speculators("dflash", aux_hidden_state_layer_ids=[1, 4]), "fuse.fc.weight"),
-    "hidden size": (lambda: dflash(target_hidden_size=48), "is for a target of 48; this one has 24"),
-    "no head": (lambda: without(block_speculators("dflash"), "lm_head.weight"), "d2t is there and lm_head.weight is"),
-    "other tensors": (
-        lambda: more(dflash(), "layers.0.attention_conv.base_kernel"),
-        "that DFlash does not have",
-    ),
-    "P-EAGLE without a mask": (lambda: without(peagle(), "mask_hidden"), "mask_hidden"),
-    "Domino": (lambda: dflash(dflash_config={"projector_type": "domino"}), "recognised: Domino; not served yet"),
-    "DFlash 2": (lambda: dflash(architectures=["DFlash2DraftModel"]), "recognised: DFlash 2; not served yet"),
-}
-
-
-def without(form: Form, name: str) -> Form:
-    del form.tensors[name]
-    return form
-
-
-def within(form: Form, **own: Any) -> Form:
-    """With more fields in `dflash_config`."""
-    form.config["dflash_config"] |= own
-    return form
-
-
-def more(form: Form, name: str) -> Form:
-    form.tensors[name] = torch.ones(8)
-    return form
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(target, tmp_path, name):
-    make, message = REFUSED[name]
-    with pytest.raises((ValueError, KeyError, RuntimeError), match=message):
-        load_drafter(make().write(tmp_path), target)
 
 
 @pytest.mark.parametrize("answer", ["true", "false"])

@@ -1,0 +1,155 @@
+"""Drafters of the hub that are not served are refused, and the message says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from model_defs.drafters.registry import load_drafter
+from model_defs.target.model import Target
+from tests.model_defs.drafters.hub.forms import (
+    DRAFT_VOCAB,
+    VOCAB,
+    Form,
+    block_speculators,
+    dflash,
+    dspark,
+    eagle,
+    medusa,
+    modelopt,
+    peagle,
+    specforge,
+    speculators,
+    windowed,
+    with_head_norms,
+)
+from tests.model_defs.drafters.hub.test_readers import target_of
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return target_of(7)
+
+
+REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
+    "hidden size": (lambda: eagle(hidden_size=48), r"fc.weight has shape \(24, 48\), expected \(48, 96\)"),
+    "vocabulary": (lambda: eagle(vocab_size=99), "hidden size 24 and vocabulary 99; this one has 24 and 111"),
+    "layers": (lambda: eagle(num_hidden_layers=2), "num_hidden_layers is 2, expected 1"),
+    "activation": (lambda: eagle(hidden_act="gelu"), "hidden_act 'gelu', expected 'silu'"),
+    "kind of layer": (lambda: specforge(model_type="deepseek_v3"), "its layers are of model_type 'deepseek_v3'"),
+    "another target": (
+        lambda: specforge(target_hidden_size=48),
+        "hidden size 24 and is for a target of 48; this one has 24, and both must be the same",
+    ),
+    "residual": (lambda: speculators(norm_before_residual=None), "give --read-as norm_before_residual=true or"),
+    "layer ids": (
+        lambda: speculators(eagle_aux_hidden_state_layer_ids=[1, 2, 3]),
+        r"give --read-as target_layers=1\+2\+3 for inputs, or --read-as target_layers=2\+3\+4 for outputs",
+    ),
+    "window": (lambda: specforge(model_type="mistral", sliding_window=32), "layers attend to a sliding window"),
+    "some windows": (lambda: mixed(windowed(speculators(others=1), 3)), "some of its layers attend to a sliding"),
+    "windowed layers": (lambda: eagle(layer_types=["sliding_attention"]), "layers attend to a sliding window"),
+    "partial RoPE": (lambda: eagle(partial_rotary_factor=0.5), "partial_rotary_factor 0.5, expected 1"),
+    "residual, official": (lambda: specforge(norm_before_residual=True), "norm_before_residual true; read in this"),
+    "feedback, ModelOpt": (lambda: modelopt(norm_output=True), "norm_output true; read in this form is false"),
+    "no norm": (lambda: specforge(norm_output=False), "the head reads states without a norm, which is not served"),
+    "no heads": (lambda: without(more(medusa(1, 0), "x"), "0.0.weight"), "has no Medusa heads"),
+    "feedback": (lambda: specforge(norm_output=True), "give --read-as norm_output=true where"),
+    "no layers": (lambda: modelopt(use_aux_hidden_state=False), "use_aux_hidden_state false .* not served yet"),
+    "ids": (lambda: absolute_ids(specforge()), "d2t is an offset from the row"),
+    "head": (lambda: without(specforge(), "lm_head.weight"), "lm_head.weight is missing"),
+    "number of layers": (
+        lambda: modelopt(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
+        r"fc.weight has shape \(24, 48\), for the layers \(1, 2, 3\) expected \(24, 72\)",
+    ),
+    "other tensors": (
+        lambda: more(specforge(), "midlayer.self_attn.q_norm.weight"),
+        "has tensors that EAGLE-3 does not have: midlayer.self_attn.q_norm.weight",
+    ),
+    "no norms of heads": (
+        lambda: without(with_head_norms(speculators()), "layers.0.self_attn.k_norm.weight"),
+        "layers.0.self_attn.k_norm.weight",
+    ),
+    "MTP": (lambda: speculators(speculators_model_type="mtp"), "recognised: MTP; not served yet"),
+    "nothing known": (
+        lambda: Form({"model_type": "bert"}, {"pooler.weight": torch.ones(2, 2)}),
+        "config.json has model_type 'bert'; tensors pooler.weight. Read are drafters of .* Medusa, DFlash",
+    ),
+}
+BLOCKS: dict[str, tuple[Callable[[], Form], str]] = {
+    "causal blocks": (lambda: dflash(is_causal=True), "says is_causal True; read is False"),
+    "values": (lambda: dflash(attention_value_scale=0.5), "says attention_value_scale 0.5; read is 1"),
+    "sinks": (lambda: within(dflash(), attention_sink_bias=True), "says attention_sink_bias True; read is False"),
+    "other windows": (lambda: within(dflash(), use_swa=True), "says use_swa True; read is False"),
+    "the root's row": (lambda: block_speculators("dspark"), "give --read-as sample_from_anchor=true where a block"),
+    "DSpark's head without its name": (
+        lambda: dspark(architectures=["DFlashDraftModel"]),
+        "neither names DSpark .* nor says sample_from_anchor: add",
+    ),
+    "windows": (lambda: dflash(layer_types=["sliding_attention"] * 2), "attend to a sliding window"),
+    "logits": (lambda: dflash(final_logit_softcapping=30.0), "says final_logit_softcapping 30.0; read is 0"),
+    "head of the token before": (
+        lambda: dspark(markov_head_type="gated"),
+        "head_type 'gated'; read is 'vanilla'",
+    ),
+    "no mask": (lambda: dspark(mask_token_id=None), "mask_token_id"),
+    "mask": (lambda: dspark(mask_token_id=VOCAB), "mask is token 111 of 111"),
+    "layers": (lambda: block_speculators("dflash", aux_hidden_state_layer_ids=[1, 4, 8]), r"layers \(1, 4, 8\), the"),
+    "number of layers": (lambda: block_speculators("dflash", aux_hidden_state_layer_ids=[1, 4]), "fuse.fc.weight"),
+    "hidden size": (lambda: dflash(target_hidden_size=48), "is for a target of 48; this one has 24"),
+    "no head": (lambda: without(block_speculators("dflash"), "lm_head.weight"), "d2t is there and lm_head.weight is"),
+    "other tensors": (
+        lambda: more(dflash(), "layers.0.attention_conv.base_kernel"),
+        "that DFlash does not have",
+    ),
+    "P-EAGLE without a mask": (lambda: without(peagle(), "mask_hidden"), "mask_hidden"),
+    "Domino": (lambda: dflash(dflash_config={"projector_type": "domino"}), "recognised: Domino; not served yet"),
+    "DFlash 2": (lambda: dflash(architectures=["DFlash2DraftModel"]), "recognised: DFlash 2; not served yet"),
+    "XPress": (lambda: block_speculators("xpress"), "recognised: XPress; not served yet"),
+}
+"""Those that draft a block at once."""
+
+
+def mixed(form: Form) -> Form:
+    form.config["transformer_layer_config"]["layer_types"][0] = "full_attention"
+    return form
+
+
+def absolute_ids(form: Form) -> Form:
+    """`d2t` as llama.cpp has it."""
+    form.tensors["d2t"] += torch.arange(DRAFT_VOCAB)
+    return form
+
+
+def without(form: Form, name: str) -> Form:
+    del form.tensors[name]
+    return form
+
+
+def within(form: Form, **own: Any) -> Form:
+    """With more fields in `dflash_config`."""
+    form.config["dflash_config"] |= own
+    return form
+
+
+def more(form: Form, name: str) -> Form:
+    form.tensors[name] = torch.ones(8)
+    return form
+
+
+CASES = REFUSED | {f"block, {name}": case for name, case in BLOCKS.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused(target, tmp_path, name):
+    make, message = CASES[name]
+    with pytest.raises((ValueError, KeyError, RuntimeError), match=message):
+        load_drafter(make().write(tmp_path), target)
+
+
+def test_small_targets_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="the target has 5 layers: EAGLE-3 reads three of them, of at least 6"):
+        load_drafter(specforge().write(tmp_path), target_of(5))
