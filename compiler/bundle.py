@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from compiler.calibration import Calibration
-from compiler.methods import MethodSettings, Source, check_experts, check_method, drafting_loop, load_draft_source
+from compiler.methods import MethodSettings, Source, check_method, drafting_loop, load_draft_source
 from compiler.writers.shared import CALIBRATION, Loops, shape_of
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.hub.readers import made_for
@@ -87,7 +87,6 @@ def check(config: BundleConfig, target: Target) -> None:
         raise BundleError(
             f"--max-len {config.limits.max_len}: the target's context has {target.config.max_position} positions"
         )
-    check_experts("the target", target.config, config.backend)
     for name, method in config.methods.items():
         try:
             check_method(name, method, config)

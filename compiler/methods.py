@@ -23,9 +23,8 @@ from model_defs.files import read_json
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.context_cache import CacheTables
 from model_defs.loops.random_draws import RandomDraws
-from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
-from redraft.bundle.backends import OPENVINO, TORCH, Backend
+from redraft.bundle.backends import Backend
 from redraft.bundle.config import BundleConfig, ContextInfo, MethodConfig
 from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
@@ -332,15 +331,6 @@ def load_checked(folder: Path, target: Target, fingerprint: str, read_as: str | 
         raise BundleError(f"{folder} is not a whole drafter: {error}") from None
 
 
-def check_experts(whose: str, config: TargetConfig, backend: Backend) -> None:
-    """Refuse a mixture of experts where it is not served. Raises BundleError."""
-    if config.experts and backend == OPENVINO:
-        raise BundleError(
-            f"{whose} is a mixture of {config.experts.count} experts, which {OPENVINO} does not serve yet; "
-            f"--backend {TORCH} does on the CPU"
-        )
-
-
 def drafting_loop(
     drafter: Drafter, method: MethodConfig, config: BundleConfig, token_info: InfoForm | None = None
 ) -> tuple[MethodConfig, Drafting]:
@@ -353,8 +343,6 @@ def drafting_loop(
         raise ValueError(
             f"--max-len {config.limits.max_len}: the drafter {drafter.name!r} reads contexts of {longest} positions"
         )
-    if isinstance(drafter, DraftLM):
-        check_experts("the draft LM", drafter.lm_config, config.backend)
     draft_rows = sum(random.shape(method.levels).widths[:-1]) if random else method.beam_width * (length - 1)
     draft_rows = drafter.block_rows or draft_rows
     drafter = copy.deepcopy(drafter, {id(tensor): tensor for tensor in (*drafter.parameters(), *drafter.buffers())})

@@ -9,6 +9,7 @@
     X(DraftRows)             \
     X(DrawStep)              \
     X(Embedding)             \
+    X(Experts)               \
     X(Linear)                \
     X(LinearTopK)            \
     X(PairRows)              \

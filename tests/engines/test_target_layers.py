@@ -7,19 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from compiler.bundle import check
-from compiler.methods import drafting_loop
-from model_defs.drafters.draft_lm import DraftLM
 from redraft.engines import load_engine
 from redraft.engines.openvino import OpenVINOEngine
-from redraft.errors import BundleError
 from tests.conftest import slow_but
 from tests.engines.drafters.drafting import Drafting, check_draft, draft
 from tests.engines.tiny import (
-    DRAFTING,
     LIMITS,
     VOCAB,
-    bundle_config,
     chain,
     expected,
     make_batch,
@@ -27,13 +21,12 @@ from tests.engines.tiny import (
     tiny_bundle,
     tiny_drafter_of,
     tiny_of,
-    tiny_target,
 )
 
 TOLERANCE = 1e-4
 """Of the largest logit."""
-BUNDLES = ["openvino, qwen3", "openvino, gemma3", "openvino, opt", "torch, gemma3", "torch, mixtral"]
-FAST = ["openvino, gemma3", "openvino, opt"]
+BUNDLES = ["openvino, qwen3", "openvino, gemma3", "openvino, opt", "openvino, mixtral", "torch, mixtral"]
+FAST = ["openvino, gemma3", "openvino, mixtral"]
 
 
 @pytest.fixture(scope="module", params=slow_but(FAST, BUNDLES))
@@ -46,20 +39,6 @@ def served(request, tmp_path_factory):
     engine = load_engine(bundle)
     yield target, engine, drafter
     engine.close()
-
-
-def test_experts_are_refused_where_they_are_not_served():
-    target = tiny_of("mixtral")
-    with pytest.raises(BundleError, match="a mixture of 5 experts, which openvino does not serve yet; --backend torch"):
-        check(bundle_config(target, {}, LIMITS), target)
-    check(bundle_config(target, {}, LIMITS, backend="torch"), target)
-
-
-def test_experts_of_a_draft_lm_are_refused_too():
-    target = tiny_target()
-    drafter = DraftLM.of_model(tiny_of("mixtral"), target)
-    with pytest.raises(BundleError, match="the draft LM is a mixture of 5 experts, which openvino does not serve yet"):
-        drafting_loop(drafter, DRAFTING, bundle_config(target, {}, LIMITS))
 
 
 def tokens(rng: np.random.Generator, count: int) -> list[int]:

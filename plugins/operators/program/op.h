@@ -9,6 +9,7 @@
 #include "../draft_rows/op.h"
 #include "../draw_step/op.h"
 #include "../embedding/op.h"
+#include "../experts/op.h"
 #include "../linear/op.h"
 #include "../linear_topk/op.h"
 #include "../perturbed_topk/op.h"

@@ -3,6 +3,7 @@
 The slow cases would catch a drafter or a construction with an operation that stays outside of its one program.
 """
 
+import dataclasses
 from collections import Counter
 
 import onnx_ir as ir
@@ -12,9 +13,12 @@ import torch
 from compiler.passes.fusing import fuse
 from compiler.passes.lowering import lower
 from model_defs.export.drafter import export_drafter_plugin
+from model_defs.export.networks import export_network
 from model_defs.export.target import CacheShape, export_target_native, export_target_plugin
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.random_draws import RandomDraws
+from model_defs.target.families.base import Experts
+from model_defs.target.model import MixtureOfExperts
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from tests.conftest import slow_but
 from tests.engines.draws import LEVELS as LEVELS_OF
@@ -112,6 +116,21 @@ def test_norms_and_activations_of_other_families_are_parts_of_our_operators():
     assert linear.count("geglu") == 2
     attention = [node for node in lowered.graph if node.op_type == "TreeAttention"]
     assert [(len(node.inputs), node.attributes["window"].value) for node in attention] == [(13, 9), (13, 0)]
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_mixture_of_experts_is_one_operator(normalized):
+    config = dataclasses.replace(tiny_of("mixtral").config, experts=Experts(5, 2, normalized), activation="gelu")
+    module = MixtureOfExperts(config).requires_grad_(False)
+    for weight in module.parameters():
+        weight.normal_()
+    x = torch.zeros(3, config.hidden_size)
+    lowered = lower(export_network(module, (x,), ({0: "T"},), ["x"], ["out"]), "int8")
+    assert [node.op_type for node in lowered.graph] == ["Linear", "Experts"]
+    attributes = {name: attribute.value for name, attribute in list(lowered.graph)[1].attributes.items()}
+    sizes = {"count": 5, "chosen": 2, "normalized": int(normalized), "in_features": 96, "columns": 40}
+    assert attributes == sizes | {"dtype": "int8", "activation": "geglu"}
+    assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
 
 
 def test_an_unknown_precision_is_refused(plugin_form):

@@ -59,7 +59,7 @@ def test_drafts_and_text(target, tmp_path, variant, backend):
     expected = following_chain(drafter, InfoForm.low_rank, chain, root, [])
     np.testing.assert_allclose(again.log_probs[0, 0, 0], expected.topk(5).values, atol=2e-4)
     (plain, _), accepted = generate(engine, None), 0
-    for construction, more in PLANS:
+    for construction, more in PLANS if backend == "openvino" else PLANS[:2]:
         tokens, scheduler = generate(engine, MethodPlan(construction, budget=BudgetTable.constant(12), **more))
         assert tokens == plain, construction
         assert scheduler.totals.drafted > scheduler.totals.accepted
