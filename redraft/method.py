@@ -122,10 +122,7 @@ class Method:
         self._drafter = drafter
         self._most = max_tree - 1
         self._bigrams = bigrams
-        self._retrieval = Retrieval() if plan and plan.retrieves else None
-        if self._retrieval is not None:
-            for text in served:
-                RetrievalText(self._retrieval, text).read()
+        self._retrieval = Retrieval.of(served) if plan and plan.retrieves else None
         self.verify = VERIFIERS[plan.verification if plan else "greedy"].verify
 
     def index(self, prompt: np.ndarray) -> NgramIndex | RetrievalText | None:
@@ -173,6 +170,9 @@ class Method:
         found = {temperature: self._plan.budget.scores_at(temperature) for temperature in set(temperatures)}
         return [found[temperature] for temperature in temperatures]
 
+    def _ngram_odds(self, sequences: list[Sequence]) -> list[float]:
+        return [one.ngram_odds for one in self._scores(sequences)]
+
     def _trees(self, sequences: list[Sequence], given: list[Budget]) -> TokenTree:
         assert self._plan is not None
         deepest = [sequence.remaining - 1 for sequence in sequences]
@@ -192,7 +192,8 @@ class Method:
             )
         elif self._plan.retrieves:
             texts = [sequence.ngram for sequence in sequences if isinstance(sequence.ngram, RetrievalText)]
-            retrieved = retrieved_trees(texts, budgets, self._plan.ngram_length, least)
+            odds = self._ngram_odds(sequences)
+            retrieved = retrieved_trees(texts, budgets, self._plan.ngram_length, least, odds)
             trees.append(_proposed("ngrams", sequences, retrieved))
         elif self._plan.construction is not None:
             anew = [not instead for instead in again]
@@ -244,7 +245,7 @@ class Method:
         if not self._plan.joins_ngrams:
             tree = CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
             return _proposed("drafter", sequences, tree)
-        indices, odds = _indices(sequences), [one.ngram_odds for one in self._scores(sequences)]
+        indices, odds = _indices(sequences), self._ngram_odds(sequences)
         grammars = [sequence.sampler.grammar for sequence in sequences]
         tree = grow_trees(candidates, roots, budget, indices, odds, self._drafter.reads_context, grammars)
         if any(grammars):
@@ -259,8 +260,8 @@ class Method:
     def _ngram_chains(self, sequences: list[Sequence]) -> TokenTree:
         assert self._plan is not None
         roots = np.array([sequence.root for sequence in sequences], dtype=np.int32)
-        odds = [one.ngram_odds for one in self._scores(sequences)]
-        return _proposed("ngrams", sequences, ngram_chains(roots, _indices(sequences), odds, self._plan.ngram_length))
+        chains = ngram_chains(roots, _indices(sequences), self._ngram_odds(sequences), self._plan.ngram_length)
+        return _proposed("ngrams", sequences, chains)
 
     def _resampled(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """Trees from what earlier drafts left (Lyanna, algorithm 2); only the root where too little is left."""

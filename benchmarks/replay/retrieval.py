@@ -72,9 +72,7 @@ class Served:
 
 def serve(answers: Sequence[Answer], budget: int, warm_up: Sequence[Answer], shared: bool) -> dict[str, float]:
     """Serve answers in turn, after those to warm up with; with `shared` off, each from a memory of its own."""
-    memory, served = Retrieval(), Served()
-    for answer in warm_up:
-        RetrievalText(memory, answer.tokens.tolist()).read()
+    memory, served = Retrieval.of(answer.tokens.tolist() for answer in warm_up), Served()
     for answer in answers:
         served.serve(answer, memory if shared else Retrieval(len(answer.tokens)), budget)
     return served.summary()

@@ -22,9 +22,11 @@ from compiler.tuning.scores import (
     fit_sharpness,
     fit_slope,
     guesses,
+    retrieved,
     visited,
 )
 from redraft.bundle.budget import UNFITTED, BudgetTable, Scores
+from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.method import MethodPlan
@@ -123,8 +125,14 @@ class Bench:
         log, runtime = DraftLog(), self.runtime
         plan, engine = self._plan(shape, self._constant(budget)), LoggedEngine(runtime.engine, log)
         runtime.scheduler = Scheduler(
-            engine, runtime.limits, {self.method: plan}, runtime.bigrams, prefix_reuse=runtime.prefix_reuse
+            engine,
+            runtime.limits,
+            {self.method: plan},
+            runtime.bigrams,
+            served=self.served,
+            prefix_reuse=runtime.prefix_reuse,
         )
+        memory = Retrieval.of(self.served)
         nodes: list[tuple[Visited, np.ndarray]] = []
         guessed: list[Guess] = []
         for place, ids in self._answer(self.prompts, temperature, self.method):
@@ -136,7 +144,9 @@ class Bench:
                     for start, drafted in drafts.items()
                     for node in visited(drafted, ids[start:])
                 ]
-            if plan.ngram:
+            if plan.retrieves:
+                guessed += retrieved(RetrievalText(memory, runtime.codec.encode(text), plan.ngram), ids)
+            elif plan.ngram:
                 guessed += guesses(runtime.codec.encode(text), ids, drafts)
         return nodes, guessed
 

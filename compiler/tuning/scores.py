@@ -22,6 +22,7 @@ from redraft.bundle.budget import Scores
 from redraft.decoding.growth import MOST, joint_odds
 from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
 from redraft.decoding.noise import race
+from redraft.decoding.retrieval import RetrievalText
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
 from redraft.engines.features import Features
 
@@ -162,6 +163,13 @@ def guesses(prompt: Sequence[int], answer: Sequence[int], drafts: Mapping[int, D
                 neural = _chance(nodes[level], seen[0]) if level < len(nodes) else None
                 yield Guess(seen[1], neural, seen[0] == came)
             tail = (*tail, came)[-LONGEST:]
+
+
+def retrieved(text: RetrievalText, answer: Iterable[int]) -> Iterator[Guess]:
+    """The guesses of retrieval at the output positions of an answer to a text, which goes on with it."""
+    for came in answer:
+        yield from (Guess(chance, None, token == came) for token, chance in text.after().items())
+        text.extend([came])
 
 
 def _chance(node: Visited, token: int) -> float:

@@ -73,7 +73,7 @@ class Tuner:
         own = Shape(plan.construction, plan.ngram)
         self._random = plan.shape is not None
         self._network = plan.construction is not None and not plan.retrieves
-        self._fits = plan.shares_noise or (plan.ngram and not plan.retrieves)
+        self._fits = plan.shares_noise or plan.ngram or plan.retrieves
         self._shapes = list(grid.shapes) if own == grid.shapes[0] else [own]
         self._budgets = [budget for budget in grid.budgets if budget < limits.max_tree]
         if plan.shape is not None and not plan.ngram:

@@ -12,7 +12,7 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 
-from redraft.decoding.ngram import CHANCES, NgramIndex
+from redraft.decoding.ngram import CHANCES, NgramIndex, with_odds
 from redraft.decoding.token_tree import Node, TokenTree
 
 NGRAM_TRIE = "ngram_trie"
@@ -39,6 +39,14 @@ class Retrieval:
             (length, dict[int, int](), array("q", bytes(8 * capacity)), array("q", bytes(8 * capacity)))
             for length in ESCAPES
         ]
+
+    @classmethod
+    def of(cls, texts: Iterable[Iterable[int]]) -> Retrieval:
+        """A memory of texts that were served."""
+        memory = cls()
+        for text in texts:
+            RetrievalText(memory, text).read()
+        return memory
 
     def __len__(self) -> int:
         """Tokens that are remembered."""
@@ -116,9 +124,14 @@ class RetrievalText:
             self._own.extend(self._unread)
         self._unread.clear()
 
-    def draft(self, budget: int, depth: int, least: float = -math.inf) -> list[Node]:
+    def after(self) -> dict[int, float]:
+        """The tokens that may follow the text, each with its chance in greedy answers."""
+        self.read()
+        return self._after(self._tail)
+
+    def draft(self, budget: int, depth: int, least: float = -math.inf, odds: float = 1.0) -> list[Node]:
         """The tree below the text's last token: the `budget` most likely paths of up to `depth` tokens, none whose log
-        probability is below `least`."""
+        probability is below `least`. `odds`: see `with_odds`."""
         self.read()
         nodes: list[Node] = [(self._tail[-1], -1, 0.0)]
         tails, depths = [self._tail], [0]
@@ -128,7 +141,7 @@ class RetrievalText:
             if depths[node] < depth:
                 score = nodes[node][2]
                 for token, chance in self._after(tails[node]).items():
-                    if (below := score + math.log(chance)) >= least:
+                    if (below := score + math.log(with_odds(chance, odds))) >= least:
                         heapq.heappush(waiting, (-below, node, token))
             if not waiting:
                 break
@@ -149,8 +162,8 @@ class RetrievalText:
 
 
 def retrieved_trees(
-    texts: Sequence[RetrievalText], budgets: Sequence[int], depth: int, least: Sequence[float]
+    texts: Sequence[RetrievalText], budgets: Sequence[int], depth: int, least: Sequence[float], odds: Sequence[float]
 ) -> TokenTree:
-    """A tree per text of up to so many draft nodes of such least scores."""
-    limits = zip(texts, budgets, least, strict=True)
-    return TokenTree.from_nodes([text.draft(budget, depth, score) for text, budget, score in limits])
+    """A tree per text of up to so many draft nodes of such least scores, with each text's own odds."""
+    limits = zip(texts, budgets, least, odds, strict=True)
+    return TokenTree.from_nodes([text.draft(budget, depth, score, factor) for text, budget, score, factor in limits])

@@ -119,10 +119,26 @@ def test_what_one_request_was_served_is_drafted_for_the_next():
 def test_trees_of_a_batch():
     retrieval = Retrieval()
     texts = [RetrievalText(retrieval, [3, 4, 5, 3]), RetrievalText(retrieval, [7])]
-    trees = retrieved_trees(texts, [2, 2], 4, [-math.inf] * 2)
+    trees = retrieved_trees(texts, [2, 2], 4, [-math.inf] * 2, [1.0, 1.0])
     np.testing.assert_array_equal(trees.tokens, [[3, 4, 5], [7, 0, 0]])
     np.testing.assert_array_equal(trees.sizes, [3, 1])
     assert trees.scores[0, 2] < trees.scores[0, 1] < 0
+
+
+@pytest.mark.parametrize("own_first", [False, True])
+@pytest.mark.parametrize("factor", [0.4, 3.0])
+def test_odds_of_every_known_token_are_multiplied(own_first, factor):
+    """3 and 5 followed 1, 2; the text's own match is 3 only."""
+    retrieval = Retrieval.of([[1, 2, 5], [1, 2, 3]])
+    text = RetrievalText(retrieval, [8, 1, 2, 3, 1, 2], own_first)
+    assert list(text.after()) == ([3] if own_first else [3, 5])
+    before, after = text.draft(9, 1), text.draft(9, 1, odds=factor)
+    assert [node[:2] for node in after] == [node[:2] for node in before]
+    old, new = (np.exp([score for *_, score in nodes[1:]]) for nodes in (before, after))
+    np.testing.assert_allclose(new / (1 - new), factor * old / (1 - old))
+    trees = retrieved_trees([text, text], [9, 9], 1, [-math.inf] * 2, [1.0, factor])
+    assert trees.nodes[0] == before
+    assert trees.nodes[1] == after
 
 
 def test_a_texts_own_matches_go_before_others_of_the_same_length():

@@ -38,6 +38,13 @@ class ErringEngine(AgreeingEngine):
         return self.logits_after(state) + 0.8 * error
 
 
+class RepeatingEngine(AgreeingEngine):
+    """A target whose logits depend on the last token only, so that texts repeat what came after it."""
+
+    def path_state(self, tokens) -> int:
+        return self.follow(self.seed, int(tokens[-1]))
+
+
 @pytest.fixture
 def bench():
     engine = ErringEngine(candidates=5)
@@ -46,10 +53,10 @@ def bench():
     return Bench(runtime, TOY, PROMPTS, 48)
 
 
-def excess(bench: Bench, temperature: float) -> float:
+def excess(bench: Bench, temperature: float, shape: Shape = SHAPE) -> float:
     """Accepted nodes over those that the scores promise."""
     found = Acceptance()
-    bench.acceptance(SHAPE, temperature, NODES, found, PROMPTS)
+    bench.acceptance(shape, temperature, NODES, found, PROMPTS)
     curve = reliability(found.steps)
     promised, accepted = (sum(one[name] * one["nodes"] for one in curve) for name in ("chance", "accepted"))
     return accepted / promised
@@ -64,6 +71,20 @@ def test_fitted_scores_are_shares_of_accepted_nodes(bench, temperature):
     assert [one.temperature for one in bench.scores] == [0.0, temperature]
     assert excess(bench, temperature) == pytest.approx(1, abs=0.2)
     assert bench.runtime.scheduler.idle
+
+
+@pytest.mark.parametrize("own_first", [False, True])
+def test_fitted_odds_make_scores_of_retrieval_shares_of_accepted_nodes(own_first):
+    engine = RepeatingEngine()
+    engine.sharpness = 9.0
+    plan = MethodPlan("ngram_trie", ngram=own_first, budget=BudgetTable.constant(NODES))
+    runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan))
+    bench = Bench(runtime, TOY, PROMPTS, 48, served=[list(range(9))], scores=(Scores(ngram_odds=4.0),))
+    shape = Shape("ngram_trie", own_first)
+    assert excess(bench, 1.0, shape) < 0.8, "scores that trust repetition too much"
+    bench.fit(shape, 1.0, NODES)
+    assert [one.temperature for one in bench.scores] == [0.0, 1.0]
+    assert excess(bench, 1.0, shape) == pytest.approx(1, abs=0.15)
 
 
 def test_scores_of_a_mixed_batch_are_logs_of_chances(bench):
