@@ -291,7 +291,7 @@ class Method:
         rows, support = sum(shape.noise_rows), self._plan.support
         samplers = [sequence.sampler for sequence in sequences]
         noise = [gumbel_noise(sampler.seed, sampler.position, rows, support) for sampler in samplers]
-        sampling = DraftSampling(np.stack(noise), **_filters(sequences))
+        sampling = DraftSampling(np.stack(noise), **_filters([sequence.request.sampling for sequence in sequences]))
         draws = self._drafter.draw(_batch(sequences, roots), sampling)
         return pack_draws(draws, roots, shape.kept(np.array(limits), np.array(deepest)))
 
@@ -304,9 +304,9 @@ def _proposed(source: Source, sequences: list[Sequence], tree: TokenTree) -> Tok
     return tree
 
 
-def _filters(sequences: list[Sequence]) -> dict[str, np.ndarray]:
+def _filters(samplings: list[SamplingConfig]) -> dict[str, np.ndarray]:
     """Temperature float32, top-k int32 and top-p float32 [B] to draft with by name: the requests'."""
-    filters = np.array([_filter(sequence.request.sampling) for sequence in sequences])
+    filters = np.array([_filter(sampling) for sampling in samplings])
     dtypes = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32}
     return {name: column.astype(dtype) for (name, dtype), column in zip(dtypes.items(), filters.T, strict=True)}
 
@@ -323,15 +323,25 @@ def _temperature(sequence: Sequence) -> float:
 
 
 def _shared_noise(sequences: list[Sequence], scores: list[Scores]) -> SharedNoise:
-    """The noise of the tokens that come next in each sequence. The slope of the log-probabilities that it is added to
-    is a drafter's temperature below the sequence's own. It is 1 where top-p cuts the tokens: it would move the cut."""
-    samplers, filters = [sequence.sampler for sequence in sequences], _filters(sequences)
+    """The noise of the tokens that come next in each sequence."""
+    samplers = [sequence.sampler for sequence in sequences]
+    seeds = np.array([sampler.seed for sampler in samplers], np.uint64)
+    positions = np.array([sampler.position for sampler in samplers], np.int32)
+    return noise_at(seeds, positions, [sequence.request.sampling for sequence in sequences], scores)
+
+
+def noise_at(
+    seeds: np.ndarray, positions: np.ndarray, samplings: list[SamplingConfig], scores: list[Scores]
+) -> SharedNoise:
+    """The noise of seeds uint64 [B] at output positions int32 [B]. The slope of the log-probabilities that it is added
+    to is a drafter's temperature below the request's own. It is 1 where top-p cuts tokens: it would move the cut."""
+    filters = _filters(samplings)
     tuned = np.array([one.slope for one in scores], np.float32)
     slopes = np.where(filters["top_p"] < 1, np.float32(1), tuned)
     betas = [one.beta(temperature) for one, temperature in zip(scores, filters["temperature"].tolist(), strict=True)]
     return SharedNoise(
-        seeds=np.array([sampler.seed for sampler in samplers], np.uint64),
-        positions=np.array([sampler.position for sampler in samplers], np.int32),
+        seeds=seeds,
+        positions=positions,
         sharpness=np.array(betas, np.float32),
         **filters | {"temperature": filters["temperature"] / slopes},
     )

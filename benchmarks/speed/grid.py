@@ -36,6 +36,7 @@ from redraft.decoding.packing import pack_beams
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree
 from redraft.engines.api import DraftEngine
 from redraft.llm import LLM
+from redraft.method import noise_at
 from redraft.prompts import load_prompts, spread
 from redraft.request import SamplingConfig, request
 from redraft.sequence import Pairs
@@ -152,16 +153,8 @@ def _scores(llm: LLM, sampling: SamplingConfig) -> Scores:
 
 def _noise(sampling: SamplingConfig, seed: int, scores: Scores, places: int) -> SharedNoise:
     """The noise after each of an answer's tokens but the last."""
-    if sampling.greedy:
-        return SharedNoise.none(places)
-    return SharedNoise(
-        seeds=np.full(places, seed, np.uint64),
-        positions=np.arange(1, places + 1, dtype=np.int32),
-        temperature=np.full(places, sampling.divisor, np.float32),
-        top_k=np.full(places, sampling.top_k or 0, np.int32),
-        top_p=np.full(places, sampling.top_p or 1.0, np.float32),
-        sharpness=np.full(places, scores.beta(sampling.divisor), np.float32),
-    )
+    seeds, positions = np.full(places, seed, np.uint64), np.arange(1, places + 1, dtype=np.int32)
+    return noise_at(seeds, positions, [sampling] * places, [scores] * places)
 
 
 def _by_roots(features: np.ndarray, text: list[int], batch: int) -> Iterator[DraftBatch]:

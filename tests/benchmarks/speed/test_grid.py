@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.speed import grid
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget import BudgetTable, Scores
 from redraft.decoding.token_tree import TokenTree
 from redraft.engines import load_engine
 from redraft.llm import LLM
@@ -18,6 +18,7 @@ from redraft.request import request
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from tests.conftest import slow
+from tests.decoding.shared_noise import LENGTH, AgreeingEngine
 from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_drafter_of, tiny_target
 from tests.toy_engine import ToyEngine, only, toy_codec
 
@@ -56,6 +57,24 @@ def test_replay_equals_a_live_run(llm, shape, plan, temperature):
     # Live, an end token is one more step, and the last trees are cut to the tokens that remain.
     assert outcome.steps == pytest.approx(live_steps, abs=len(PROMPTS))
     assert outcome.accepted == pytest.approx(sum(answer.stats.accepted for answer in live), abs=len(PROMPTS))
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_a_replay_drafts_by_the_noise_and_the_scores_of_a_live_run(top_p):
+    """A drafter that is the target accepts all by its noise; with a slope it errs, and a replay errs with it."""
+    sampling, scores = {"temperature": 0.7, "top_p": top_p}, (Scores(), Scores(temperature=0.5, slope=1.6))
+    budget = BudgetTable.constant(31).model_copy(update={"scores": scores})
+    limits, plans = Limits(slots=3, max_len=80, max_tree=24, prefill_chunk=16), only(MethodPlan("chain", budget=budget))
+    llm = LLM(Runtime(AgreeingEngine(), toy_codec(), limits, VOCAB, frozenset(), plans, prefix_reuse=False))
+    replays, outcome = grid.record(llm, PROMPTS, 40, sampling, batch=3), grid.Outcome()
+    for replay in replays:
+        grid.follow(grid.build_trees(grid.Shape(1, LENGTH), replay), replay.tokens, outcome)
+    llm.runtime.with_plans(plans)
+    live = llm.run([request(text, 40, **sampling, seed=i) for i, text in enumerate(PROMPTS)])
+    assert [answer.token_ids for answer in live] == [replay.tokens for replay in replays]
+    assert outcome.accepted == pytest.approx(sum(answer.stats.accepted for answer in live), abs=len(PROMPTS))
+    whole = outcome.steps * LENGTH - outcome.accepted < LENGTH * len(PROMPTS)
+    assert whole == (top_p < 1), "top-p leaves the slope out"
 
 
 @pytest.mark.parametrize("kind", [slow("hidden_state"), "eagle", slow("draft_lm")])
