@@ -15,7 +15,6 @@ from model_defs.drafters.base import Drafter
 from model_defs.drafters.context_drafter import ContextDrafter
 from model_defs.drafters.draft_lm import DraftLM
 from model_defs.drafters.eagle import EagleDrafter
-from model_defs.drafters.eagle3 import Eagle3Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.registry import DRAFTERS, load_drafter
 from model_defs.drafters.windows import NO_DOCUMENT, Windows
@@ -312,13 +311,26 @@ def test_initialization_keeps_the_targets_last_layer(target):
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-def test_eagle3_starts_from_any_familys_layers(layers):
-    """What the layers have of Llama's is copied; experts or an MLP without a gate leave the drafter's own."""
-    target = tiny_of(layers)
-    drafter = Eagle3Drafter(Eagle3Drafter.configure(target, None, {"target_layers": (0, 1)}), target)
-    drafter.initialize(target, windows_of([[20]]))
-    assert torch.equal(drafter.layer.attention_out.weight, target.layers[-1].attention_out.weight)
-    assert torch.equal(drafter.layer.mlp_norm.weight, target.layers[-1].mlp_norm.weight)
+def test_drafters_learn_with_any_familys_target(layers):
+    """Steps on the same windows, from the target's layers: what these have of Llama's is copied; experts or an MLP
+    without a gate leave the drafter's own."""
+    target = tiny_of(layers, hidden_size=HIDDEN)
+    for name, settings in (("eagle", {}), ("eagle3", {"target_layers": (0, 1)})):
+        drafter = DRAFTERS[name](DRAFTERS[name].configure(target, None, settings), target)
+        windows, losses = windows_for(drafter, [[20]] * 4), list[float]()
+        drafter.initialize(target, windows)
+        if name == "eagle3":
+            for copied in ("attention_out", "mlp_norm"):
+                assert torch.equal(getattr(drafter.layer, copied).weight, getattr(target.layers[-1], copied).weight)
+        trainer = Trainer(target, drafter, Labels.soft, UNROLL, hidden_weight=0.0)
+        optimizer = torch.optim.Adam(drafter.parameters(), 1e-3)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = trainer.loss(windows)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0] - 0.02, name
 
 
 @torch.no_grad()
