@@ -225,6 +225,8 @@ verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp3
 	$(MAKE) $(ENGINES)/$(NAME)-lossless-fp32/manifest.json PRECISION=fp32
 	$(PY) -m benchmarks.verify.lossless --speculative $(ENGINES)/$(NAME)-lossless-fp32 --dataset $(PROMPTS) \
 	  --settings greedy "temperature 1" --max-tokens 32 --concurrency 8 --output artifacts/reports/lossless-pairs.json
+	$(PY) -m benchmarks.verify.structured --bundle $(ENGINES)/$(NAME)-lossless-fp32 --methods --num-schemas 20 \
+	  --num-prompts 8 --output artifacts/reports/structured_methods.json
 
 lint: | $(SETUP) ## ruff, format check, mypy
 	.venv/bin/ruff check .

@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from benchmarks.cache.prefix_reuse import table as with_reuse
 from benchmarks.figures.tables import Table
 from benchmarks.load.comparison import AR
 from benchmarks.load.fairness import Cell
 from benchmarks.load.fairness import table as beside_long_prompts
-from benchmarks.load.other_clients.compare import table as by_client
-from benchmarks.load.saturation import table as of_saturation
 from benchmarks.rsd import report as rsd_report
 from benchmarks.training.training_table import percent
-from benchmarks.verify.structured import speed_table, texts_table
 from redraft.request import AUTO_REGRESSIVE
 
 Load = Callable[[str], Any]
@@ -372,11 +368,6 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "single_stream": single_stream,
     "load_test": load_test,
     "fairness": fairness,
-    "saturation": lambda load: of_saturation(load("saturation")),
-    "other_clients": lambda load: by_client(load("other_clients")),
-    "prefix_reuse": lambda load: with_reuse(load("prefix_reuse")),
-    "structured": lambda load: texts_table(load("structured")),
-    "structured_speed": lambda load: speed_table(load("structured_speed")),
     "all_methods": all_methods,
     "redrafter_table1": redrafter_table1,
     "redrafter_table2": redrafter_table2,

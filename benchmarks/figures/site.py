@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import matplotlib as mpl
 import typer
 
-from benchmarks.figures import paper_plots, paper_tables
+from benchmarks.figures import guide_tables, paper_plots, paper_tables
 from benchmarks.figures.paper_tables import Load
 
 RESULTS = Path("docs/results")
@@ -34,9 +34,11 @@ def write(load: Load, drafters: Path, output: Path) -> list[Path]:
     """Write NAME.md per table and NAME.png per plot into a folder. Returns the files."""
     output.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, table in paper_tables.TABLES.items():
+    tables = {name: table(load) for name, table in paper_tables.TABLES.items()}
+    tables |= {name: table(load(name)) for name, table in guide_tables.TABLES.items()}
+    for name, table in tables.items():
         written.append(output / f"{name}.md")
-        written[-1].write_text(table(load).markdown() + "\n", encoding="utf-8")
+        written[-1].write_text(table.markdown() + "\n", encoding="utf-8")
     return written + paper_plots.write(load, drafters, output)
 
 

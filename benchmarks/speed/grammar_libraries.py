@@ -138,24 +138,29 @@ def measure(library: LLGuidance | XGrammar, schema: str, text: list[int], depth:
             raise ValueError(f"token {place} of its text is refused")
 
 
-def table(found: dict[str, Times]) -> Table:
-    """Median and 99th percentile of each kind in milliseconds."""
-    shown = Table("Milliseconds, median and 99th percentile", ["library", *vars(Times())])
-    for name, times in found.items():
-        cells = [
-            " ".join(f"{1e3 * np.percentile(seconds, q):.3f}" for q in (50, 99)) for seconds in vars(times).values()
-        ]
-        shown.rows.append([name, *cells])
+def percentiles(times: Times) -> dict[str, list[float]]:
+    """Median and 99th percentile in milliseconds of each kind that was timed."""
+    return {kind: (1e3 * np.percentile(seconds, (50, 99))).tolist() for kind, seconds in vars(times).items() if seconds}
+
+
+def table(report: dict[str, Any]) -> Table:
+    """A report's times."""
+    kinds = list(vars(Times()))
+    shown = Table("Milliseconds, median and 99th percentile", ["library", "schemas", *kinds])
+    for name, found in report["libraries"].items():
+        cells = [" ".join(f"{value:.3f}" for value in found["ms"][kind]) for kind in kinds]
+        shown.rows.append([name, str(found["schemas"]), *cells])
     return shown
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print the table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder with a tokenizer.json")
     parser.add_argument("--schemas", type=Path, default=HERE / "schemas.jsonl")
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--output", type=Path, default=Path("artifacts/reports/grammar_libraries.json"))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     codec, vocab_size = TextCodec(tokenizer), tokenizer.get_vocab_size()
     libraries: dict[str, LLGuidance | XGrammar] = {"llguidance": LLGuidance(codec, vocab_size)}
@@ -175,8 +180,10 @@ def main() -> None:
                 measure(library, schema, text, args.depth, found[name])
             except (RuntimeError, ValueError) as error:
                 refused.append(f"{name}, {case.name}: {str(error)[:200]}")
-    write_json(args.output, {"refused": refused} | {name: vars(times) for name, times in found.items()})
-    table(found).show(console)
+    measured = {name: {"schemas": len(times.compile), "ms": percentiles(times)} for name, times in found.items()}
+    report = {"schemas": args.schemas.name, "depth": args.depth, "libraries": measured, "refused": refused}
+    write_json(args.output, report)
+    table(report).show(console)
     console.print("\n".join(refused), markup=False)
 
 

@@ -46,10 +46,12 @@ class Clock:
         return 1 - (self.target_s + self.draft_s) / self.step_s if self.step_s else 0.0
 
 
-def load_llm(parser: argparse.ArgumentParser, bundle: Path, threads: int | None = None) -> LLM:
-    """An LLM for a command, without prefix reuse: a bundle that cannot be loaded ends it with the reason."""
+def load_llm(
+    parser: argparse.ArgumentParser, bundle: Path, threads: int | None = None, prefix_reuse: bool = False
+) -> LLM:
+    """An LLM for a command; a bundle that cannot be loaded ends it with the reason. Times want no prefix reuse."""
     try:
-        return LLM(bundle, threads, prefix_reuse=False)
+        return LLM(bundle, threads, prefix_reuse=prefix_reuse)
     except (RuntimeError, ValueError, OSError) as error:
         parser.error(str(error))
 

@@ -2,15 +2,18 @@
 
     python -m benchmarks.verify.structured --bundle BUNDLE
     python -m benchmarks.verify.structured --bundle BUNDLE --schemas schemas.jsonl --num-schemas 200 --num-prompts 80
+    python -m benchmarks.verify.structured --bundle BUNDLE --methods --num-schemas 20 --num-prompts 8
     python -m benchmarks.verify.structured --bundle BUNDLE --speed --num-schemas 0 --num-prompts 20
 
-The default method of a bundle (or some, --methods) against auto-regressive decoding with the same masks, greedy and
-seeded: each schema with its own prompt, then --num-prompts prompts of a data set with the schema --prompts-schema.
+The default method of a bundle against auto-regressive decoding with the same masks, greedy and seeded: each schema with
+its own prompt, then --num-prompts prompts of a data set with the schema --prompts-schema. --methods takes names of
+methods; without any, it is every method that verifies by a walk.
 Where two texts part, the target's margin between the two tokens is computed by teacher forcing: below --near-tie it is
-listed, otherwise it is a failure. Answers are made --concurrency at a time, each step with drafts.
+listed, otherwise it is a failure. Answers are made --concurrency at a time, each step with drafts, and the answers to
+one prompt reuse its rows.
 
-With --speed they are made one at a time and timed, and the same prompts are answered without schema and grammar too:
-what drafts are worth to JSON and to plain text.
+With --speed they are made one at a time and timed, without reuse, and the same prompts are answered without schema and
+grammar too: what drafts are worth to JSON and to plain text.
 
 `--schemas` is a file of lines {"name", "prompt", "schema"}, as benchmarks.verify.function_schemas writes them, or a
 folder of JSON schemas, such as JSONSchemaBench's `data`. Schemas that the library refuses, and those whose prompt is
@@ -43,6 +46,7 @@ from benchmarks.verify.lossless import first_difference, margin_at
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import MANIFEST, file_sha256
 from redraft.console.progress import progress
+from redraft.decoding.verification import VERIFIERS
 from redraft.grammar.state import GrammarState
 from redraft.llm import LLM, Answer
 from redraft.prompts import load_prompts, spread
@@ -54,6 +58,7 @@ ASK = "{prompt}\n\nAnswer with JSON by this JSON schema, and nothing else:\n{sch
 EXAMPLE = "Write an example of what the schema describes."
 PLAIN_TOKENS = 128
 """Most tokens of an answer without a grammar."""
+DRAFTERS = ("recurrent", "hidden_state", "eagle", "medusa", "draft_lm")
 GRAMMAR_CALLS = ("mask", "advance", "forced")
 console = Console()
 
@@ -189,10 +194,12 @@ def run_cases(
 
 
 def margin_between(llm: LLM, asked: GenerateRequest, expected: Answer, found: Answer, place: int) -> float:
-    """See `margin_at`; infinite where one of the texts ends."""
+    """See `margin_at`; infinite where one of the texts ends. No rows are reused after it: it writes to a slot."""
     if place >= min(len(expected.token_ids), len(found.token_ids)):
         return float("inf")
-    return margin_at(llm, asked, expected.token_ids, place, found.token_ids[place])
+    margin = margin_at(llm, asked, expected.token_ids, place, found.token_ids[place])
+    llm.runtime.scheduler.drop_all()
+    return margin
 
 
 def is_valid(text: str, schema: Any) -> bool:
@@ -290,6 +297,18 @@ def texts_table(report: dict[str, Any]) -> Table:
     return table
 
 
+def methods_table(report: dict[str, Any]) -> Table:
+    """Tokens per step, greedy and seeded, by construction and drafter, of methods named as in lossless.toml."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in report["texts"]:
+        drafter = next((name for name in DRAFTERS if row["method"].startswith(f"{name}_")), "none")
+        construction = row["method"].removeprefix(f"{drafter}_")
+        found.setdefault(construction, {}).setdefault(drafter, []).append(f"{row['tokens_per_step']:.2f}")
+    columns = [*DRAFTERS, "none"]
+    rows = [[name, *(" / ".join(cells.get(column, "-")) for column in columns)] for name, cells in found.items()]
+    return Table("Tokens per step, greedy / seeded", ["construction", *columns], rows)
+
+
 def speed_table(report: dict[str, Any]) -> Table:
     """What drafts are worth with a grammar, and to plain text."""
     names = ["method", "setting", "answers", "tokens/step", "grammar ms/step", "tokens/s", "speed-up"]
@@ -309,7 +328,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--threads", type=int)
     add("--schemas", type=Path, default=HERE / "schemas.jsonl")
     add("--num-schemas", type=int, help="so many of those that can be answered, spread evenly (default: all)")
-    add("--methods", nargs="+", help="methods of the bundle (default: its first)")
+    add("--methods", nargs="*", help="methods of the bundle (default: its first; no name: all that walk)")
     add("--dataset", type=Path, default=HERE / "prompts.jsonl")
     add("--num-prompts", type=int, default=0, help="so many prompts of --dataset too, all with --prompts-schema")
     add("--prompts-schema", default="tool_search", help="name of a schema of benchmarks/schemas.jsonl")
@@ -320,8 +339,9 @@ def main(argv: list[str] | None = None) -> int:
     add("--speed", action="store_true", help="one answer at a time, timed, and plain text too")
     add("--output", type=Path, default=Path("artifacts/reports/structured.json"))
     args = parser.parse_args(argv)
-    llm = load_llm(parser, args.bundle, args.threads)
-    methods = args.methods or llm.methods[:1]
+    llm = load_llm(parser, args.bundle, args.threads, prefix_reuse=not args.speed)
+    walking = [name for name, plan in llm.runtime.plans.items() if VERIFIERS[plan.verification].merges]
+    methods = llm.methods[:1] if args.methods is None else args.methods or walking
     if unknown := set(methods) - {*llm.methods}:
         parser.error(f"--methods: expected some of {', '.join(llm.methods)}, got {', '.join(sorted(unknown))}")
     if not args.speed:

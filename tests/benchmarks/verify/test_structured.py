@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.verify.structured import Run, speed_table, summary, texts_table
+from benchmarks.verify.structured import Run, methods_table, speed_table, summary, texts_table
 from redraft.request import AUTO_REGRESSIVE
 
 ARGS = Namespace(near_tie=0.001, speed=True)
@@ -44,6 +44,17 @@ def test_counts_and_speed_by_method():
     assert speeds["m", False] == pytest.approx(1.5)
     rows = {tuple(row[:3]): row[3:5] for row in speed_table(report).rows}
     assert rows["m", "greedy", "JSON"] == ["2.95", "2.00"]
+
+
+def test_methods_meet_by_construction_and_drafter():
+    rates = {"auto_regressive": 1.0, "draft_lm_beam": 2.5, "eagle_beam": 3.0, "eagle_beam_merged": 4.0, "ngram": 2.0}
+    texts = [{"method": name, "tokens_per_step": rate + more} for more in (0.25, 0) for name, rate in rates.items()]
+    assert methods_table({"texts": texts}).rows == [
+        ["auto_regressive", "-", "-", "-", "-", "-", "1.25 / 1.00"],
+        ["beam", "-", "-", "3.25 / 3.00", "-", "2.75 / 2.50", "-"],
+        ["beam_merged", "-", "-", "4.25 / 4.00", "-", "-", "-"],
+        ["ngram", "-", "-", "-", "-", "-", "2.25 / 2.00"],
+    ]
 
 
 def test_an_answer_that_is_not_valid_is_told():

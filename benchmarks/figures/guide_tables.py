@@ -1,0 +1,21 @@
+"""Tables of the guides, each by the function of the command that measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.cache import prefix_reuse
+from benchmarks.figures.tables import Table
+from benchmarks.load import saturation
+from benchmarks.load.other_clients import compare
+from benchmarks.verify import structured
+
+TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
+    "saturation": saturation.table,
+    "other_clients": compare.table,
+    "prefix_reuse": prefix_reuse.table,
+    "structured": structured.texts_table,
+    "structured_speed": structured.speed_table,
+}
+"""By the names of their files in docs/results."""
