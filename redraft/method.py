@@ -23,7 +23,7 @@ from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prun
 from redraft.decoding.verification import VERIFIERS, check_pairing, walk
 from redraft.engines.api import DraftEngine, DrawingEngine, ResamplingEngine
 from redraft.engines.features import join
-from redraft.grammar.guided import guided_nodes
+from redraft.grammar.guided import guided_trees
 from redraft.request import SamplingConfig
 from redraft.sequence import Pairs, Sequence
 
@@ -84,8 +84,8 @@ class MethodPlan:
 
     @property
     def grows(self) -> bool:
-        """Whether trees are grown node by node from the drafter and n-grams, by the sequences' grammars."""
-        return self.joins_ngrams and not self.retrieves
+        """Whether trees can be grown node by node, by the sequences' grammars."""
+        return self.construction == "best_first"
 
     @cached_property
     def shape(self) -> DrawShape | None:
@@ -134,7 +134,9 @@ class Method:
 
     def pairs(self) -> Pairs | None:
         """Where a new sequence keeps its pairs, if the drafter reads them."""
-        return Pairs(self._drafter.reads_text) if self._drafter and self._drafter.reads_context else None
+        if self._plan is None or self._drafter is None or not self._drafter.reads_context:
+            return None
+        return Pairs(self._drafter.reads_text, whole=not VERIFIERS[self._plan.verification].merges)
 
     def chooser(self, sequence: Sequence) -> Sampler | None:
         """The sampler that may choose the sequence's token at every node; None where verification needs the logits."""
@@ -223,15 +225,11 @@ class Method:
         return tree
 
     def _guided(self, sequences: list[Sequence], tree: TokenTree, most: int) -> TokenTree:
-        """The tree by the sequences' grammars, where its verifier takes trees that were changed; see `guided_nodes`."""
+        """The tree by the grammars of sequences that are verified by a walk; see `guided_nodes`."""
         assert self._plan is not None
-        if not (VERIFIERS[self._plan.verification].merges and any(one.sampler.grammar for one in sequences)):
-            return tree
-        nodes = list(tree.nodes)
-        for place, sequence in enumerate(sequences):
-            if (grammar := sequence.sampler.grammar) is not None:
-                nodes[place] = guided_nodes(nodes[place], grammar, most)
-        return _proposed("grammar", sequences, TokenTree.from_nodes(nodes))
+        merges = VERIFIERS[self._plan.verification].merges
+        grammars = [one.sampler.grammar if merges or one.sampler.greedy else None for one in sequences]
+        return _proposed("grammar", sequences, guided_trees(tree, grammars, most)) if any(grammars) else tree
 
     def _drafted(self, sequences: list[Sequence], budget: int) -> TokenTree:
         """New drafts; chains that they leave are kept."""
@@ -242,11 +240,11 @@ class Method:
         if self._plan.resample_above is not None and candidates.raw_logits is not None:
             for sequence, logits in zip(sequences, candidates.raw_logits, strict=True):
                 sequence.chain = logits.copy()
-        if not self._plan.joins_ngrams:
+        grammars = [sequence.sampler.grammar for sequence in sequences]
+        if not (self._plan.joins_ngrams or (self._plan.grows and any(grammars))):
             tree = CONSTRUCTIONS[self._plan.construction or ""].build(candidates, roots, budget)
             return _proposed("drafter", sequences, tree)
         indices, odds = _indices(sequences), self._ngram_odds(sequences)
-        grammars = [sequence.sampler.grammar for sequence in sequences]
         tree = grow_trees(candidates, roots, budget, indices, odds, self._drafter.reads_context, grammars)
         if any(grammars):
             _proposed("grammar", sequences, tree)
@@ -370,7 +368,8 @@ def _left(sequence: Sequence, threshold: int | None) -> bool:
 
 
 def _indices(sequences: list[Sequence]) -> list[NgramIndex]:
-    return [sequence.ngram for sequence in sequences if isinstance(sequence.ngram, NgramIndex)]
+    """The n-grams of each sequence; nothing where its method has none."""
+    return [one.ngram if isinstance(one.ngram, NgramIndex) else NgramIndex() for one in sequences]
 
 
 def _root_only(sequences: list[Sequence]) -> TokenTree:

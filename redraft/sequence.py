@@ -72,7 +72,8 @@ class Gain:
 @dataclass
 class Pairs:
     """A sequence's pairs, each the features of a token and the token after it, that its drafter has not ingested yet,
-    and how many it has. With `from_text` they begin with the text's first token, after features of any value."""
+    and how many it has. With `from_text` they begin with the text's first token, after features of any value. The first
+    `skipped` rows of the target have none; with `whole` none may be skipped, since drafts decide the answer."""
 
     from_text: bool = False
     ingested: int = 0
@@ -80,6 +81,8 @@ class Pairs:
     """[n, H] each"""
     tokens: list[int] = field(default_factory=list)
     """The token after a prompt's last one is added when it is chosen."""
+    skipped: int = 0
+    whole: bool = False
 
     def add(self, features: Features, tokens: list[int]) -> None:
         """Keep features [n, F], which nobody writes to, and the tokens that follow."""
@@ -90,13 +93,16 @@ class Pairs:
 
     @property
     def rows(self) -> int:
-        """Rows of the target, from the first, whose pairs are all known."""
-        return self.ingested + len(self.tokens) - self.from_text
+        """Rows of the target, from the first, whose pairs are all known or skipped."""
+        return self.skipped + self.ingested + len(self.tokens) - self.from_text
 
     def first(self, rows: int) -> Pairs:
         """The pairs of the target's first rows, as far as they are known; features are shared."""
-        left = min(max(rows + self.from_text - self.ingested, 0), len(self.tokens))
-        cut = Pairs(self.from_text, min(self.ingested, rows + self.from_text), [], self.tokens[:left])
+        if rows < self.skipped:
+            return Pairs(skipped=rows)
+        count = rows - self.skipped + self.from_text
+        left = min(max(count - self.ingested, 0), len(self.tokens))
+        cut = Pairs(self.from_text, min(self.ingested, count), [], self.tokens[:left], self.skipped)
         for part in self.features:
             cut.features += [part[:left]] if left > 0 else []
             left -= len(part)

@@ -150,3 +150,6 @@ def test_the_first_pairs_are_those_of_the_first_rows():
             assert [value for part in first.features for value in part[:, 0]] == list(range(count))
     assert pairs.rows == 7
     assert np.shares_memory(parts[0], first.features[0])
+    later = Pairs(ingested=2, features=parts, tokens=[10, 11, 12, 13, 14, 15], skipped=5)
+    assert (later.rows, later.first(8).tokens, later.first(6).ingested, later.first(6).rows) == (13, [10], 1, 6)
+    assert later.first(4) == Pairs(skipped=4)

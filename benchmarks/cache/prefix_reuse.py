@@ -1,6 +1,7 @@
 """What prefix reuse saves and costs, in one process.
 
     python -m benchmarks.cache.prefix_reuse --bundle BUNDLE
+    python -m benchmarks.cache.prefix_reuse --bundle BUNDLE --other METHOD ...
 
 Three measurements:
 
@@ -11,6 +12,9 @@ Three measurements:
 The first two compare the time to the first token with that of the same request that reuses nothing (`cache_prompt`
 false), summed over requests; the last is the median of the prompts' ratios. Times are those of the caller, with
 encoding the text. Intervals are 95%, over requests.
+
+With --other only the next turns of chats are measured, each answered by another method than the history. A drafter with
+a context then begins without one where rows are reused: what that costs its drafts, and what it saves.
 """
 
 from __future__ import annotations
@@ -113,6 +117,27 @@ def after_system(llm: LLM, tokenizer: ChatTokenizer, texts: Texts, args: argpars
     ]
 
 
+def by_another_method(
+    llm: LLM, tokenizer: ChatTokenizer, texts: Texts, args: argparse.Namespace, method: str
+) -> list[dict[str, float]]:
+    """Milliseconds and tokens per step of next turns' answers by a method, with reuse and without."""
+    found = []
+    for place in tracked(range(args.chats), f"next turns by {method}", "chats", console):
+        messages, _ = history(llm, tokenizer, texts, args.history, args.temperature, place)
+        text, row = tokenizer.write([*messages, texts.user(args.turn)]), dict[str, float]()
+        for reuses in (True, False):
+            seconds, answer = timed(
+                lambda text=text, reuses=reuses: llm.generate(  # type: ignore[misc]
+                    text, args.max_tokens, end_id=-1, method=method, cache_prompt=reuses
+                )
+            )
+            stats, name = answer.stats, "reused" if reuses else "anew"
+            row |= {name: 1e3 * seconds, f"{name}, tokens/step": 1 + stats.accepted / stats.steps}
+            row |= {"cached": stats.cached_tokens, "prompt": stats.prompt_tokens} if reuses else {}
+        found.append(row)
+    return found
+
+
 def unshared(llms: dict[str, LLM], texts: Texts, args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """Times to the first token and per further token of prompts that share nothing, by LLM; all of a cache's slots
     hold an earlier one."""
@@ -154,6 +179,19 @@ def table(report: dict[str, Any]) -> Table:
     return shown
 
 
+def other_table(report: dict[str, Any]) -> Table:
+    """Next turns by other methods."""
+    names = ["method", "time, ratio", "95%", "cached", "with, ms", "without, ms", "tokens/step with", "without"]
+    shown = Table("Next turns by another method than the history's", names)
+    for method, one in report["other methods"].items():
+        medians = one["medians"]
+        cells = [f"{medians['cached']:.0f} of {medians['prompt']:.0f}"]
+        cells += [f"{medians[name]:.0f}" for name in ("reused", "anew")]
+        cells += [f"{medians[f'{name}, tokens/step']:.2f}" for name in ("reused", "anew")]
+        shown.rows.append([method, *_ratio(one), *cells])
+    return shown
+
+
 def _ratio(one: dict[str, Any]) -> list[str]:
     low, high = one["interval"]
     return [f"{one['ratio']:.1%}", f"{low:.1%} to {high:.1%}"]
@@ -167,6 +205,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--dataset", type=Path, default=Path(__file__).parents[1] / "prompts.jsonl", help="where texts are taken from")
     add("--threads", type=int)
     add("--method", help="of all requests that share nothing; default: the bundle's first")
+    add("--other", nargs="+", help="measure only next turns by these methods, after histories by the bundle's first")
     add("--temperature", type=float, default=1.0, help="of the answers in a history")
     add("--chats", type=int, default=12)
     add("--history", type=int, default=1000, help="tokens before the next turn")
@@ -181,10 +220,14 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     tokenizer, plain = ChatTokenizer(args.bundle), load_llm(parser, args.bundle, args.threads)
     texts = Texts(Passages(load_prompts(args.dataset), tokenizer, seed=0))
+    named = {"bundle": args.bundle.name, "temperature": args.temperature}
     with plain, LLM(args.bundle, args.threads) as llm:
         if (longest := args.history + 2 * PART + args.turn) > llm.runtime.limits.max_len:
             parser.error(f"--history {args.history}: expected a context of {longest} tokens or more")
-        report: dict[str, Any] = {
+        if args.other:
+            others = {name: saved(by_another_method(llm, tokenizer, texts, args, name)) for name in args.other}
+            return finish(named | {"other methods": others}, other_table, args.output)
+        report = {
             "next turn": saved(next_turns(llm, tokenizer, texts, args)),
             "system prompt": saved(after_system(llm, tokenizer, texts, args)),
         }
@@ -193,9 +236,14 @@ def main(argv: list[str] | None = None) -> None:
         kind: median_ratio(*(np.array([times[kind] for times in both[name]]) for name in ("with", "without")))
         for kind in ("first", "further")
     }
-    table(report).show(console)
-    write_json(args.output, {"bundle": args.bundle.name, "temperature": args.temperature, **report})
-    console.print(f"written to {args.output}")
+    return finish(named | report, table, args.output)
+
+
+def finish(report: dict[str, Any], shown: Callable[[dict[str, Any]], Table], output: Path) -> None:
+    """Print the table and write JSON."""
+    shown(report).show(console)
+    write_json(output, report)
+    console.print(f"written to {output}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from redraft.decoding.token_tree import Node
+from collections.abc import Sequence
+
+from redraft.decoding.token_tree import Node, TokenTree
 from redraft.grammar.state import GrammarState, Path
+
+
+def guided_trees(tree: TokenTree, grammars: Sequence[GrammarState | None], most: int) -> TokenTree:
+    """Draft trees with the `guided_nodes` of those that have a grammar. The others keep their draws."""
+    pairs = list(zip(tree.nodes, grammars, strict=True))
+    guided = TokenTree.from_nodes([nodes if one is None else guided_nodes(nodes, one, most) for nodes, one in pairs])
+    if tree.draws is not None:
+        guided.draws = [draws if one is None else {} for draws, one in zip(tree.draws, grammars, strict=True)]
+    return guided
 
 
 def guided_nodes(nodes: list[Node], grammar: GrammarState, most: int) -> list[Node]:

@@ -20,6 +20,9 @@ from redraft.sequence import Pairs, Sequence
 
 COPY_ROWS = 16
 """A copy, or a prompt that waits for another's rows, saves the prefill of at least so many rows."""
+SKIPPED_PAIRS = 64
+"""A drafter does without the pairs of so many rows or more, where they are not known: for fewer, the target runs the
+rows again. Measured by benchmarks/cache/prefix_reuse.py --other."""
 PENDING_PAIRS = 64
 """An idle slot keeps at most so many pairs that a drafter has not ingested: their features take the engine's memory,
 which nobody has counted. Without a draft all of a text would be left."""
@@ -66,13 +69,16 @@ class Slot:
         return (len(self.tokens), len(self.commit)) != before
 
     def rows_for(self, sequence: Sequence, method: str) -> int:
-        """How many of its rows a sequence of a method can begin after."""
+        """How many of its rows a sequence of a method can begin after. Its drafter may lack the pairs of many of them,
+        unless its drafts decide the answer."""
         if self.salt != sequence.request.cache_salt:
             return 0
         rows = _common(self.tokens, sequence.prompt) - 1
         if sequence.pairs is not None:
-            pairs = self.known.get(method)
-            rows = min(rows, pairs.rows if pairs else 0)
+            known = self.known.get(method)
+            paired = min(rows, known.rows if known else 0)
+            if sequence.pairs.whole or rows - paired < SKIPPED_PAIRS:
+                rows = paired
         return max(rows, 0)
 
 
@@ -134,7 +140,11 @@ class Slots:
             self._copy(source.number, target.number, rows)
             source.used = self._now()
         own = pairs.pop(method, None)
-        sequence.admit(target.number, rows, commit, own if sequence.pairs is not None else None)
+        if sequence.pairs is None:
+            own = None
+        elif rows and (own is None or own.rows < rows):
+            own = Pairs(skipped=rows)
+        sequence.admit(target.number, rows, commit, own)
         target.user, target.method, target.salt = sequence, method, sequence.request.cache_salt
         target.tokens, target.commit = NO_TOKENS, []
         target.pairs = {name: _shortened(known) for name, known in pairs.items()}
@@ -185,7 +195,7 @@ class Slots:
 
 def _shortened(pairs: Pairs) -> Pairs:
     """The ingested pairs and the next PENDING_PAIRS, with a copy of their features: slices would keep whole arrays."""
-    kept = pairs.first(pairs.ingested - pairs.from_text + PENDING_PAIRS)
+    kept = pairs.first(pairs.rows - len(pairs.tokens) + PENDING_PAIRS)
     kept.features = [join(kept.features)] if kept.features else []
     return kept
 

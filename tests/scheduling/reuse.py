@@ -19,7 +19,7 @@ from tests.scheduling.test_scheduler import make
 
 VOCAB = 111
 FEW_ROWS = 4
-"""`slots.COPY_ROWS` for small prompts."""
+"""`slots.COPY_ROWS` and `slots.SKIPPED_PAIRS` for small prompts."""
 ANSWER = 18
 """Most tokens of an answer."""
 
@@ -72,7 +72,8 @@ def converse(
     scheduler, random = Scheduler(engine, limits, plans), np.random.default_rng(seed)
     asked: list[dict[str, Any]] = []
     answers: dict[int, Output] = {}
-    with patch.object(slots, "COPY_ROWS", FEW_ROWS), patch.object(engine, "copy", wraps=engine.copy) as copy:
+    few = patch.multiple(slots, COPY_ROWS=FEW_ROWS, SKIPPED_PAIRS=FEW_ROWS)
+    with few, patch.object(engine, "copy", wraps=engine.copy) as copy:
         while len(asked) < count or not scheduler.idle:
             if len(asked) < count and random.random() < 0.3:
                 asked.append(conversations.next())

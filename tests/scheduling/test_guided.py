@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from redraft import method
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding import verification
 from redraft.grammar.state import GrammarState
@@ -75,6 +76,29 @@ def test_random_trees_that_are_walked(construction, sampling):
     got = run(Scheduler(engine, LIMITS, only(plan)), [make("a", "schema", SAMPLINGS[sampling])])["a"]
     assert got[:4] == answer(make("a", "schema", SAMPLINGS[sampling]))[:4]
     assert got[4].accepted > 8
+
+
+@pytest.mark.parametrize(
+    ("construction", "verification"), [("gumbel_top_k", "recursive_rejection"), ("independent", "k_seq")]
+)
+def test_greedy_requests_of_a_rejection_verifier_are_guided(construction, verification):
+    """They are verified by a walk. A sampled request beside them keeps its draws."""
+    plan = MethodPlan(
+        construction, verification, budget=BudgetTable.constant(12), levels=RANDOM[construction], support=12
+    )
+    engine = DrawingToyEngine(construction, RANDOM[construction], 12, slots=3)
+    sampled = make("b", None, {"temperature": 1.0, "seed": 1})
+    found = run(Scheduler(engine, LIMITS, only(plan)), [make("a", "schema"), sampled])
+    assert found["a"][:4] == answer(make("a", "schema"))[:4]
+    assert found["a"][4].accepted > 8
+    assert found["b"][4].accepted > 0
+
+
+def test_best_first_trees_grow_by_the_guide_without_ngrams_too(monkeypatch):
+    monkeypatch.setattr(method, "guided_trees", None)
+    found = answer(make("a", "schema"), PLANS["best_first"])
+    assert found[:4] == answer(make("a", "schema"))[:4]
+    assert found[4].accepted > 8
 
 
 def test_mixed_batches_joining_and_leaving():

@@ -11,9 +11,10 @@ import pytest
 
 from redraft.batch import DraftBatch
 from redraft.bundle.budget import BudgetTable
+from redraft.decoding.verification import VERIFIERS
 from redraft.method import MethodPlan
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.scheduling.slots import COPY_ROWS, PENDING_PAIRS, Slot, Slots
+from redraft.scheduling.slots import COPY_ROWS, PENDING_PAIRS, SKIPPED_PAIRS, Slot, Slots
 from redraft.sequence import Pairs, Sequence
 from tests.mutants import Mutant, planted
 from tests.scheduling.reuse import converse
@@ -31,7 +32,7 @@ SYSTEM = list(range(1, 41))
 
 class ContextDrafter:
     """A drafter that keeps pairs by slot, as a context cache does: at every draft a slot's pairs must be those of one
-    text, each once."""
+    text, each once, from its first token or a later one on."""
 
     reads_context = True
 
@@ -46,7 +47,7 @@ class ContextDrafter:
             end = start + len(high)
             self.pairs[slot, start:end] = np.stack([high << 16 | low, batch.tokens[rows]], axis=1)
             kept = self.pairs[slot, :end].tolist()
-            if self.reads_text:
+            if self.reads_text and len(kept) > 1 and _mix(*kept[0]) != kept[1][0]:
                 kept[0][0] = self._engine.seed
             for (state, token), (after, _) in pairwise(kept):
                 assert after == _mix(state, token), f"the pairs of slot {slot} are not those of one text"
@@ -114,6 +115,15 @@ def test_a_conversation_goes_on_from_any_place_of_a_path(method):
     go_on_from_every_end(method)
 
 
+def go_on_after_another_method(method: str) -> None:
+    """A drafter has the pairs of a text's beginning and lacks those of many rows after it: it does without any."""
+    scheduler, prompt = Scheduler(ReusedEngine(), LIMITS, PLANS), [*SYSTEM, *range(41, 111)]
+    served(scheduler, 0, SYSTEM, method=method)
+    served(scheduler, 1, prompt)
+    for length in (len(prompt), len(SYSTEM) + 1):
+        assert served(scheduler, 2, prompt[:length], method=method)[4].cached_tokens == length - 1
+
+
 MUTANTS = [
     ("a row of another token", Slot.rows_for, "sequence.prompt) - 1", "sequence.prompt) + 1"),
     ("an uncommitted path", Slots.admit, "rows, commit, own", "rows, [], own"),
@@ -121,9 +131,10 @@ MUTANTS = [
     ("a commit for all of a path", Slots.admit, "[: max(rows - target.settled, 0)]", "[:]"),
     ("a path committed twice", Sequence.prefill, "+ rows, []", "+ rows, self.commit"),
     ("a copy of rows that are not in place", Slots._choose, "min(rows[slot], slot.settled)", "rows[slot]"),
-    ("a pair too many", Pairs.first, "rows + self.from_text - self", "rows + 1 + self.from_text - self"),
-    ("an ingested pair too many", Pairs.first, "min(self.ingested, rows +", "min(self.ingested, rows + 1 +"),
-    ("pairs that the drafter lacks", Slot.rows_for, "rows = min(rows, pairs.rows if pairs else 0)", "pass"),
+    ("a pair too many", Pairs.first, "count - self.ingested", "count + 1 - self.ingested"),
+    ("an ingested pair too many", Pairs.first, "min(self.ingested, count)", "min(self.ingested, count + 1)"),
+    ("pairs that the drafter lacks", Slots.admit, "own.rows < rows", "False"),
+    ("pairs after those that were skipped", Pairs.first, "rows < self.skipped", "False"),
     ("pairs of what was there before", Slots.admit, "if rows else {}", "if rows else target.pairs"),
 ]  # fmt: skip
 
@@ -133,6 +144,7 @@ def test_a_mutant_changes_an_answer(name, function, old, new):
     def check() -> None:
         go_on_from_every_end("plain")
         go_on_from_every_end("context")
+        go_on_after_another_method("context")
         for seed in range(3, 6):
             converse(ReusedEngine(quality=0.8), LIMITS, PLANS, seed, 40)
 
@@ -157,6 +169,26 @@ def test_an_idle_slot_keeps_few_pairs_that_were_never_ingested(scheduler, method
     second = served(scheduler, 1, prompt, method=method, max_tokens=9)
     assert second[1][:1] == first[1]
     assert second[4].cached_tokens == PENDING_PAIRS - (method == "text")
+
+
+@pytest.mark.parametrize("method", ["context", "text"])
+def test_a_drafter_does_without_the_pairs_of_many_rows(scheduler, method, monkeypatch):
+    """Those of another method's answers. The conversation goes on with what it has, and few rows run again."""
+    go_on_after_another_method(method)
+    prompt, options = list(range(1, 101)), {"method": method, "max_tokens": 6}
+    served(scheduler, 0, prompt)
+    first = served(scheduler, 1, prompt, **options)
+    assert first[4].cached_tokens == len(prompt) - 1 >= SKIPPED_PAIRS
+    second = served(scheduler, 2, [*prompt, *first[1], 7], **options)
+    assert second[4].cached_tokens == len(prompt) + 6 - 2
+    short = prompt[:SKIPPED_PAIRS]
+    served(scheduler, 3, short, cache_salt="a")
+    assert served(scheduler, 4, short, cache_salt="a", **options)[4].cached_tokens == 0
+    monkeypatch.setitem(VERIFIERS, "sampled_walk", replace(VERIFIERS["sampled_walk"], merges=False))
+    served(scheduler, 5, prompt, cache_salt="b")
+    whole = served(scheduler, 6, prompt, cache_salt="b", **options)
+    assert whole[4].cached_tokens == 0, "drafts may decide the answer"
+    assert whole[:4] == first[:4]
 
 
 @pytest.fixture

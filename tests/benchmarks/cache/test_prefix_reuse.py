@@ -68,6 +68,16 @@ def test_a_report(patched, tmp_path, capsys):
     assert f"{report['nothing shared']['further']['ratio']:.1%}" in printed
 
 
+def test_next_turns_by_another_method(patched, tmp_path, capsys):
+    sizes = [argument for name, size in SIZES.items() for argument in (f"--{name}", str(size))]
+    prefix_reuse.main(["--bundle", "b", *sizes, "--other", "auto_regressive", "--output", str(tmp_path / "r.json")])
+    report = json.loads((tmp_path / "r.json").read_text())
+    (one,) = report["other methods"].values()
+    assert [turn["anew, tokens/step"] for turn in one["requests"]] == [1.0, 1.0]
+    assert one["medians"]["cached"] > 15
+    assert "auto_regressive" in capsys.readouterr().out
+
+
 def test_a_context_without_room_is_refused(patched, capsys):
     with pytest.raises(SystemExit):
         prefix_reuse.main(["--bundle", "b", "--history", "390"])
