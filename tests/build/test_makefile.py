@@ -26,6 +26,8 @@ NOT_OF_BENCH = {
     "tensor_parallel_lossless.json": "takes mpiexec and several ranks",
     "triton.json": "takes a service that runs",
     "load_test.json": "likewise",
+    "saturation.json": "likewise",
+    "other_clients.json": "likewise",
     "fairness.json": "takes an older checkout",
     "redrafter_table2.json": "likewise",
     "structured.json": "takes a public suite of schemas",
