@@ -28,6 +28,7 @@ NOT_OF_BENCH = {
     "load_test.json": "likewise",
     "saturation.json": "likewise",
     "other_clients.json": "likewise",
+    "experts.json": "takes a model with experts",
     "fairness.json": "takes an older checkout",
     "redrafter_table2.json": "likewise",
     "structured.json": "takes a public suite of schemas",
