@@ -19,6 +19,7 @@ import numpy as np
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
 from redraft.bundle.budget import Scores
+from redraft.decoding.draws import log_softmax
 from redraft.decoding.growth import MOST, joint_odds
 from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
 from redraft.decoding.noise import race
@@ -192,8 +193,8 @@ def fit_slope(nodes: Iterable[tuple[Visited, np.ndarray]], before: Scores, tempe
     log_p = (scores / before.beta(temperature) - g) / before.slope
     losses = {}
     for slope, sharpness in itertools.product(SLOPES, SHARPNESSES[::3]):
-        logs = sharpness * temperature * (slope * log_p + g)
-        losses[slope, sharpness] = (np.logaddexp.reduce(logs, axis=1) - logs[np.arange(len(came)), came]).mean()
+        logs = log_softmax(sharpness * temperature * (slope * log_p + g))
+        losses[slope, sharpness] = -logs[np.arange(len(came)), came].mean()
     return round(float(min(losses, key=losses.__getitem__)[0]), 2)
 
 
