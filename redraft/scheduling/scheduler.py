@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
@@ -24,7 +25,7 @@ from redraft.scheduling.service_stats import ServiceStats
 from redraft.scheduling.slots import Slots
 from redraft.sequence import Gain, Output, Sequence
 
-LOOKED_AT = 256
+LOOKED_AT = 128
 """Waiting prompts, the earliest, among which a step looks for the shortest."""
 
 
@@ -117,6 +118,10 @@ class Scheduler:
         self._default = next(iter(plans), AUTO_REGRESSIVE)
         self._observe = observe
         self._waiting: deque[Sequence] = deque()
+        self._left = False
+        """Whether one that waits has ended."""
+        self._due = math.inf
+        """No deadline is before."""
         self._running: list[Sequence] = []
         reuse = prefix_reuse and self._engine.reuse_refusal is None
         self._slots = Slots(limits.slots, self._engine.copy if reuse else None)
@@ -141,6 +146,7 @@ class Scheduler:
         """Queue a sequence. Raises Overloaded as `require_room` does."""
         self.require_room()
         self.totals.requests += 1
+        self._due = min(self._due, sequence.deadline)
         sequence.pairs = self._source(sequence).pairs()
         self._waiting.append(sequence)
 
@@ -155,12 +161,18 @@ class Scheduler:
         for sequence in (*self._running, *self._waiting):
             if sequence.key == key and sequence.finish_reason is None:
                 sequence.finish("cancelled")
+                self._left = True
 
     def _end_late(self, now: float) -> None:
-        for sequence in (*self._running, *self._waiting):
-            if sequence.deadline <= now and sequence.finish_reason is None:
+        if now < self._due:
+            return
+        going_on = [one for one in (*self._running, *self._waiting) if one.finish_reason is None]
+        for sequence in going_on:
+            if sequence.deadline <= now:
                 sequence.finish("timeout")
                 self.totals.timeouts += 1
+                self._left = True
+        self._due = min((one.deadline for one in going_on if one.finish_reason is None), default=math.inf)
 
     def drop_all(self) -> None:
         """Forget every sequence, without outputs: after a step that raised, their states are not to be trusted."""
@@ -211,18 +223,18 @@ class Scheduler:
     def _sweep(self) -> list[Output]:
         """Outputs of all sequences; those that have finished leave and free their slots."""
         outputs = [output for sequence in self._running if (output := sequence.take_output()) is not None]
-        for sequence in (*self._running, *self._waiting):
-            if sequence.finish_reason:
-                self.service.end(sequence.finish_reason, sequence.stats)
-        for sequence in self._running:
-            if sequence.finish_reason:
-                self._slots.release(sequence)
-        self._running = [sequence for sequence in self._running if not sequence.finish_reason]
-        if any(sequence.finish_reason for sequence in self._waiting):
+        dropped = list[Sequence]()
+        if self._left:
+            self._left = False
             dropped = [sequence for sequence in self._waiting if sequence.finish_reason]
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finish_reason)
-            outputs += [output for sequence in dropped if (output := sequence.take_output()) is not None]
-        return outputs
+        for sequence in (*self._running, *dropped):
+            if sequence.finish_reason:
+                self.service.end(sequence.finish_reason, sequence.stats)
+                if sequence.has_slot:
+                    self._slots.release(sequence)
+        self._running = [sequence for sequence in self._running if not sequence.finish_reason]
+        return outputs + [output for sequence in dropped if (output := sequence.take_output()) is not None]
 
     def _prefill_chunks(self, decoding: int) -> list[tuple[Sequence, int]]:
         """Which sequences prefill how many rows in this step, in which `decoding` decode; those that wait take a slot
