@@ -155,6 +155,7 @@ class Supervisor:
                 self._say_swap(self._swap)
         elif swap.ready:
             if worker := swap.change_places(self._worker, self._client):
+                worker.up = True  # before its health may be asked for
                 self._worker, self._settings, self._untuned = worker, swap.settings, swap.untuned
                 self._worker_ends_by = None
                 self._set_worker_up(True)

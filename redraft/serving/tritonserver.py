@@ -39,6 +39,7 @@ WHOLE, BROKEN = "whole", "worker_is_restarting"
 """Its two configurations: one that loads, and one whose backend does not exist."""
 EXIT_TIMEOUT_S = 3
 HEALTH_S = 2.0
+READY, NOT_READY = 200, 400
 MAX_FILE_BYTES = 32 * 2**20
 """Size of its log and of each model's shared memory, through which requests pass and which never shrinks again."""
 MAX_DELAY_S = 0.5
@@ -218,9 +219,9 @@ def environment(installation: TritonInstallation, run_dir: RunDir) -> dict[str, 
     )
 
 
-def is_ready(http_socket: Path) -> bool:
-    """What /v2/health/ready says."""
-    return _call(http_socket, "v2/health/ready", None, timeout=HEALTH_S)[0] == 200
+def health(http_socket: Path) -> int:
+    """The status of /v2/health/ready: READY, NOT_READY, or another where the server does not answer as it should."""
+    return _call(http_socket, "v2/health/ready", None, timeout=HEALTH_S)[0]
 
 
 def show_worker(run_dir: RunDir, up: bool) -> bool:
@@ -228,16 +229,20 @@ def show_worker(run_dir: RunDir, up: bool) -> bool:
 
     Triton is not ready while a model's last load has failed. So while the worker is away a stand-in is loaded whose
     configuration cannot load and says why. When it is back, one that loads takes its place, and is unloaded at once:
-    what has been unloaded does not count, unless its last load failed.
+    what has been unloaded does not count, unless its last load failed. An unload may come late or never, and Triton
+    keeps a model that is loaded when another load of it fails: so one that should fail begins with an unload too.
     """
-    if is_ready(run_dir.http_socket) == up:
+    said, wanted = health(run_dir.http_socket), READY if up else NOT_READY
+    if said == wanted:
         return True
+    if said not in (READY, NOT_READY):
+        return False
     _put_stand_in(run_dir, WHOLE if up else BROKEN)
-    for action in ("load", "unload") if up else ("load",):
+    for action in ("load", "unload") if up else ("unload", "load"):
         _call(run_dir.http_socket, f"v2/repository/models/{STAND_IN}/{action}", {}, HEALTH_S)
     if up:
         (run_dir.models / STAND_IN).unlink(missing_ok=True)
-    return is_ready(run_dir.http_socket) == up
+    return health(run_dir.http_socket) == wanted
 
 
 def clear(run_dir: RunDir) -> None:

@@ -125,5 +125,5 @@ def test_a_server_that_dies_while_it_answers_gives_no_answer(tmp_path, status, r
 
         thread = threading.Thread(target=answer_in_part)
         thread.start()
-        assert not tritonserver.is_ready(path)
+        assert tritonserver.health(path) == 0
         thread.join()

@@ -6,6 +6,9 @@ import asyncio
 import re
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import psutil
@@ -16,7 +19,8 @@ from tritonclient.utils import InferenceServerException
 from benchmarks.load.clients.base import Generation
 from benchmarks.load.clients.connect import connect
 from redraft.serving.guard.limits import MAX_BODY_BYTES
-from redraft.serving.tritonserver import MODELS
+from redraft.serving.rundir import RunDir
+from redraft.serving.tritonserver import MODELS, STAND_IN, WHOLE
 from tests.conftest import wait_until
 from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, GrpcStream, grpc_inputs, start
 
@@ -231,20 +235,50 @@ def test_metrics(service):
 
 
 def test_a_worker_that_dies_fails_its_requests_and_comes_back(service):
-    """And again. Triton's health follows, and its repository has the models only."""
+    """And again, where the model that stands for it in Triton's health was never unloaded. Health follows, and the
+    repository has the models only."""
     for restarts in (1, 2):
-        events = service.generate_stream({"text_input": "die", "max_tokens": 9, "stream": True})
-        assert len(events) == 3
-        assert "worker went away" in events[-1]["error"]
-        answer = service.generate({"text_input": "hi", "max_tokens": 4})
-        assert "worker is restarting" in answer["error"], "answered at once while there is no worker"
-        wait_until(lambda: not service.ready())
-        wait_until(lambda: service.generate({"text_input": "hi", "max_tokens": 4}).get("text_output") == ANSWER)
-        wait_until(lambda: service.state.phase == "ready")
+        with answers_of(service.ready) as said:
+            events = service.generate_stream({"text_input": "die", "max_tokens": 9, "stream": True})
+            assert len(events) == 3
+            assert "worker went away" in events[-1]["error"]
+            answer = service.generate({"text_input": "hi", "max_tokens": 4})
+            assert "worker is restarting" in answer["error"], "answered at once while there is no worker"
+            wait_until(lambda: False in said)
+            wait_until(lambda: service.generate({"text_input": "hi", "max_tokens": 4}).get("text_output") == ANSWER)
+            wait_until(lambda: service.state.phase == "ready")
         assert service.ready()
         assert {folder.name for folder in service.run_dir.models.iterdir()} == set(MODELS)
         assert service.state.worker_restarts == restarts
         wait_until(lambda: service.metrics()["redraft_worker_up"] == 1)
+        load_stand_in(service.run_dir)
+
+
+@contextmanager
+def answers_of(question: Callable[[], bool]) -> Iterator[list[bool]]:
+    """What a question that is asked again and again from a thread is answered."""
+    said: list[bool] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.wait(0.02):
+            said.append(question())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield said
+    finally:
+        over.set()
+        thread.join()
+
+
+def load_stand_in(run_dir: RunDir) -> None:
+    link = run_dir.models / STAND_IN
+    link.symlink_to(Path("..", run_dir.stand_ins.name, WHOLE))
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(run_dir.http_socket))) as client:
+        client.post(f"http://triton/v2/repository/models/{STAND_IN}/load", json={}).raise_for_status()
+    link.unlink()
 
 
 @pytest.mark.parametrize("victim", ["stub", "server"])
