@@ -265,6 +265,7 @@ class Trial:
                 self.serve()
             return self.inflict(name, number)
         except Exception as error:
+            launcher.stop(self.run_dir.path)
             limit_s = self.limit_s(name, number is signal.SIGSTOP)
             return Fault(name, number.name, limit_s, error=f"{type(error).__name__}: {error}")
 

@@ -21,8 +21,8 @@ from redraft.sequence import Pairs, Sequence
 COPY_ROWS = 16
 """A copy, or a prompt that waits for another's rows, saves the prefill of at least so many rows."""
 SKIPPED_PAIRS = 64
-"""A drafter does without the pairs of so many rows or more, where they are not known: for fewer, the target runs the
-rows again. Measured by benchmarks/cache/prefix_reuse.py --other."""
+"""A drafter does without the pairs of so many rows or more, where most are not known: else the target runs the rows
+without pairs again. Measured by benchmarks/cache/prefix_reuse.py --other."""
 PENDING_PAIRS = 64
 """An idle slot keeps at most so many pairs that a drafter has not ingested: their features take the engine's memory,
 which nobody has counted. Without a draft all of a text would be left."""
@@ -69,7 +69,7 @@ class Slot:
         return (len(self.tokens), len(self.commit)) != before
 
     def rows_for(self, sequence: Sequence, method: str) -> int:
-        """How many of its rows a sequence of a method can begin after. Its drafter may lack the pairs of many of them,
+        """How many of its rows a sequence of a method can begin after. Its drafter may lack the pairs of most of them,
         unless its drafts decide the answer."""
         if self.salt != sequence.request.cache_salt:
             return 0
@@ -77,7 +77,7 @@ class Slot:
         if sequence.pairs is not None:
             known = self.known.get(method)
             paired = min(rows, known.rows if known else 0)
-            if sequence.pairs.whole or rows - paired < SKIPPED_PAIRS:
+            if sequence.pairs.whole or rows - paired < max(SKIPPED_PAIRS, paired):
                 rows = paired
         return max(rows, 0)
 
