@@ -9,9 +9,11 @@ from benchmarks.cache import prefix_reuse
 from benchmarks.figures.tables import Table
 from benchmarks.load import saturation
 from benchmarks.load.other_clients import compare
+from benchmarks.robustness import faults
 from benchmarks.verify import structured
 
 TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
+    "faults": faults.table,
     "saturation": saturation.table,
     "other_clients": compare.table,
     "prefix_reuse": prefix_reuse.table,

@@ -329,14 +329,14 @@ class Trial:
         return [*map(str, owned_processes(path)), *service.leaked_memory(path, self.ranks, self.others)]
 
 
-def table(faults: list[Fault]) -> Table:
-    """One row per fault."""
+def table(report: dict[str, Any]) -> Table:
+    """One row per fault of what the script writes."""
     shown = Table("Faults", ["process", "signal", "back, s", "at most, s", "streams", "wrong"])
-    for fault in faults:
-        streams = ", ".join(f"{how}: {count}" for how, count in sorted(fault.streams.items()))
-        back = "never" if fault.back_s is None else f"{fault.back_s:.1f}"
-        wrong = "; ".join(fault.wrong) or "-"
-        shown.rows.append([fault.process, fault.signal, back, f"{fault.limit_s:.1f}", streams, wrong])
+    for fault in report["faults"]:
+        streams = ", ".join(f"{how}: {count}" for how, count in sorted(fault["streams"].items()))
+        back = "never" if fault["back_s"] is None else f"{fault['back_s']:.1f}"
+        wrong = "; ".join(fault["wrong"]) or "-"
+        shown.rows.append([fault["process"], fault["signal"], back, f"{fault['limit_s']:.1f}", streams, wrong])
     return shown
 
 
@@ -352,9 +352,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     faults: list[Fault] = []
 
-    def write(left: list[str] | None = None) -> None:
-        report = [fault.report for fault in faults]
-        write_json(args.output, {"bundle": args.bundle.name, "load_s": trial.load_s, "faults": report, "left": left})
+    def write(left: list[str] | None = None) -> dict[str, Any]:
+        report = {"bundle": args.bundle.name, "load_s": trial.load_s, "faults": [fault.report for fault in faults]}
+        write_json(args.output, report | {"left": left})
+        return report
 
     with tempfile.TemporaryDirectory(prefix="redraft-faults-") as folder:
         try:
@@ -371,9 +372,8 @@ def main(argv: list[str] | None = None) -> int:
                     console.print(f"{name} {number.name}: {'; '.join(faults[-1].wrong) or 'well'}", markup=False)
         finally:
             left = trial.stop()
-    table(faults).show(console)
+    table(write(left)).show(console)
     console.print(f"left after the stop: {', '.join(left) or 'nothing'}", markup=False)
-    write(left)
     console.print(f"written to {args.output}", markup=False)
     return int(bool(left) or any(fault.wrong for fault in faults))
 

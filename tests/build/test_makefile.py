@@ -28,6 +28,7 @@ NOT_OF_BENCH = {
     "load_test.json": "likewise",
     "saturation.json": "likewise",
     "other_clients.json": "likewise",
+    "faults.json": "starts a service of its own",
     "experts.json": "takes a model with experts",
     "fairness.json": "takes an older checkout",
     "redrafter_table2.json": "likewise",
