@@ -17,6 +17,7 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "saturation": saturation.table,
     "other_clients": compare.table,
     "prefix_reuse": prefix_reuse.table,
+    "prefix_reuse_other": prefix_reuse.other_table,
     "structured": structured.texts_table,
     "structured_speed": structured.speed_table,
 }
