@@ -28,6 +28,7 @@ PARTS     := steps methods equal spec-bench trees lyanna redrafter rsd training 
 folders    = $(addsuffix /config.json,$(addprefix $(TABLED)/,$(1)))
 ABLATIONS := $(call folders,ablations/full ablations/no_token_info ablations/no_first_token)
 INFO      := $(call folders,$(foreach seed,1 2 3,token_info/sparse/$(seed) token_info/dense/$(seed)))
+OWN_HEAD  := $(call folders,head/target head/own)
 DISTILLED := $(call folders,distillation/generated distillation/text_soft distillation/text_hard)
 EQUAL     := $(call folders,equal/recurrent equal/draft_lm equal/eagle equal/hidden_state equal/medusa)
 # $(call on-spec-bench,command,what it is): the command with the data set, or a line that says that it is left out
@@ -100,7 +101,7 @@ bench-lyanna: $(addsuffix /manifest.json,$(BASELINE) $(RESAMPLED) $(SETTING) $(L
 	$(PY) -m benchmarks.speed.drafting_latency heads --output $(REPORTS)/drafting_heads.json
 	$(PY) -m benchmarks.speed.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
 
-bench-redrafter: $(DISTILLED) $(addsuffix /manifest.json,$(BASELINE) $(CHECKED) $(BEAMS) $(BEAMED) $(DRAWN)) answers ## ReDrafter, figures 6 and 7, tables 4 and 6, draws as wide as beams; replays checked live
+bench-redrafter: $(DISTILLED) $(OWN_HEAD) $(addsuffix /manifest.json,$(BASELINE) $(CHECKED) $(BEAMS) $(BEAMED) $(DRAWN)) answers ## ReDrafter, figures 6 and 7, tables 4 and 6, a head of its own, draws as wide as beams; replays checked live
 	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(BEAMED) --methods --dataset $(PROMPTS) \
 	  --num-prompts 20 --max-tokens 64 --temperature 0 --streams --repeats 1 --output $(REPORTS)/beam_shapes_live.json
 	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(DRAWN) --methods redrafter rsd_s spectr \
@@ -112,6 +113,8 @@ bench-redrafter: $(DISTILLED) $(addsuffix /manifest.json,$(BASELINE) $(CHECKED) 
 	$(PY) -m benchmarks.replay.beam_shapes $(REPLAYED) --drafters $(DRAFTER) --num-prompts 10 --output $(REPORTS)/beam_shapes.json
 	$(PY) -m benchmarks.replay.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(DISTILLED))) --num-prompts 20 \
 	  --lengths 5 --widths 1 4 16 64 --output $(REPORTS)/distillation.json
+	$(PY) -m benchmarks.replay.beam_shapes $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(OWN_HEAD))) --num-prompts 20 \
+	  --lengths 5 --widths 1 4 --output $(REPORTS)/drafter_heads.json
 
 RSD := $(PY) -m benchmarks.rsd.experiments --model $(MODEL) --drafter $(DRAFTER) --engines $(ENGINES) --precision $(PRECISION) \
   --num-prompts 80
@@ -195,6 +198,9 @@ $(call folders,ablations/%): | $(TEACHER) $(MODEL)/source.json
 	$(TRAIN) --drafter hidden_state --positions 150000 --every 25
 $(call folders,token_info/%): | $(TEACHER) $(MODEL)/source.json # every token is drafted, and its info is known or not
 	$(TRAIN) --drafter hidden_state --hot-vocabulary 0 --positions 60000 --every 20
+$(call folders,head/own): CHANGED := --set head=own
+$(call folders,head/%): | $(TEACHER) $(MODEL)/source.json
+	$(TRAIN) --drafter recurrent --positions 100000
 $(call folders,distillation/%): | $(TEACHER) $(TEACHER)-prefill $(MODEL)/source.json
 	$(TRAIN) --drafter recurrent --positions 150000
 $(call folders,equal/%): | $(TEACHER) $(MODEL)/source.json
