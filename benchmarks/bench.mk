@@ -41,12 +41,13 @@ one-rank:
 	@$(if $(filter-out 1,$(TP)),$(error TP=$(TP): bench compares bundles of one rank; benchmarks/speed/tensor_parallel.py compares numbers of ranks))
 $(PARTS:%=bench-%): one-rank | $(MODEL)/source.json
 
-bench-steps: $(addsuffix /manifest.json,$(BASELINE) $(BUNDLE)) ## step times, the host's part of a step, q/k norms, prefix reuse
+bench-steps: $(addsuffix /manifest.json,$(BASELINE) $(BUNDLE)) ## step times, the host's part of a step, q/k norms, experts, prefix reuse
 	$(PY) -m benchmarks.speed.step_times $(BASELINE) --output $(REPORTS)/step_times.json
 	$(PY) -m benchmarks.speed.host_overhead --output $(REPORTS)/host_overhead.json
 	$(PY) -m benchmarks.speed.host_overhead --logits --output $(REPORTS)/host_overhead_logits.json
 	$(PY) -m benchmarks.cache.prefix_reuse --bundle $(BUNDLE) --output $(REPORTS)/prefix_reuse.json
 	-$(PY) -m benchmarks.verify.qk_norm --model $(MODEL) --engines $(ENGINES) --output $(REPORTS)/qk_norm.json
+	-$(PY) -m benchmarks.verify.experts --model $(MODEL) --engines $(ENGINES) --output $(REPORTS)/experts.json
 
 bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.json $(WIDTHS)/budget.json ## single stream, streams, all methods, by batch, beam widths
 	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \

@@ -29,7 +29,6 @@ NOT_OF_BENCH = {
     "saturation.json": "likewise",
     "other_clients.json": "likewise",
     "faults.json": "starts a service of its own",
-    "experts.json": "takes a model with experts",
     "prefix_reuse_other.json": "takes the bundle of make verify",
     "fairness.json": "takes an older checkout",
     "redrafter_table2.json": "likewise",
