@@ -30,6 +30,7 @@ NOT_OF_BENCH = {
     "other_clients.json": "likewise",
     "faults.json": "starts a service of its own",
     "prefix_reuse_other.json": "takes the bundle of make verify",
+    "grammar_libraries.json": "takes xgrammar",
     "fairness.json": "takes an older checkout",
     "redrafter_table2.json": "likewise",
     "structured.json": "takes a public suite of schemas",
