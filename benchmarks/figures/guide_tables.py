@@ -21,6 +21,7 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "prefix_reuse_other": prefix_reuse.other_table,
     "grammar_libraries": grammar_libraries.table,
     "structured": structured.texts_table,
+    "structured_interfaces": structured.texts_table,
     "structured_prompts": structured.texts_table,
     "structured_speed": structured.speed_table,
 }

@@ -34,6 +34,7 @@ NOT_OF_BENCH = {
     "fairness.json": "takes an older checkout",
     "redrafter_table2.json": "likewise",
     "structured.json": "takes a public suite of schemas",
+    "structured_interfaces.json": "likewise",
     "structured_prompts.json": "likewise",
     "structured_speed.json": "likewise",
     "zen5": "the same files of another machine",
