@@ -22,6 +22,7 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "grammar_libraries": grammar_libraries.table,
     "structured": structured.texts_table,
     "structured_interfaces": structured.texts_table,
+    "structured_methods": structured.methods_table,
     "structured_prompts": structured.texts_table,
     "structured_speed": structured.speed_table,
 }

@@ -35,6 +35,7 @@ NOT_OF_BENCH = {
     "redrafter_table2.json": "likewise",
     "structured.json": "takes a public suite of schemas",
     "structured_interfaces.json": "likewise",
+    "structured_methods.json": "likewise",
     "structured_prompts.json": "likewise",
     "structured_speed.json": "likewise",
     "zen5": "the same files of another machine",
