@@ -84,7 +84,7 @@ def assert_restarted(service: Service, before: State, rank: int, failure: str, a
     wait_until(lambda: not ready(service))
     wait_until(lambda: ready(service), timeout=START_S)
     state = service.state
-    assert not any(map(psutil.pid_exists, before.rank_pids.values()))
+    wait_until(lambda: not any(map(psutil.pid_exists, before.rank_pids.values())))
     assert state.last_failure == failure
     assert state.worker_restarts == before.worker_restarts + 1
     assert set(state.rank_pids.values()).isdisjoint(before.rank_pids.values())
