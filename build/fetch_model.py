@@ -41,7 +41,7 @@ def main(
         typer.echo(f"fetch_model: {error}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        typer.echo("fetch_model: interrupted, nothing was left behind", err=True)
+        typer.echo("fetch_model: interrupted; no model was written", err=True)
         raise typer.Exit(130) from None
     model = "" if source == "default" else f" MODEL={folder}"
     train = "" if source == "default" else f"; make drafter{model} HOURS=1 trains a drafter for it"

@@ -2,9 +2,11 @@ import os
 from collections.abc import Iterator
 
 import numpy as np
+import openvino as ov
 import pytest
 
 from redraft.plugins import kernels
+from redraft.plugins.library import extension_path
 
 ISAS = ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx")
 
@@ -24,3 +26,11 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
+
+
+@pytest.fixture(scope="module")
+def core() -> ov.Core:
+    core = ov.Core()
+    core.add_extension(str(extension_path()))
+    core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return core

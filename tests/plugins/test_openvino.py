@@ -7,20 +7,11 @@ from onnx import TensorProto, helper
 
 from compiler.passes.fusing import fuse
 from redraft.plugins import kernels
-from redraft.plugins.library import extension_path
 from redraft.plugins.operators.linear.pack import DTYPES, pack
 from tests.plugins.attention_case import Case, Sequence, make_case
 
 CACHE_TYPES = {"fp32": (TensorProto.FLOAT, 1), "bf16": (TensorProto.UINT8, 2)}
 """By dtype: what a network declares a cache as, and how many of it a number takes."""
-
-
-@pytest.fixture(scope="module")
-def core() -> ov.Core:
-    core = ov.Core()
-    core.add_extension(str(extension_path()))
-    core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return core
 
 
 def compile_nodes(

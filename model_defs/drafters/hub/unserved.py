@@ -16,7 +16,7 @@ def _named(architecture: str) -> Callable[[HubFolder], bool]:
 
 
 def _projects(kind: str) -> Callable[[HubFolder], bool]:
-    """Of drafters that share DFlash's form, apart from one part."""
+    """Whether a folder holds a drafter of DFlash's form with a projector of this kind, which is not served."""
 
     def holds(folder: HubFolder) -> bool:
         own = folder.says("dflash_config")

@@ -5,20 +5,11 @@ import openvino as ov
 import pytest
 from onnx import TensorProto
 
-from redraft.plugins.library import extension_path
 from redraft.plugins.operators.experts.reference import experts
 from redraft.plugins.operators.linear.pack import DTYPES, bf16_bits, from_bf16_bits, pack
 from tests.plugins.test_openvino import compile_nodes, cpu_node
 
 COUNT, HIDDEN, COLUMNS, CHOSEN = 7, 46, 37, 3
-
-
-@pytest.fixture(scope="module")
-def core() -> ov.Core:
-    core = ov.Core()
-    core.add_extension(str(extension_path()))
-    core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return core
 
 
 def stack_of(matrices: np.ndarray, dtype: str, activation: str = "none") -> tuple[np.ndarray, np.ndarray | None]:
