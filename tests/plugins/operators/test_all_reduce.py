@@ -26,7 +26,7 @@ from redraft.plugins.operators.all_reduce.torch_op import _sum_of_group
 from redraft.plugins.operators.all_reduce.torch_op import all_reduce as torch_all_reduce
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.tiny import tiny_lm
-from tests.plugins.test_openvino import compile_nodes, core  # noqa: F401
+from tests.plugins.test_openvino import compile_nodes
 
 RANKS_SCRIPT = Path(__file__).parents[1] / "all_reduce_ranks.py"
 NCCL_SCRIPT = Path(__file__).parents[1] / "nccl_ranks.py"
