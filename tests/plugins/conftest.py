@@ -1,12 +1,17 @@
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import openvino as ov
 import pytest
 
 from redraft.plugins import kernels
 from redraft.plugins.library import extension_path
+
+if TYPE_CHECKING:
+    import openvino as ov
 
 ISAS = ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx")
 
@@ -30,6 +35,9 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture(scope="module")
 def core() -> ov.Core:
+    """The import waits: the tests that need a GPU run where OpenVINO is not installed."""
+    import openvino as ov
+
     core = ov.Core()
     core.add_extension(str(extension_path()))
     core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
