@@ -7,10 +7,11 @@ import pytest
 
 from redraft.bundle.budget import BudgetTable
 from redraft.engines import load_engine
-from redraft.method import MethodPlan
+from redraft.method import Method, MethodPlan
 from redraft.scheduling.scheduler import Limits
 from tests.engines.ranks.test_parallel import RANDOM
 from tests.engines.tiny import bundle_of_methods, tiny_bundle, tiny_drafter_of
+from tests.mutants import Mutant, planted
 from tests.scheduling.reuse import converse
 
 LIMITS = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16, max_queue=99)
@@ -24,15 +25,31 @@ PLANS = {
 the answer."""
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_answers_are_those_without_reuse(target, tmp_path, precision):
-    """Bit for bit: the operators are row-invariant."""
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def engine(target, tmp_path_factory, request):
     configured = {"recurrent": {}, "hidden_state": {"resample_above": 0}, "draft_lm": RANDOM["draft_lm"]}
     methods = {name: (tiny_drafter_of(target, name), plan) for name, plan in configured.items()}
-    engine = load_engine(bundle_of_methods(tmp_path, target, methods, precision=precision))
+    folder = tmp_path_factory.mktemp(request.param)
+    return load_engine(bundle_of_methods(folder, target, methods, precision=request.param))
+
+
+def test_answers_are_those_without_reuse(engine):
+    """Bit for bit: the operators are row-invariant."""
     share, copies = converse(engine, LIMITS, PLANS, seed=1, count=60)
     assert share > 0.25
     assert copies > 5
+
+
+def test_draws_that_decide_the_answer_need_all_pairs(engine):
+    """A rejection verifier's answers are others where its drafter does without the pairs of another method's rows."""
+    shipped, mutant = "not VERIFIERS[self._plan.verification].merges", "False"
+
+    def check() -> None:
+        for seed in range(2, 8):
+            converse(engine, LIMITS, {"draft_lm": PLANS["draft_lm"]}, seed, count=60)
+
+    with planted(Mutant("pairs skipped", Method.pairs, shipped, mutant, case="")), pytest.raises(AssertionError):
+        check()
 
 
 def test_answers_are_those_without_reuse_with_the_torch_backend(target, tmp_path):
