@@ -55,7 +55,8 @@ class Conversation:
                 self._answer(line)
 
     def _answer(self, text: str) -> None:
-        """Print an answer as it comes. Ctrl-C ends it; what was said until then belongs to the conversation."""
+        """Print an answer as it comes. Ctrl-C ends it; what was said until then belongs to the conversation. A terminal
+        says so of an answer that was cut."""
         asked = [*self._messages, {"role": "user", "content": text}]
         try:
             prompt = self._llm.render(asked)
@@ -64,7 +65,7 @@ class Conversation:
             self._print(f"{error} (/reset begins a new conversation)")
             return
         shown = TextStream(self._llm.runtime.codec, self._llm.runtime.codec.encode(prompt))
-        said = ""
+        said, note = "", ""
         with noted_interrupts() as interrupted, contextlib.closing(stream):
             for output in stream:
                 for piece, drafted in pieces(output, shown):
@@ -72,9 +73,11 @@ class Conversation:
                     self._console.print(piece, end="", style=DRAFTED if drafted else None, markup=False)
                 if output.stats:
                     self._stats.append(output.stats)
+                    if output.finish_reason == "length" and self._console.is_terminal:
+                        note = f" (cut after {output.stats.output_tokens} tokens)"
                 if interrupted.is_set():
                     break
-        self._print(" (stopped)" if interrupted.is_set() else "")
+        self._print(" (stopped)" if interrupted.is_set() else note)
         self._messages = [*asked, {"role": "assistant", "content": said}]
 
     def _print(self, text: str) -> None:

@@ -61,7 +61,7 @@ def test_commands_are_listed(llm):
 def test_drafted_tokens_are_coloured_in_a_terminal(llm):
     expected = llm.chat("hello", max_tokens=40)
     shown = conversation(llm, ["hello"], terminal=True, max_tokens=40)[1]
-    assert ESCAPE.sub("", shown) == f"{expected.text}\n"
+    assert ESCAPE.sub("", shown) == f"{expected.text} (cut after 40 tokens)\n"
     text = TextStream(llm.runtime.codec, llm.runtime.codec.encode("u:hello;a:"))
     outputs = llm.stream("u:hello;a:", max_tokens=40)
     drafted = [piece for output in outputs for piece, flag in pieces(output, text) if flag]

@@ -54,7 +54,8 @@ function headers() {
 async function refuse(response) {
   if (response.status === 401) by("key-field").hidden = false;
   const body = await response.json().catch(() => null);
-  throw new Error(body?.error?.message ?? `the server answered ${response.status}`);
+  const remedy = response.status === 400 && messages.length > 1 ? ". “New chat” begins without what was said" : "";
+  throw new Error((body?.error?.message ?? `the server answered ${response.status}`) + remedy);
 }
 
 /* The server */
@@ -356,6 +357,7 @@ async function send(text) {
     for await (const event of events({ ...answer.body, draft_trees: true, stream_options: options }, signal)) {
       const [choice] = event.choices;
       answer.content += choice?.delta?.content ?? "";
+      answer.finish = choice?.finish_reason ?? answer.finish;
       for (const tree of choice?.draft_trees ?? []) addStep(answer, tree);
       answer.metrics = event.metrics ?? answer.metrics;
       answer.usage = event.usage ?? answer.usage;
@@ -369,16 +371,18 @@ async function send(text) {
   });
   answer.text.classList.remove("running");
   if (answer.content) messages.push({ role: "assistant", content: answer.content });
-  else messages.pop(); // refused, or stopped before it began: the model is not asked again
-  addReused(card, answer.usage);
+  else messages.pop(), (by("prompt").value ||= text); // refused, or stopped before it began: not part of the chat
+  addNotes(card, answer);
   if (answer.metrics && totals(answer.steps).tokens > 1) addComparison(card, answer);
   scrollDown();
 }
 
-function addReused(card, usage) {
+function addNotes(card, { finish, usage }) {
   const cached = usage?.prompt_tokens_details?.cached_tokens;
-  const text = `${cached} of the prompt's ${usage?.prompt_tokens} tokens were in the cache`;
-  if (cached) card.append(make("div", { class: "muted", text }));
+  const notes = [];
+  if (finish === "length") notes.push(`cut after ${usage?.completion_tokens} tokens`);
+  if (cached) notes.push(`${cached} of the prompt's ${usage.prompt_tokens} tokens were in the cache`);
+  card.append(...notes.map((text) => make("div", { class: "muted", text })));
 }
 
 /** Run one request at a time; what goes wrong is said below its answer. */

@@ -1,8 +1,9 @@
 """The live page in a headless Chromium, by hand: `python -m tests.openai.page.in_chromium URL FOLDER`.
 
-Asks a question, waits for the answer and for plain decoding of it, and asks another one. Fails where the page logs an
-error, the answer has no drafted tokens, or nothing of the first question is reused. Writes pictures of the page, light,
-dark and narrow, into FOLDER; `answered.png` is the one in the documentation. Needs Debian's `chromium`.
+Asks a question, waits for the answer and for plain decoding of it, asks another one, and one whose answer is cut.
+Fails where the page logs an error, the answer has no drafted tokens, nothing of the first question is reused, or the
+cut is not said. Writes pictures of the page, light, dark and narrow, into FOLDER;
+`answered.png` is the one in the documentation. Needs Debian's `chromium`.
 """
 
 from __future__ import annotations
@@ -125,6 +126,9 @@ def main(url: str, folder: Path) -> None:
             )
             print(reused)
             assert reused
+            page.run("document.querySelector('#most').value = 3")
+            page.ask(QUESTION)
+            page.wait("document.querySelector('.answer:last-child').innerText.includes('cut after 3 tokens')")
             page.run("document.querySelector('#new').click()")
             assert page.run("document.querySelectorAll('#timeline button, #tree svg, .text').length") == 0
             page.picture(folder / "new_chat.png", 1440, 900)
