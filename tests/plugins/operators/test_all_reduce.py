@@ -186,7 +186,7 @@ def test_alone_it_is_the_identity(rng):
     torch.testing.assert_close(torch_all_reduce(torch.from_numpy(x), 1), torch.from_numpy(x), rtol=0, atol=0)
 
 
-def test_ranks_that_are_missing(core, rng):  # noqa: F811
+def test_ranks_that_are_missing(core, rng):
     node = helper.make_node("AllReduce", ["x"], ["out"], domain="redraft", ranks=2)
     specs = {"x": (TensorProto.FLOAT, [None, 5])}
     request = compile_nodes(core, [node], specs, {"out": specs["x"]}, {}).create_infer_request()
