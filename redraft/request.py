@@ -21,6 +21,8 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
+from redraft.errors import place
+
 INT32_MAX = 2**31 - 1
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_INPUT_IDS = 2**20
@@ -363,6 +365,7 @@ def joined_extras(parts: Sequence[Any]) -> dict[str, Any]:
     return {name: list(chain.from_iterable(values)) if values else None for name, values in found.items()}
 
 
+_FIELD_PROBLEMS = {"extra_forbidden": "unknown field", "missing": "required field is missing"}
 _LENGTH_UNITS = {"too_long": "items", "string_too_long": "characters"}
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -372,12 +375,10 @@ def describe(error: ValidationError) -> str:
     """The first problems of a pydantic error in one line, each with its field and value."""
     problems = []
     for item in error.errors()[:4]:
-        field = clipped(".".join(str(part) for part in item["loc"] if part != "[key]"))
+        field = clipped(place(item["loc"]))
         text = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            problems.append(f"{field}: unknown field")
-        elif item["type"] == "missing":
-            problems.append(f"{field}: required field is missing")
+        if problem := _FIELD_PROBLEMS.get(item["type"]):
+            problems.append(f"{field}: {problem}")
         elif item["type"] == "words_too_long":
             problems.append(f"{field}: {text}")
         elif unit := _LENGTH_UNITS.get(item["type"]):

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 from rich.console import Console
 
 from benchmarks.figures.results import write_json
@@ -47,8 +46,10 @@ LAG_S = 2.0
 """Health may be so late."""
 SILENCE, TRITON_SILENCE = 4.0, 4.0
 """`--silence-s` and `--triton-silence-s` of the service."""
+UNWATCHED = ("supervisor", service.LAUNCHER)
+"""Where these are stopped, all goes on without them, and nobody restarts them."""
 STOPPED_S = 5.0
-"""How long the supervisor is stopped, which nobody restarts."""
+"""How long they are stopped."""
 LONGEST_S = 120.0
 EVERY_S = 0.1
 STREAMS = 6
@@ -70,6 +71,8 @@ class Fault:
     """Processes and shared memory left over."""
     streams: Counter[str] = field(default_factory=Counter)
     """How streams ended meanwhile: whole, failed (with an error), changed or hang."""
+    unwatched: bool = False
+    """Whether all should go on meanwhile."""
     error: str = ""
     """What kept the case from being seen to its end."""
 
@@ -81,7 +84,8 @@ class Fault:
         late = self.back_s is None or self.back_s > self.limit_s
         said = [f"back after {self.back_s or LONGEST_S:.1f} s"] * late
         said += [f"health was wrong {self.lies} times"] * bool(self.lies)
-        said += [f"{self.streams[how]} streams: {how}" for how in ("changed", "hang") if self.streams[how]]
+        bad = ("changed", "hang", *["failed"] * self.unwatched)
+        said += [f"{self.streams[how]} streams: {how}" for how in bad if self.streams[how]]
         return [*said, *(f"left: {one}" for one in self.left)]
 
     @property
@@ -218,9 +222,14 @@ def notice_s(process: str) -> float:
     """How long a stopped process may go unnoticed: a period, two questions, and the check."""
     if process in ("guard", "/v1 front end"):
         return PROBE_S + max(SILENCE_S, 2 * ANSWER_S) + ANSWER_S
-    if process == "worker" or process.startswith("rank"):
+    if loads(process):
         return PING_S + 1.5 * SILENCE
     return PROBE_S + 3 * TRITON_SILENCE
+
+
+def loads(process: str) -> bool:
+    """Whether the bundle is loaded again where a process ends."""
+    return process in ("worker", service.LAUNCHER) or process.startswith("rank")
 
 
 class Trial:
@@ -254,8 +263,8 @@ class Trial:
 
     def limit_s(self, process: str, stopped: bool) -> float:
         """How long a process may be away."""
-        loads = process == "worker" or process.startswith("rank")
-        return (self.load_s + WORKER_BACK_S if loads else BACK_S) + (notice_s(process) if stopped else 0.0)
+        back_s = self.load_s + WORKER_BACK_S if loads(process) and not (stopped and process in UNWATCHED) else BACK_S
+        return back_s + (notice_s(process) if stopped else 0.0)
 
     def attempt(self, name: str, number: signal.Signals) -> Fault:
         """Inflict a fault on a service that runs. Where this itself fails, the fault says why, and the next one has a
@@ -272,16 +281,20 @@ class Trial:
     def inflict(self, name: str, number: signal.Signals) -> Fault:
         """Send a process a signal beside the streams, and wait until all is well again."""
         stopped = number is signal.SIGSTOP
-        fault = Fault(name, number.name, self.limit_s(name, stopped))
+        fault = Fault(name, number.name, self.limit_s(name, stopped), unwatched=stopped and name in UNWATCHED)
         streams, watch = Streams(self.settings, self.tokens), Watch(self.settings)
         try:
             victim = service.processes(self.state())[name]
             begun = time.monotonic()
             victim.send_signal(number)
-            if name == "supervisor":
-                self._supervisor(fault, victim, stopped)
+            if fault.unwatched:
+                time.sleep(STOPPED_S)
+                victim.resume()
+                fault.limit_s += STOPPED_S
+            elif name == "supervisor":
+                self._serve_anew(fault)
             while fault.back_s is None and time.monotonic() < begun + LONGEST_S:
-                gone = name == "supervisor" or not is_alive(victim)
+                gone = fault.unwatched or name == "supervisor" or not is_alive(victim)
                 if gone and self.state().phase == "ready" and watch.well_since(begun) and self._grpc_answers():
                     fault.back_s = time.monotonic() - begun
                 time.sleep(EVERY_S)
@@ -295,13 +308,8 @@ class Trial:
         fault.left += service.leaked_memory(self.run_dir.path, self.ranks, self.others)
         return fault
 
-    def _supervisor(self, fault: Fault, victim: psutil.Process, stopped: bool) -> None:
-        """All ends with a killed supervisor, and `redraft serve` starts anew. One that is stopped changes nothing."""
-        if stopped:
-            time.sleep(STOPPED_S)
-            victim.resume()
-            fault.limit_s += STOPPED_S
-            return
+    def _serve_anew(self, fault: Fault) -> None:
+        """All ends with a killed supervisor, and `redraft serve` starts anew."""
         deadline = time.monotonic() + BACK_S
         while (left := owned_processes(self.run_dir.path)) and time.monotonic() < deadline:
             time.sleep(EVERY_S)

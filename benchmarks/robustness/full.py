@@ -112,11 +112,12 @@ def running(trial: Trial, name: str, place: Path, seconds: float) -> Case:
 
 def worker_killed(trial: Trial, place: Path) -> Case:
     """A worker needs no disk to start again. The state file tells of it as soon as it can be written."""
+    worker = service.worker_name(trial.ranks)
     with filled(place):
-        fault = trial.inflict("worker", signal.SIGKILL)
+        fault = trial.inflict(worker, signal.SIGKILL)
     case = Case("disk: the worker is killed", streams=fault.streams, wrong=fault.wrong)
     time.sleep(STATE_S)
-    if trial.state().phase != "ready" or "worker" not in service.processes(trial.state()):
+    if trial.state().phase != "ready" or worker not in service.processes(trial.state()):
         case.wrong.append(f"the state file says {trial.state().phase}, worker {trial.state().worker_pid}")
     return case
 

@@ -15,6 +15,7 @@ from benchmarks.load.clients.connect import connect
 from redraft.serving.processes import SHARED_MEMORY, owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings, State
 
+LAUNCHER = "launcher of the ranks"
 PROTOCOLS = ("http", "grpc", "openai")
 HANG_S = 90.0
 """Neither ended nor closed for so long is a hang: thrice what a body may take."""
@@ -28,6 +29,11 @@ def read_state(run_dir: RunDir, script: str) -> State:
     return state
 
 
+def worker_name(ranks: int) -> str:
+    """What the worker's process does: where a bundle is for several ranks, it only starts them."""
+    return LAUNCHER if ranks > 1 else "worker"
+
+
 def processes(state: State) -> dict[str, psutil.Process]:
     """The processes of a service by what they do, the supervisor last."""
     pids = {"guard": state.guard_pid, "/v1 front end": state.openai_pid, "Triton server": state.triton_pid}
@@ -37,7 +43,8 @@ def processes(state: State) -> dict[str, psutil.Process]:
     if len(state.rank_pids) > 1:
         pids |= {f"rank {rank}": pid for rank, pid in state.rank_pids.items()}
     found = {}
-    for name, pid in (pids | {"worker": state.worker_pid, "supervisor": state.supervisor_pid}).items():
+    pids |= {worker_name(len(state.rank_pids)): state.worker_pid, "supervisor": state.supervisor_pid}
+    for name, pid in pids.items():
         with contextlib.suppress(psutil.NoSuchProcess):
             found[name] = psutil.Process(pid)
     return found

@@ -23,7 +23,9 @@ from redraft.openai.schemas import ChatBody, CompletionBody
 from redraft.openai.service import Service, ending_with_errors
 from redraft.openai.sse import ClientGone, EventStream, attended, json_response
 from redraft.openai.translate import Job, chat_job, completion_job
+from redraft.request import clipped
 
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/health", "/metrics", "/")
 CLIENT_CLOSED = 499
 """Status, for the log only, of a request whose client went away."""
 
@@ -46,6 +48,7 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        redirect_slashes=False,
         telemetry={
             "tracer_provider": tracing.provider,
             "tracing": tracing.on,
@@ -98,7 +101,11 @@ def create_app(service: Service) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        text = {404: "unknown path", 405: f"{request.method} is not for this path"}.get(error.status_code, error.detail)
+        texts = {
+            404: f"unknown path {clipped(request.url.path, 100)!r}: expected one of {', '.join(PATHS)}",
+            405: f"{request.method} is not for this path",
+        }
+        text = texts.get(error.status_code, error.detail)
         return json_response(ApiError(error.status_code, text).body, error.status_code, error.headers)
 
     @app.exception_handler(ClientGone)

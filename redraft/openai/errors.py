@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from redraft.errors import place
 from redraft.request import clipped, describe
 from redraft.worker.client import WorkerError
 from redraft.worker.protocol import CANCELLED, INVALID, OVERLOADED, RESTARTING
@@ -65,10 +66,15 @@ def invalid_request(text: str, fields: Mapping[str, str] = CLIENTS_FIELDS) -> Ap
 
 def invalid_body(error: ValidationError) -> ApiError:
     """What pydantic found wrong with a body."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {clipped(first['msg'].removeprefix('Invalid JSON: '), 200)}")
-    return ApiError(400, clipped(describe(error), 1000), _path(first["loc"]))
+    if first["type"] == "model_type" and not first["loc"]:
+        kind = type(first["input"]).__name__
+        return ApiError(400, f"the body is not a JSON object but {kind}: expected an object")
+    text = describe(error)
+    named = place(first["loc"]) or text.partition(":")[0]  # what is wrong with two fields together names one of them
+    return ApiError(400, clipped(text, 1000), clipped(named, 200))
 
 
 def overloaded(text: str) -> ApiError:
@@ -86,10 +92,3 @@ def of_worker(error: WorkerError, fields: Mapping[str, str] = CLIENTS_FIELDS) ->
     if error.code in (RESTARTING, CANCELLED):
         return ApiError(503, text, code="service_unavailable", headers={"Retry-After": str(RESTARTING_RETRY_S)})
     return internal()
-
-
-def _path(location: tuple[int | str, ...]) -> str | None:
-    """A field's place as OpenAI writes it, such as `messages[0].content`; None for the body itself."""
-    parts = (part for part in location if part != "[key]")
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return clipped(path.removeprefix("."), 200) or None

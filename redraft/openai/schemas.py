@@ -48,6 +48,8 @@ def _token_id(key: str) -> str:
 
 
 def _one_or_more(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise ValueError("expected a text or a list of texts")
     return [value] if isinstance(value, str) else value
 
 

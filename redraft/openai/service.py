@@ -140,6 +140,9 @@ async def _read(request: Request, take: Callable[[int], None]) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON_TYPE:
         raise ApiError(415, f"Content-Type: expected {JSON_TYPE}, got {kind[:60]!r}")
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding != "identity":
+        raise ApiError(415, f"Content-Encoding: expected identity, got {coding[:60]!r}")
     most = f"the body is too large: expected at most {MAX_BODY_BYTES} bytes"
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:

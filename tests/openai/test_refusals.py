@@ -47,13 +47,19 @@ CASES = [
     (chat(logit_bias={"a": 1}), 400, "logit_bias.a", "logit_bias.a: expected a token id, got 'a'"),
     (chat(logit_bias={"5": 101}), 400, "logit_bias.5", "less than or equal to 100"),
     (chat(logit_bias={"999": 1}), 400, "logit_bias", "logit_bias: expected token ids below 111"),
-    (chat(top_logprobs=3), 400, None, "top_logprobs: expected only with logprobs true"),
-    (chat(stream_options={"include_usage": True}), 400, None, "stream_options: expected only with stream true"),
+    (chat(top_logprobs=3), 400, "top_logprobs", "top_logprobs: expected only with logprobs true"),
+    (
+        chat(stream_options={"include_usage": True}),
+        400,
+        "stream_options",
+        "stream_options: expected only with stream true",
+    ),
     (chat(surprise=1), 400, "surprise", "unknown field"),
     (chat(drafting_method="magic"), 400, "drafting_method", "expected one of toy, auto_regressive, got 'magic'"),
     (chat(drafting_method="toy", speculative=False), 400, "speculative", "expected true"),
     (chat(store=True), 400, "store", "nothing is stored"),
     (chat(modalities=["text", "audio"]), 400, "modalities", "text only"),
+    (chat(stop=5), 400, "stop", "stop: expected a text or a list of texts, got 5"),
     (chat(stop=["x"] * 65), 400, "stop", "at most 64 items, got 65"),
     (chat(stop=["x" * 1000] * 5), 400, "stop", "stop: expected at most 4096 characters in all, got 5000"),
     (content(None), 400, "messages", "messages[0].content: expected a text"),
@@ -61,7 +67,12 @@ CASES = [
     (content([{"type": "image_url", "image_url": {"url": "data:,"}}]), 400, "messages", "'image_url': text only"),
     (content([{"type": "text"}]), 400, "messages", "messages[0].content[0].text: expected a text"),
     ((CHAT, {"messages": []}), 400, "messages", "at least 1 item"),
-    ((CHAT, {"messages": [{"role": "robot", "content": "x"}]}), 400, "messages[0].role", "'system', 'developer'"),
+    (
+        (CHAT, {"messages": [{"role": "robot", "content": "x"}]}),
+        400,
+        "messages[0].role",
+        "messages[0].role: input should be 'system', 'developer'",
+    ),
     ((CHAT, {}), 400, "messages", "required field is missing"),
     (content("x" * 300), 400, "messages", "the prompt has 317 tokens: expected at most 255"),
     (content("x" * 100_000), 400, "messages", "bytes cannot fit a context of 256 tokens"),
@@ -72,7 +83,7 @@ CASES = [
     (text(prompt=[999]), 400, "prompt", "token ids below 111, got 999"),
     (text(prompt=["a"] * 129), 400, "prompt", "at most 128 items"),
     (text(prompt=["a", "b"], n=100), 400, "n", "at most 128 choices in all, got 200"),
-    (text(max_tokens=0), 400, None, "max_tokens: expected at least 1, or 0 with echo true"),
+    (text(max_tokens=0), 400, "max_tokens", "max_tokens: expected at least 1, or 0 with echo true"),
     (text(best_of=3), 400, "best_of", "as many as n, 1"),
     (text(suffix="end"), 400, "suffix", "expected prompt only"),
     (text(logprobs=21), 400, "logprobs", "less than or equal to 20"),
@@ -103,6 +114,7 @@ def test_what_is_no_request_is_a_400(server, body):
         answer = server.post(path, body)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert "body is" in answer.json()["error"]["message"] or b"prompt" in body
 
 
 def test_a_message_that_the_template_cannot_write(server):
@@ -132,16 +144,21 @@ def test_only_json_is_taken(server, kind):
     answer = server.post(TEXT, json.dumps(ONCE).encode(), {"Content-Type": kind})
     assert answer.status_code == 415
     assert "application/json" in answer.json()["error"]["message"]
+    packed = server.post(TEXT, b"packed", {"Content-Type": "application/json", "Content-Encoding": "gzip"})
+    assert (packed.status_code, "expected identity, got 'gzip'" in packed.json()["error"]["message"]) == (415, True)
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/page", 404), ("GET", "/docs", 404), ("GET", "/openapi.json", 404), ("POST", "/v1/embeddings", 404),
+     ("POST", "/chat/completions", 404), ("POST", f"{CHAT}/", 404),
      ("GET", CHAT, 405), ("POST", "/v1/models", 405), ("DELETE", f"/v1/models/{MODEL}", 405)],
 )  # fmt: skip
 def test_what_is_not_there(server, method, path, status):
     answer = httpx.request(method, f"{server.url}{path}")
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+    message = answer.json()["error"]["message"]
+    assert f"unknown path '{path}': expected one of {CHAT}" in message or f"{method} is not for this path" in message
 
 
 def test_the_openai_package_raises_its_own_errors(server):

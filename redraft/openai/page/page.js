@@ -102,9 +102,11 @@ function step(tree) {
 function totals(steps) {
   const drafting = steps.slice(1); // the first token is the prompt's
   const sum = (count) => drafting.reduce((total, one) => total + count(one), 0);
+  const gained = sum((one) => one.gained.length);
   return {
-    tokens: steps.reduce((total, one) => total + one.gained.length, 0),
-    perStep: drafting.length ? sum((one) => one.gained.length) / drafting.length : 0,
+    tokens: gained + (steps[0]?.gained.length ?? 0),
+    gained,
+    perStep: drafting.length ? gained / drafting.length : 0,
     steps: drafting.length,
     kept: sum((one) => one.path.length - 1),
     drafted: sum((one) => one.nodes.length - 1),
@@ -115,7 +117,7 @@ function showFigures(steps, rate) {
   const all = totals(steps);
   by("per-step").textContent = all.steps ? all.perStep.toFixed(2) : "–";
   by("per-second").textContent = rate ? rate.toFixed(rate < 10 ? 1 : 0) : "–";
-  by("count").replaceChildren(String(all.steps), make("small", { text: ` for ${all.tokens} tokens` }));
+  by("count").replaceChildren(String(all.steps), make("small", { text: ` for ${all.gained} tokens` }));
   by("kept").replaceChildren(String(all.kept), make("small", { text: ` of ${all.drafted}` }));
 }
 
@@ -349,7 +351,7 @@ async function send(text) {
   showNoSteps(answer, "The model reads the prompt.");
   answer.body = {
     messages: [...messages], stream: true, seed: crypto.getRandomValues(new Uint32Array(1))[0],
-    temperature: Number(by("temperature").value), max_tokens: Number(by("most").value), drafting_method: by("method").value,
+    temperature: Number(by("temperature").value), max_tokens: Number(by("most").value) || null, drafting_method: by("method").value,
   };
   await ask(card, async (signal) => {
     let begun = 0;
@@ -372,6 +374,7 @@ async function send(text) {
   answer.text.classList.remove("running");
   if (answer.content) messages.push({ role: "assistant", content: answer.content });
   else messages.pop(), (by("prompt").value ||= text); // refused, or stopped before it began: not part of the chat
+  if (!answer.steps.length && view === answer) showNoSteps(answer, "There was no step.");
   addNotes(card, answer);
   if (answer.metrics && totals(answer.steps).tokens > 1) addComparison(card, answer);
   scrollDown();

@@ -54,6 +54,7 @@ _FIXED = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats")
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<action>[^/]+))?")
 _ASKED, _RUN = ("", "config", "ready", "stats"), ("infer", "generate", "generate_stream")
 _CLOSED = re.compile(r"/v2/(?:models/[^/]+/)?(repository|systemsharedmemory|cudasharedmemory|trace|logging)(?:/.*)?")
+_SERVED = "expected one such as /v2/models/ensemble/generate; /v1 has a port of its own, which `redraft status` names"
 _PASSED_BACK = ("Content-Type", JSON_LENGTH)
 
 log = logging.getLogger("redraft.guard")
@@ -137,7 +138,7 @@ def _route(method: str, path: str) -> tuple[str, str]:
         found = _MODEL.fullmatch(path)
         action = (found["action"] or "") if found else ""
         if found is None or action not in (*_ASKED, *_RUN):
-            raise Refusal(UNKNOWN, f"unknown path {clipped(path, 100)!r}")
+            raise Refusal(UNKNOWN, f"unknown path {clipped(path, 100)!r}: {_SERVED}")
         check_model(found["model"], found["version"] or "")
         fixed, wanted = path, "POST" if action in _RUN else "GET"
     if method != wanted:

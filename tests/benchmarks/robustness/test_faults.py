@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from benchmarks.load.clients.base import GenerationError
+from benchmarks.robustness import faults
 from benchmarks.robustness.faults import Fault, Streams, Trial, Watch, _lies, main
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import Settings
+from redraft.serving.rundir import Settings, State
 
 
 @pytest.mark.parametrize(
@@ -23,6 +27,7 @@ from redraft.serving.rundir import Settings
         ({"lies": 2}, ["health was wrong 2 times"]),
         ({"streams": Counter(whole=3, failed=2)}, []),
         ({"streams": Counter(changed=1, hang=2)}, ["1 streams: changed", "2 streams: hang"]),
+        ({"streams": Counter(whole=3, failed=2), "unwatched": True}, ["2 streams: failed"]),
         ({"left": ["x"]}, ["left: x"]),
         ({"back_s": None, "error": "ServingError: x"}, ["ServingError: x"]),
     ],
@@ -53,6 +58,28 @@ def test_a_case_that_fails_is_reported_and_the_next_one_goes_on(tmp_path, monkey
     assert [fault["wrong"] for fault in json.loads(output.read_text())["faults"]] == [
         [], ["ServingError: a service is running"]
     ]  # fmt: skip
+
+
+def test_a_launcher_of_ranks_that_is_stopped_is_resumed(tmp_path, monkeypatch):
+    """Nothing else does that, and the ranks go on without it."""
+    victim = psutil.Popen(["sleep", "60"])
+    running = lambda *_: victim.status() != psutil.STATUS_STOPPED  # noqa: E731
+    watch = SimpleNamespace(stop=int, well_since=running, lies=lambda _: 0)
+    monkeypatch.setattr(launcher, "serve", lambda *_: None)
+    monkeypatch.setattr(faults, "Streams", lambda *_: SimpleNamespace(stop=int, counts=Counter(whole=6)))
+    monkeypatch.setattr(faults, "Watch", lambda _: watch)
+    monkeypatch.setattr(faults, "STOPPED_S", 0.1)
+    monkeypatch.setattr(Trial, "_grpc_answers", lambda _: True)
+    settings = Settings(bundle=tmp_path)
+    state = State(phase="ready", worker_pid=victim.pid, rank_pids={0: 0, 1: 0}, settings=settings)
+    monkeypatch.setattr(Trial, "state", lambda _: state)
+    try:
+        fault = Trial(tmp_path, tmp_path, 1, 2).inflict("launcher of the ranks", signal.SIGSTOP)
+        assert fault.wrong == []
+        assert fault.unwatched
+    finally:
+        victim.kill()
+        victim.wait()
 
 
 def test_streams_that_cannot_begin_say_so(tmp_path):

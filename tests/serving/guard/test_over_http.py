@@ -78,7 +78,8 @@ def test_what_runs_nothing_passes_without_a_body(guard, path):
 @pytest.mark.parametrize(
     ("method", "path", "status", "message"),
     [
-        ("GET", "/", 404, "unknown path '/'"),
+        ("GET", "/", 404, "unknown path '/': expected one such as /v2/models/ensemble/generate"),
+        ("POST", "/v1/chat/completions", 404, "/v1 has a port of its own, which `redraft status` names"),
         ("GET", "/v2/models/engine_worker/ready", 404, "unknown model 'engine_worker': expected one of ensemble"),
         ("POST", "/v2/models/ensemble/versions/2/infer", 404, "unknown version '2' of ensemble: expected 1"),
         ("POST", "/v2/models/ensemble/generate/more", 404, "unknown path"),
