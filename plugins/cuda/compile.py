@@ -24,6 +24,7 @@ from redraft.plugins.cuda.resources import (
     parse_instructions,
     parse_resources,
     problems,
+    threads_of,
 )
 from redraft.plugins.library import CACHE, COMPILED, BuildError
 
@@ -179,7 +180,8 @@ def main(architectures: Sequence[str] = ()) -> str | None:
                 for name, (used, instructions) in resources(source, architecture).items():
                     cells = [*map(str, used)]
                     if architecture == ASSERTED:
-                        cells += [str(used.resident), f"{used.occupancy:.0%}", *map(str, instructions or ())]
+                        blocks, occupancy = used.resident(threads_of(name)), used.occupancy(threads_of(name))
+                        cells += [str(blocks), f"{occupancy:.0%}", *map(str, instructions or ())]
                         wrong += problems(name, used, instructions)
                     wrong += [f"{name}: registers spill to local memory on {architecture}"] if used.spills else []
                     shown = (f"{cell:>{len(column)}}" for cell, column in zip(cells, COLUMNS, strict=False))

@@ -200,3 +200,9 @@ inline void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
 }
 
 }  // namespace redraft
+
+inline uint32_t atomicAdd(uint32_t* at, uint32_t x) {
+    const uint32_t before = *at;
+    *at += x;
+    return before;
+}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 ASSERTED = "sm_90"
 """The architecture of LIMITS and of the sizes below."""
 THREADS = 128
-"""Threads of a block, in every kernel."""
+"""Threads of a block, in every kernel whose limits name no others."""
 REGISTERS, WARPS, BLOCKS, SHARED = 65536, 64, 32, 228 << 10
 """Limits of a multiprocessor: registers, resident warps and blocks, bytes of shared memory ("CUDA C++ Programming
 Guide", compute capability 9.0)."""
@@ -35,17 +35,15 @@ class Resources(NamedTuple):
         """Whether anything lies in local memory, which a stack is too."""
         return bool(self.stack or self.spill_stores or self.spill_loads)
 
-    @property
-    def resident(self) -> int:
-        """Blocks that a multiprocessor of sm_90 holds at a time."""
+    def resident(self, threads: int = THREADS) -> int:
+        """Blocks of so many threads that a multiprocessor of sm_90 holds at a time."""
         in_registers = PARTITIONS * (REGISTERS // PARTITIONS // _multiple(32 * self.registers, REGISTER_UNIT))
         in_shared = SHARED // _multiple(self.shared + SHARED_RESERVED, SHARED_UNIT)
-        return min(in_registers // (THREADS // 32), in_shared, WARPS // (THREADS // 32), BLOCKS)
+        return min(in_registers // (threads // 32), in_shared, WARPS // (threads // 32), BLOCKS)
 
-    @property
-    def occupancy(self) -> float:
+    def occupancy(self, threads: int = THREADS) -> float:
         """The share of a multiprocessor's warps that can be resident."""
-        return self.resident * (THREADS // 32) / WARPS
+        return self.resident(threads) * (threads // 32) / WARPS
 
 
 class Instructions(NamedTuple):
@@ -61,12 +59,13 @@ class Instructions(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """`registers` at most, `resident` blocks at least, `wide_loads` at least, `products` exactly."""
+    """`registers` at most, `resident` blocks of `threads` at least, `wide_loads` at least, `products` exactly."""
 
     registers: int
     resident: int
     wide_loads: int = 0
     products: int = 0
+    threads: int = THREADS
 
 
 LIMITS = {
@@ -86,10 +85,16 @@ LIMITS = {
     **{f"tree_attention_combine_{size}": Limits(registers=32, resident=16) for size in (64, 128)},
     **{f"tree_attention_combine_fp32_{size}": Limits(registers=32, resident=16) for size in (64, 128)},
     # A row may begin anywhere, so its logits are loaded one by one.
-    "token_race": Limits(registers=56, resident=8),
+    "token_race": Limits(registers=64, resident=8),
+    "token_filter": Limits(registers=64, resident=2, threads=512),
     "perturbed_topk": Limits(registers=64, resident=8),
 }
 """Limits by entry. A change that makes a kernel faster may need other limits: whoever makes it changes them here."""
+
+
+def threads_of(name: str) -> int:
+    """Threads of a block of this entry."""
+    return LIMITS[name].threads if name in LIMITS else THREADS
 
 
 def parse_resources(log: str) -> dict[str, Resources]:
@@ -127,8 +132,8 @@ def problems(name: str, used: Resources, instructions: Instructions | None) -> l
     limits, found = LIMITS[name], []
     if used.registers > limits.registers:
         found.append(f"{used.registers} registers: expected at most {limits.registers}")
-    if used.resident < limits.resident:
-        found.append(f"{used.resident} resident blocks: expected at least {limits.resident}")
+    if (resident := used.resident(limits.threads)) < limits.resident:
+        found.append(f"{resident} resident blocks: expected at least {limits.resident}")
     if instructions and instructions.wide_loads < limits.wide_loads:
         found.append(f"{instructions.wide_loads} loads of 16 bytes: expected at least {limits.wide_loads}")
     if instructions and instructions.products != limits.products:

@@ -1,7 +1,7 @@
 // The race of tokens: see README.md. Block (part of the vocabulary, row): rows of one key stand together, and the blocks of
 // their first row do them all, so a part's noise is made once for every row that shares it.
-#include "../../cuda/device.cuh"
 #include "../../noise.h"
+#include "limits.cuh"
 
 namespace redraft {
 namespace {
@@ -29,7 +29,7 @@ REDRAFT_DEVICE bool same_key(const int* keys, int a, int b) {
 }
 
 REDRAFT_DEVICE void race(const float* logits, const float* maxima, const float* inverse_temperatures, const int* keys,
-                         int rows, int vocabulary, float* times, int* tokens) {
+                         const Limits* limits, int rows, int vocabulary, float* times, int* tokens) {
     __shared__ float warp_times[kWarps];
     __shared__ int warp_tokens[kWarps];
     const int part = blockIdx.x, first = blockIdx.y, thread = threadIdx.x;
@@ -48,13 +48,16 @@ REDRAFT_DEVICE void race(const float* logits, const float* maxima, const float* 
     for (int row = first; row < rows && same_key(keys, first, row); ++row) {
         const float* own = logits + static_cast<int64_t>(row) * vocabulary;
         const float top = maxima[row], scale = inverse_temperatures[row];
+        const Limits kept = limits[row];
         Arrival found{kNever, part * kPart};
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int token = begin + 4 * kThreads * b + i;
-                if (token < vocabulary) found.offer(noise[b][i] / expf((own[token] - top) * scale), token);
+                if (token >= vocabulary) continue;
+                const float weight = weight_of(own[token], top, scale);
+                if (kept.keeps(own[token], weight, token)) found.offer(noise[b][i] / weight, token);
             }
         for (int mask = 16; mask; mask /= 2) {
             const float time = exchange(found.time, mask);
@@ -78,9 +81,9 @@ REDRAFT_DEVICE void race(const float* logits, const float* maxima, const float* 
 }  // namespace redraft
 
 extern "C" __global__ void __launch_bounds__(redraft::kThreads, 8)
-    token_race(const float* logits, const float* maxima, const float* inverse_temperatures, const int* keys, int rows,
-               int vocabulary, float* times, int* tokens) {
-    redraft::race(logits, maxima, inverse_temperatures, keys, rows, vocabulary, times, tokens);
+    token_race(const float* logits, const float* maxima, const float* inverse_temperatures, const int* keys,
+               const redraft::Limits* limits, int rows, int vocabulary, float* times, int* tokens) {
+    redraft::race(logits, maxima, inverse_temperatures, keys, limits, rows, vocabulary, times, tokens);
 }
 
 #ifndef __CUDACC__

@@ -16,10 +16,10 @@ from redraft.engines.api import LogitRows, Samplers
 from redraft.engines.cuda.transfer import Results, upload
 from redraft.plugins.operators.sampling.cuda import race
 
-AT_ONCE = 1 << 24
+AT_ONCE = 1 << 26
 """Logits that are drawn from at a time."""
-DRAW_BYTES = 40
-"""Bytes of memory for each of these logits at most: logits, their order, weights and running sums."""
+DRAW_BYTES = 6
+"""Bytes of memory for each of these logits at most: gathered in bf16, and converted to float32."""
 LOGITS, LIKELIEST, DRAWN, FILTERED = range(4)
 """Kinds of logit rows by what they give: the logits, the most likely token, a token drawn from all, or one drawn by
 top-k or top-p."""
@@ -38,13 +38,14 @@ class SampledRows:
 
 
 def draws_on(device: torch.device) -> bool:
-    """Whether tokens are drawn on the device: a GPU that a first draw succeeds on, with the kernel compiled and loaded
-    by the driver. Otherwise say on stderr that the host draws, as on the CPU."""
+    """Whether tokens are drawn on the device: a GPU that a first draw succeeds on, with the kernels compiled and
+    loaded by the driver. Otherwise say on stderr that the host draws, as on the CPU."""
     if device.type != "cuda":
         return False
     try:
         logits, scales = torch.zeros(1, 1, device=device), torch.ones(1, device=device)
-        race(logits, scales, torch.zeros(1, 3, dtype=torch.int32, device=device)).cpu()
+        words = torch.zeros(1, 3, dtype=torch.int32, device=device)
+        race(logits, scales, words, words).cpu()
     except RuntimeError as error:
         print(f"at temperatures above 0 tokens are drawn on the host, which is slower: {error}", file=sys.stderr)
         return False
@@ -72,12 +73,9 @@ def sample_tokens(logits: Tensor, tables: Sequence[np.ndarray]) -> Tensor:
     for filtered, asked in enumerate(tables):
         if asked.shape[1]:
             for rows, low, high, positions, top_k, scales, *top_p in upload(asked, logits.device).split(most, dim=1):
-                rows, scales = rows.long(), scales.view(torch.float32)
-                drawn = logits[rows].float()
-                if filtered:
-                    shares = torch.stack(top_p, dim=1).view(torch.float64)
-                    drawn = _filtered(drawn, scales[:, None], top_k[:, None], shares)
-                tokens[rows] = race(drawn, scales, torch.stack((low, high, positions), dim=1))
+                rows, keys = rows.long(), torch.stack((low, high, positions), dim=1)
+                filters = torch.stack((top_k, *top_p), dim=1) if filtered else None
+                tokens[rows] = race(logits[rows].float(), scales.view(torch.float32), keys, filters)
     return tokens
 
 
@@ -118,15 +116,3 @@ def _kind(sampler: Sampler | None, draws: bool) -> int:
     if sampler.greedy:
         return LIKELIEST
     return FILTERED if sampler.top_k or sampler.top_p < 1 else DRAWN
-
-
-def _filtered(logits: Tensor, inverse_temperatures: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Logits float32 [D, V], -inf outside the top_k (int32, 0: all) largest and the fewest of these that hold top_p
-    (float64) of their weight, each [D, 1]. Among equals the lowest ids are kept."""
-    ordered, ids = logits.sort(dim=1, descending=True, stable=True)
-    outside = (torch.arange(ordered.shape[1], device=ordered.device) >= top_k) & (top_k > 0)
-    ordered.masked_fill_(outside, -torch.inf)
-    weights = ((ordered - ordered[:, :1]) * inverse_temperatures).exp()
-    mass = weights.cumsum(1, dtype=torch.float64)
-    ordered.masked_fill_(mass - weights >= top_p * mass[:, -1:], -torch.inf)
-    return torch.empty_like(logits).scatter_(1, ids, ordered)

@@ -34,18 +34,18 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_drawing_takes_no_more_memory_than_is_counted():
-    """Top-p sorts the weights; more rows are drawn from in parts."""
+    """Logits in bf16 are gathered and converted; more rows are drawn from in parts."""
     rows, vocabulary = 8, 10_000
     scales, top_p = np.ones((1, rows), np.float32).view(np.int32), np.full(rows, 0.9).view(np.int32).reshape(-1, 2).T
     keys = np.zeros((3, rows), np.int32)
     table = np.concatenate([np.arange(rows, dtype=np.int32)[None], keys, keys[:1], scales, top_p])
-    logits = torch.randn(rows, vocabulary)
+    logits = torch.randn(rows, vocabulary).bfloat16()
     with LiveBytes() as live:
         sample_tokens(logits, [table[:, :0], table])
-    assert 0.8 * DRAW_BYTES < live.most / (rows * vocabulary) <= DRAW_BYTES
+    assert 0.9 * DRAW_BYTES < live.most / (rows * vocabulary) <= 1.01 * DRAW_BYTES
     limits = LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128)
     config = config_of(limits, 128_256)
-    assert 0.66e9 < drawing_bytes(config) <= DRAW_BYTES * AT_ONCE
+    assert 0.39e9 < drawing_bytes(config) <= DRAW_BYTES * AT_ONCE
 
 
 def test_logits_for_the_host_take_no_more_memory_than_is_counted():

@@ -62,7 +62,7 @@ def test_every_row_has_the_token_that_its_sampler_would_choose(device, vocab_siz
     """Sequences of all settings in one step; rows are drawn from a few at a time."""
     monkeypatch.setattr(sampling, "AT_ONCE", 5 * vocab_size + 1)
     rng = np.random.default_rng(vocab_size)
-    for first in range(0, 200, 20):
+    for first in range(0, 40 if device == "cpu" else 200, 20):
         batch, depths = steps_of(rng, len(SETTINGS))
         settings = [*SETTINGS.values(), {"temperature": 1.0}]
         samplers = [sampler(s, 2**64 - 1 - first - b, int(rng.integers(0, 99))) for b, s in enumerate(settings)]

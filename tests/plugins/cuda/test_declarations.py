@@ -13,7 +13,7 @@ from redraft.plugins.cuda import compile, launch, quick_plugin
 from redraft.plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Kernel, entries, entry_ptx
 from redraft.plugins.library import BuildError
 from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
-from redraft.plugins.operators.sampling.cuda import RACE
+from redraft.plugins.operators.sampling.cuda import FILTER, RACE
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
 from tests.conftest import ARTIFACTS, one_process, run_script
@@ -102,7 +102,7 @@ def test_an_nvcc_that_fails_names_the_remedy(monkeypatch, tmp_path):
     compile.nvcc.cache_clear()
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, RACE, PERTURBED_TOPK], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [*KERNELS, FILTER, RACE, PERTURBED_TOPK], ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
 def test_declarations_fit_the_ptx(kernel: Kernel, head_size, architecture):

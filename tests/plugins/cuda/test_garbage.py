@@ -18,6 +18,7 @@ import torch
 
 from redraft.plugins.cuda.declaration import Kernel
 from redraft.plugins.cuda.launch import TORCH_DTYPES
+from redraft.plugins.operators.sampling.cuda import FILTER, RACE
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,10 @@ GARBAGE = {
     "near": (-3, ROWS + 3),
 }
 """The smallest and the largest integer of each kind."""
+
+
+DRAWS = {"rows": 3, "vocabulary": 2111, "three": 3, "four": 4}
+"""Sizes of draws, of which no integer is an index."""
 
 
 def sizes_of(kernel: Kernel, head_size: int) -> dict[str, int]:
@@ -100,6 +105,28 @@ def cases(kernel: Kernel) -> Iterator[tuple[str, bytes]]:
                 yield name, packed(kernel, {"head_size": head_size}, [known[n] for n in kernel.grid], arguments)
 
 
+def draws(kernel: Kernel) -> Iterator[tuple[str, bytes]]:
+    """The same of a kernel that draws: all of its integers are garbage."""
+    rng, known = (
+        np.random.default_rng(0),
+        DRAWS | kernel.sizes([[DRAWS[size] for size in argument.shape] for argument in kernel.inputs], {}),
+    )
+    for kind, (least, most) in GARBAGE.items():
+        arguments = []
+        for argument in kernel.inputs:
+            shape = [known[size] for size in argument.shape]
+            given = tensor(argument.dtype, shape, rng)
+            if argument.dtype == "int32":
+                given = torch.from_numpy(rng.integers(least, most, shape, np.int32, endpoint=True))
+            arguments.append((TENSOR, given))
+        arguments += [(INT, known[name]) for name in kernel.scalars]
+        arguments += [
+            (TENSOR, torch.zeros([known[size] for size in output.shape], dtype=TORCH_DTYPES[output.dtype]))
+            for output in kernel.outputs
+        ]
+        yield kind, packed(kernel, {}, [known[name] for name in kernel.grid], arguments)
+
+
 def packed(kernel: Kernel, attributes: dict[str, int], grid: list[int], arguments: list[tuple]) -> bytes:
     name = f"launch_{kernel.entry_for(attributes)}".encode()
     parts = [struct.pack("I", len(name)), name, struct.pack("5I", *grid, kernel.threads, len(arguments))]
@@ -116,7 +143,7 @@ def packed(kernel: Kernel, attributes: dict[str, int], grid: list[int], argument
 def programs(tmp_path_factory) -> dict[Path, Path]:
     """By source, what launches its kernels with sanitizers."""
     found = {}
-    for source in {kernel.source for kernel in (*KERNELS, *FP32_KERNELS)}:
+    for source in {kernel.source for kernel in (*KERNELS, *FP32_KERNELS, FILTER, RACE)}:
         found[source] = tmp_path_factory.mktemp("sanitized") / source.stem
         compiler, main = os.environ.get("CXX", "g++"), Path(__file__).parents[1] / "sanitized_main.cpp"
         command = [compiler, *SANITIZERS, *FLAGS, str(source), str(main), "-o", str(found[source]), "-ldl"]
@@ -124,9 +151,9 @@ def programs(tmp_path_factory) -> dict[Path, Path]:
     return found
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, *FP32_KERNELS], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [*KERNELS, *FP32_KERNELS, FILTER, RACE], ids=lambda kernel: kernel.name)
 def test_no_integer_leads_outside_the_tensors(kernel, programs):
-    names, given = zip(*cases(kernel), strict=True)
+    names, given = zip(*(draws if kernel in (FILTER, RACE) else cases)(kernel), strict=True)
     environment = os.environ | OPTIONS
     done = subprocess.run([programs[kernel.source]], input=b"".join(given), capture_output=True, env=environment)
     said = done.stderr.decode(errors="replace")

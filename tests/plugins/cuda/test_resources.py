@@ -7,13 +7,13 @@ import pytest
 
 from redraft.plugins.cuda import compile
 from redraft.plugins.cuda.declaration import PLUGINS
-from redraft.plugins.cuda.resources import LIMITS, THREADS, Instructions, Resources, parse_instructions, problems
+from redraft.plugins.cuda.resources import LIMITS, Instructions, Resources, parse_instructions, problems, threads_of
 from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
-from redraft.plugins.operators.sampling.cuda import RACE
+from redraft.plugins.operators.sampling.cuda import FILTER, RACE
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS, WRITE
 from tests.conftest import slow_but
 
-ALL = (*KERNELS, *FP32_KERNELS, RACE, PERTURBED_TOPK)
+ALL = (*KERNELS, *FP32_KERNELS, FILTER, RACE, PERTURBED_TOPK)
 FINE = Resources(32, 0, 0, 0, 0)
 
 
@@ -36,7 +36,8 @@ def test_kernels_stay_within_their_limits(architecture):
 
 
 def test_the_occupancy_is_that_of_the_declared_threads():
-    assert {kernel.threads for kernel in ALL} == {THREADS}
+    for kernel in ALL:
+        assert kernel.threads == threads_of(kernel.entry_for({"head_size": HEAD_SIZES[0]}))
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,13 @@ def test_the_occupancy_is_that_of_the_declared_threads():
 )  # fmt: skip
 def test_resident_blocks_follow_registers_and_shared_memory(registers, shared, resident):
     used = Resources(registers, 0, 0, 0, shared)
-    assert used.resident == resident
-    assert used.occupancy == resident / 16
+    assert used.resident() == resident
+    assert used.occupancy() == resident / 16
+
+
+@pytest.mark.parametrize(("registers", "resident"), [(32, 4), (40, 3), (64, 2), (65, 1), (168, 0)])
+def test_larger_blocks_are_fewer(registers, resident):
+    assert Resources(registers, 0, 0, 0, 20 << 10).resident(512) == resident
 
 
 LISTING = """	.section	.text.f,"ax",@progbits

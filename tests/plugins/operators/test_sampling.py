@@ -178,11 +178,52 @@ def test_the_cuda_kernel_makes_the_noise_of_numpy(device, keys):
         rows = min(keys - begin, most)
         seeds, positions = rng.integers(0, 2**64, (rows, 1), np.uint64), rng.integers(0, 2**32, (rows, 1), np.uint32)
         words = np.concatenate([seeds.view(np.uint32), positions], axis=1).view(np.int32)
-        given = (torch.zeros(rows, len(ids)), torch.zeros(rows), torch.ones(rows), torch.from_numpy(words))
+        limits = torch.zeros(rows, 4, dtype=torch.int32)
+        given = (torch.zeros(rows, len(ids)), torch.zeros(rows), torch.ones(rows), torch.from_numpy(words), limits)
         times, tokens = (found.cpu().numpy() for found in launch.run(cuda.RACE, [one.to(device) for one in given], {}))
         noise = race(seeds, positions, ids)
         np.testing.assert_array_equal(times[:, 0].view(np.uint32), noise.min(axis=1).view(np.uint32))
         np.testing.assert_array_equal(tokens[:, 0], noise.argmin(axis=1))
+
+
+def kept_by(limits: np.ndarray, logits: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The ids that limits int32 [4] keep of logits and weights float32 [V]."""
+    bits = (logits + np.float32(0)).view(np.uint32)
+    kept, ids = np.ones(len(logits), bool), np.arange(len(logits))
+    logit_keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    for keys, (least, last) in zip((logit_keys, weights.view(np.uint32) << 2), limits.reshape(2, 2), strict=True):
+        kept &= (keys > least.view(np.uint32)) | ((keys == least.view(np.uint32)) & (ids <= last))
+    return ids[kept]
+
+
+@pytest.mark.parametrize("size", [1, 2, 111, 1031, 2 * cuda.PART + 3])
+@pytest.mark.parametrize("descending", [False, True])
+def test_the_cuda_kernel_keeps_what_the_reference_keeps(size, descending):
+    """Top-k, top-p and both, of logits that differ, tie, are all equal or are forbidden; blocks and threads in both
+    orders. Ids of equal logits need two passes beyond 2048 tokens."""
+    rng, expf = np.random.default_rng(size), ctypes.CDLL("libm.so.6").expf
+    expf.restype, expf.argtypes = ctypes.c_float, [ctypes.c_float]
+    rows = [draws(rng, size) for _ in range(50)]
+    flat = {"inverse_temperature": 1.0, "top_k": max(size - 5, 0), "top_p": 0.7}
+    rows += [(np.zeros(size, np.float32), flat | kept) for kept in ({}, {"top_k": 0}, {"top_p": 1.0})]
+    logits = np.stack([row for row, _ in rows])
+    logits[logits == 0] *= rng.choice([-1, 1], (logits == 0).sum())
+    scales, top_k, top_p = (
+        np.array([settings[name] for _, settings in rows], dtype)
+        for name, dtype in (("inverse_temperature", np.float32), ("top_k", np.int32), ("top_p", np.float64))
+    )
+    filters = np.concatenate([top_k[:, None], top_p[:, None].view(np.int32)], axis=1)
+    given = [torch.from_numpy(one) for one in (logits, logits.max(axis=1), scales, filters)]
+    limits = launch.run(cuda.FILTER, given, {}, descending=descending)[0].numpy()
+    for row, (own, (_, settings)) in enumerate(zip(logits, rows, strict=True)):
+        weights = np.array([expf(x) for x in (own - own.max()) * scales[row]], np.float32)
+        found, expected = kept_by(limits[row], own, weights), support(own, **settings)[0]
+        np.testing.assert_array_equal(found, expected, f"row {row}: {settings}")
+
+
+def test_a_vocabulary_beyond_the_kernels_sums_is_refused():
+    with pytest.raises(ValueError, match="vocabulary 4194305: expected at most 4194304; draw on the host"):
+        cuda.race(torch.zeros(0, cuda.MOST_TOKENS + 1), torch.zeros(0), torch.zeros(0, 3, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, cuda.PART - 1, 2 * cuda.PART + 3])
