@@ -71,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-sanitizer", action="store_true")
     parser.add_argument("--no-times", action="store_true")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="of compute-sanitizer; default: all")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="to time; default: all")
     parser.add_argument("--launch", type=int, nargs=3, metavar=("SEQUENCES", "LENGTH", "ROWS"), help="and nothing else")
     args = parser.parse_args(argv)
     device = device_of(parser, args, kernels=True)
@@ -87,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         copy = copy_bandwidth()
         peak = next((rate for part, rate in PEAK.items() if part in report["machine"]["name"]), None)
         report["bandwidth"] = {"copy_gigabytes_per_second": copy / 1e9, "peak_gigabytes_per_second": peak}
-        report["timings"] = time_all(copy)
+        report["timings"] = time_all(copy, args.shapes)
     console.print(f"written to {write_report(args, report)}")
     said = report.get("compute_sanitizer", {})
     return int("missing" in said or not all(tool["clean"] for tool in said.values()))

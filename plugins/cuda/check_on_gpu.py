@@ -262,10 +262,11 @@ def check_attention(device: str, small: bool) -> list[dict[str, Any]]:
     return checks
 
 
-def time_all(peak: float) -> list[dict[str, Any]]:
+def time_all(peak: float, shapes: Sequence[str] = tuple(SHAPES)) -> list[dict[str, Any]]:
     """Times of many batches in bf16; `peak` in bytes per second is printed beside them."""
     timings = []
-    for name, heads in SHAPES.items():
+    for name in shapes:
+        heads = SHAPES[name]
         for sequences, length, rows in itertools.product((1, 8, 32), (512, 4096, 16384), (1, 16, 64)):
             if 4 * sequences * length * heads.kv_heads * heads.head_size >= 2 << 30:
                 continue

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -30,6 +31,9 @@ struct alignas(16) uint4 {
 struct alignas(16) float4 {
     float x, y, z, w;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace redraft::host {
@@ -41,6 +45,12 @@ struct Barrier {
     uint32_t arrived = 0, passed = 0;
 };
 
+struct Copy {
+    void* to;
+    const void* from;
+    uint32_t bytes, group;
+};
+
 struct Fibre {
     ucontext_t context;
     std::vector<char> stack = std::vector<char>(kStack);
@@ -48,6 +58,8 @@ struct Fibre {
     const Barrier* barrier = nullptr;  // that it waits at, and how often that had been passed
     uint32_t passed = 0;
     uint32_t collectives = 0;  // warp operations so far
+    std::vector<Copy> copies;  // that have begun
+    uint32_t groups = 0;       // of copies that have ended
 
     bool waits() const { return done || (barrier && barrier->passed == passed); }
 };
@@ -105,6 +117,8 @@ inline void run_block(uint32_t threads, bool descending) {
         fibre.done = false;
         fibre.barrier = nullptr;
         fibre.collectives = 0;
+        fibre.copies.clear();
+        fibre.groups = 0;
         getcontext(&fibre.context);
         fibre.context.uc_stack.ss_sp = fibre.stack.data();
         fibre.context.uc_stack.ss_size = fibre.stack.size();
@@ -166,12 +180,55 @@ inline void __syncthreads() { redraft::host::wait(redraft::host::block_barrier, 
 
 namespace redraft {
 
-inline float exchange(float x, int lane_mask) {
+inline float broadcast(float x, int lane) {
     uint32_t bits[1];
     __builtin_memcpy(bits, &x, 4);
-    const host::Collective& all = host::collect(bits, [](host::Collective&) {});
-    return host::as_float(all.words[(host::current % host::kLanes) ^ lane_mask][0]);
+    return host::as_float(host::collect(bits, [](host::Collective&) {}).words[lane][0]);
 }
+inline float exchange(float x, int lane_mask) { return broadcast(x, (host::current % host::kLanes) ^ lane_mask); }
+
+// As late as a GPU may copy: in wait_copies.
+template <class T>
+inline void copy_async(T* to, const void* from) {
+    host::Fibre& fibre = host::fibres[host::current];
+    fibre.copies.push_back({to, from, sizeof(T), fibre.groups});
+}
+inline void end_copies() { ++host::fibres[host::current].groups; }
+template <uint32_t Later>
+inline void wait_copies() {
+    host::Fibre& fibre = host::fibres[host::current];
+    auto copy = fibre.copies.begin();
+    for (; copy != fibre.copies.end() && copy->group + Later < fibre.groups; ++copy)
+        std::memcpy(copy->to, copy->from, copy->bytes);
+    fibre.copies.erase(fibre.copies.begin(), copy);
+}
+
+// The lanes' matrices as PTX places them; see device.cuh.
+template <class Element>
+inline uint4 matrices(const uint4* row, Element element) {
+    const uint64_t address = reinterpret_cast<uint64_t>(row);
+    const host::Collective& all =
+        host::collect({static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32)}, [](host::Collective&) {});
+    uint32_t found[4];
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        const uint16_t* rows[8];
+        for (int r = 0; r < 8; ++r) {
+            const uint32_t(&words)[6] = all.words[8 * matrix + r];
+            rows[r] = reinterpret_cast<const uint16_t*>(words[0] | static_cast<uint64_t>(words[1]) << 32);
+        }
+        const int g = host::current % host::kLanes / 4, t = host::current % 4;
+        found[matrix] = element(rows, g, 2 * t) | static_cast<uint32_t>(element(rows, g, 2 * t + 1)) << 16;
+    }
+    return {found[0], found[1], found[2], found[3]};
+}
+inline uint4 load_matrices(const uint4* row) {
+    return matrices(row, [](const uint16_t* const* rows, int g, int i) { return rows[g][i]; });
+}
+inline uint4 load_transposed(const uint4* row) {
+    return matrices(row, [](const uint16_t* const* rows, int g, int i) { return rows[i][g]; });
+}
+
+inline float power_of_two(float x) { return std::exp2(x); }
 
 inline void sync_warp() { host::wait(host::warps[host::current / host::kLanes].barrier, host::kLanes); }
 

@@ -18,7 +18,11 @@ PARTITIONS = 4
 """Schedulers of a multiprocessor; each has a quarter of the registers and of the warps."""
 REGISTER_UNIT, SHARED_UNIT, SHARED_RESERVED = 256, 128, 1024
 """Registers of a warp and bytes of a block come in multiples of these; CUDA keeps the last for itself."""
-WIDE_LOAD, PRODUCT, LOCAL = re.compile(r"LDG\.(?:\w+\.)*128\b"), re.compile(r"HMMA\."), re.compile(r"(?:LDL|STL)\b")
+WIDE_LOAD, PRODUCT, LOCAL = (
+    re.compile(r"LDG(?:STS)?\.(?:\w+\.)*128\b"),
+    re.compile(r"HMMA\."),
+    re.compile(r"(?:LDL|STL)\b"),
+)
 
 
 class Resources(NamedTuple):
@@ -50,7 +54,7 @@ class Instructions(NamedTuple):
     """Counts of the instructions that decide a kernel's speed."""
 
     wide_loads: int
-    """Loads of 16 bytes from global memory."""
+    """Loads of 16 bytes from global memory, also those that go to shared memory by themselves."""
     products: int
     """Instructions of the tensor cores, m16n8k16."""
     local: int
@@ -69,10 +73,9 @@ class Limits:
 
 
 LIMITS = {
-    # Wide loads: D / 16 of queries, 16 of keys and values. Products: 16 for the scores of 32 keys of 64 elements, or of
-    # 16 keys of 128, and as many for the values.
-    "tree_attention_split_64": Limits(registers=184, resident=2, wide_loads=20, products=32),
-    "tree_attention_split_128": Limits(registers=224, resident=2, wide_loads=24, products=32),
+    # Wide loads: 8 of a stage of keys and values, at three places. Products: of a stage's keys, and of half of them.
+    "tree_attention_split_64": Limits(registers=152, resident=3, wide_loads=24, products=96),
+    "tree_attention_split_128": Limits(registers=200, resident=2, wide_loads=24, products=96),
     # Wide loads: a query's piece, and keys unrolled by 4. Bits that are a row's own forbid tensor cores.
     "tree_attention_split_fp32_64": Limits(registers=80, resident=6, wide_loads=5),
     "tree_attention_split_fp32_128": Limits(registers=80, resident=6, wide_loads=5),
@@ -82,8 +85,11 @@ LIMITS = {
         f"tree_attention_commit_write_fp32_{size}": Limits(registers=32, resident=16, wide_loads=3)
         for size in (64, 128)
     },
-    **{f"tree_attention_combine_{size}": Limits(registers=32, resident=16) for size in (64, 128)},
-    **{f"tree_attention_combine_fp32_{size}": Limits(registers=32, resident=16) for size in (64, 128)},
+    # Shared memory for the values of 16 splits: with few rows their latency counts, not the warps.
+    "tree_attention_combine_64": Limits(registers=40, resident=12),
+    "tree_attention_combine_128": Limits(registers=56, resident=6),
+    "tree_attention_combine_fp32_64": Limits(registers=40, resident=12),
+    "tree_attention_combine_fp32_128": Limits(registers=56, resident=6),
     # A row may begin anywhere, so its logits are loaded one by one.
     "token_race": Limits(registers=64, resident=8),
     "token_filter": Limits(registers=64, resident=2, threads=512),

@@ -1,13 +1,38 @@
 // TreeAttention in bf16, in three kernels, one after the other on a stream: commit_write, split, combine (README.md,
 // "CUDA"; the first and the last are rows.cuh's).
-// Every load of keys and values is 16 bytes that go into a tensor core's fragment as they are: the order of a product's
-// inner index and of an output's columns is free, so both follow memory, and nothing passes through shared memory.
+// A block's warps share keys and values in shared memory: while they work on one stage, the next two are on their way.
 #include "rows.cuh"
 
 namespace redraft {
 namespace {
 
 constexpr int kTile = 64;  // queries of a block; a query is a row under one of its query heads
+constexpr int kStages = 3;  // the 48 KB that a kernel has
+template <int D>
+constexpr int kKeys = 4096 / D;  // of a stage, 16 KB with their values
+
+// Keys and values by rows of D / 8 pieces of 16 bytes. Pieces are exchanged within 8, so that the same piece of 8
+// neighbouring rows lies in different banks.
+template <int D>
+struct Stage {
+    uint4 keys[kKeys<D> * D / 8], values[kKeys<D> * D / 8];
+
+    static REDRAFT_DEVICE int at(int row, int piece) { return row * (D / 8) + (piece ^ row % 8); }
+
+    // Starts to copy rows `key` to `key + kKeys - 1` of a cache. Those from `end` on are not there: the last one that is
+    // stands for them, since no row sees what stands behind the last rows' keys.
+    REDRAFT_DEVICE void fetch(const uint16_t* cached_keys, const uint16_t* cached_values, int key, int end) {
+        constexpr int kAtOnce = kThreads / (D / 8);
+        const int own = threadIdx.x / (D / 8), piece = threadIdx.x % (D / 8);
+#pragma unroll
+        for (int i = 0; i < kKeys<D> / kAtOnce; ++i) {
+            const int row = own + i * kAtOnce;
+            const int64_t from = static_cast<int64_t>(least(key + row, end - 1)) * D + 8 * piece;
+            copy_async(keys + at(row, piece), cached_keys + from);
+            copy_async(values + at(row, piece), cached_values + from);
+        }
+    }
+};
 
 // A query's row among its sequence's, and which of the rows behind the context it sees. A window hides the first
 // `hidden` rows of its path.
@@ -34,109 +59,97 @@ struct Sight {
 };
 
 // Softmax over some keys of 16 queries, of which a lane holds rows g and g + 8: maxima in base 2, sums and weighted
-// values; element i of column tile 8 c + j is output column 64 c + 16 t + 8 (i % 2) + j of row g + 8 (i / 2).
+// values; element i of column tile n is column 8 n + 2 t + i % 2 of row g + 8 (i / 2).
 template <int D>
 struct Partial {
     float maximum[2], sum[2], values[D / 8][4];
 
-    // Scales what is there to a new maximum.
+    // Scales what is there to a new maximum, which seldom rises.
     REDRAFT_DEVICE void raise(int half, float to) {
-        const float factor = maximum[half] == kNone ? 0.0f : exp2f(maximum[half] - to);
+        if (to == maximum[half]) return;
+        const float factor = power_of_two(maximum[half] - to);
         maximum[half] = to;
         sum[half] *= factor;
 #pragma unroll
-        for (int i = 0; i < D / 8; ++i) {
-            values[i][2 * half] *= factor;
-            values[i][2 * half + 1] *= factor;
+        for (int n = 0; n < D / 8; ++n) {
+            values[n][2 * half] *= factor;
+            values[n][2 * half + 1] *= factor;
         }
     }
 };
 
-// Scores and weighted values of keys `key` to `key + Keys - 1`. Those from `end` on are not there: only the last rows'
-// keys can end within, and no row sees what stands behind them.
+// Scores and weighted values of some keys, which stand in the cache from row `key` on and in the stage from `first` on.
 template <int D, int Keys>
-REDRAFT_DEVICE void attend(const uint4 (&q)[D / 32][2], const uint16_t* keys, const uint16_t* values, int key, int end,
-                           int context, const Sight (&sight)[2], int g, int t, Partial<D>& state) {
-    uint4 k[Keys / 8][D / 32], v[Keys / 8][2][D / 64];
-#pragma unroll
-    for (int i = 0; i < Keys / 8; ++i) {
-        const uint16_t* row = keys + static_cast<int64_t>(least(key + 8 * i + g, end - 1)) * D + 8 * t;
-#pragma unroll
-        for (int c = 0; c < D / 32; ++c) k[i][c] = load16(row + 32 * c);
-    }
-#pragma unroll
-    for (int i = 0; i < Keys / 8; ++i)
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-            const uint16_t* row = values + static_cast<int64_t>(least(key + 8 * i + 2 * t + odd, end - 1)) * D + 8 * g;
-#pragma unroll
-            for (int c = 0; c < D / 64; ++c) v[i][odd][c] = load16(row + 64 * c);
-        }
-
+REDRAFT_DEVICE void attend(const uint32_t (&q)[D / 16][4], const Stage<D>& stage, int first, int key, int context,
+                           const Sight (&sight)[2], int lane, Partial<D>& state) {
+    constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
+    const int t = lane % 4, matrix = lane / 8, row = first + lane % 8;
+    // The first pieces of the lane's rows: even ones that follow are these, exclusive or 2, 4, ...
+    const int key_piece = Stage<D>::at(row + matrix / 2 * 8, matrix % 2);
+    const int value_piece = Stage<D>::at(row + matrix % 2 * 8, matrix / 2);
     float scores[Keys / 8][4] = {};
 #pragma unroll
-    for (int c = 0; c < D / 32; ++c)
+    for (int c = 0; c < D / 16; ++c)
 #pragma unroll
-        for (int i = 0; i < Keys / 8; ++i) {
-            mma(scores[i], q[c][0].x, q[c][1].x, q[c][0].y, q[c][1].y, k[i][c].x, k[i][c].y);
-            mma(scores[i], q[c][0].z, q[c][1].z, q[c][0].w, q[c][1].w, k[i][c].z, k[i][c].w);
+        for (int i = 0; i < Keys / 16; ++i) {
+            const uint4 k = load_matrices(stage.keys + (key_piece ^ 2 * c) + 16 * i * (D / 8));
+            mma(scores[2 * i], q[c][0], q[c][1], q[c][2], q[c][3], k.x, k.y);
+            mma(scores[2 * i + 1], q[c][0], q[c][1], q[c][2], q[c][3], k.z, k.w);
         }
-
-    constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
-    const bool all = key + Keys <= context && key >= most(sight[0].hidden, sight[1].hidden);
-    float top[2] = {state.maximum[0], state.maximum[1]};
+    if (key + Keys > context || key < most(sight[0].hidden, sight[1].hidden)) {
 #pragma unroll
-    for (int i = 0; i < Keys / 8; ++i)
+        for (int i = 0; i < Keys / 8; ++i)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int place = key + 8 * i + 2 * t + e % 2;
-            const bool seen = all || ((place < context || sight[e / 2].sees(place - context)) &&
-                                      sight[e / 2].in_window(place, context));
-            scores[i][e] = seen ? scores[i][e] * kScale : kNone;
-            top[e / 2] = fmaxf(top[e / 2], scores[i][e]);
-        }
+            for (int e = 0; e < 4; ++e) {
+                const int place = key + 8 * i + 2 * t + e % 2;
+                const bool seen = (place < context || sight[e / 2].sees(place - context)) &&
+                                  sight[e / 2].in_window(place, context);
+                if (!seen) scores[i][e] = kNone;
+            }
+    }
+    float base[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        top[half] = fmaxf(top[half], exchange(top[half], 1));
-        top[half] = fmaxf(top[half], exchange(top[half], 2));
-        state.raise(half, top[half]);
+        float top = kNone;
+#pragma unroll
+        for (int i = 0; i < Keys / 8; ++i) top = fmaxf(top, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
+        top = fmaxf(top, exchange(top, 1));
+        top = fmaxf(top, exchange(top, 2));
+        state.raise(half, fmaxf(state.maximum[half], top * kScale));
+        base[half] = state.maximum[half] == kNone ? 0.0f : state.maximum[half];
     }
 #pragma unroll
     for (int i = 0; i < Keys / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            scores[i][e] = scores[i][e] == kNone ? 0.0f : exp2f(scores[i][e] - top[e / 2]);
+            scores[i][e] = power_of_two(scores[i][e] * kScale - base[e / 2]);
             state.sum[e / 2] += scores[i][e];
         }
-
 #pragma unroll
-    for (int i = 0; i < Keys / 8; i += 2) {
-        const uint32_t a0 = pair(scores[i][0], scores[i][1]), a1 = pair(scores[i][2], scores[i][3]);
-        const uint32_t a2 = pair(scores[i + 1][0], scores[i + 1][1]), a3 = pair(scores[i + 1][2], scores[i + 1][3]);
+    for (int i = 0; i < Keys / 16; ++i) {
+        const float(&even)[4] = scores[2 * i], (&odd)[4] = scores[2 * i + 1];
+        const uint32_t a0 = pair(even[0], even[1]), a1 = pair(even[2], even[3]);
+        const uint32_t a2 = pair(odd[0], odd[1]), a3 = pair(odd[2], odd[3]);
 #pragma unroll
-        for (int c = 0; c < D / 64; ++c) {
-            const uint4 v0 = v[i][0][c], v1 = v[i][1][c], v8 = v[i + 1][0][c], v9 = v[i + 1][1][c];
-            const uint32_t w0[4] = {v0.x, v0.y, v0.z, v0.w}, w1[4] = {v1.x, v1.y, v1.z, v1.w};
-            const uint32_t w8[4] = {v8.x, v8.y, v8.z, v8.w}, w9[4] = {v9.x, v9.y, v9.z, v9.w};
-#pragma unroll
-            for (int w = 0; w < 4; ++w) {
-                mma(state.values[8 * c + 2 * w], a0, a1, a2, a3, low_halves(w0[w], w1[w]), low_halves(w8[w], w9[w]));
-                mma(state.values[8 * c + 2 * w + 1], a0, a1, a2, a3, high_halves(w0[w], w1[w]),
-                    high_halves(w8[w], w9[w]));
-            }
+        for (int n = 0; n < D / 16; ++n) {
+            const uint4 v = load_transposed(stage.values + (value_piece ^ 2 * n) + 16 * i * (D / 8));
+            mma(state.values[2 * n], a0, a1, a2, a3, v.x, v.y);
+            mma(state.values[2 * n + 1], a0, a1, a2, a3, v.z, v.w);
         }
     }
 }
 
 // Block (tile of queries, KV head, split of the keys). Tile i of sequence b is tile i + row_offsets[b] group / 64 + b of
-// the grid: that leaves each sequence enough tiles, and needs no table. Few queries share out the keys among the warps.
-template <int D, int Keys>
+// the grid: that leaves each sequence enough tiles, and needs no table. With up to 32 queries two warps take half of each
+// stage's keys.
+template <int D>
 REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths,
                           const int* starts, const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache,
                           int rows, int sequences, int words, int cache_slots, int cache_rows, int heads, int kv_heads,
                           int window, float* partial, float* stats) {
-    __shared__ int sequence;
-    __shared__ float merged[kWarps - 1][D / 2 + 4][32];
+    constexpr int kMerged = D / 2 + 4;  // a lane's numbers of a partial result
+    __shared__ Stage<D> stages[kStages];
+    int& sequence = *reinterpret_cast<int*>(stages);
     const int group = heads / kv_heads, tile = blockIdx.x, head = blockIdx.y;
     if (threadIdx.x == 0) sequence = -1;
     __syncthreads();
@@ -144,10 +157,12 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     for (int b = threadIdx.x; b < sequences; b += kThreads)
         if (last_tile(b, b) <= tile && tile <= last_tile(b + 1, b)) sequence = b;
     __syncthreads();
-    if (sequence < 0) return;
+    const int own = sequence;
+    if (own < 0) return;
+    __syncthreads();  // the first stage's memory is free
     const auto [begin, count, context, start, slot] =
-        span_of(sequence, row_offsets, slots, cache_lengths, starts, rows, cache_slots, cache_rows);
-    const int first_query = (tile - (begin * group / kTile + sequence)) * kTile;
+        span_of(own, row_offsets, slots, cache_lengths, starts, rows, cache_slots, cache_rows);
+    const int first_query = (tile - (begin * group / kTile + own)) * kTile;
     const int queries = least(kTile, count * group - first_query);
     if (queries <= 0) return;
     const int all_keys = start + (first_query + queries - 1) / group + 1, parts = gridDim.z;
@@ -155,31 +170,49 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     const int from = blockIdx.z * share, end = least(all_keys, from + share);
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int query_warps = queries <= 16 ? 1 : queries <= 32 ? 2 : 4, key_warps = kWarps / query_warps;
-    const int query = warp % query_warps * 16 + g, key_warp = warp / query_warps;
-    int64_t at[2];  // place of the lane's queries in q
+    const int query_warps = queries <= 32 ? 2 : 4, key_warps = kWarps / query_warps, key_warp = warp / query_warps;
+    const int query = warp % query_warps * 16 + g;
+    int at[2];  // place of the lane's queries in q
     Sight sight[2];
-    uint4 fragments[D / 32][2];
+    uint32_t fragments[D / 16][4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int which = first_query + least(query + 8 * half, queries - 1), row = which / group;
-        at[half] = static_cast<int64_t>(begin + row) * heads + head * group + which % group;
+        at[half] = (begin + row) * heads + head * group + which % group;
         sight[half] = {tree_mask + static_cast<int64_t>(begin + row) * words, words, start - context + row, true, 0};
         for (int w = 0; w < words; ++w) sight[half].causal = sight[half].causal && !sight[half].mask[w];
         if (window) sight[half].hidden = context + sight[half].before(sight[half].own) + 1 - window;
+        const uint16_t* from = q + static_cast<int64_t>(at[half]) * D + 2 * t;
 #pragma unroll
-        for (int c = 0; c < D / 32; ++c) fragments[c][half] = load16(q + at[half] * D + 32 * c + 8 * t);
+        for (int c = 0; c < D / 8; ++c)
+            fragments[c / 2][half + c % 2 * 2] = *reinterpret_cast<const uint32_t*>(from + 8 * c);
     }
     const int64_t place = (static_cast<int64_t>(slot) * kv_heads + head) * cache_rows * D;
+    const auto fetch = [&](int stage, int key) {
+        if (key < end) stages[stage].fetch(k_cache + place, v_cache + place, key, end);
+        end_copies();
+    };
     Partial<D> state = {{kNone, kNone}, {}, {}};
-    for (int key = from + key_warp * Keys; key < end; key += key_warps * Keys)
-        attend<D, Keys>(fragments, k_cache + place, v_cache + place, key, end, context, sight, g, t, state);
+    for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage, from + stage * kKeys<D>);
+    for (int key = from, now = 0; key < end; key += kKeys<D>, now = (now + 1) % kStages) {
+        wait_copies<kStages - 2>();
+        __syncthreads();
+        fetch((now + kStages - 1) % kStages, key + (kStages - 1) * kKeys<D>);
+        if (key_warps == 1)
+            attend<D, kKeys<D>>(fragments, stages[now], 0, key, context, sight, lane, state);
+        else if (query - g < queries && key + key_warp * (kKeys<D> / 2) < end)
+            attend<D, kKeys<D> / 2>(fragments, stages[now], key_warp * (kKeys<D> / 2), key + key_warp * (kKeys<D> / 2),
+                                    context, sight, lane, state);
+    }
+    wait_copies<0>();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         state.sum[half] += exchange(state.sum[half], 1);
         state.sum[half] += exchange(state.sum[half], 2);
     }
 
+    __syncthreads();  // the stages' memory is free
+    float (*merged)[kMerged][32] = reinterpret_cast<float (*)[kMerged][32]>(stages);
     if (key_warp) {
         float (*mine)[32] = merged[warp - query_warps];
 #pragma unroll
@@ -199,7 +232,7 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
         for (int half = 0; half < 2; ++half) {
             const float maximum = theirs[2 * half][lane];
             state.raise(half, fmaxf(state.maximum[half], maximum));
-            factor[half] = maximum == kNone ? 0.0f : exp2f(maximum - state.maximum[half]);
+            factor[half] = maximum == kNone ? 0.0f : power_of_two(maximum - state.maximum[half]);
             state.sum[half] += factor[half] * theirs[2 * half + 1][lane];
         }
 #pragma unroll
@@ -215,12 +248,9 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
         }
         if (state.sum[half] == 0.0f) continue;
 #pragma unroll
-        for (int i = 0; i < D / 4; i += 4) {  // 16 columns of each 64 are this lane's, in this order
-            float x[4];
-#pragma unroll
-            for (int e = 0; e < 4; ++e) x[e] = state.values[i / 16 * 8 + i % 8 + e][2 * half + i / 8 % 2];
-            *reinterpret_cast<float4*>(partial + out * D + i / 16 * 64 + 16 * t + i % 16) = {x[0], x[1], x[2], x[3]};
-        }
+        for (int n = 0; n < D / 8; ++n)
+            *reinterpret_cast<float2*>(partial + out * D + 8 * n + 2 * t) = {state.values[n][2 * half],
+                                                                            state.values[n][2 * half + 1]};
     }
 }
 
@@ -229,7 +259,7 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
 
 // Arguments: inputs, int32 scalars, outputs (tensorrt_plugin.py declares them). The caches come in as inputs and, at the
 // same address, as outputs.
-#define REDRAFT_TREE_ATTENTION(D, Keys)                                                                                \
+#define REDRAFT_TREE_ATTENTION(D)                                                                                      \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_##D(                   \
         const uint16_t* qkv, const int* positions, const int* row_offsets, const int* slots, const int* cache_lengths, \
         const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table, const uint16_t*, \
@@ -244,7 +274,7 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
         const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache, int rows, int sequences,          \
         int words, int cache_slots, int cache_rows, int heads, int kv_heads, int window, float* partial,               \
         float* stats) {                                                                                                \
-        redraft::split<D, Keys>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows,       \
+        redraft::split<D>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows,             \
                                sequences, words, cache_slots, cache_rows, heads, kv_heads, window, partial, stats);    \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_##D(                        \
@@ -253,8 +283,8 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
         redraft::combine<uint16_t, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                  \
     }
 
-REDRAFT_TREE_ATTENTION(64, 32)
-REDRAFT_TREE_ATTENTION(128, 16)
+REDRAFT_TREE_ATTENTION(64)
+REDRAFT_TREE_ATTENTION(128)
 
 #ifndef __CUDACC__
 REDRAFT_KERNEL(tree_attention_commit_write_64)

@@ -117,20 +117,42 @@ REDRAFT_DEVICE void store_pair(float* to, float even, float odd) {
 template <class T, int D>
 REDRAFT_DEVICE void combine(const float* partial, const float* stats, const int* row_offsets, int rows, int bounds,
                             int heads, int splits, T* out) {
-    constexpr int kColumns = D / 32;
+    constexpr int kColumns = D / 32, kAtOnce = 16;  // splits whose values are on their way together
+    struct alignas(4 * kColumns) Columns { float x[kColumns]; };
+    __shared__ Columns staged[kAtOnce][kThreads];
     const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32, all = static_cast<int64_t>(rows) * heads;
     if (at >= all) return;
-    const int column = threadIdx.x % 32 * kColumns;
+    const int lane = threadIdx.x % 32, column = lane * kColumns, used = at / heads < row_offsets[bounds - 1] ? splits : 0;
+    const int several = used > 1 ? used : 0;
     float maximum = kNone, sum = 0.0f, values[kColumns] = {};
-    const int used = at / heads < row_offsets[bounds - 1] ? splits : 0;
-    for (int s = 0; s < used; ++s) maximum = fmaxf(maximum, stats[2 * (s * all + at)]);
-    for (int s = 0; s < used; ++s) {
-        const float weight = stats[2 * (s * all + at) + 1];
-        if (weight == 0.0f) continue;
-        const float factor = exp2f(stats[2 * (s * all + at)] - maximum);
-        sum += factor * weight;
+    if (used == 1 && (sum = stats[2 * at + 1]) != 0.0f) {
+        const Columns only = *reinterpret_cast<const Columns*>(partial + at * D + column);
 #pragma unroll
-        for (int i = 0; i < kColumns; ++i) values[i] += factor * partial[(s * all + at) * D + column + i];
+        for (int c = 0; c < kColumns; ++c) values[c] = only.x[c];
+    }
+    for (int s = lane; s < several; s += 32) maximum = fmaxf(maximum, stats[2 * (s * all + at)]);
+    for (int step = 16; step; step /= 2) maximum = fmaxf(maximum, exchange(maximum, step));
+    for (int first = 0; first < several; first += 32) {  // a lane has the factor of a split
+        const float* own = stats + 2 * (least(first + lane, several - 1) * all + at);
+        const float weight = first + lane < several ? own[1] : 0.0f;
+        const float factor = weight == 0.0f ? 0.0f : exp2f(own[0] - maximum);
+        for (int next = 0; next < least(32, several - first); next += kAtOnce) {
+            const int count = least(kAtOnce, several - first - next);
+#pragma unroll 4
+            for (int i = 0; i < count; ++i)
+                if (broadcast(factor, next + i) != 0.0f)
+                    copy_async(&staged[i][threadIdx.x], partial + ((first + next + i) * all + at) * D + column);
+            end_copies();
+            wait_copies<0>();
+#pragma unroll 4
+            for (int i = 0; i < count; ++i) {
+                const float share = broadcast(factor, next + i);
+                sum += share * broadcast(weight, next + i);
+                if (share == 0.0f) continue;
+#pragma unroll
+                for (int c = 0; c < kColumns; ++c) values[c] += share * staged[i][threadIdx.x].x[c];
+            }
+        }
     }
     const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
 #pragma unroll
