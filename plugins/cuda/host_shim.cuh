@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -52,7 +53,9 @@ struct Copy {
 };
 
 struct Fibre {
-    ucontext_t context;
+    ucontext_t entry;
+    jmp_buf place;  // where it goes on, once it has begun
+    bool begun = false;
     std::vector<char> stack = std::vector<char>(kStack);
     bool done = false;
     const Barrier* barrier = nullptr;  // that it waits at, and how often that had been passed
@@ -78,7 +81,7 @@ struct Warp {
 inline std::vector<Fibre> fibres;
 inline std::vector<Warp> warps;
 inline Barrier block_barrier;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline uint32_t current;
 inline std::function<void()> body;
 
@@ -91,7 +94,7 @@ inline void wait(Barrier& barrier, uint32_t members) {
     Fibre& fibre = fibres[current];
     fibre.barrier = &barrier;
     fibre.passed = barrier.passed;
-    swapcontext(&fibre.context, &scheduler);
+    if (!_setjmp(fibre.place)) _longjmp(scheduler, 1);
 }
 
 // All lanes take part, as a full mask promises; the last one finishes the operation.
@@ -108,6 +111,15 @@ inline const Collective& collect(const uint32_t (&words)[N], Finish finish) {
 inline void run_fibre() {
     body();
     fibres[current].done = true;
+    _longjmp(scheduler, 1);
+}
+
+// Until the fibre waits or is done. Only its start is ucontext's, whose every switch asks the kernel for signal masks.
+inline void go_on(Fibre& fibre) {
+    if (_setjmp(scheduler)) return;
+    if (fibre.begun) _longjmp(fibre.place, 1);
+    fibre.begun = true;
+    setcontext(&fibre.entry);
 }
 
 // One block: its threads by turns, each until it waits.
@@ -119,11 +131,11 @@ inline void run_block(uint32_t threads, bool descending) {
         fibre.collectives = 0;
         fibre.copies.clear();
         fibre.groups = 0;
-        getcontext(&fibre.context);
-        fibre.context.uc_stack.ss_sp = fibre.stack.data();
-        fibre.context.uc_stack.ss_size = fibre.stack.size();
-        fibre.context.uc_link = &scheduler;
-        makecontext(&fibre.context, run_fibre, 0);
+        fibre.begun = false;
+        getcontext(&fibre.entry);
+        fibre.entry.uc_stack.ss_sp = fibre.stack.data();
+        fibre.entry.uc_stack.ss_size = fibre.stack.size();
+        makecontext(&fibre.entry, run_fibre, 0);
     }
     block_barrier = {};
     for (Warp& warp : warps) warp.barrier = {};
@@ -134,7 +146,7 @@ inline void run_block(uint32_t threads, bool descending) {
             if (fibres[current].waits()) continue;
             stuck = false;
             threadIdx = {current, 0, 0};
-            swapcontext(&scheduler, &fibres[current].context);
+            go_on(fibres[current]);
             left -= fibres[current].done;
         }
         if (stuck) {
