@@ -87,20 +87,23 @@ $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt $(wildca
 	  "which Triton's Python backend loads, is missing (Debian: apt-get install libpython3.11)"; exit 1; }
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 	  echo "setup: NVIDIA GPU found, torch with CUDA"; \
-	  .venv/bin/pip install -r requirements-gpu.txt; \
+	  .venv/bin/pip install --no-compile -r requirements-gpu.txt; \
 	else \
 	  echo "setup: torch for the CPU"; \
-	  .venv/bin/pip install -q --no-deps $(TORCH) 2>/dev/null || \
-	  .venv/bin/pip install --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH) || \
+	  .venv/bin/pip install -q --no-compile --no-deps $(TORCH) 2>/dev/null || \
+	  .venv/bin/pip install --no-compile --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH) || \
 	  { echo "setup: no $(TORCH) at $(TORCH_INDEX). Set TORCH_INDEX to a mirror, or" \
 	    "TORCH=torch==2.13.0 for the default build (gigabytes of CUDA)."; exit 1; }; \
 	fi
 	@echo "setup: the other packages, about 2 minutes"
-	.venv/bin/pip install --progress-bar on -r requirements.txt
+	.venv/bin/pip install --no-compile --progress-bar on -r requirements.txt
 	.venv/bin/pip install -q --no-deps -e .
-	$(PYTHON) -m venv .venv/triton
-	.venv/triton/bin/pip install -q --progress-bar on -r requirements-triton.txt
-	.venv/triton/bin/pip install -q --progress-bar on --no-deps nvidia-pytriton==0.7.0
+	@# Meanwhile byte code, on all cores: pip would compile one file after the other, and do nothing else.
+	@.venv/bin/python -m compileall -qq -j 0 .venv/lib & \
+	  $(PYTHON) -m venv .venv/triton && \
+	  .venv/triton/bin/pip install -q --progress-bar on -r requirements-triton.txt && \
+	  .venv/triton/bin/pip install -q --progress-bar on --no-deps nvidia-pytriton==0.7.0; \
+	  status=$$?; wait; exit $$status
 	@touch $@
 
 model: $(MODEL)/source.json ## fetch the target SOURCE (folder, .gguf or hub id; default: SmolLM2-135M-Instruct) into MODEL

@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import hashlib
 import os
+import shutil
 import types
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -23,10 +24,11 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from compiler.writers import torch as torch_writer
+from compiler.writers.torch import save
 from model_defs.export import drafter as export_drafter
 from model_defs.export import target as export_target
 from model_defs.export.networks import export_network
-from model_defs.export.programs import export_drafter_torch, export_target_torch
+from model_defs.export.programs import export_drafter_torch, export_resampler_torch, export_target_torch
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -42,8 +44,9 @@ class Unknown(Exception):
 def share(folder: Path) -> None:
     """From now on look for exports in `folder`, which other processes may share, and leave new ones there."""
     folder.mkdir(parents=True, exist_ok=True)
-    for export in (export_target_torch, export_drafter_torch):
+    for export in (export_target_torch, export_drafter_torch, export_resampler_torch):
         setattr(torch_writer, export.__name__, shared_program(export, folder))
+    torch_writer.save = saved
     if not find_spec("onnxscript"):
         return  # nor does anything here export to ONNX
     import onnx_ir as ir
@@ -65,21 +68,29 @@ def share(folder: Path) -> None:
     gc.freeze()  # else an export, which leaves much garbage, has all modules searched for it again and again
 
 
-def shared_program(export: Callable[..., ExportedProgram], folder: Path) -> Callable[..., ExportedProgram]:
-    """A function that exports a program, once for all that its arguments hold."""
+def shared_program(export: Callable[..., ExportedProgram], folder: Path) -> Callable[..., ExportedProgram | Path]:
+    """A function that exports a program, once for all that its arguments hold, and gives the file that holds it."""
 
-    def shared(*args: Any, **options: Any) -> ExportedProgram:
+    def shared(*args: Any, **options: Any) -> ExportedProgram | Path:
         try:
             path = folder / f"{digest_of([export, args, options])}.pt2"
         except Unknown:
             return export(*args, **options)
         if not path.exists():
             own = path.with_suffix(f".{os.getpid()}.pt2")
-            torch_writer.save(export(*args, **options), own)
+            save(export(*args, **options), own)
             own.rename(path)
-        return torch.export.load(path)
+        return path
 
     return shared
+
+
+def saved(program: ExportedProgram | Path, path: Path) -> None:
+    """What the writer does with a program, or with the file of a shared one: to load it would take a second."""
+    if isinstance(program, Path):
+        shutil.copyfile(program, path)
+    else:
+        save(program, path)
 
 
 def digest_of(value: Any) -> str:

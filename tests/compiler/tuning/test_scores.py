@@ -44,8 +44,7 @@ def nodes_of(slope: float, sharpness: float, candidates: int, count: int = 3000)
     return found
 
 
-@pytest.mark.parametrize(("slope", "sharpness"), [(1.0, 0.6), (1.3, 1.2), (0.8, 0.9)])
-@pytest.mark.parametrize("candidates", [SUPPORT, 9])
+@pytest.mark.parametrize(("slope", "sharpness", "candidates"), [(1.0, 0.6, 9), (1.3, 1.2, SUPPORT), (0.8, 0.9, 9)])
 def test_the_slope_is_found(slope, sharpness, candidates):
     found = fit_slope(nodes_of(slope, sharpness, candidates), BEFORE, TEMPERATURE)
     assert found == pytest.approx(slope, abs=0.11)

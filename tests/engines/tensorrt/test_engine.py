@@ -99,7 +99,8 @@ def test_a_copied_prefix_goes_on_as_in_its_own_slot(monkeypatch, tmp_path):
 
 
 def test_an_engine_whose_drafter_has_a_context_reuses_no_rows(monkeypatch, tmp_path):
-    engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, trained=tiny_drafter_of(tiny_lm(), "eagle")))
+    options = {"trained": tiny_drafter_of(tiny_lm(), "eagle"), "limits": tiny.LIMITS}
+    engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, **options))
     assert "a draft with a context" in engine.reuse_refusal
 
 

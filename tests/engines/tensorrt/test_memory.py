@@ -18,7 +18,7 @@ from tests.conftest import slow_but
 from tests.engines.draws import draft_batch
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tensorrt.bundles import BACKENDS, bundle_of, recorded_steps
-from tests.engines.tiny import METHOD, chain, make_batch, tiny_drafter_of, tiny_target
+from tests.engines.tiny import LIMITS, METHOD, chain, make_batch, tiny_drafter_of, tiny_target
 
 
 def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):
@@ -45,10 +45,11 @@ def test_too_little_memory_inside_the_library_says_so_too(call, monkeypatch, tmp
 def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
     """The target's steps, and those of both engines of a drafter."""
     options = {"trained": tiny_drafter_of(tiny_target(), "hidden_state"), "resample_above": 0}
-    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, token_info=InfoForm.bf16, **options))
+    options |= {"token_info": InfoForm.bf16, "limits": LIMITS, "beam_length": 4}  # as in test_drafter: one export
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, **options))
     drafter, batch = engine.drafters[METHOD], draft_batch(3)
     calls = {
-        "target": lambda: engine.execute(make_batch([chain(0, [], [1] * 8)], words=1)),
+        "target": lambda: engine.execute(make_batch([chain(0, [], [1] * 8)])),
         "drafter": lambda: drafter.draft(batch),
         "resampler": lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)),
     }
