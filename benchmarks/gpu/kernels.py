@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.kernels
 
 Tree attention in bf16 and fp32 against its reference (fp32: also that a sequence has the same bits in a batch as
-by itself); the same at small sizes under each tool of compute-sanitizer; then its times beside a copy's bandwidth and
-the one that the maker gives. On the CPU the checks run at small sizes. `--launch` only launches the kernels, for a
+by itself); the same at small sizes under each tool of compute-sanitizer; then its times beside `torch.add`'s bandwidth
+and the one that the maker gives. On the CPU the checks run at small sizes. `--launch` only launches the kernels, for a
 profiler.
 """
 
@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.gpu.machine import add_device, describe, device_of, tool, write_report
-from redraft.plugins.cuda.check_on_gpu import SHAPES, attend, check_attention, copy_bandwidth, make_batch, time_all
+from redraft.plugins.cuda.check_on_gpu import SHAPES, add_bandwidth, attend, check_attention, make_batch, time_all
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 CHECKS = ["-m", "redraft.plugins.cuda.check_on_gpu", "--check-only", "--small"]
@@ -85,10 +85,10 @@ def main(argv: list[str] | None = None) -> int:
     if on_gpu and not args.no_sanitizer:
         report["compute_sanitizer"] = sanitize(tool("compute-sanitizer"), args.tools)
     if on_gpu and not args.no_times:
-        copy = copy_bandwidth()
+        bandwidth = add_bandwidth()
         peak = next((rate for part, rate in PEAK.items() if part in report["machine"]["name"]), None)
-        report["bandwidth"] = {"copy_gigabytes_per_second": copy / 1e9, "peak_gigabytes_per_second": peak}
-        report["timings"] = time_all(copy, args.shapes)
+        report["bandwidth"] = {"add_gigabytes_per_second": bandwidth / 1e9, "peak_gigabytes_per_second": peak}
+        report["timings"] = time_all(bandwidth, args.shapes)
     console.print(f"written to {write_report(args, report)}")
     said = report.get("compute_sanitizer", {})
     return int("missing" in said or not all(tool["clean"] for tool in said.values()))

@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.figures.tables import Table
 from redraft.bundle.backends import TORCH, Precision
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
-from redraft.engines.cuda.buckets import decode_buckets, draft_buckets
+from redraft.engines.cuda.buckets import draft_buckets, step_buckets
 from redraft.engines.memory import WIDTH, output_bytes, working_bytes
 
 METHOD = MethodConfig(
@@ -61,18 +61,19 @@ def config_of(args: argparse.Namespace) -> BundleConfig:
 def tables(config: BundleConfig) -> list[Table]:
     """The target's buckets, then what is kept."""
     limits, target = config.limits, config.target
-    steps, row = decode_buckets(limits), (target.vocab_size + target.feature_size) * WIDTH[config.precision]
-    first = Table("The target's graphs, in the order of their capture", ["sequences", "rows", "MB of results"])
-    for bucket in steps:
-        first.rows.append([str(bucket.sequences), str(bucket.rows), _mb(bucket.rows * row)])
+    steps, title = step_buckets(limits), "The target's graphs, in the order of their capture"
+    numbers = [bucket.logits * target.vocab_size + bucket.rows * target.feature_size for bucket in steps]
+    first = Table(title, ["sequences", "rows", "logit rows", "MB of results"])
+    for bucket, count in zip(steps, numbers, strict=True):
+        sizes = (bucket.sequences, bucket.rows, bucket.logits)
+        first.rows.append([*map(str, sizes), _mb(count * WIDTH[config.precision])])
     second = Table("Kept", ["", "graphs", "MB"])
-    alone = 4 * sum(bucket.rows for bucket in steps) * (target.vocab_size + target.feature_size)
     second.rows += [
         ["results of the target's graphs, shared", str(len(steps)), _mb(output_bytes(config))],
         ["a drafter's graphs", str(len(draft_buckets(limits, False))), ""],
         ["those of a drafter with a context", str(len(draft_buckets(limits, True))), ""],
-        ["working memory: the graphs' pool, and a step with a part of a prompt", "", _mb(working_bytes(config))],
-        ["results, if each graph kept its own in float32", str(len(steps)), _mb(alone)],
+        ["working memory: the graphs' pool, and a step without a graph", "", _mb(working_bytes(config))],
+        ["results, if each graph kept its own in float32", str(len(steps)), _mb(4 * sum(numbers))],
     ]
     return [first, second]
 

@@ -11,6 +11,7 @@ from redraft.bundle.backends import TORCH, Backend
 from redraft.bundle.config import BundleConfig, ContextInfo, TargetInfo, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.console.resources import host_bytes
+from redraft.engines.cuda.buckets import draft_buckets, most_rows
 from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES
 from redraft.errors import BundleError
 
@@ -54,21 +55,23 @@ def unaligned_caches(config: BundleConfig, max_len: int) -> list[int]:
 
 
 def output_bytes(config: BundleConfig) -> int:
-    """Bytes of the largest decode step's logits, and for torch its features, which all other steps share."""
+    """Bytes of the largest decode step's logits, and for torch of the largest step's features, which all other steps
+    share."""
     limits, target = config.limits, config.target
     features = target.feature_size if config.backend == TORCH and config.methods else 0
-    return limits.slots * limits.max_tree * (target.vocab_size + features) * WIDTH.get(config.precision, 2)
+    numbers = limits.slots * limits.max_tree * target.vocab_size + most_rows(limits, limits.slots) * features
+    return numbers * WIDTH.get(config.precision, 2)
 
 
 def working_bytes(config: BundleConfig) -> int:
-    """Estimated bytes that torch's programs hold while they execute: the largest decode step in the pool that all CUDA
-    graphs share, and the largest step with a part of a prompt outside it. 0 for TensorRT, whose engines report it."""
+    """Estimated bytes that torch's programs hold while they execute: the largest step in the pool that all CUDA graphs
+    share, and outside of it the largest step whose rows all have logits. 0 for TensorRT, whose engines report it."""
     if config.backend != TORCH:
         return 0
     limits, target = config.limits, config.target
-    rows, hidden = limits.slots * limits.max_tree, target.hidden_size
-    largest = [rows, rows + limits.prefill_chunk]
-    numbers = (max(rows * target.vocab_size + 2 * rows * hidden, WORKING * rows * hidden) for rows in largest)
+    rows, hidden = most_rows(limits, limits.slots), target.hidden_size
+    logits = (limits.slots * limits.max_tree, rows)
+    numbers = (max(some * target.vocab_size + 2 * rows * hidden, WORKING * rows * hidden) for some in logits)
     return sum(numbers) * WIDTH.get(config.precision, 2)
 
 
@@ -81,8 +84,7 @@ def drawing_bytes(config: BundleConfig) -> int:
 def returned_bytes(config: BundleConfig) -> int:
     """Bytes of the logits that the host is given, where it needs those of all rows of the largest step: gathered, and
     converted to float32."""
-    limits = config.limits
-    rows = limits.slots * limits.max_tree + limits.prefill_chunk
+    rows = most_rows(config.limits, config.limits.slots)
     return rows * config.target.vocab_size * (WIDTH.get(config.precision, 2) + 4)
 
 
@@ -93,10 +95,19 @@ def chain_bytes(config: BundleConfig) -> int:
     return CHAIN_COPIES * 4 * config.limits.slots * levels * config.target.vocab_size
 
 
+def pair_bytes(config: BundleConfig) -> int:
+    """Bytes of the features that the buckets of torch's drafters with a context take."""
+    if config.backend != TORCH:
+        return 0
+    readers = sum(method.context is not None for method in config.methods.values())
+    rows = sum(bucket.rows for bucket in draft_buckets(config.limits, reads_context=True))
+    return readers * rows * config.target.feature_size * WIDTH.get(config.precision, 2)
+
+
 def step_bytes(config: BundleConfig) -> int:
-    """Bytes of everything that a step takes, except a draft from a whole prompt's pairs."""
+    """Bytes of everything that a step takes, except a draft from the pairs of prompts that fit no bucket."""
     chosen = drawing_bytes(config) + returned_bytes(config)
-    return output_bytes(config) + working_bytes(config) + chosen + chain_bytes(config)
+    return output_bytes(config) + working_bytes(config) + chosen + chain_bytes(config) + pair_bytes(config)
 
 
 def _limit_bytes(config: BundleConfig, slots: int) -> int:

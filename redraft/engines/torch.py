@@ -1,8 +1,8 @@
 """The `torch` backend: exported programs, on CUDA where there is a device, else on the CPU, as the reference
 in tests.
 
-Decode steps and drafts are padded to a few buckets: on a GPU CUDA graphs, captured at load. Steps with rows of a prompt
-run as they are, unless all rows have logits: see `redraft.engines.cuda.buckets`.
+Steps and drafts are padded to a few buckets: on a GPU CUDA graphs, captured at load. What fits none runs as it is: see
+`redraft.engines.cuda.buckets`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from redraft.engines import memory
 from redraft.engines.api import Gather, LogitRows, Samplers, local_logits
 from redraft.engines.cache_rows import copy_rows
 from redraft.engines.cuda import device as gpu
-from redraft.engines.cuda.buckets import Bucket, decode_buckets, draft_buckets, fitting
+from redraft.engines.cuda.buckets import Bucket, draft_buckets, fitting, step_buckets
 from redraft.engines.cuda.graphs import CudaGraphCache, Graphs, available_graphs
 from redraft.engines.cuda.sampling import draws_on, sample
 from redraft.engines.cuda.transfer import Results
@@ -40,7 +40,7 @@ from redraft.plugins.library import BuildError
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-ROWS = ("input_ids", "positions", "tree_mask", "logit_rows")
+ROWS = ("input_ids", "positions", "tree_mask")
 SEQUENCES, BOUNDS = ("slots", "cache_lengths"), ("row_offsets", "commit_offsets")
 PAIRS, NEXT = ("features", "tokens"), "row_offsets"
 BEHIND_CACHES = {*SamplingBuffers.NAMES, *NoiseBuffers.NAMES}
@@ -83,7 +83,7 @@ class TorchEngine:
         self._rows = RowBuffers(limits, target.vocab_size)
         heads, rows = (config.kv_heads(rank), target.head_size), (limits.slots, limits.max_tree)
         self.caches = [_allocate(config, *heads, target.num_layers, *rows, device) for _ in "kv"]
-        self._buckets = decode_buckets(limits)
+        self._buckets = step_buckets(limits)
         self.steps = CudaGraphCache(lambda inputs: self._forward(program, inputs), device, graphs)
         self._results, self._draws = Results(device), draws_on(device)
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
@@ -111,8 +111,7 @@ class TorchEngine:
         memory does not suffice for it."""
         self._rows.check(batch)  # the CUDA kernels clamp what is outside, and say nothing
         inputs, rows = self._rows.fill(batch), len(batch.input_ids)
-        decodes = len(batch.logit_rows) == rows
-        bucket = fitting(self._buckets, len(batch.slots), rows) if decodes else None
+        bucket = fitting(self._buckets, len(batch.slots), rows, len(batch.logit_rows))
         sequences = bucket.sequences if bucket else len(batch.slots)
         inputs |= {name: inputs[name][:sequences] for name in SEQUENCES}
         inputs |= {name: inputs[name][: sequences + 1] for name in BOUNDS}
@@ -282,7 +281,7 @@ def _release(version: str) -> list[str]:
 def step_sizes(bucket: Bucket) -> dict[str, int]:
     """The first dimensions of a target's inputs."""
     rows, sequences = dict.fromkeys(ROWS, bucket.rows), dict.fromkeys(SEQUENCES, bucket.sequences)
-    return rows | sequences | dict.fromkeys(BOUNDS, bucket.sequences + 1)
+    return rows | sequences | dict.fromkeys(BOUNDS, bucket.sequences + 1) | {"logit_rows": bucket.logits}
 
 
 def draft_sizes(inputs: Iterable[str], bucket: Bucket) -> dict[str, int]:

@@ -1,8 +1,10 @@
-"""Shape buckets of the torch backend: the sizes that decode steps and drafts are padded to, a CUDA graph each.
+"""Shape buckets of the torch backend: the sizes that steps and drafts are padded to, a CUDA graph each.
 
-Steps with rows that have no logits, most of a prompt's, fit no bucket. They run without a graph and without padding: a
-large model's chunk of 512 rows keeps the GPU busy for longer than its kernels take to launch, and chunks come in all
-sizes. A scored prompt's rows all have logits: their steps take a bucket that they fit.
+Steps with rows of a prompt have buckets too. Without a graph the host launches kernel after kernel, which takes it 11
+to 17 ms a step (H200), whatever the model: with up to 128 rows of an 8B model the GPU computes for half as long.
+
+A call that fits no bucket runs without a graph and without padding: a step of scored prompts with more logit rows than
+all trees have, a draft after longer prompts than `prefill_chunk`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from redraft.scheduling.prompt_rows import step_rows
+
 if TYPE_CHECKING:
     from redraft.bundle.config import LimitsInfo
 
@@ -18,40 +22,59 @@ SEQUENCES_FACTOR = 4
 """The attention kernel wants 4 blocks per multiprocessor and splits keys as if every padded sequence had rows. With at
 most 4 times the sequences, each multiprocessor still has a block with work."""
 FINE_FROM = 128
-"""Rows from which on steps are no longer bound by memory, so that padding costs time."""
+"""Rows from which on steps are no longer bound by memory, so that padding costs time. So many give attention enough
+blocks, however many sequences are padding."""
 DRAFT_PAIRS = (4, 8)
-"""Pairs per sequence of a drafter with a context: the tokens of one step. A prompt's pairs fit no bucket."""
+"""Pairs per sequence of a drafter with a context: the tokens of one step."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Up to `sequences` sequences with up to `rows` rows in all. A target's bucket has as many logit rows."""
+    """Up to `sequences` sequences with up to `rows` rows in all."""
 
     sequences: int
     rows: int
+    logits: int = 0
+    """Up to so many logit rows of a target."""
 
 
-def decode_buckets(limits: LimitsInfo) -> list[Bucket]:
-    """Buckets of the target's decode steps, the largest first: 1, 4, 16, ... sequences, with 1 to `max_tree` rows each.
-    Row counts double, and above FINE_FROM grow by halves."""
-    return _largest_first(
-        Bucket(sequences, rows)
-        for sequences in _powers(SEQUENCES_FACTOR, 1, limits.slots)
-        for rows in _row_counts(sequences, sequences * limits.max_tree)
-    )
+def most_rows(limits: LimitsInfo, sequences: int) -> int:
+    """Rows of the scheduler's largest step of up to `sequences` sequences: all decode, or all are prompts, or one is a
+    prompt beside the others' trees."""
+    others = sequences - 1
+    beside = others * limits.max_tree + step_rows(limits.prefill_chunk, decoding=others)
+    return max(sequences * limits.max_tree, limits.prefill_chunk, beside)
+
+
+def step_buckets(limits: LimitsInfo) -> list[Bucket]:
+    """Buckets of the target's steps, the largest first: 1, 4, 16, ... sequences, with rows for a tree each, and for
+    prompts up to FINE_FROM; with 1 and all sequences up to `most_rows`. Row counts double, and above FINE_FROM grow by
+    halves. As many have logits as trees have rows."""
+    buckets = set()
+    for sequences in _powers(SEQUENCES_FACTOR, 1, limits.slots):
+        trees, most = sequences * limits.max_tree, most_rows(limits, sequences)
+        if 1 < sequences < limits.slots:
+            most = min(most, max(trees, FINE_FROM))
+        for rows in (trees, *_row_counts(sequences, most)):
+            buckets.add(Bucket(sequences, rows, min(rows, trees)))
+    return _largest_first(buckets)
 
 
 def draft_buckets(limits: LimitsInfo, reads_context: bool) -> list[Bucket]:
-    """Buckets of a drafter's calls, the largest first: 1, 2, 4, ... sequences, with one pair each, or DRAFT_PAIRS for a
-    drafter with a context."""
-    pairs = DRAFT_PAIRS if reads_context else (1,)
-    return _largest_first(Bucket(b, b * count) for b in _powers(2, 1, limits.slots) for count in pairs)
+    """Buckets of a drafter's calls, the largest first: 1, 2, 4, ... sequences, with one pair each. For a drafter with a
+    context DRAFT_PAIRS each, and the most of these beside a prompt of `prefill_chunk` tokens."""
+    sequences = _powers(2, 1, limits.slots)
+    if not reads_context:
+        return _largest_first(Bucket(b, b) for b in sequences)
+    few, many = DRAFT_PAIRS
+    counts = {(b, rows) for b in sequences for rows in (few * b, many * b, many * b + limits.prefill_chunk)}
+    return _largest_first(Bucket(b, rows) for b, rows in counts)
 
 
-def fitting(buckets: Sequence[Bucket], sequences: int, rows: int) -> Bucket | None:
+def fitting(buckets: Sequence[Bucket], sequences: int, rows: int, logits: int = 0) -> Bucket | None:
     """The bucket with the fewest sequences that holds so many, and of these the one with the fewest rows; None where
     none does."""
-    fit = (bucket for bucket in buckets if bucket.sequences >= sequences and bucket.rows >= rows)
+    fit = (one for one in buckets if one.sequences >= sequences and one.rows >= rows and one.logits >= logits)
     return min(fit, key=lambda bucket: (bucket.sequences, bucket.rows), default=None)
 
 

@@ -1,58 +1,93 @@
-"""Shape buckets: every decode step and draft fits one, they are few, and padding is bounded."""
+"""Shape buckets: every step and draft fits one, they are few, and padding is bounded."""
 
 from __future__ import annotations
 
 import pytest
 
 from redraft.bundle.config import LimitsInfo
-from redraft.engines.cuda.buckets import FINE_FROM, SEQUENCES_FACTOR, Bucket, decode_buckets, draft_buckets, fitting
+from redraft.engines.cuda.buckets import (
+    FINE_FROM,
+    SEQUENCES_FACTOR,
+    Bucket,
+    draft_buckets,
+    fitting,
+    most_rows,
+    step_buckets,
+)
 
 SHAPES = [(1, 1), (2, 40), (9, 40), (16, 32), (17, 5), (32, 16), (64, 32)]
+CHUNKS = (16, 512)
 
 
-def limits(slots: int, max_tree: int) -> LimitsInfo:
-    return LimitsInfo(slots=slots, max_len=99, max_tree=max_tree, prefill_chunk=16)
+def limits(slots: int, max_tree: int, prefill_chunk: int = 512) -> LimitsInfo:
+    return LimitsInfo(slots=slots, max_len=99, max_tree=max_tree, prefill_chunk=prefill_chunk)
 
 
+@pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize(("slots", "max_tree"), SHAPES)
-def test_every_decode_step_fits_a_bucket_with_little_padding(slots, max_tree):
-    buckets = decode_buckets(limits(slots, max_tree))
-    assert len(buckets) <= 30
-    assert max(bucket.rows for bucket in buckets) == slots * max_tree
+def test_every_decode_step_fits_a_bucket_with_little_padding(slots, max_tree, chunk):
+    buckets = step_buckets(limits(slots, max_tree, chunk))
+    assert len(buckets) <= 40
+    assert max(bucket.logits for bucket in buckets) == slots * max_tree
     for sequences in range(1, slots + 1):
         for rows in range(sequences, sequences * max_tree + 1):
-            bucket = fitting(buckets, sequences, rows)
+            bucket = fitting(buckets, sequences, rows, rows)
             assert bucket is not None
             assert bucket.sequences < SEQUENCES_FACTOR * sequences
             assert bucket.rows <= max(2 * rows, SEQUENCES_FACTOR * sequences)
             assert rows <= FINE_FROM or bucket.rows < 1.5 * rows + 1
-    assert fitting(buckets, slots, slots * max_tree + 1) is None
+    most = most_rows(limits(slots, max_tree, chunk), slots)
+    assert fitting(buckets, slots, most + 1) is None
+    assert fitting(buckets, slots, most, slots * max_tree + 1) is None
     assert fitting(buckets, slots + 1, slots + 1) is None
 
 
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize(("slots", "max_tree"), SHAPES)
+def test_every_step_with_prompts_fits_a_bucket(slots, max_tree, chunk):
+    """Up to a chunk of prompts' rows, or half as many beside trees; the last row of each prompt has logits."""
+    buckets = step_buckets(limits(slots, max_tree, chunk))
+    for decoding in range(slots):
+        for prompts in (1, slots - decoding):
+            for rows in range(prompts, (max(chunk // 2, 1) if decoding else chunk) + 1, 7):
+                trees = decoding * max_tree
+                sequences, all_rows = decoding + prompts, trees + rows
+                bucket = fitting(buckets, sequences, all_rows, trees + prompts)
+                assert bucket is not None
+                assert all_rows <= FINE_FROM or bucket.rows < 1.5 * all_rows + 1
+                assert bucket.sequences < SEQUENCES_FACTOR * sequences or bucket.rows > FINE_FROM
+
+
 def test_buckets_of_32_slots():
-    assert len(decode_buckets(limits(32, 16))) == 23
-    assert len(decode_buckets(limits(16, 32))) == 20
+    steps = step_buckets(limits(32, 16))
+    assert len(steps) == 32
+    assert len(step_buckets(limits(16, 32))) == 27
+    assert steps[0] == Bucket(32, 31 * 16 + 256, 32 * 16)
+    assert fitting(steps, 3, 17, 17) == Bucket(4, 32, 32)
+    assert fitting(steps, 1, 300, 1) == Bucket(1, 384, 16)
+    assert fitting(steps, 1, 100, 100) == Bucket(16, 128, 128), "a scored prompt"
+    assert fitting(steps, 2, 16 + 256, 17) == Bucket(32, 384, 384)
     assert draft_buckets(limits(5, 9), False) == [Bucket(5, 5), Bucket(4, 4), Bucket(2, 2), Bucket(1, 1)]
-    assert fitting(decode_buckets(limits(32, 16)), 3, 17) == Bucket(4, 32)
 
 
 @pytest.mark.parametrize("reads_context", [False, True])
 @pytest.mark.parametrize(("slots", "max_tree"), SHAPES)
 def test_every_draft_of_a_step_fits_a_bucket(slots, max_tree, reads_context):
-    """A prompt's pairs fit none."""
+    """For a drafter with a context beside a prompt's pairs too; a longer prompt's fit none."""
     buckets = draft_buckets(limits(slots, max_tree), reads_context)
     for sequences in range(1, slots + 1):
-        for pairs in range(sequences, (8 if reads_context else 1) * sequences + 1):
+        each, prompt = (8, 512) if reads_context else (1, 0)
+        for pairs in (*range(sequences, each * sequences + 1), each * sequences + prompt):
             bucket = fitting(buckets, sequences, pairs)
             assert bucket is not None
             assert bucket.sequences < 2 * sequences
-    assert fitting(buckets, 1, 8 * slots + 1) is None
+    assert fitting(buckets, 1, each * slots + prompt + 1) is None
 
 
 @pytest.mark.parametrize(("slots", "max_tree"), SHAPES)
 def test_buckets_come_from_the_largest_down(slots, max_tree):
     """So that the graphs of all fit into what the first took."""
-    for buckets in (decode_buckets(limits(slots, max_tree)), draft_buckets(limits(slots, max_tree), True)):
+    for buckets in (step_buckets(limits(slots, max_tree)), draft_buckets(limits(slots, max_tree), True)):
         assert [bucket.rows for bucket in buckets] == sorted((bucket.rows for bucket in buckets), reverse=True)
+        assert buckets[0].logits == max(bucket.logits for bucket in buckets)
         assert len(set(buckets)) == len(buckets)

@@ -129,13 +129,13 @@ def ran(call) -> list[tuple[tuple[int, ...], torch.dtype]]:
 
 
 def test_the_target_steps(bundle, engine: TorchEngine):
-    """A decode step in its bucket, and a step with a part of a prompt."""
+    """A decode step, and a step with a part of a prompt, in their buckets."""
     dtype = DTYPES[bundle.config.precision]
     tree, prompt = chain(0, [], [5, 6, 7]), chain(1, [], [4] * 9, causal=True)
     assert ran(lambda: engine.execute(make_batch([tree]))) == [((4, VOCAB), dtype), ((4, HIDDEN), dtype)]
     batch = make_batch([tree, prompt])
     batch.logit_rows = batch.logit_rows[:3]
-    assert ran(lambda: engine.execute(batch)) == [((3, VOCAB), dtype), ((12, HIDDEN), dtype)]
+    assert ran(lambda: engine.execute(batch)) == [((16, VOCAB), dtype), ((16, HIDDEN), dtype)]
 
 
 def test_every_drafter_drafts(bundle, engine: TorchEngine):

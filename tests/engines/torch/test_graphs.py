@@ -5,12 +5,15 @@ The slow cases would catch a kind of drafter whose drafts are captured only whil
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 
 from redraft.engines import load_engine
-from redraft.engines.cuda.buckets import decode_buckets, draft_buckets
-from redraft.engines.memory import output_bytes
+from redraft.engines.cuda.buckets import draft_buckets, step_buckets
+from redraft.engines.memory import output_bytes, pair_bytes
 from redraft.errors import BundleError
 from redraft.method import MethodPlan
 from tests.conftest import slow
@@ -23,13 +26,15 @@ from tests.engines.tiny import LIMITS, METHOD, VOCAB, chain, make_batch, random_
 def test_all_graphs_are_captured_at_load_from_the_largest_down(bundle_of_kind, graphs):
     """No step and no draft captures another one, and the caches are as they were."""
     engine = load_engine(bundle_of_kind)
-    steps, drafter = decode_buckets(LIMITS), engine.drafters[METHOD]
+    steps, drafter = step_buckets(LIMITS), engine.drafters[METHOD]
     drafts = draft_buckets(LIMITS, drafter.reads_context)
     again = len(drafter.resamples) if bundle_of_kind.config.methods[METHOD].chain_levels else 0
     captured = len(steps) + len(drafts) + again
     assert graphs.captured == captured == len(engine.steps) + len(drafter.drafts) + again
-    assert [shapes[0] for shapes in graphs.results[: len(steps)]] == [(bucket.rows, VOCAB) for bucket in steps]
+    assert [shapes[0] for shapes in graphs.results[: len(steps)]] == [(bucket.logits, VOCAB) for bucket in steps]
     assert graphs.results[len(steps)][0][0] == LIMITS.slots
+    inputs = [call.inputs.tensors["features"] for call in drafter.drafts._calls.values()]
+    assert sum(features.nbytes for features in inputs) == pair_bytes(bundle_of_kind.config) or not drafter.reads_context
     assert not any(cache.any() for cache in engine.caches[0] + engine.caches[1])
     assert not any(cache[: LIMITS.slots].any() for cache in drafter.caches)
     tokens, scheduler = generate(engine, MethodPlan(construction="best_first", budget=TABLE))
@@ -38,18 +43,45 @@ def test_all_graphs_are_captured_at_load_from_the_largest_down(bundle_of_kind, g
     assert tokens == generate(engine, None)[0]
 
 
-def test_steps_share_the_memory_of_their_results(bundle, graphs):
-    engine = load_engine(bundle)
+LARGE_CHUNKS = LIMITS.model_copy(update={"max_len": 87, "max_tree": 33, "prefill_chunk": 400})
+"""Caches of the same size, and steps with prompts that have more rows than trees."""
+
+
+def test_steps_replay_the_graphs_that_they_fit_and_change_nothing_else(bundle, graphs):
+    """Trees, parts of prompts, both, and scored prompts: logits, features and caches of the steps without graphs, in
+    memory that all share. Caches that are not the step's stay as they are."""
+    config = bundle.config.model_copy(update={"limits": LARGE_CHUNKS})
+    engine, rng = load_engine(dataclasses.replace(bundle, config=config)), np.random.default_rng(0)
     logits, hidden = engine.steps.outputs
-    assert len(logits) == len(hidden) == LIMITS.slots * LIMITS.max_tree
-    assert sum(output.numel() * output.element_size() for output in (logits, hidden)) == output_bytes(bundle.config)
-    rng = np.random.default_rng(0)
-    for rows in (1, 9, 40):
-        assert engine.execute(make_batch([random_tree(rng, 0, [], rows)]))[1].data_ptr() == hidden.data_ptr()
-    assert engine.execute(make_batch([chain(0, [], [5] * 9, causal=True)]))[1].data_ptr() == hidden.data_ptr()
-    prompt = make_batch([chain(0, [], [5] * 9, causal=True)])
-    prompt.logit_rows = prompt.logit_rows[-1:]
-    assert engine.execute(prompt)[1].data_ptr() != hidden.data_ptr()
+    assert (len(logits), len(hidden)) == (9 * 33, 8 * 33 + 200)
+    assert sum(output.numel() * output.element_size() for output in (logits, hidden)) == output_bytes(config)
+    prompts = [chain(slot, [], rng.integers(0, VOCAB, 70).tolist(), causal=True) for slot in (8, 2, 3, 7, 5)]
+    trees = {rows: random_tree(rng, 4, [], rows) for rows in (1, 9, 33)}
+    last = [69, 139, 209, 279, 349]
+    steps = [
+        *(([tree], range(rows), True) for rows, tree in trees.items()),
+        (prompts[:1], [], True),
+        (prompts[:1], [69], True),
+        ([trees[9], *prompts[:2]], [*range(9), 9 + 69], True),
+        (prompts, last, True),
+        (prompts[:2], range(140), True),
+        (prompts, range(350), False),
+    ]
+    all_buckets, caches = engine._buckets, [cache for kind in engine.caches for cache in kind]
+    for sequences, logit_rows, replays in steps:
+        found, batch, before = [], make_batch(sequences), graphs.replayed
+        batch.logit_rows = np.array(logit_rows, np.int32)
+        for buckets in (all_buckets, []):
+            for cache in caches:
+                cache.fill_(1)
+            engine._buckets = buckets
+            given, features = engine.execute(batch)
+            assert (features.data_ptr() == hidden.data_ptr()) == (replays and bool(buckets))
+            found.append([tensor.clone() for tensor in (torch.from_numpy(given), features, *caches)])
+        assert graphs.replayed - before == replays
+        assert len(found[0][0]) == len(logit_rows)
+        for ours, eager in zip(*found, strict=True):
+            torch.testing.assert_close(ours, eager, rtol=5e-5, atol=1e-4)
 
 
 def test_too_little_memory_for_the_graphs_says_what_would_fit(bundle, monkeypatch):

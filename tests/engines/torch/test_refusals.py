@@ -91,9 +91,8 @@ def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, t
         patch.setattr("redraft.engines.torch.sample", full)
         refused(lambda: engine.execute(tree))
     monkeypatch.setattr(CudaGraphCache, "eager", full)
-    prompt = make_batch([chain(0, [], [5] * 9)])
-    prompt.logit_rows = prompt.logit_rows[-1:]
-    refused(lambda: engine.execute(prompt))
+    fits_no_bucket = make_batch([chain(slot, [], [5] * 45) for slot in range(LIMITS.slots)])
+    refused(lambda: engine.execute(fits_no_bucket))
     monkeypatch.setattr(CudaGraphCache, "__call__", full)
     refused(lambda: drafter.draft(draft_batch(3)))
     refused(lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)))
