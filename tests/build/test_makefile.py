@@ -38,6 +38,7 @@ NOT_OF_BENCH = {
     "structured_methods.json": "likewise",
     "structured_prompts.json": "likewise",
     "structured_speed.json": "likewise",
+    "h200": "takes a GPU",
     "zen5": "the same files of another machine",
     "zen4": "likewise",
     "icelake": "some of them, of a third",
