@@ -16,6 +16,7 @@ from rich.table import Table
 from redraft.bundle.budget import BudgetFile
 from redraft.bundle.config import LimitsInfo, MethodConfig
 from redraft.bundle.manifest import Bundle
+from redraft.engines.memory import target_cache_bytes
 from redraft.errors import BundleError
 
 out = Console(highlight=False, soft_wrap=True)
@@ -38,9 +39,8 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
     config, manifest = bundle.config, bundle.manifest
     target, limits = config.target, config.limits
     width = 4 if config.precision == "fp32" else 2
-    cache = 2 * target.num_layers * target.num_kv_heads * target.head_size * width
-    tokens = limits.slots * (limits.max_len + limits.max_tree)
-    tuned = BudgetFile.load(bundle.path).methods
+    tuned, layers = BudgetFile.load(bundle.path).methods, len(target.windowed_layers)
+    rings = f", {limits.window_rows} rows in each of {layers} layers with a window" if limits.window_rows else ""
     methods = [
         (f"method {name}", describe_method(method, limits, width, name in tuned))
         for name, method in config.methods.items()
@@ -56,7 +56,7 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
         (
             "limits",
             f"{limits.slots} slots of {limits.max_len} tokens, trees of {limits.max_tree} rows, "
-            f"prefill chunks of {limits.prefill_chunk}; KV cache {tokens * cache / 1e6:.0f} MB",
+            f"prefill chunks of {limits.prefill_chunk}; KV cache {target_cache_bytes(config) / 1e6:.0f} MB{rings}",
         ),
         *[
             (f"rank {rank}", f"{shard.num_kv_heads} KV heads, {shard.vocab_size} of the vocabulary's logits")

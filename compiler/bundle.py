@@ -24,7 +24,7 @@ from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import FeatureReader, Target
 from model_defs.target.shards import plan_shards
 from redraft.bundle.backends import TORCH, Backend
-from redraft.bundle.config import BundleConfig, ShardInfo, TargetInfo
+from redraft.bundle.config import BundleConfig, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle.manifest import BuiltFrom
 from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.console.output import err
@@ -34,6 +34,9 @@ from redraft.engines.memory import WIDTH, needed_to_build, unaligned_caches, wha
 from redraft.errors import BundleError
 from redraft.runtime import BIGRAMS_FILE_NAME
 
+RING_SPARE, RING_STEP = 256, 64
+"""A ring has at least this many rows more than a window, and a multiple of this many: see the README of
+`TreeAttention`."""
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
 
 
@@ -71,6 +74,22 @@ def target_info(target: Target) -> TargetInfo:
     """What the run time needs to know of a target."""
     names = TargetInfo.model_fields.keys() - {"feature_size"}
     return TargetInfo(feature_size=target.feature_size, **{name: getattr(target.config, name) for name in names})
+
+
+def window_limits(target: Target, limits: LimitsInfo, backend: Backend) -> LimitsInfo:
+    """The limits with `window` and `window_rows`, where that saves anything.
+
+    A slot's rows hold the longest window or a committed path before a step's first row, and the step's rows: nothing is
+    written over that the step, or its commit, still reads.
+    """
+    windows = [window for layer in target.config.windowed_layers if (window := target.config.window_of(layer))]
+    if not (windows and backend.window_rows):
+        return limits
+    before, step_rows = max(*windows, limits.max_tree), max(limits.prefill_chunk, limits.max_tree, RING_SPARE)
+    rows = -(-(before + step_rows) // RING_STEP) * RING_STEP
+    if rows >= limits.max_len + limits.max_tree:
+        return limits
+    return limits.model_copy(update={"window": max(windows), "window_rows": rows})
 
 
 def shard_infos(target: Target, ranks: int) -> tuple[ShardInfo, ...]:
@@ -159,7 +178,8 @@ def build(
     if successors and (shape := np.load(successors, mmap_mode="r").shape) != (target.config.vocab_size,):
         raise BundleError(f"{successors} has shape {shape}, expected a successor of each of {target.config.vocab_size}")
     given = config.target.model_copy(update={"feature_size": target.feature_size})
-    config, token_info = config.model_copy(update={"methods": methods, "target": given}), 0
+    limits = window_limits(target, config.limits, config.backend)
+    config, token_info = config.model_copy(update={"methods": methods, "target": given, "limits": limits}), 0
     for name, loop in loops.items():
         if info := getattr(loop.drafter, "info", None):
             size = info_bytes(info, config)

@@ -52,7 +52,8 @@ def _draw_temperature(rng: random.Random) -> float:
 class Generator:
     """Continuous batching over a preallocated cache: one token of every slot per forward.
 
-    All documents share the rows of `prefix` (the chat template's opening but its last token), computed once.
+    All documents share the rows of `prefix` (the chat template's opening but its last token), computed once if the
+    slots keep them.
     """
 
     def __init__(self, forward: Forward, ends: set[int], prefix: list[int], seed: int):
@@ -163,8 +164,12 @@ class Generator:
         return True
 
     def _start(self, doc: Document) -> Document:
-        doc.tokens = [*self.prefix, doc.pending.popleft()]
-        doc.hidden = list(self.prefix_hidden)
+        if self.forward.keeps_rows:
+            doc.tokens, doc.hidden = list(self.prefix), list(self.prefix_hidden)
+        else:
+            doc.tokens, doc.hidden = [], []
+            doc.pending.extendleft(reversed(self.prefix))
+        doc.tokens.append(doc.pending.popleft())
         return doc
 
 

@@ -22,6 +22,8 @@ class Forward(Protocol):
     length: int
     device: torch.device
     """Where the logits are"""
+    keeps_rows: bool
+    """Whether a slot's first rows are still there after a long text"""
 
     def __call__(
         self, tokens: list[list[int]], lengths: list[int], wanted: list[int]
@@ -37,7 +39,7 @@ class TorchForward:
 
     def __init__(self, target: Target, slots: int, length: int):
         self.target, self.slots, self.length = target, slots, length
-        self.device = target.embedding.weight.device
+        self.device, self.keeps_rows = target.embedding.weight.device, True
         self.cache = DenseCache(target.config, slots, length, target.embedding.weight)
 
     def __call__(
@@ -66,9 +68,10 @@ class EngineForward:
         except BundleError as error:
             raise ValueError(str(error)) from None
         self.device = torch.device("cpu")
-        self.slots, self.length = bundle.config.limits.slots, bundle.config.limits.max_len
+        limits = bundle.config.limits
+        self.slots, self.length, self.keeps_rows = limits.slots, limits.max_len, not limits.window_rows
         self.feature_size = bundle.config.target.feature_size
-        self.mask_words = mask_width(bundle.config.limits.max_tree)
+        self.mask_words = mask_width(limits.max_tree)
         self([[0]] * self.slots, [0] * self.slots, [])
 
     def __call__(

@@ -78,4 +78,5 @@ def target_parts(config: BundleConfig, target: Target, folder: Path) -> Iterator
 
 def cache_shape(config: BundleConfig) -> CacheShape:
     """The shape of the cache under a bundle's limits."""
-    return CacheShape(config.limits.slots, config.limits.max_len, config.limits.max_tree)
+    limits = config.limits
+    return CacheShape(limits.slots, limits.max_len, limits.max_tree, limits.window_rows)

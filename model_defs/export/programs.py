@@ -8,7 +8,7 @@ from torch.export import Dim, ExportedProgram
 
 from model_defs.drafters.token_info import TokenInfoTable
 from model_defs.export.drafter import DrafterInputs, Drafting, Resampling, resampling_examples
-from model_defs.export.target import CacheShape
+from model_defs.export.target import CacheShape, empty_caches
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.context_cache import CacheTables
 from model_defs.target.attention import RopeTables
@@ -49,8 +49,7 @@ def export_target_torch(
     config, dtype = target.config, target.norm.weight.dtype
     rows, sequences, bounds, commits = 5, 3, 4, 2
     t, b, b1, c, r = (Dim(name, min=1) for name in ("T", "B", "B1", "C", "R"))
-    cache_shape = (cache.slots, config.num_kv_heads, cache.rows, config.head_size)
-    caches = [[torch.empty(cache_shape, dtype=dtype) for _ in range(config.num_layers)] for _ in "kv"]
+    caches = [empty_caches(target, cache, cache.slots, dtype) for _ in "kv"]
     row_inputs = [(rows,), (bounds,), (sequences,), (sequences,), (rows, cache.mask_words), (commits,), (bounds,)]
     arguments = (_ints(rows), [_ints(*shape) for shape in row_inputs], _ints(6), *caches)
     fixed: list[dict] = [{}] * config.num_layers

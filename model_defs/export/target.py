@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CacheShape:
     """The size of the KV cache: `slots` sequences of up to `max_len` tokens, and after them `max_tree` rows of a tree
-    (its root included)."""
+    (its root included). Layers with a window have `window_rows` rows, if that is not 0: see `LimitsInfo`."""
 
     slots: int
     max_len: int
     max_tree: int
+    window_rows: int = 0
 
     @property
     def rows(self) -> int:
@@ -179,7 +180,7 @@ def export_target_plugin(
     }
     examples = [torch.zeros([sizes[a] for a in names], dtype=torch.int32) for names in axes.values()]
     examples[5] = torch.zeros(sizes["T"], cache.mask_words, dtype=torch.int32)
-    caches = [_empty_caches(target, cache, 7, cache_dtype) for _ in "kv"]
+    caches = [empty_caches(target, cache, 7, cache_dtype) for _ in "kv"]
     shapes = [dict(enumerate(names)) for names in axes.values()]
     # OpenVINO allocates every input whose size it knows: left open, the cache exists once.
     open_slots: list[dict[int, str]] = [{0: "slots"}] * config.num_layers
@@ -206,7 +207,7 @@ def export_target_native(
     """
     config, dtype = target.config, target.norm.weight.dtype
     batch, rows = 3, 5
-    caches = [_empty_caches(target, cache, batch, dtype) for _ in "kv"]
+    caches = [empty_caches(target, cache, batch, dtype) for _ in "kv"]
     examples = (
         torch.zeros(batch, rows, dtype=torch.int32),
         torch.zeros(batch, rows, dtype=torch.int64),
@@ -224,10 +225,11 @@ def export_target_native(
     )
 
 
-def _empty_caches(target: Target, cache: CacheShape, batch: int, dtype: torch.dtype) -> list[Tensor]:
-    config = target.config
-    shape = (batch, config.num_kv_heads, cache.rows, config.head_size)
-    return [torch.empty(shape, dtype=dtype) for _ in range(config.num_layers)]
+def empty_caches(target: Target, cache: CacheShape, batch: int, dtype: torch.dtype) -> list[Tensor]:
+    """A cache [batch, kv_heads, rows, head_size] of each layer, for exporting."""
+    config, windowed = target.config, target.config.windowed_layers if cache.window_rows else ()
+    rows = [cache.window_rows if layer in windowed else cache.rows for layer in range(config.num_layers)]
+    return [torch.empty(batch, config.num_kv_heads, count, config.head_size, dtype=dtype) for count in rows]
 
 
 def _output_names(layers: int, features_output: bool, updated_caches: bool) -> list[str]:

@@ -75,6 +75,11 @@ class TargetConfig:
         """See `Attention.window`."""
         return self.attentions[self.attention_of(layer)].window
 
+    @property
+    def windowed_layers(self) -> tuple[int, ...]:
+        """The layers with a window."""
+        return tuple(layer for layer in range(self.num_layers) if self.window_of(layer))
+
     def for_layers(self, count: int) -> TargetConfig:
         """The configuration of a drafter's `count` layers of this size: dense, with RoPE in all of them."""
         rope = replace(self.rope, type="default") if self.rope.type == NONE else self.rope

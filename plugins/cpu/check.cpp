@@ -114,12 +114,15 @@ void check(const TreeAttentionArgs& a) {
     expect(a.row_offsets[0] == 0, "row_offsets[0]", a.row_offsets[0], "0");
     for (int64_t s = 0; s < a.sequences; ++s) {
         const int64_t rows = static_cast<int64_t>(a.row_offsets[s + 1]) - a.row_offsets[s];
-        const int64_t length = a.cache_lengths[s], start = a.starts ? a.starts[s] : length;
+        const int64_t length = a.cache_lengths[s], start = a.starts ? a.starts[s] : length, end = start + rows;
+        // The first place that a row may see: the cache holds it and all after it at once.
+        const int64_t first = a.window && length >= a.window ? length + 1 - a.window : 0;
         expect(rows >= 0, "rows of a sequence", rows, "row_offsets that ascend");
         expect(a.row_offsets[s + 1] <= a.rows, "row_offsets", a.row_offsets[s + 1], "at most the number of rows");
         expect_below("slot", a.slots[s], a.cache_slots);
-        expect(length >= 0 && start + rows <= a.cache_rows, "cache length and rows", start + rows,
-               "at most the cache's rows");
+        expect(length >= 0 && end - first <= a.cache_rows, "cache length and rows", end, "at most the cache's rows");
+        expect(end <= a.cache_rows || a.cache_rows % kKeys == 0, "cache rows", a.cache_rows,
+               "a multiple of 32 in a ring");
         expect(start >= length, "start", start, "at least the cache length");
         if (!a.commit_offsets) continue;
         const int64_t commits = static_cast<int64_t>(a.commit_offsets[s + 1]) - a.commit_offsets[s];
@@ -128,7 +131,7 @@ void check(const TreeAttentionArgs& a) {
                a.commit_offsets[s + 1], "within commit_src");
         int64_t last = -1;
         for (int64_t c = a.commit_offsets[s]; c < a.commit_offsets[s + 1]; ++c) {
-            expect(a.commit_src[c] > last && length - commits + a.commit_src[c] < a.cache_rows, "commit_src",
+            expect(a.commit_src[c] > last && length - commits + a.commit_src[c] - first < a.cache_rows, "commit_src",
                    a.commit_src[c], "ascending rows within the cache");
             last = a.commit_src[c];
         }

@@ -21,6 +21,7 @@ constexpr int64_t kPanel = 32;  // weight rows that are stored and multiplied to
 // One step of a dot product reads so many bytes of a panel: 32 floats of one feature, 32 pairs of bf16 of two features,
 // or 32 times four bytes.
 constexpr int64_t kStepBytes = 128;
+constexpr int64_t kKeys = 32;  // cached keys that attention scores together
 
 // Rows to multiply and packed weights to multiply them with.
 struct Projection {
@@ -193,7 +194,7 @@ struct TreeAttentionArgs {
     const int32_t* starts;          // [sequences] or null: cache_lengths
     const float* rope_table;        // [max_positions, head_size]
     int64_t max_positions;
-    void* k_cache;                  // [cache_slots, kv_heads, cache_rows, head_size]
+    void* k_cache;                  // [cache_slots, kv_heads, cache_rows, head_size], place p in row p % cache_rows
     void* v_cache;
     DType cache_dtype;              // fp32 or bf16
     int64_t cache_slots;

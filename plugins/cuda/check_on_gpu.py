@@ -45,6 +45,8 @@ SHAPES = {
 
 PADDING, EARLIER = 5, 3
 """Numbers of rows after the last sequence's, and of uncommitted rows before a later level's."""
+WINDOW, RING = 65, 320
+"""A window, and the fewest rows of its ring on a GPU."""
 
 
 class Batch(NamedTuple):
@@ -62,10 +64,12 @@ class Batch(NamedTuple):
     k_cache: Tensor
     v_cache: Tensor
     starts: Tensor | None = None
+    window: int = 0
 
     def to(self, device: str) -> Batch:
-        given = {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
-        return self._replace(**{name: tensor.to(device, copy=True) for name, tensor in given.items()})
+        given: dict[str, Any] = self._asdict()
+        given |= {name: x.to(device, copy=True) for name, x in given.items() if isinstance(x, Tensor)}
+        return Batch(**given)
 
 
 def make_batch(
@@ -116,8 +120,10 @@ def make_batch(
 
 def padded(batch: Batch) -> Batch:
     """The step with rows after the last sequence's, which must come out as zeros."""
-    rows = {name: getattr(batch, name) for name in ("qkv", "positions", "tree_mask")}
-    return batch._replace(**{name: torch.cat([own, torch.zeros_like(own[:PADDING])]) for name, own in rows.items()})
+    qkv, positions, tree_mask = (
+        torch.cat([own, torch.zeros_like(own[:PADDING])]) for own in (batch.qkv, batch.positions, batch.tree_mask)
+    )
+    return batch._replace(qkv=qkv, positions=positions, tree_mask=tree_mask)
 
 
 def later_level(batch: Batch) -> Batch:
@@ -128,6 +134,17 @@ def later_level(batch: Batch) -> Batch:
         cache_lengths=batch.cache_lengths - EARLIER,
         tree_mask=batch.tree_mask << EARLIER | 1 << EARLIER - 1 | 1,
     )
+
+
+def in_rings(batch: Batch) -> Batch:
+    """The batch with a window, whose caches are rings: of what is cached, a later place has overwritten an earlier."""
+    rings = []
+    for whole in (batch.k_cache, batch.v_cache):
+        rings.append(whole.new_zeros(*whole.shape[:2], RING, whole.shape[3]))
+        for slot, length in zip(batch.slots.tolist(), batch.cache_lengths.tolist(), strict=True):
+            for part in whole[slot, :, : length + 8].split(RING, dim=1):
+                rings[-1][slot, :, : part.shape[1]] = part
+    return batch._replace(k_cache=rings[0], v_cache=rings[1], window=WINDOW)
 
 
 def without_commits(batch: Batch) -> Batch:
@@ -141,7 +158,13 @@ def causal(batch: Batch) -> Batch:
 
 
 def attend(batch: Batch, heads: Heads) -> Tensor:
-    return cuda.tree_attention(*batch, num_heads=heads.heads, num_kv_heads=heads.kv_heads, head_size=heads.head_size)
+    return cuda.tree_attention(
+        *batch[:-1],
+        num_heads=heads.heads,
+        num_kv_heads=heads.kv_heads,
+        head_size=heads.head_size,
+        window=batch.window,
+    )
 
 
 def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
@@ -149,10 +172,11 @@ def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
     differ by more than a rounding or, in fp32, where a sequence on its own has other bits."""
     expected_batch, found_batch = batch.to("cpu"), batch.to(device)
     expected = reference.tree_attention(
-        *expected_batch._replace(qkv=batch.qkv.float()),
+        *expected_batch._replace(qkv=batch.qkv.float())[:-1],
         num_heads=heads.heads,
         num_kv_heads=heads.kv_heads,
         head_size=heads.head_size,
+        window=batch.window,
     )
     out, dtype = attend(found_batch, heads), batch.qkv.dtype
     if out[int(batch.row_offsets[-1]) :].any():
@@ -238,6 +262,7 @@ CASES: dict[str, tuple[list[int], list[int], int, Callable[[Batch], Batch]]] = {
     "trees alike": ([129] * 9, [16] * 9, 0, Batch._replace),
     "a later level": ([700, 40], [20, 5], 0, later_level),
     "chains without mask": ([700, 40], [20, 5], 0, causal),
+    "rings of a window": ([2600, 312], [33, 5], 200, in_rings),
 }
 """Cached rows, tree nodes, rows of a causal chunk, and how the batch differs."""
 

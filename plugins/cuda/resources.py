@@ -80,10 +80,9 @@ LIMITS = {
     "tree_attention_split_fp32_64": Limits(registers=80, resident=6, wide_loads=5),
     "tree_attention_split_fp32_128": Limits(registers=80, resident=6, wide_loads=5),
     # Wide loads: a committed piece, and both halves of a new one.
-    **{f"tree_attention_commit_write_{size}": Limits(registers=40, resident=12, wide_loads=3) for size in (64, 128)},
     **{
-        f"tree_attention_commit_write_fp32_{size}": Limits(registers=32, resident=16, wide_loads=3)
-        for size in (64, 128)
+        f"tree_attention_commit_write_{size}": Limits(registers=40, resident=12, wide_loads=3)
+        for size in (64, 128, "fp32_64", "fp32_128")
     },
     # Shared memory for the values of 16 splits: with few rows their latency counts, not the warps.
     "tree_attention_combine_64": Limits(registers=40, resident=12),

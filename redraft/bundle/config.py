@@ -48,6 +48,8 @@ class TargetInfo(Section):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_position: int
+    windowed_layers: tuple[int, ...] = ()
+    """The layers with a sliding window"""
 
 
 class ShardInfo(Section):
@@ -59,12 +61,18 @@ class ShardInfo(Section):
 
 class LimitsInfo(Section):
     """Sizes that are compiled in: `slots` sequences of at most `max_len` tokens, `max_tree` rows of a tree (its
-    root included), and `prefill_chunk` prompt rows a step."""
+    root included), and `prefill_chunk` prompt rows a step.
+
+    `window_rows`: rows of a slot in the target's caches of layers with a window, the longest of which is `window`; 0:
+    as many as in the others. Place p of a text has row p % window_rows.
+    """
 
     slots: int = Field(ge=1)
     max_len: int = Field(ge=2)
     max_tree: int = Field(ge=1)
     prefill_chunk: int = Field(ge=1)
+    window: int = Field(default=0, ge=0)
+    window_rows: int = Field(default=0, ge=0)
 
 
 class ContextInfo(Section):
@@ -155,6 +163,13 @@ class BundleConfig(Section):
     def plugin_form(self) -> bool:
         """Whether a target for TensorRT is in plugin form."""
         return Form.plugin in self.backend.forms and self.form != Form.native
+
+    def cache_rows(self, layer: int) -> int:
+        """Rows of a slot in the target's caches of a layer."""
+        limits = self.limits
+        if limits.window_rows and layer in self.target.windowed_layers:
+            return min(limits.window_rows, limits.max_len + limits.max_tree)
+        return limits.max_len + limits.max_tree
 
     def kv_heads(self, rank: int) -> int:
         """KV heads of the target's cache on this rank."""

@@ -91,8 +91,10 @@ class RowBuffers:
         _expect_below("positions", batch.positions, self._cache_rows)
         _expect_below("slots", batch.slots, self._limits.slots)
         _expect_below("logit_rows", batch.logit_rows, rows)
-        ends = batch.cache_lengths + np.diff(batch.row_offsets)
-        _expect_below("cache_lengths with rows", ends - 1, self._cache_rows)
+        counts, window_rows = np.diff(batch.row_offsets), self._limits.window_rows
+        _expect_below("cache_lengths with rows", batch.cache_lengths + counts - 1, self._cache_rows)
+        if window_rows:  # which hold a window before a step's first row, and the step's
+            _expect_below("rows of a sequence", counts, window_rows - self._limits.window + 2)
         _expect_below(
             "cache_lengths after commits", batch.cache_lengths - np.diff(batch.commit_offsets), self._cache_rows
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,21 +27,22 @@ COPIES_WHILE_BUILDING = 2
 """Copies of the weights that TensorRT holds: the network and the engine."""
 
 
-def row_bytes(config: BundleConfig) -> int:
-    """Bytes of a token's keys and values, the drafters' included."""
-    width = WIDTH.get(config.precision, 2)
-
-    def row(info: TargetInfo | ContextInfo, layers: int) -> int:
-        return 2 * layers * info.num_kv_heads * info.head_size * width
-
-    contexts = [method.context for method in config.methods.values() if method.context]
-    return row(config.target, config.target.num_layers) + sum(row(context, context.layers) for context in contexts)
+def target_cache_bytes(config: BundleConfig) -> int:
+    """Bytes of the target's caches."""
+    rows = sum(map(config.cache_rows, range(config.target.num_layers)))
+    return config.limits.slots * rows * _row_bytes(config, config.target)
 
 
 def cache_bytes(config: BundleConfig) -> int:
     """Bytes of all caches."""
-    limits = config.limits
-    return limits.slots * (limits.max_len + limits.max_tree) * row_bytes(config)
+    limits, contexts = config.limits, [method.context for method in config.methods.values() if method.context]
+    rows = limits.slots * (limits.max_len + limits.max_tree)
+    return target_cache_bytes(config) + rows * sum(one.layers * _row_bytes(config, one) for one in contexts)
+
+
+def _row_bytes(config: BundleConfig, heads: TargetInfo | ContextInfo) -> int:
+    """Bytes of a token's keys and values in a layer."""
+    return 2 * heads.num_kv_heads * heads.head_size * WIDTH.get(config.precision, 2)
 
 
 def unaligned_caches(config: BundleConfig, max_len: int) -> list[int]:
@@ -110,9 +112,14 @@ def step_bytes(config: BundleConfig) -> int:
     return output_bytes(config) + working_bytes(config) + chosen + chain_bytes(config) + pair_bytes(config)
 
 
+def _with(config: BundleConfig, **limits: int) -> BundleConfig:
+    """The configuration with other limits."""
+    return config.model_copy(update={"limits": config.limits.model_copy(update=limits)})
+
+
 def _limit_bytes(config: BundleConfig, slots: int) -> int:
     """Bytes of caches and steps with this number of slots."""
-    config = config.model_copy(update={"limits": config.limits.model_copy(update={"slots": slots})})
+    config = _with(config, slots=slots)
     return cache_bytes(config) + step_bytes(config)
 
 
@@ -137,7 +144,7 @@ def loaded_bytes(bundle: Bundle, rank: int, suffix: str) -> int:
 
 def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 1) -> str:
     """Say how much of `free` bytes is needed, and which smaller limits would fit."""
-    limits, row = config.limits, row_bytes(config)
+    limits = config.limits
     weights, steps, caches = copies * weight_bytes, step_bytes(config), cache_bytes(config)
     needed = (
         f"about {_gb(weights + steps + caches)} GB are needed (weights {_gb(weights)}, caches {_gb(caches)}, "
@@ -145,7 +152,8 @@ def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 
     )
     room = free - weights - steps
     slots = next((slots for slots in range(limits.slots, 0, -1) if _limit_bytes(config, slots) <= free - weights), 0)
-    most = min(room // (row * limits.slots) - limits.max_tree, limits.max_len)
+    lengths = range(limits.max_len + 1)
+    most = bisect_right(lengths, room, key=lambda length: cache_bytes(_with(config, max_len=length))) - 1
     length = next((length for length in range(most, 1, -1) if not unaligned_caches(config, length)), 0)
     fitting = [f"--slots {slots}"] * (0 < slots < limits.slots) + [f"--max-len {length}"] * (
         1 < length < limits.max_len

@@ -47,10 +47,9 @@ class OpenVINOEngine:
             kernels.set_threads(threads)
         core = ov.Core()
         core.add_extension(str(extension_path()))
-        layers = config.target.num_layers
         folder = target_folder(bundle.path, rank, config.tensor_parallel)
-        heads = config.kv_heads(rank), config.target.head_size
-        self.caches = _allocate_caches(config, *heads, layers, config.limits.max_tree)
+        rows = [config.cache_rows(layer) for layer in range(config.target.num_layers)]
+        self.caches = _allocate_caches(config, config.kv_heads(rank), config.target.head_size, rows)
         weights = _read_aligned(folder / "target.weights")
         self._target = _Network(core, folder / "target.onnx", self.caches, weights)
         self._rows = RowBuffers(config.limits, config.target.vocab_size)
@@ -107,8 +106,8 @@ class OpenVINODrafter:
         self.reads_text = context is not None and context.from_text
         self.caches: dict[str, np.ndarray] = {}
         if context:
-            heads = context.num_kv_heads, context.head_size
-            self.caches = _allocate_caches(config, *heads, context.layers, context.draft_rows)
+            rows = [config.limits.max_len + context.draft_rows] * context.layers
+            self.caches = _allocate_caches(config, context.num_kv_heads, context.head_size, rows)
         self._network = _Network(core, bundle.path / f"drafter.{name}.onnx", self.caches, weights)
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._has_raw_logits = self._network.gives("raw_logits")
@@ -214,15 +213,12 @@ def _read_aligned(path: Path) -> np.ndarray:
     return aligned
 
 
-def _allocate_caches(
-    config: BundleConfig, kv_heads: int, head_size: int, layers: int, draft_rows: int
-) -> dict[str, np.ndarray]:
-    """Zeros [slots, kv_heads, max_len + draft_rows, head_size] by input name, in memory that is already there: float32
-    in fp32 bundles, else the uint16 bits of bf16."""
-    limits = config.limits
-    shape = (limits.slots, kv_heads, limits.max_len + draft_rows, head_size)
+def _allocate_caches(config: BundleConfig, kv_heads: int, head_size: int, rows: list[int]) -> dict[str, np.ndarray]:
+    """Zeros [slots, kv_heads, rows of the layer, head_size] by input name, in memory that is already there: float32 in
+    fp32 bundles, else the uint16 bits of bf16."""
     dtype = np.float32 if config.precision == "fp32" else np.uint16
-    return {f"{kind}_cache.{layer}": np.full(shape, 0, dtype) for layer in range(layers) for kind in "kv"}
+    shapes = [(config.limits.slots, kv_heads, count, head_size) for count in rows]
+    return {f"{kind}_cache.{layer}": np.full(shape, 0, dtype) for layer, shape in enumerate(shapes) for kind in "kv"}
 
 
 def _shared(cache: np.ndarray) -> ov.Tensor:

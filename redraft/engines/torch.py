@@ -81,8 +81,9 @@ class TorchEngine:
         folder = target_folder(bundle.path, rank, config.tensor_parallel)
         program = load_program(folder / "target.pt2", device)
         self._rows = RowBuffers(limits, target.vocab_size)
-        heads, rows = (config.kv_heads(rank), target.head_size), (limits.slots, limits.max_tree)
-        self.caches = [_allocate(config, *heads, target.num_layers, *rows, device) for _ in "kv"]
+        rows = map(config.cache_rows, range(target.num_layers))
+        shapes = [(limits.slots, config.kv_heads(rank), count, target.head_size) for count in rows]
+        self.caches = [_allocate(config, shapes, device) for _ in "kv"]
         self._buckets = step_buckets(limits)
         self.steps = CudaGraphCache(lambda inputs: self._forward(program, inputs), device, graphs)
         self._results, self._draws = Results(device), draws_on(device)
@@ -156,10 +157,10 @@ class TorchDrafter:
         self.reads_text = context is not None and context.from_text
         self.caches: list[Tensor] = []
         if context:
-            heads = context.num_kv_heads, context.head_size
             # One slot more, where sequences that only fill up a batch draft.
-            rows = self._slots + 1, context.draft_rows
-            self.caches = _allocate(config, *heads, 2 * context.layers, *rows, device)
+            slots, rows = self._slots + 1, config.limits.max_len + context.draft_rows
+            shapes = [(slots, context.num_kv_heads, rows, context.head_size)] * (2 * context.layers)
+            self.caches = _allocate(config, shapes, device)
         program = load_program(bundle.path / f"drafter.{name}.pt2", device)
         padding, idle = {"slots": self._slots, "top_p": 1.0}, {NEXT: np.array([0, 1], np.int32)}
         self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
@@ -324,11 +325,8 @@ def load_program(path: Path, device: torch.device) -> torch.nn.Module:
     return program.module()
 
 
-def _allocate(
-    config: BundleConfig, kv_heads: int, head_size: int, count: int, slots: int, draft_rows: int, device: torch.device
-) -> list[Tensor]:
-    shape = (slots, kv_heads, config.limits.max_len + draft_rows, head_size)
-    return [torch.zeros(shape, dtype=DTYPES[config.precision], device=device) for _ in range(count)]
+def _allocate(config: BundleConfig, shapes: Iterable[tuple[int, ...]], device: torch.device) -> list[Tensor]:
+    return [torch.zeros(shape, dtype=DTYPES[config.precision], device=device) for shape in shapes]
 
 
 def _first(output: Tensor, sequences: int, count: int) -> Tensor:

@@ -22,7 +22,7 @@ from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from redraft.scheduling.prompt_rows import share_rows, step_rows
 from redraft.scheduling.service_stats import ServiceStats
-from redraft.scheduling.slots import Slots
+from redraft.scheduling.slots import Limits, Slots
 from redraft.sequence import Gain, Output, Sequence
 
 LOOKED_AT = 128
@@ -31,17 +31,6 @@ LOOKED_AT = 128
 
 class Overloaded(RuntimeError):
     """The waiting queue is full."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Sizes of the KV cache and of a step. A slot has `max_len` + `max_tree` rows."""
-
-    slots: int
-    max_len: int
-    max_tree: int
-    prefill_chunk: int
-    max_queue: int = 128
 
 
 @dataclass
@@ -124,7 +113,7 @@ class Scheduler:
         """No deadline is before."""
         self._running: list[Sequence] = []
         reuse = prefix_reuse and self._engine.reuse_refusal is None
-        self._slots = Slots(limits.slots, self._engine.copy if reuse else None)
+        self._slots = Slots(limits, self._engine.copy if reuse else None)
         self._words = mask_width(limits.max_tree)
 
     @property

@@ -6,6 +6,8 @@ prefills the rest, or copies that prefix to another slot. The least recently use
 A sequence of prompt A B C D E over a record of A B C X begins after 2 rows: the last common token, C, runs again. So
 the target gives the state after C, which the pair (C, D) of a drafter's context needs, and a prompt that is in place
 entirely has logits for its last token.
+
+Layers with a window may keep a text's last rows only: then a sequence begins after rows near its end, or after none.
 """
 
 from __future__ import annotations
@@ -29,6 +31,20 @@ which nobody has counted. Without a draft all of a text would be left."""
 NO_TOKENS = np.zeros(0, np.int32)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of the KV cache and of a step. A slot has `max_len` + `max_tree` rows, and in layers with a window, the
+    longest of which is `window`, the last `window_rows` of these, if that is not 0."""
+
+    slots: int
+    max_len: int
+    max_tree: int
+    prefill_chunk: int
+    max_queue: int = 128
+    window: int = 0
+    window_rows: int = 0
+
+
 @dataclass(eq=False)
 class Slot:
     """A slot and its record: `tokens` int32 [n], whose rows are in place once the rows `commit` have been moved (see
@@ -47,6 +63,8 @@ class Slot:
     """When it was used last; 0: it holds nothing."""
     method: str = ""
     user: Sequence | None = None
+    written: int = 0
+    """At most so many rows, those of trees included, have been written since it began with another text."""
 
     @property
     def settled(self) -> int:
@@ -85,9 +103,9 @@ class Slot:
 class Slots:
     """All slots. `copy(source, target, rows)` is the engine's; None: nothing is reused."""
 
-    def __init__(self, count: int, copy: Callable[[int, int, int], None] | None):
-        self._copy = copy
-        self._slots = [Slot(number) for number in range(count)]
+    def __init__(self, limits: Limits, copy: Callable[[int, int, int], None] | None):
+        self._limits, self._copy = limits, copy
+        self._slots = [Slot(number) for number in range(limits.slots)]
         self._clock = 0
         self._state = 0
         """Changes with what the slots hold."""
@@ -125,6 +143,8 @@ class Slots:
             if slot.salt != sequence.request.cache_salt or (sequence.pairs is not None and slot.method != method):
                 continue
             soon = _common(leader.prompt, sequence.prompt) - 1
+            if soon < self._earliest(slot):
+                continue
             if soon - sequence.reusable >= max(COPY_ROWS, len(sequence.prompt) - soon):
                 return leader
         return None
@@ -139,6 +159,7 @@ class Slots:
         elif self._copy is not None:
             self._copy(source.number, target.number, rows)
             source.used = self._now()
+        target.written = self._written(source) if rows else 0
         own = pairs.pop(method, None)
         if sequence.pairs is None:
             own = None
@@ -153,7 +174,7 @@ class Slots:
     def release(self, sequence: Sequence) -> None:
         """Free a finished sequence's slot, whose rows stay for others."""
         slot = self._slots[sequence.slot]
-        slot.user = None
+        slot.written, slot.user = self._written(slot), None
         self._state += 1
         if self._copy is None or not sequence.request.cache_prompt:
             slot.tokens, slot.commit, slot.pairs, slot.used = NO_TOKENS, [], {}, 0
@@ -173,8 +194,8 @@ class Slots:
         if not self.reads(sequence):
             return oldest, oldest, 0
         self._look()
-        rows = {slot: slot.rows_for(sequence, method) for slot in self._slots}
-        copied = {slot: min(rows[slot], slot.settled) for slot in self._slots}
+        rows = {slot: self._kept(slot, slot.rows_for(sequence, method)) for slot in self._slots}
+        copied = {slot: self._kept(slot, min(rows[slot], slot.settled)) for slot in self._slots}
         best = max(free, key=rows.__getitem__)
         if len(best.tokens) - rows[best] <= max(COPY_ROWS, min(rows[best], len(oldest.tokens))):
             in_place = best
@@ -184,6 +205,21 @@ class Slots:
         if copied[source] - rows[in_place] >= COPY_ROWS:
             return source, oldest, copied[source]
         return in_place, in_place, rows[in_place]
+
+    def _written(self, slot: Slot) -> int:
+        """See `Slot.written`, now."""
+        if (user := slot.user) is None:
+            return slot.written
+        return max(slot.written, user.cache_length + (self._limits.max_tree if user.prefilled else 0))
+
+    def _earliest(self, slot: Slot) -> int:
+        """The fewest rows to begin after: a window of these, or all, must be among the last ones that were written."""
+        written, window_rows = self._written(slot), self._limits.window_rows
+        return written - (window_rows - self._limits.window + 1) if 0 < window_rows < written else 0
+
+    def _kept(self, slot: Slot, rows: int) -> int:
+        """The rows to begin after, where so many are the slot's."""
+        return rows if rows >= self._earliest(slot) else 0
 
     def _look(self) -> None:
         self._state += sum(slot.look() for slot in self._slots)

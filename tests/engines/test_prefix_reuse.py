@@ -10,7 +10,8 @@ from redraft.engines import load_engine
 from redraft.method import Method, MethodPlan
 from redraft.scheduling.scheduler import Limits
 from tests.engines.ranks.test_parallel import RANDOM
-from tests.engines.tiny import bundle_of_methods, tiny_bundle, tiny_drafter_of
+from tests.engines.tiny import LIMITS as LIMITS_OF_BUNDLES
+from tests.engines.tiny import bundle_of_methods, caches_of, tiny_bundle, tiny_drafter_of, tiny_of
 from tests.mutants import Mutant, planted
 from tests.scheduling.reuse import converse
 
@@ -52,6 +53,19 @@ def test_draws_that_decide_the_answer_need_all_pairs(engine):
         check()
 
 
+@pytest.mark.parametrize(("backend", "tolerance"), [("openvino", 0.0), ("torch", 1e-4)])
+def test_answers_are_those_without_reuse_where_caches_have_lost_rows(tmp_path, monkeypatch, backend, tolerance):
+    """Of layers with a window of 9: texts of up to 120 tokens, and their trees, over 64 rows."""
+    monkeypatch.setattr("compiler.bundle.RING_SPARE", 0)
+    sizes = LIMITS_OF_BUNDLES.model_copy(update={"max_len": 120, "max_tree": 14})
+    engine = load_engine(tiny_bundle(tmp_path, tiny_of("gemma3"), backend, limits=sizes))
+    assert {cache.shape[2] for cache in caches_of(engine)} == {64, 134}
+    limits = Limits(3, 120, 14, 16, max_queue=99, window=9, window_rows=64)
+    share, copies = converse(engine, limits, {"tiny": PLANS["recurrent"]}, 2, 50, tolerance)
+    assert share > 0.15
+    assert copies > 3
+
+
 def test_answers_are_those_without_reuse_with_the_torch_backend(target, tmp_path):
     """Up to the order of sums."""
     engine = load_engine(tiny_bundle(tmp_path, target, "torch", trained=tiny_drafter_of(target, "eagle")))
@@ -64,7 +78,7 @@ def test_answers_are_those_without_reuse_with_the_torch_backend(target, tmp_path
 def test_a_copy_is_of_all_caches_and_no_other_rows(target, tmp_path, backend):
     engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=tiny_drafter_of(target, "eagle")))
     (drafter,) = engine.drafters.values()
-    own = engine.caches.values() if backend == "openvino" else [one for kind in engine.caches for one in kind]
+    own = caches_of(engine)
     drafters = drafter.caches.values() if backend == "openvino" else drafter.caches
     caches = [np.asarray(one) for one in (*own, *drafters)]
     rng, rows, before = np.random.default_rng(0), 13, []

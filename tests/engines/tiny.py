@@ -301,6 +301,14 @@ def bundle_of_methods(
     return Bundle.load(folder / "bundle")
 
 
+def caches_of(engine: Any) -> list[np.ndarray]:
+    """The target's caches in an engine of `openvino`, or of `torch` on the CPU."""
+    caches = (
+        engine.caches.values() if isinstance(engine.caches, dict) else [one for kind in engine.caches for one in kind]
+    )
+    return [np.asarray(cache) for cache in caches]
+
+
 @dataclass
 class Rows:
     """One sequence's part of a step: tokens in the cache, and new rows with the row that each follows (-1: the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -64,6 +64,18 @@ class Case:
         out = tree_attention(*tensors.values(), **sizes, window=self.window, norms=norms)
         return out.numpy(), tensors["k_cache"].float().numpy(), tensors["v_cache"].float().numpy()
 
+    def in_rings(self, sequences: list[Sequence], rows: int) -> Case:
+        """The same case with rings of this many rows: place p has row p % rows, which a later one may have overwritten.
+        Rows that no place has taken hold large numbers."""
+        changed, large = dict(self.arrays), {np.float32: 99.0, np.uint16: 0x42C6}
+        for name in ("k_cache", "v_cache"):
+            whole = self.arrays[name]
+            changed[name] = np.full((*whole.shape[:2], rows, whole.shape[3]), large[whole.dtype.type], whole.dtype)
+            for s in sequences:
+                for place in range(s.length - len(s.commits) + max(s.commits, default=-1) + 1):
+                    changed[name][s.slot, :, place % rows] = whole[s.slot, :, place]
+        return replace(self, arrays=changed)
+
 
 TREE = [-1, 0, 0, 1, 1, 2, 3, 5]
 MIXED = [
@@ -74,6 +86,10 @@ MIXED = [
     Sequence(slot=2, length=257, parents=[-1, *([0] * 20), *range(1, 20)], commits=(1, 2, 7, 8)),
 ]
 """A tree with commits, a prefill chunk, a single row and trees behind short and long contexts."""
+LAPS = [*MIXED, Sequence(slot=5, length=190, parents=TREE, commits=(0, 2, 5))]
+"""Sequences within rings of 64 or 96 rows and beyond, whose paths and trees lie across where these end."""
+TIGHT = [(25, 64), (57, 96), (1, 64)]
+"""Windows with rings that hold them and the 40 rows of a tree, the first two exactly."""
 
 
 def make_case(

@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from redraft.batch import DraftBatch
+from redraft.batch import DraftBatch, TargetBatch
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.verification import VERIFIERS
 from redraft.method import MethodPlan
+from redraft.scheduling import slots
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.scheduling.slots import COPY_ROWS, PENDING_PAIRS, SKIPPED_PAIRS, Slot, Slots
 from redraft.sequence import Pairs, Sequence
 from tests.mutants import Mutant, planted
-from tests.scheduling.reuse import converse
+from tests.scheduling.reuse import FEW_ROWS, converse
 from tests.scheduling.test_scheduler import make, run
 from tests.toy_engine import ToyEngine, _mix
 
@@ -27,6 +29,7 @@ PLANS = {
     name: MethodPlan(construction, ngram=name == "plain", budget=BudgetTable.constant(13))
     for name, construction in CONSTRUCTIONS.items()
 }
+WINDOWS = replace(LIMITS, window=9, window_rows=32)
 SYSTEM = list(range(1, 41))
 
 
@@ -74,12 +77,69 @@ class ReusedEngine(ToyEngine):
             context.pairs[target, : rows + 1] = context.pairs[source, : rows + 1]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_answers_are_those_without_reuse(seed):
+class WindowedEngine(ReusedEngine):
+    """The same with a layer that has a window and keeps the last rows only: what its rows see must be there."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.last = np.full((LIMITS.slots, WINDOWS.window_rows, 2), -1, dtype=np.int64)
+
+    def _sequence(self, batch: TargetBatch, b: int) -> list[int]:
+        states = super()._sequence(batch, b)
+        whole, last = (cache[batch.slots[b]] for cache in (self.cache, self.last))
+        commit = batch.commit_src[slice(*batch.commit_offsets[b : b + 2])]
+        length, rows = int(batch.cache_lengths[b]), int(np.diff(batch.row_offsets)[b])
+        for place, source in enumerate((length - len(commit) + commit).tolist(), length - len(commit)):
+            last[place % len(last)] = last[source % len(last)]
+        places, seen = np.arange(length, length + rows), np.arange(max(0, length + 1 - WINDOWS.window), length + rows)
+        last[places % len(last)] = whole[places]
+        assert (last[seen % len(last)] == whole[seen]).all(), f"slot {batch.slots[b]} has lost rows of a window"
+        return states
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        super().copy(source, target, rows)
+        self.last[target, :rows] = self.last[source, :rows]
+
+
+@pytest.mark.parametrize(("seed", "windows"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+def test_answers_are_those_without_reuse(seed, windows):
     """After stops inside a path, cancellations, other methods, evictions, and beside sequences that run."""
-    share, copies = converse(ReusedEngine(quality=0.8), LIMITS, PLANS, seed, 60)
-    assert share > 0.25
+    engine, limits = (WindowedEngine, WINDOWS) if windows else (ReusedEngine, LIMITS)
+    share, copies = converse(engine(quality=0.8), limits, PLANS, seed, 60)
+    assert share > (0.15 if windows else 0.25)
     assert copies > 5
+
+
+def cancelled(scheduler: Scheduler, prompt: list[int], chunks: int) -> None:
+    scheduler.submit(make(9, prompt=prompt, method="plain"))
+    for _ in range(chunks):
+        scheduler.step()
+    scheduler.cancel(9)
+    scheduler.step()
+
+
+def begin_after_every_row() -> None:
+    """Of a prompt that was cancelled, where all rows that were written are known; of another that has begun after it;
+    and of an answer, whose trees may have been written behind it."""
+    prompt, kept = [*range(1, 100)], WINDOWS.window_rows - WINDOWS.window + 1
+    for chunks, others in ((3, 0), (5, 0), (5, 1)):
+        earliest = max(FEW_ROWS, chunks * WINDOWS.prefill_chunk - kept)
+        for rows in range(max(0, earliest - 9), earliest + 2):
+            scheduler = Scheduler(WindowedEngine(), WINDOWS, PLANS)
+            cancelled(scheduler, prompt, chunks)
+            with patch.object(slots, "COPY_ROWS", FEW_ROWS):
+                cancelled(scheduler, [*prompt[:40], *[100] * 30], others)
+                found = served(scheduler, 1, [*prompt[: rows + 1], 100])[4].cached_tokens
+            assert found == (rows if rows >= earliest else 0)
+    for rows in range(47, 53):
+        scheduler = Scheduler(WindowedEngine(quality=1.0), WINDOWS, PLANS)
+        text = [*SYSTEM, *served(scheduler, 0, SYSTEM, max_tokens=20)[1]]
+        found = served(scheduler, 1, [*text[:rows], 109], max_tokens=1)[4].cached_tokens
+        assert found == (rows - 1 if rows >= 50 else 0)
+
+
+def test_a_sequence_begins_after_no_rows_whose_window_is_lost():
+    begin_after_every_row()
 
 
 LONG_PATHS: dict[str, Any] = {"quality": 1.0, "vocab_size": 5, "candidates": 5, "sharpness": 1.0}
@@ -136,12 +196,18 @@ MUTANTS = [
     ("pairs that the drafter lacks", Slots.admit, "own.rows < rows", "False"),
     ("pairs after those that were skipped", Pairs.first, "rows < self.skipped", "False"),
     ("pairs of what was there before", Slots.admit, "if rows else {}", "if rows else target.pairs"),
+    ("a row before those that are kept", Slots._earliest, "window + 1)", "window + 2)"),
+    ("a row more than are kept", Slots._earliest, "< written else", "< written - 1 else"),
+    ("a tree over rows of a window", Slots._written, "if user.prefilled", "if False"),
+    ("a text over rows of a window", Slots.admit, "self._written(source) if rows", "0 if rows"),
+    ("rows before those that are kept", Slots._choose, "self._kept(slot, slot.rows", "max(0, slot.rows"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "function", "old", "new"), MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_a_mutant_changes_an_answer(name, function, old, new):
     def check() -> None:
+        begin_after_every_row()
         go_on_from_every_end("plain")
         go_on_from_every_end("context")
         go_on_after_another_method("context")

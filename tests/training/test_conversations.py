@@ -104,16 +104,23 @@ def test_a_prompt_of_the_targets_own_ends_where_it_repeats_itself(target):
 
 
 @torch.no_grad()
-def test_a_prompt_is_written_once(target, monkeypatch):
-    """In this run or one before, until the target seems to know no other."""
+@pytest.mark.parametrize("keeps_rows", [True, False])
+def test_a_prompt_is_written_once(target, monkeypatch, keeps_rows):
+    """In this run or one before, until the target seems to know no other. The template's rows may be lost."""
     monkeypatch.setattr(conversations, "MOST_REPEATS", 3)
-    generator = conversations.Generator(TorchForward(target, 1, 160), {END}, [7, 8, 9], seed=0)
+    forward = TorchForward(target, 1, 160)
+    generator = conversations.Generator(forward, {END}, [7, 8, 9], seed=0)
+    if not keeps_rows:
+        forward.keeps_rows = False
+        forward.cache.v[:] = 9
     stream = generator.run(lambda: Document(deque([11]), 0.0, writes_prompt=True), 4, [END, 5])
     first, second = itertools.islice(itertools.chain.from_iterable(stream), 2)
     turns = [tuple(doc.tokens[4 : doc.answer_start - 2]) for doc in (first, second)]
     assert turns[0] == turns[1]
     assert generator.written == {turns[0]}
     assert generator.dropped == 3
+    hidden = target(torch.tensor([first.tokens]), causal_attend(target.config, len(first.tokens))).hidden[0]
+    torch.testing.assert_close(torch.stack(first.hidden).float(), hidden[:-1], atol=0.05, rtol=0.02)
 
 
 def test_prompts_of_earlier_runs_are_read_from_their_shards(tmp_path):

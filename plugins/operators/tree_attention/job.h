@@ -8,8 +8,6 @@
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
 
-constexpr int64_t kKeys = 32;  // keys scored together
-
 // Consecutive rows of one sequence under one KV head: all of its query heads.
 struct Block {
     int32_t sequence, head, first, rows;
@@ -48,6 +46,9 @@ struct AttentionJob {
         const int64_t hidden = a.window ? a.cache_lengths[b.sequence] + 1 - a.window : 0;
         return hidden > 0 ? hidden / kKeys * kKeys : 0;
     }
+    // Place of a cached key or value in its head's part of the cache, in elements; from a multiple of kKeys on, so many
+    // lie one behind the other.
+    int64_t at(int64_t place) const { return (place < a.cache_rows ? place : place % a.cache_rows) * a.head_size; }
     int64_t cache_offset(const Block& b) const {
         return (a.slots[b.sequence] * a.kv_heads + b.head) * a.cache_rows * a.head_size;
     }
@@ -85,11 +86,12 @@ static void update_cache(const void* context, int64_t begin, int64_t end, int) {
         for (int64_t j = 0; j < commits; ++j) {
             const int64_t source = a.commit_src[from + j];
             if (source == j) continue;
-            __builtin_memcpy(k + (base + j) * d, k + (base + source) * d, d * sizeof(C));
-            __builtin_memcpy(v + (base + j) * d, v + (base + source) * d, d * sizeof(C));
+            const int64_t to = job.at(base + j), moved = job.at(base + source);
+            __builtin_memcpy(k + to, k + moved, d * sizeof(C));
+            __builtin_memcpy(v + to, v + moved, d * sizeof(C));
         }
         for (int64_t row = a.row_offsets[b.sequence]; row < a.row_offsets[b.sequence + 1]; ++row) {
-            const int64_t at = (job.start(b.sequence) + row - a.row_offsets[b.sequence]) * d;
+            const int64_t at = job.at(job.start(b.sequence) + row - a.row_offsets[b.sequence]);
             const float* x = a.qkv + row * (a.heads + 2 * a.kv_heads) * d + (a.heads + b.head) * d;
             rope(a, x, a.k_norm, row, 1.0f, k + at);
             for (int64_t i = 0; i < d; i += 16) write(v + at + i, load(x + a.kv_heads * d + i));
@@ -114,7 +116,7 @@ template <class C>
 static inline void transpose_keys(const AttentionJob& job, const Block& b, int64_t key, int64_t end, uint32_t* to) {
     const int64_t dwords = job.a.head_size * sizeof(C) / 4, left = end - key;
     const C* cache = static_cast<const C*>(job.a.k_cache) + job.cache_offset(b);
-    const uint32_t* rows = reinterpret_cast<const uint32_t*>(cache) + key * dwords;
+    const uint32_t* rows = reinterpret_cast<const uint32_t*>(cache + job.at(key));
     if (left < kKeys) {
         uint32_t* last = to + kKeys * dwords;
         __builtin_memcpy(last, rows, left * dwords * 4);

@@ -19,15 +19,15 @@ struct Stage {
 
     static REDRAFT_DEVICE int at(int row, int piece) { return row * (D / 8) + (piece ^ row % 8); }
 
-    // Starts to copy rows `key` to `key + kKeys - 1` of a cache. Those from `end` on are not there: the last one that is
-    // stands for them, since no row sees what stands behind the last rows' keys.
-    REDRAFT_DEVICE void fetch(const uint16_t* cached_keys, const uint16_t* cached_values, int key, int end) {
+    // Starts to copy kKeys rows of a cache. Only `count` are there: the last of them stands for the others, since no row
+    // sees what stands behind the last rows' keys.
+    REDRAFT_DEVICE void fetch(const uint16_t* cached_keys, const uint16_t* cached_values, int count) {
         constexpr int kAtOnce = kThreads / (D / 8);
         const int own = threadIdx.x / (D / 8), piece = threadIdx.x % (D / 8);
 #pragma unroll
         for (int i = 0; i < kKeys<D> / kAtOnce; ++i) {
             const int row = own + i * kAtOnce;
-            const int64_t from = static_cast<int64_t>(least(key + row, end - 1)) * D + 8 * piece;
+            const int from = least(row, count - 1) * D + 8 * piece;
             copy_async(keys + at(row, piece), cached_keys + from);
             copy_async(values + at(row, piece), cached_values + from);
         }
@@ -78,7 +78,7 @@ struct Partial {
     }
 };
 
-// Scores and weighted values of some keys, which stand in the cache from row `key` on and in the stage from `first` on.
+// Scores and weighted values of some keys, which stand at places from `key` on, and in the stage from row `first` on.
 template <int D, int Keys>
 REDRAFT_DEVICE void attend(const uint32_t (&q)[D / 16][4], const Stage<D>& stage, int first, int key, int context,
                            const Sight (&sight)[2], int lane, Partial<D>& state) {
@@ -166,8 +166,9 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     const int queries = least(kTile, count * group - first_query);
     if (queries <= 0) return;
     const int all_keys = start + (first_query + queries - 1) / group + 1, parts = gridDim.z;
-    const int share = ((all_keys + parts - 1) / parts + kTile - 1) / kTile * kTile;
-    const int from = blockIdx.z * share, end = least(all_keys, from + share);
+    const int lost = most(0, all_keys - cache_rows) / kTile * kTile;  // all windows begin later
+    const int share = ((all_keys - lost + parts - 1) / parts + kTile - 1) / kTile * kTile;
+    const int from = lost + blockIdx.z * share, end = least(all_keys, from + share);
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int query_warps = queries <= 32 ? 2 : 4, key_warps = kWarps / query_warps, key_warp = warp / query_warps;
@@ -189,7 +190,11 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     }
     const int64_t place = (static_cast<int64_t>(slot) * kv_heads + head) * cache_rows * D;
     const auto fetch = [&](int stage, int key) {
-        if (key < end) stages[stage].fetch(k_cache + place, v_cache + place, key, end);
+        if (key < end) {
+            const int row = row_of(key, cache_rows);
+            const int64_t first = place + static_cast<int64_t>(row) * D;
+            stages[stage].fetch(k_cache + first, v_cache + first, least(end - key, cache_rows - row));
+        }
         end_copies();
     };
     Partial<D> state = {{kNone, kNone}, {}, {}};

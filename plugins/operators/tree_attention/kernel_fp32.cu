@@ -68,16 +68,16 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
 
     const Span span = span_of(b, row_offsets, slots, cache_lengths, starts, rows, cache_slots, cache_rows);
     Path path = {tree_mask + static_cast<int64_t>(row) * words, span.context,
-                 least(span.start + row - span.begin, cache_rows - 1) - span.context, true};
+                 span.start + row - span.begin - span.context, true};
     for (int w = 0; w < words; ++w) path.causal = path.causal && !path.mask[w];
     const int length = path.length(words), hidden = window ? length - window : 0;  // the path's first rows
-    const int from = blockIdx.z * kSplitKeys, end = least(length, from + kSplitKeys);
+    const int from = (most(hidden, 0) / kSplitKeys + blockIdx.z) * kSplitKeys, end = least(length, from + kSplitKeys);
     const int64_t cache = (static_cast<int64_t>(span.slot) * kv_heads + head) * cache_rows * D;
     const int64_t out = static_cast<int64_t>(blockIdx.z) * rows * heads + at;
     constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
     float maximum = kNone, sum = 0.0f, values[kColumns] = {};
     for (int key = from; key < end; key += 32) {
-        const int place = path.place(least(key + lane, end - 1), words);
+        const int place = row_of(path.place(least(key + lane, end - 1), words), cache_rows);
         const float4* k = reinterpret_cast<const float4*>(k_cache + cache + static_cast<int64_t>(place) * D);
         float score = 0.0f;
 #pragma unroll 4

@@ -91,24 +91,30 @@ static inline void weigh(const AttentionJob& job, const Block& b, const float* s
     }
 }
 
+// Sums over the keys [first, keys) of a head's part of the cache, `values`, from a column on.
 template <class C, int QUERIES, int PARTS>
-static inline void value_tile(const float* weights, int64_t stride, const C* values, int64_t d, int64_t keys,
-                              float* const* out) {
+static inline void value_tile(const AttentionJob& job, const float* weights, const C* values, int64_t first,
+                              int64_t keys, float* const* out) {
     f32x16 acc[QUERIES][PARTS], total[QUERIES];
     for (int i = 0; i < QUERIES; ++i) {
         total[i] = zero();
         for (int j = 0; j < PARTS; ++j) acc[i][j] = zero();
     }
-    for (int64_t key = 0; key < keys; ++key) {
-        f32x16 v[PARTS];
+    const int64_t d = job.a.head_size, stride = job.padded, rows = job.a.cache_rows;
+    for (int64_t key = first; key < keys;) {
+        const C* value = values + job.at(key);
+        const int64_t end = key < rows ? rows : (key / rows + 1) * rows;  // the ring's
+        for (const int64_t to = end < keys ? end : keys; key < to; ++key, value += d) {
+            f32x16 v[PARTS];
 #pragma GCC unroll 4
-        for (int j = 0; j < PARTS; ++j) v[j] = load(values + key * d + 16 * j);
+            for (int j = 0; j < PARTS; ++j) v[j] = load(value + 16 * j);
 #pragma GCC unroll 8
-        for (int i = 0; i < QUERIES; ++i) {
-            const f32x16 w = set1(weights[i * stride + key]);
-            total[i] = add(total[i], w);
+            for (int i = 0; i < QUERIES; ++i) {
+                const f32x16 w = set1(weights[i * stride + key]);
+                total[i] = add(total[i], w);
 #pragma GCC unroll 4
-            for (int j = 0; j < PARTS; ++j) acc[i][j] = fma(w, v[j], acc[i][j]);
+                for (int j = 0; j < PARTS; ++j) acc[i][j] = fma(w, v[j], acc[i][j]);
+            }
         }
     }
     for (int i = 0; i < QUERIES; ++i)
@@ -116,10 +122,10 @@ static inline void value_tile(const float* weights, int64_t stride, const C* val
 }
 
 template <class C, int PARTS, int QUERIES = kValueTile>
-static inline void dispatch_value(int64_t count, const float* weights, int64_t stride, const C* values, int64_t d,
-                                  int64_t keys, float* const* out) {
-    if (count >= QUERIES) return value_tile<C, QUERIES, PARTS>(weights, stride, values, d, keys, out);
-    if constexpr (QUERIES > 1) dispatch_value<C, PARTS, QUERIES - 1>(count, weights, stride, values, d, keys, out);
+static inline void dispatch_value(int64_t count, const AttentionJob& job, const float* weights, const C* values,
+                                  int64_t first, int64_t keys, float* const* out) {
+    if (count >= QUERIES) return value_tile<C, QUERIES, PARTS>(job, weights, values, first, keys, out);
+    if constexpr (QUERIES > 1) dispatch_value<C, PARTS, QUERIES - 1>(count, job, weights, values, first, keys, out);
 }
 
 // The block's output columns [from, to) of each head.
@@ -127,8 +133,8 @@ template <class C>
 static inline void gather_values(const AttentionJob& job, const Block& b, const float* weights, int64_t from,
                                  int64_t to) {
     const TreeAttentionArgs& a = job.a;
-    const int64_t d = a.head_size, first = job.first_key(b), keys = job.keys(b) - first;
-    const C* values = static_cast<const C*>(a.v_cache) + job.cache_offset(b) + first * d;
+    const int64_t d = a.head_size, first = job.first_key(b), keys = job.keys(b);
+    const C* values = static_cast<const C*>(a.v_cache) + job.cache_offset(b);
     for (int64_t i = 0; i < b.rows * job.group; i += kValueTile) {
         const int64_t count = b.rows * job.group - i;
         float* out[kValueTile];
@@ -138,11 +144,11 @@ static inline void gather_values(const AttentionJob& job, const Block& b, const 
         }
         for (int64_t column = from; column < to;) {
             const int64_t width = to - column >= 64 ? 64 : 32;
-            const float* w = weights + i * job.padded + first;
+            const float* w = weights + i * job.padded;
             if (width == 64)
-                dispatch_value<C, 4>(count, w, job.padded, values + column, d, keys, out);
+                dispatch_value<C, 4>(count, job, w, values + column, first, keys, out);
             else
-                dispatch_value<C, 2>(count, w, job.padded, values + column, d, keys, out);
+                dispatch_value<C, 2>(count, job, w, values + column, first, keys, out);
             for (int64_t j = 0; j < kValueTile && j < count; ++j) out[j] += width;
             column += width;
         }

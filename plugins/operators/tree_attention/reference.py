@@ -30,7 +30,7 @@ def tree_attention(
 ) -> Tensor:
     """Updates the caches in place; returns float [T, num_heads * head_size]. `norms` are those of query and key heads
     [head_size]."""
-    out = torch.zeros(len(qkv), num_heads * head_size)
+    out, rows_of_slot = torch.zeros(len(qkv), num_heads * head_size), k_cache.shape[2]
     reading = []
     for b in range(len(slots)):
         begin, end = int(row_offsets[b]), int(row_offsets[b + 1])
@@ -42,9 +42,10 @@ def tree_attention(
             q, k = (F.rms_norm(x, (head_size,), norm, norm_eps) for x, norm in zip((q, k), norms, strict=True))
         table = rope_table[positions[begin:end].long(), None]
         for cache, new in ((k_cache[slots[b]], _rope(k, table)), (v_cache[slots[b]], v)):
+            base = length - len(commits)
             for j, source in enumerate(commits.tolist()):
-                cache[:, length - len(commits) + j] = cache[:, length - len(commits) + source]
-            cache[:, start : start + end - begin] = new.transpose(0, 1).to(cache.dtype)
+                cache[:, (base + j) % rows_of_slot] = cache[:, (base + source) % rows_of_slot]
+            cache[:, torch.arange(start, start + end - begin) % rows_of_slot] = new.transpose(0, 1).to(cache.dtype)
         reading.append((b, begin, end, length, start, q, table))
     for b, begin, end, length, start, q, table in reading:
         repeats = num_heads // num_kv_heads
@@ -52,7 +53,8 @@ def tree_attention(
             earlier = start - length
             visible = torch.tensor(visible_rows(tree_mask[begin + i], earlier + i, earlier + end - begin))
             keys = torch.cat([torch.arange(length), length + visible])[-window:]
-            k_seen, v_seen = (c[slots[b]][:, keys].float().repeat_interleave(repeats, 0) for c in (k_cache, v_cache))
+            seen = (cache[slots[b]][:, keys % rows_of_slot].float() for cache in (k_cache, v_cache))
+            k_seen, v_seen = (x.repeat_interleave(repeats, 0) for x in seen)
             scores = (k_seen @ _rope(q[i : i + 1], table[i : i + 1])[0, :, :, None])[..., 0] * head_size**-0.5
             out[begin + i] = (scores.softmax(-1)[:, None] @ v_seen).flatten()
     return out

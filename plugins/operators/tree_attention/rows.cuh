@@ -9,21 +9,25 @@ namespace redraft {
 constexpr int kThreads = 128, kWarps = 4;
 constexpr int kWriteRows = 64;  // rows that a block of commit_write writes
 constexpr float kNone = -INFINITY;
+constexpr int kMostPlace = 1 << 29;  // sums of three are within an int
 
 REDRAFT_DEVICE int least(int a, int b) { return a < b ? a : b; }
 REDRAFT_DEVICE int most(int a, int b) { return a > b ? a : b; }
 REDRAFT_DEVICE int within(int x, int low, int high) { return least(most(x, low), high); }
 
-// A sequence's rows and its places in a cache. They lie within the tensors whatever the inputs hold: TensorRT may run a
-// kernel on inputs of its own while it builds.
+// The row of a place in a cache, which may be a ring in a layer with a window.
+REDRAFT_DEVICE int row_of(int place, int cache_rows) { return place < cache_rows ? place : place % cache_rows; }
+
+// A sequence's rows and its places in a cache, whose rows lie within the tensors whatever the inputs hold: TensorRT may run
+// a kernel on inputs of its own while it builds.
 struct Span {
     int begin, count, context, start, slot;
 };
 REDRAFT_DEVICE Span span_of(int sequence, const int* row_offsets, const int* slots, const int* cache_lengths,
                             const int* starts, int rows, int cache_slots, int cache_rows) {
     const int begin = within(row_offsets[sequence], 0, rows), end = within(row_offsets[sequence + 1], begin, rows);
-    const int start = within(starts[sequence], 0, cache_rows);
-    return {begin, least(end - begin, cache_rows - start), within(cache_lengths[sequence], 0, cache_rows), start,
+    const int start = within(starts[sequence], 0, kMostPlace);
+    return {begin, least(end - begin, cache_rows), within(cache_lengths[sequence], 0, start), start,
             within(slots[sequence], 0, cache_slots - 1)};
 }
 template <class T>
@@ -66,7 +70,7 @@ REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* 
         commits = least(within(commit_offsets[sequence + 1], first_commit, all_commits) - first_commit, context);
     }
     const int base = context - commits;
-    const auto source = [=](int commit) { return base + within(commit_src[first_commit + commit], 0, cache_rows - 1 - base); };
+    const auto source = [=](int commit) { return base + within(commit_src[first_commit + commit], 0, cache_rows); };
     const int64_t place = (static_cast<int64_t>(slot) * kv_heads + head) * cache_rows;
     T* keys = k_cache + place * D;
     T* values = v_cache + place * D;
@@ -78,9 +82,9 @@ REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* 
         T* cache = piece < D ? keys + piece : values + piece - D;
         for (int j = threadIdx.x / kWide; j - static_cast<int>(threadIdx.x) / kWide < commits; j += kAtOnce) {
             uint4 moved;
-            if (j < commits) moved = load16(cache + static_cast<int64_t>(source(j)) * D);
+            if (j < commits) moved = load16(cache + static_cast<int64_t>(row_of(source(j), cache_rows)) * D);
             __syncthreads();
-            if (j < commits) store16(cache + static_cast<int64_t>(base + j) * D, moved);
+            if (j < commits) store16(cache + static_cast<int64_t>(row_of(base + j, cache_rows)) * D, moved);
         }
     }
     const int from = part == 0 ? 0 : most(part * kWriteRows, sources);
@@ -92,7 +96,8 @@ REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* 
         const int column = vector < group ? head * group + vector : heads + (vector - group) * kv_heads + head;
         const T* x = qkv + (at * (heads + 2 * kv_heads) + column) * D + i;
         T* out = vector < group ? q + (at * heads + column) * D
-                                : (vector == group ? keys : values) + static_cast<int64_t>(start + row) * D;
+                                : (vector == group ? keys : values) +
+                                      static_cast<int64_t>(row_of(start + row, cache_rows)) * D;
         uint4 x0 = load16(x), x1 = load16(x + D / 2);
         if (vector <= group) {
             const float* cosine = rope_table + static_cast<int64_t>(within(positions[at], 0, max_positions - 1)) * D + i;

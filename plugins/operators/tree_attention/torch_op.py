@@ -49,23 +49,21 @@ def tree_attention(
         committed = commit_src[commits[b] : commits[b + 1]]
         base = length - len(committed)
         for cache, new in ((k_cache[slot], k), (v_cache[slot], v)):
-            cache[:, base:length] = cache[:, base + committed]
-            cache[:, first:end] = new[rows].transpose(0, 1).to(cache.dtype)
+            cache[:, _rows(base, length, cache)] = cache[:, (base + committed) % cache.shape[1]]
+            cache[:, _rows(first, end, cache)] = new[rows].transpose(0, 1).to(cache.dtype)
     for b, (slot, length, first) in sequences:
         rows, count = slice(offsets[b], offsets[b + 1]), offsets[b + 1] - offsets[b]
         end = first + count
         if not count:
             continue
+        kept = max(0, end - k_cache.shape[2])
         seen = torch.ones(count, end, dtype=torch.bool, device=qkv.device)
         seen[:, length:] = visible_rows(tree_mask[rows], count, end - length)
         if window:
             seen &= seen.sum(1, keepdim=True) - seen.cumsum(1) < window
+        keys, values = (cache[slot][:, _rows(kept, end, cache[slot])].to(q.dtype) for cache in (k_cache, v_cache))
         attended = F.scaled_dot_product_attention(
-            q[rows].transpose(0, 1)[None],
-            k_cache[slot, None, :, :end].to(q.dtype),
-            v_cache[slot, None, :, :end].to(q.dtype),
-            attn_mask=seen,
-            enable_gqa=True,
+            q[rows].transpose(0, 1)[None], keys[None], values[None], attn_mask=seen[:, kept:], enable_gqa=True
         )
         out[rows] = attended[0].transpose(0, 1).flatten(1)
     return out
@@ -97,6 +95,13 @@ def by_kernels(qkv: Tensor, *arguments: Any, run: Callable[..., list[Tensor]] = 
 
 
 tree_attention.register_kernel("cuda")(by_kernels)
+
+
+def _rows(first: int, end: int, cache: Tensor) -> slice | Tensor:
+    """Where a cache [kv_heads, rows, head_size] has the places from `first` to before `end`."""
+    if end <= cache.shape[1]:
+        return slice(first, end)
+    return torch.arange(first, end, device=cache.device) % cache.shape[1]
 
 
 def visible_rows(tree_mask: Tensor, count: int, behind: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from model_defs.export.programs import TorchTarget
-from model_defs.export.target import CacheShape
+from model_defs.export.target import CacheShape, empty_caches
 from model_defs.target.attention import DenseCache, causal_attend
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
@@ -61,12 +61,10 @@ def test_cache_in_ragged_chunks_equals_whole_sequences(tiny):
 @torch.no_grad()
 def test_trees_and_commits_agree_with_the_module(tiny):
     """Of contexts that end before, at and beyond a window's edge, which falls into the context, the tree or both; then
-    trees after a committed path."""
+    trees after a committed path. Layers with a window have rings, which end in the last one's trees."""
     target, rng = tiny[1], np.random.default_rng(4)
-    cache = CacheShape(3, ORIGINAL, 12)
-    config = target.config
-    shape = (cache.slots, config.num_kv_heads, cache.rows, config.head_size)
-    caches = [[torch.zeros(shape) for _ in range(config.num_layers)] for _ in "kv"]
+    cache = CacheShape(3, ORIGINAL, 12, window_rows=40)
+    caches = [[torch.zeros_like(one) for one in empty_caches(target, cache, 3, torch.float32)] for _ in "kv"]
     program = TorchTarget(target, cache, features_output=False)
 
     def run(rows: list[Rows]) -> torch.Tensor:

@@ -88,4 +88,5 @@ def test_all_that_engines_pass_is_among_the_cases(monkeypatch):
             assert any(batch.tree_mask.shape[1] == 0 for batch in given)
             assert any(len(batch.commit_offsets) == 0 for batch in given)
             assert any(len(batch.commit_src) > 0 for batch in given)
+            assert any(batch.window and (batch.cache_lengths > batch.k_cache.shape[2]).any() for batch in given)
             assert all((batch.cache_lengths >= 0).all() for batch in given)

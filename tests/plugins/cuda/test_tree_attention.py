@@ -1,5 +1,6 @@
 """The CUDA kernels' own source, run on the CPU: plugins/cuda/host_shim.cuh."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ from redraft.plugins.cuda.launch import run
 from redraft.plugins.operators.linear.pack import from_bf16_bits
 from redraft.plugins.operators.tree_attention import cuda
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import SPLIT
-from tests.plugins.attention_case import MIXED, Case, Sequence, make_case, make_levels
+from tests.plugins.attention_case import LAPS, MIXED, Case, Sequence, make_case, make_levels
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,17 @@ def test_windows_count_the_rows_of_a_path(rng, window, head_size):
     case = in_bf16(make_case(rng, MIXED, dtype="bf16", heads=6, kv_heads=2, head_size=head_size))
     case.window = window
     expect_close(attend(case, tensors(case)), case.reference()[0])
+
+
+@pytest.mark.parametrize(("window", "rows"), [(25, 64), (89, 128)])
+def test_a_ring_gives_the_numbers_of_a_whole_cache(rng, window, rows):
+    whole = replace(in_bf16(make_case(rng, LAPS, dtype="bf16", heads=3, kv_heads=1)), window=window)
+    case, (expected, _, v) = whole.in_rings(LAPS, rows), whole.reference()
+    found = tensors(case)
+    expect_close(attend(case, found, run=partial(run, descending=rows == 64)), expected)
+    for s in LAPS:
+        places = np.arange(s.length - len(s.commits), s.length + s.rows)
+        np.testing.assert_array_equal(found["v_cache"][s.slot][:, places % rows].float().numpy(), v[s.slot][:, places])
 
 
 def test_order_of_blocks_and_threads_does_not_matter(rng):

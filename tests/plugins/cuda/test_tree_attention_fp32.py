@@ -1,5 +1,6 @@
 """The fp32 kernels' own source, run on the CPU: the reference's numbers, and bits that are a row's own."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 
 from redraft.plugins.cuda.launch import run
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_SPLIT, FP32_SPLIT_KEYS
-from tests.plugins.attention_case import MIXED, Case, Sequence, make_case, make_levels
+from tests.plugins.attention_case import LAPS, MIXED, TREE, Case, Sequence, make_case, make_levels
 from tests.plugins.cuda.test_tree_attention import attend, batches, by_split, visible_counts
 
 LONG_TREE = [-1, 0, 0, 1, 1, 2, 3, 5, 0, 8, 9, 9, *([0] * 25), 11, 36, 37, 38, 39]
@@ -50,6 +51,19 @@ def test_windows_count_the_rows_of_a_path(rng, window):
     case = make_case(rng, MIXED, heads=6, kv_heads=2)
     case.window = window
     np.testing.assert_allclose(attend(case, tensors(case)), case.reference()[0], atol=1e-5)
+
+
+def test_a_ring_gives_the_bits_of_a_whole_cache(rng):
+    """The smallest ring: 255 rows more than the window. It ends within a split."""
+    sequences = [*LAPS, Sequence(slot=6, length=530, parents=TREE, commits=(1, 3))]
+    whole = replace(make_case(rng, sequences, heads=2, kv_heads=1), window=33)
+    case, found = whole.in_rings(sequences, 288), tensors(whole)
+    expected, lapped = attend(whole, found), tensors(case)
+    np.testing.assert_array_equal(attend(case, lapped), expected)
+    for s in sequences:
+        places = np.arange(s.length - len(s.commits), s.length + s.rows)
+        for name in ("k_cache", "v_cache"):
+            assert torch.equal(lapped[name][s.slot][:, places % 288], found[name][s.slot][:, places])
 
 
 @settings(max_examples=4, deadline=None)

@@ -1,9 +1,12 @@
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import bf16_bits, from_bf16_bits
-from tests.plugins.attention_case import MIXED, TREE, Sequence, make_case
+from tests.plugins.attention_case import LAPS, MIXED, TIGHT, TREE, Sequence, make_case
 
 
 def tolerance(isa: str, dtype: str) -> float:
@@ -55,6 +58,34 @@ def test_a_windowed_tree_row_equals_the_same_token_decoded_alone(isa, rng, dtype
         alone = make_case(rng, rows, qkv=case.arrays["qkv"][row : row + 1], caches=chain)
         alone.window = window
         np.testing.assert_array_equal(alone.run()[0], out[row])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("window", "rows"), TIGHT)
+def test_a_ring_gives_the_bits_of_a_whole_cache(isa, rng, dtype, window, rows):
+    whole = make_case(rng, LAPS, dtype=dtype)
+    whole.window = window
+    ring = whole.in_rings(LAPS, rows)
+    expected, *_ = replace(ring, arrays=copy.deepcopy(ring.arrays)).reference()
+    out = ring.run()
+    np.testing.assert_allclose(out, expected, atol=tolerance(isa, dtype))
+    np.testing.assert_array_equal(out, whole.run())
+    for s in LAPS:
+        places = np.arange(s.length - len(s.commits), s.length + s.rows)
+        for name in ("k_cache", "v_cache"):
+            found, want = (case.arrays[name][s.slot] for case in (ring, whole))
+            np.testing.assert_array_equal(found[:, places % rows], want[:, places])
+
+
+def test_a_ring_that_lacks_rows_of_a_window_is_refused(rng):
+    whole = make_case(rng, LAPS)
+    for window, rows, message in (
+        (26, 64, "cache length and rows 297: expected at most"),
+        (0, 64, "cache length and rows 78: expected at most"),
+        (1, 70, "cache rows 70: expected a multiple of 32 in a ring"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(whole.in_rings(LAPS, rows), window=window).run()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
