@@ -202,10 +202,14 @@ class Supervisor:
         self._update(rank_pids={rank: process.pid for rank, process in self._ranks.items()})
 
     def _end_other_ranks(self, fallen: list[int]) -> None:
-        """End the ranks that may wait for the fallen ones for ever, and have the launcher say how these ended."""
+        """End the ranks that may wait for the fallen ones for ever, and have the launcher say how these ended. That of
+        one machine sleeps twice for a second before it does; each signal ends a sleep."""
         end_processes([process for rank, process in self._ranks.items() if rank not in fallen], grace=0)
         self._set_worker_up(False)
-        self._worker.ends_within(LAUNCHER_END_S)
+        deadline = time.monotonic() + LAUNCHER_END_S
+        while not self._worker.ends_within(TICK_S) and time.monotonic() < deadline:
+            if not self._settings.hostfile:
+                os.kill(self._worker.pid, signal.SIGINT)
         self._worker.end(grace=0)
         self._report(ranks.death(fallen, self._worker.log, self._state.rank_pids))
 
