@@ -46,8 +46,8 @@ REDRAFT_DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, ui
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// Copies of 8 or 16 bytes into shared memory, in groups that end with end_copies. A group is there for the thread that
-// copies behind wait_copies, which waits for all but the `Later` newest groups, for others behind a barrier after it.
+// Copies of 8 or 16 bytes into shared memory, in groups that end with end_copies. wait_copies waits for all but the
+// `Later` newest groups of its thread, which then sees what it copied; others do after a barrier that follows.
 template <class T>
 REDRAFT_DEVICE void copy_async(T* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(in_shared(to)), "l"(from), "n"(sizeof(T)) : "memory");

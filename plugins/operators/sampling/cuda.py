@@ -1,4 +1,4 @@
-"""Drawing tokens on the device that has the logits, by the kernel of kernel.cu; see README.md."""
+"""Drawing tokens on the device that has the logits, by the kernels of filter.cu and kernel.cu; see README.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redraft.plugins.cuda.launch import run
 
 PART = 2048
 """Tokens of a block."""
-MOST_TOKENS = 1 << 22
+MOST_TOKENS = (1 << 22) - 1
 """Largest vocabulary: the sums of weights, in fixed point, fit 64 bits."""
 FOLDER = Path(__file__).resolve().parent
 

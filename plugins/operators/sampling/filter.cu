@@ -10,7 +10,7 @@ constexpr int kBits = 11, kBins = 1 << kBits;
 constexpr int kOwn = kBins / kThreads;          // bins that a thread adds up
 constexpr int kGroup = 16, kGroups = kThreads / kGroup;  // threads whose sums one thread adds up
 constexpr int kAll = 0x7FFFFFFF;
-constexpr float kUnit = 0x1p42f;  // of a weight of 1: sums of 2^22 tokens, as `cuda.py` allows, fit 64 bits
+constexpr float kUnit = 0x1p42f;  // of a weight of 1: sums of fewer than 2^22 tokens (see cuda.py) fit 64 bits
 
 // The cut between what is kept and the rest: it falls among the tokens of the places [place, place + 2^shift), which
 // hold `held`, and `bound` of that is to be kept.

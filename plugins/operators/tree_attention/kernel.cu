@@ -20,7 +20,7 @@ struct Stage {
     static REDRAFT_DEVICE int at(int row, int piece) { return row * (D / 8) + (piece ^ row % 8); }
 
     // Starts to copy kKeys rows of a cache. Only `count` are there: the last of them stands for the others, since no row
-    // sees what stands behind the last rows' keys.
+    // sees what stands after the last rows' keys.
     REDRAFT_DEVICE void fetch(const uint16_t* cached_keys, const uint16_t* cached_values, int count) {
         constexpr int kAtOnce = kThreads / (D / 8);
         const int own = threadIdx.x / (D / 8), piece = threadIdx.x % (D / 8);

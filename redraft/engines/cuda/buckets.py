@@ -1,7 +1,7 @@
 """Shape buckets of the torch backend: the sizes that steps and drafts are padded to, a CUDA graph each.
 
-Steps with rows of a prompt have buckets too. Without a graph the host launches kernel after kernel, which takes it 11
-to 17 ms a step (H200), whatever the model: with up to 128 rows of an 8B model the GPU computes for half as long.
+Steps with rows of a prompt have buckets too. Without a graph the host launches kernel after kernel, which takes it more
+than 10 ms a step (H200), whatever the model: with up to 128 rows of an 8B model the GPU computes for half as long.
 
 A call that fits no bucket runs without a graph and without padding: a step of scored prompts with more logit rows than
 all trees have, a draft after longer prompts than `prefill_chunk`.
