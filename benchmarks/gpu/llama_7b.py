@@ -68,7 +68,16 @@ TINY = replace(
     LLAMA_2_7B, vocab_size=111, hidden_size=128, intermediate_size=160, num_layers=2, num_heads=2, num_kv_heads=2,
     head_size=64,
 )  # fmt: skip
-SHAPES = {"llama-2-7b": LLAMA_2_7B, "llama-3.1-8b": LLAMA_3_1_8B, "tiny": TINY}
+SMOLLM2_135M = replace(
+    LLAMA_2_7B, vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3,
+    head_size=64, max_position=8192, rope=RopeConfig(theta=100000.0), tie_embeddings=True,
+)  # fmt: skip
+SHAPES = {
+    "llama-2-7b": LLAMA_2_7B,
+    "llama-3.1-8b": LLAMA_3_1_8B,
+    "smollm2-135m": SMOLLM2_135M,
+    "tiny": TINY,
+}
 REDRAFTER = (6, 5, 6)
 """Beam width and length, and children of an expanded node."""
 LYANNA = {"lyanna, 3 x 4": ((4, 3, 8), 12), "lyanna": ((4, 4, 8), 16)}
@@ -108,17 +117,21 @@ def random_drafter(drafter: Drafter, device: torch.device, cache_rows: int, leve
 
 
 def graphs(
-    function: Callable[[dict[str, Tensor]], Sequence[Tensor]], device: torch.device, **options: Any
+    function: Callable[[dict[str, Tensor]], Sequence[Tensor]],
+    device: torch.device,
+    captured: bool = True,
+    **options: Any,
 ) -> Callable[[Inputs], list[np.ndarray]]:
-    """Calls of a function by CUDA graphs, each of which waits for its results."""
+    """Calls of a function, each of which waits for its results: by CUDA graphs, or not `captured`."""
     calls, results = CudaGraphCache(function, device, available_graphs(device), **options), Results(device)
-    return lambda inputs: results.fetch(calls(inputs, {}))
+    return lambda inputs: results.fetch(calls(inputs, {}) if captured else calls.eager(inputs))
 
 
 def time_target(
-    target: Target, context: int, batches: list[int], rows: list[int], repeats: int
+    target: Target, context: int, batches: list[int], rows: list[int], repeats: int, eager: bool = False
 ) -> list[dict[str, Any]]:
-    """Milliseconds of a step of every batch and number of rows, over `context` cached tokens."""
+    """Milliseconds of a step of every batch and number of rows, over `context` cached tokens; `eager`: also without a
+    CUDA graph."""
     config, device = target.config, target.embedding.weight.device
     shape = CacheShape(max(batches), context, max(rows))
     module = TorchTarget(target, shape, features_output=True).to(device)
@@ -130,14 +143,15 @@ def time_target(
         logits, _ = module(input_ids, others, logit_rows, k, v)
         return [logits.argmax(-1).int()]
 
+    ways = {"milliseconds": True} | ({"eager_milliseconds": False} if eager else {})
     found = []
     for batch in batches:
-        calls = graphs(step, device)
+        calls = {name: graphs(step, device, captured) for name, captured in ways.items()}
         for count in rows:
             inputs = vars(TargetBatch.causal(batch, count, context, shape.mask_words))
             inputs["input_ids"] = inputs["input_ids"] % config.vocab_size
-            taken = milliseconds(partial(calls, inputs), repeats)
-            found.append({"batch": batch, "rows": count, "milliseconds": taken})
+            taken = {name: milliseconds(partial(call, inputs), repeats) for name, call in calls.items()}
+            found.append({"batch": batch, "rows": count, **taken})
     return found
 
 
@@ -275,7 +289,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     nodes = {"redrafter": args.packed_rows, **{name: 1 + budget for name, (_, budget) in LYANNA.items()}}
     rows = sorted({1, *args.rows, *([] if args.no_drafters else nodes.values())})
     report: dict[str, Any] = {"machine": describe(device), "shape": args.shape, "context": context, "paper": PAPER}
-    report["steps"] = time_target(target, context, args.batches, rows, args.repeats)
+    report["steps"] = time_target(target, context, args.batches, rows, args.repeats, args.eager)
     report["systems"] = {}
     if args.no_drafters:
         return report
@@ -312,6 +326,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="of each sequence")
     parser.add_argument("--no-drafters", action="store_true", help="step times of the target only")
+    parser.add_argument("--eager", action="store_true", help="time the target's steps without CUDA graphs too")
     parser.add_argument("--packed-rows", type=int, default=19, help="rows of 6 x 5 beams with the root, packed by 40%%")
     parser.add_argument("--repeats", type=int, default=30)
     args = parser.parse_args(argv)

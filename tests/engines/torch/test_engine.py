@@ -56,7 +56,7 @@ def test_trees_prefill_and_commits_agree_with_the_module(engine, target):
 
 
 def test_prompts_are_scored_as_the_module_says(engine, target):
-    """Where a step with a chunk fits a decode step's bucket, too, since all its rows have logits."""
+    """Where a step with a chunk fits a step's bucket, too, since all its rows have logits."""
     text, values = scores(engine)
     assert values == pytest.approx(scores_of(target, text), abs=1e-4)
 
