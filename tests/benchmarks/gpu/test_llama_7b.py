@@ -18,8 +18,8 @@ from tests.toy_engine import toy_codec
 
 def test_every_part_runs_and_is_written(tmp_path):
     output = tmp_path / "r.json"
-    sizes = "--context 8 --batches 1 3 --rows 1 4 --packed-rows 5 --repeats 1 --eager".split()
-    llama_7b.main(["--device", "cpu", "--shape", "tiny", *sizes, "--output", str(output)])
+    sizes = ["--context", "8", "--batches", "1", "3", "--rows", "1", "4", "--packed-rows", "5", "--repeats", "1"]
+    llama_7b.main(["--device", "cpu", "--shape", "tiny", *sizes, "--eager", "--output", str(output)])
     report = json.loads(output.read_text())
     assert [(step["batch"], step["rows"]) for step in report["steps"]] == [
         (batch, rows) for batch in (1, 3) for rows in (1, 4, 5, 13, 17)
