@@ -6,6 +6,8 @@ For each schema of --schemas a text that meets it is written token by token, as 
 Measured are the time to compile the schema; the time of a mask at each place of that text; that of masks along a path
 of --depth drafted tokens with the way back, which a tree needs for every node that it expands; that of a copy of the
 state, another way to branch; and that of the forced tokens. Times are medians and 99th percentiles over all places.
+Last come microseconds a row of what a GPU that chooses tokens is given: the bits of all rows of trees of --rows rows,
+whose masks are made or, as the tree was grown with them, only packed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ from tokenizers import Tokenizer
 from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.verify.structured import HERE, load_schemas
+from redraft.batch import TargetBatch
+from redraft.decoding.token_tree import Node, TokenTree, mask_words
+from redraft.engines.cuda.masks import row_masks
+from redraft.grammar.compiler import Grammars
 from redraft.grammar.library import JSON_FORM, compiled, grammar_tokens, library_grammar
+from redraft.grammar.state import Grammar, GrammarState
 from redraft.request import Guide
 from redraft.text import TextCodec
 
@@ -138,6 +145,42 @@ def measure(library: LLGuidance | XGrammar, schema: str, text: list[int], depth:
             raise ValueError(f"token {place} of its text is refused")
 
 
+def tree_at(state: GrammarState, text: list[int], rows: int) -> TargetBatch:
+    """A batch of one tree along a text, with a second allowed token beside each of it where there is one."""
+    nodes: list[Node] = [(0, -1, 0.0)]
+    path: tuple[int, ...] = ()
+    above = 0
+    for token in text:
+        others = np.flatnonzero(state.mask(path))
+        beside = [int(other) for other in others[:2] if other != token][:1]
+        nodes += [(one, above, 0.0) for one in (token, *beside)]
+        above, path = len(nodes) - 1 - len(beside), (*path, token)
+    nodes = nodes[:rows]
+    words = -(-rows // 32)
+    batch = TargetBatch.causal(1, len(nodes), 0, words)
+    batch.input_ids = np.array([token for token, _, _ in nodes], np.int32)
+    paths = mask_words(TokenTree.from_nodes([nodes]).ancestors[0], words)
+    batch.tree_mask = np.array(paths, np.uint32).view(np.int32).reshape(-1, words)
+    return batch
+
+
+def measure_rows(grammar: Grammar, text: list[int], rows: int) -> list[tuple[float, float]]:
+    """Microseconds a row of the bits of trees' rows along a text, when their masks are made and when they are there."""
+    state, draft, times = grammar.start(), grammar.start(), list[tuple[float, float]]()
+    for place in range(0, len(text), rows):
+        batch = tree_at(draft, text[place : place + rows], rows)
+        started = time.perf_counter()
+        row_masks(batch, 0, state)
+        made = time.perf_counter()
+        row_masks(batch, 0, state)
+        spent = np.array([made - started, time.perf_counter() - made]) / len(batch.input_ids)
+        times.append((1e6 * spent[0], 1e6 * spent[1]))
+        for token in text[place : place + rows]:
+            state.advance(token)
+            draft.advance(token)
+    return times
+
+
 def percentiles(times: Times) -> dict[str, list[float]]:
     """Median and 99th percentile in milliseconds of each kind that was timed."""
     return {kind: (1e3 * np.percentile(seconds, (50, 99))).tolist() for kind, seconds in vars(times).items() if seconds}
@@ -159,6 +202,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder with a tokenizer.json")
     parser.add_argument("--schemas", type=Path, default=HERE / "schemas.jsonl")
     parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--output", type=Path, default=Path("artifacts/reports/grammar_libraries.json"))
     args = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
@@ -168,6 +212,7 @@ def main(argv: list[str] | None = None) -> None:
         libraries["xgrammar"] = XGrammar(codec, vocab_size)
     found = {name: Times() for name in libraries}
     refused: list[str] = []
+    grammars, rows = Grammars(codec, vocab_size), list[tuple[float, float]]()
     for case in load_schemas(args.schemas):
         schema = json.dumps(case.schema, ensure_ascii=False)
         try:
@@ -175,15 +220,20 @@ def main(argv: list[str] | None = None) -> None:
         except ValueError as error:
             refused.append(f"llguidance, {case.name}: {str(error)[:200]}")
             continue
+        rows += measure_rows(grammars.compile(Guide(kind="json_schema", text=schema)), text, args.rows)
         for name, library in libraries.items():
             try:
                 measure(library, schema, text, args.depth, found[name])
             except (RuntimeError, ValueError) as error:
                 refused.append(f"{name}, {case.name}: {str(error)[:200]}")
     measured = {name: {"schemas": len(times.compile), "ms": percentiles(times)} for name, times in found.items()}
+    per_row = dict(zip(("made", "packed"), np.percentile(rows, (50, 99), axis=0).T.tolist(), strict=True))
     report = {"schemas": args.schemas.name, "depth": args.depth, "libraries": measured, "refused": refused}
+    report |= {"rows": args.rows, "us_per_row": per_row}
     write_json(args.output, report)
     table(report).show(console)
+    for kind, (median, high) in per_row.items():
+        console.print(f"bits of trees of {args.rows} rows, masks {kind}: {median:.1f} {high:.1f} microseconds a row")
     console.print("\n".join(refused), markup=False)
 
 

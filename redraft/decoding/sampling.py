@@ -110,9 +110,10 @@ class Sampler:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing but logits, filters and position says what is chosen, here and at all later positions."""
+        """Whether nothing but logits, grammar, filters and position says what is chosen, here and at all later
+        positions."""
         short = self.position < self._min_length and self.end_ids
-        return not (self._penalized or short or self._bad_words or len(self._biased) or self.grammar)
+        return not (self._penalized or short or self._bad_words or len(self._biased))
 
     def accept(self, token: int) -> None:
         """Append a token to the history and move on to the next output position."""
@@ -155,7 +156,7 @@ class Sampler:
 
     def process(self, logits: np.ndarray) -> np.ndarray:
         """Logits after biases, penalties, minimum length, bad words and grammar at the current history."""
-        if self.plain:
+        if self.plain and self.grammar is None:
             return logits
         raw, logits = logits, logits.copy()
         logits[self._biased] += self._biases

@@ -45,9 +45,10 @@ class Engine(Protocol):
         """Run one target forward. Gives logits or tokens of its logit rows and, where the bundle drafts, the features
         [T, F] of all rows, which drafters read.
 
-        A sequence's sampler is plain and stands at the sequence's first logit row. For such a sequence an engine may
-        give the tokens that the sampler would choose at its logit rows instead of their logits. Without `samplers` all
-        rows give logits. Both results are valid until the next call of the engine or a drafter.
+        A sequence's sampler is plain and stands, with its grammar, at the sequence's first logit row. For such a
+        sequence an engine may give the tokens that the sampler would choose at its logit rows, each masked by its own
+        path, instead of their logits. Without `samplers` all rows give logits. Both results are valid until the next
+        call of the engine or a drafter.
         """
         ...
 

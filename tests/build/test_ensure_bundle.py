@@ -166,7 +166,7 @@ RUN_TIME = {
     *(f"redraft/engines/{name}.py" for name in ("__init__", "api", "cache_check", "cache_rows", "features")),
     *(f"redraft/engines/{name}.py" for name in ("host_buffers", "timing")),
     *(f"redraft/grammar/{name}.py" for name in ("__init__", "compiler", "guided", "state", "trial")),
-    *(f"redraft/engines/cuda/{name}.py" for name in ("__init__", "buckets", "device", "sampling", "transfer")),
+    *(f"redraft/engines/cuda/{name}.py" for name in ("__init__", "buckets", "device", "masks", "sampling", "transfer")),
     *(f"redraft/engines/tensorrt/{name}.py" for name in ("__init__", "drafter", "session", "target")),
     "redraft/worker/protocol.py",
     *(f"plugins/operators/sampling/{name}.py" for name in ("__init__", "cpu", "cuda")),

@@ -7,10 +7,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from redraft import method
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding import verification
+from redraft.decoding.sampling import Sampler
+from redraft.engines.cuda.masks import row_masks
+from redraft.engines.cuda.sampling import sample
+from redraft.engines.cuda.transfer import Results
 from redraft.grammar.state import GrammarState
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
@@ -34,6 +39,14 @@ WHOLE = {
 RANDOM = {"gumbel_top_k": (3, 2, 1), "stochastic_beam": (4, 4, 4), "independent": (3, 3, 3)}
 
 
+class ChoosingToyEngine(ToyEngine):
+    """It chooses tokens as a GPU does, on the CPU."""
+
+    def execute(self, batch, samplers=None):
+        logits, hidden = super().execute(batch)
+        return sample(torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu")), draws=True), hidden
+
+
 def make(key, guide: str | None, sampling=None, max_tokens=60, end_ids=END, prompt=PROMPT, **fields) -> Sequence:
     request = GenerateRequest(
         id=str(key), input_ids=prompt, max_tokens=max_tokens, sampling=sampling or {},
@@ -43,9 +56,9 @@ def make(key, guide: str | None, sampling=None, max_tokens=60, end_ids=END, prom
     return Sequence(key, request, prompt, CODEC, end_ids, grammar=compiled)
 
 
-def answer(sequence: Sequence, plan: MethodPlan | None = None, **engine) -> tuple:
+def answer(sequence: Sequence, plan: MethodPlan | None = None, engine=ToyEngine, **options) -> tuple:
     """Text, tokens, log-probabilities, reason, statistics."""
-    scheduler = Scheduler(ToyEngine(slots=3, **engine), LIMITS, only(plan))
+    scheduler = Scheduler(engine(slots=3, **options), LIMITS, only(plan))
     return run(scheduler, [sequence])[sequence.key]
 
 
@@ -101,7 +114,9 @@ def test_best_first_trees_grow_by_the_guide_without_ngrams_too(monkeypatch):
     assert found[4].accepted > 8
 
 
-def test_mixed_batches_joining_and_leaving():
+@pytest.mark.parametrize("engine", [ToyEngine, ChoosingToyEngine])
+def test_mixed_batches_joining_and_leaving(engine):
+    """Requests that are chosen on the device, and such as are not, beside each other."""
     rng = np.random.default_rng(5)
     guides, samplings = [*GUIDES, None], list(SAMPLINGS.values())
     sequences, joins, expected = [], [], {}
@@ -115,9 +130,31 @@ def test_mixed_batches_joining_and_leaving():
         expected[key] = answer(make(key, **options))[:4]
         sequences.append(make(key, **options))
         joins.append(int(rng.integers(0, 25)))
-    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS["merged"]))
+    scheduler = Scheduler(engine(slots=3), LIMITS, only(PLANS["merged"]))
     results = run(scheduler, sequences[:7], joins[:7]) | run(scheduler, sequences[7:])
     assert {key: result[:4] for key, result in results.items()} == expected
+
+
+@pytest.mark.parametrize("plan", [None, "merged", "best_first"])
+def test_what_the_device_chooses_is_masked_once(plan, monkeypatch):
+    """The host chooses in no step but those that have drafted the text's end, and no mask is made twice."""
+    expected = answer(make("a", "schema"))
+    certain, made, on_host = list[int](), list[tuple[int, ...]](), list[int]()
+    choose, advance, mask = Sampler.choose, GrammarState.advance, GrammarState.mask
+
+    def masked(self, path=()):
+        new, found = path not in self._masks, mask(self, path)
+        if new and found.any():
+            made.append((*certain, *path))
+        return found
+
+    monkeypatch.setattr(Sampler, "choose", lambda self, logits: on_host.append(self.position) or choose(self, logits))
+    monkeypatch.setattr(GrammarState, "advance", lambda self, token: certain.append(token) or advance(self, token))
+    monkeypatch.setattr(GrammarState, "mask", masked)
+    found = answer(make("a", "schema"), plan and PLANS[plan], ChoosingToyEngine)
+    assert found[:4] == expected[:4]
+    assert len(made) == len(set(made))
+    assert set(on_host) <= set(range(len(expected[1]) - 8, len(expected[1]) + 1))
 
 
 @pytest.mark.parametrize("plan", [None, "merged"])
@@ -186,6 +223,13 @@ MUTANTS = {
 }  # fmt: skip
 
 
+MASK = "grammar.mask(path)"
+DEVICE_MUTANTS = {
+    "a node's row with its parent's mask": (row_masks, MASK, "grammar.mask(path[:-1])"),
+    "the bonus row unmasked": (row_masks, MASK, f"({MASK} | (path not in {{other[:-1] for other in paths if other}}))"),
+}  # fmt: skip
+
+
 @pytest.fixture
 def wrong_guesses(monkeypatch):
     """Tokens that are said to be forced, and are only allowed."""
@@ -197,17 +241,17 @@ def wrong_guesses(monkeypatch):
     monkeypatch.setattr(GrammarState, "forced", guess)
 
 
-def answers(plan: MethodPlan | None) -> list[tuple]:
+def answers(plan: MethodPlan | None, engine=ToyEngine) -> list[tuple]:
     """Of six seeds, with the choice and with the schema."""
     return [
-        answer(make("a", guide, {"temperature": 1.5, "seed": seed}), plan)[:4]
+        answer(make("a", guide, {"temperature": 1.5, "seed": seed}), plan, engine)[:4]
         for guide in ("schema", "choice")
         for seed in range(6)
     ]
 
 
 def test_a_forced_token_is_a_draft(wrong_guesses):
-    assert answers(PLANS["merged"]) == answers(None)
+    assert answers(PLANS["merged"], ChoosingToyEngine) == answers(PLANS["merged"]) == answers(None)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -216,3 +260,10 @@ def test_these_mutants_show(name, wrong_guesses):
     expected = answers(None)
     with planted(Mutant(name, *MUTANTS[name], case="")):
         assert answers(PLANS["merged"]) != expected
+
+
+@pytest.mark.parametrize("name", DEVICE_MUTANTS)
+def test_these_mutants_of_the_devices_masks_show(name):
+    expected = answers(None)
+    with planted(Mutant(name, *DEVICE_MUTANTS[name], case="")):
+        assert answers(PLANS["merged"], ChoosingToyEngine) != expected

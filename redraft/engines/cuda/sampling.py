@@ -13,11 +13,12 @@ from torch import Tensor
 from redraft.batch import TargetBatch
 from redraft.decoding.sampling import Sampler
 from redraft.engines.api import LogitRows, Samplers
+from redraft.engines.cuda.masks import forbid, guide_masks
 from redraft.engines.cuda.transfer import Results, upload
 from redraft.plugins.operators.sampling.cuda import race
 
 AT_ONCE = 1 << 26
-"""Logits that are drawn from at a time."""
+"""Logits that are masked or drawn from at a time."""
 DRAW_BYTES = 6
 """Bytes of memory for each of these logits at most: gathered in bf16, and converted to float32."""
 LOGITS, LIKELIEST, DRAWN, FILTERED = range(4)
@@ -53,11 +54,16 @@ def draws_on(device: torch.device) -> bool:
 
 
 def sample(logits: Tensor, batch: TargetBatch, samplers: Samplers, results: Results, draws: bool) -> LogitRows:
-    """Sample from logits [R, V] on the device for `Engine.execute`. Waits for the device once. Without `draws`
-    sequences that draw have their logits."""
+    """Sample from logits [R, V] on the device for `Engine.execute`, and mask those of guided sequences in place. Waits
+    for the device once. Without `draws` sequences that draw or are guided have their logits."""
     if samplers is None:
         return results.fetch([logits.float()])[0]
-    kinds, tables = _plan(batch, samplers, draws)
+    owners = np.searchsorted(batch.row_offsets, batch.logit_rows, side="right") - 1
+    masks = guide_masks(batch, samplers) if draws else {}
+    if masks:
+        forbid(logits, np.flatnonzero(np.isin(owners, [*masks])), np.concatenate([*masks.values()]), _at_once(logits))
+    chosen = [one if one and (one.grammar is None or place in masks) else None for place, one in enumerate(samplers)]
+    kinds, tables = _plan(batch, owners, chosen, draws)
     wanted, places = np.flatnonzero(kinds == LOGITS), np.full(len(kinds), -1)
     places[wanted] = np.arange(len(wanted))
     rows = logits.index_select(0, upload(wanted, logits.device)).float()
@@ -69,7 +75,7 @@ def sample_tokens(logits: Tensor, tables: Sequence[np.ndarray]) -> Tensor:
     """Tokens int32 [R] for logits [R, V]: the most likely one, or a draw in the rows of `tables`. Each of the two is
     int32 [8, D]: rows, their keys (see `race`) in three rows, top-k, the bits of inverse temperatures as float32, and
     those of top-p as float64 in two rows. Only the second table's are filtered by top-k and top-p."""
-    tokens, most = logits.argmax(1).int(), max(AT_ONCE // logits.shape[1], 1)
+    tokens, most = logits.argmax(1).int(), _at_once(logits)
     for filtered, asked in enumerate(tables):
         if asked.shape[1]:
             for rows, low, high, positions, top_k, scales, *top_p in upload(asked, logits.device).split(most, dim=1):
@@ -79,10 +85,16 @@ def sample_tokens(logits: Tensor, tables: Sequence[np.ndarray]) -> Tensor:
     return tokens
 
 
-def _plan(batch: TargetBatch, samplers: Sequence[Sampler | None], draws: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+def _at_once(logits: Tensor) -> int:
+    """Rows of logits [R, V] that are masked or drawn from at a time."""
+    return max(AT_ONCE // logits.shape[1], 1)
+
+
+def _plan(
+    batch: TargetBatch, owners: np.ndarray, samplers: Sequence[Sampler | None], draws: bool
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """The kind of each logit row, and the tables of draws for `sample_tokens`: rows of one sequence and depth, which
-    share their noise, stand together."""
-    owners = np.searchsorted(batch.row_offsets, batch.logit_rows, side="right") - 1
+    share their noise, stand together. `owners` int [R] are the rows' sequences."""
     kinds = np.array([_kind(sampler, draws) for sampler in samplers])[owners]
     drawn = [np.flatnonzero(kinds == kind) for kind in (DRAWN, FILTERED)]
     if not any(map(len, drawn)):

@@ -31,4 +31,9 @@ def test_a_report(model, capsys):
     assert list(found["ms"]) == ["compile", "mask", "path", "copy", "forced"]
     assert all(0 < median <= high for median, high in found["ms"].values())
     assert [line.split(":")[0] for line in report["refused"]] == ["llguidance, never"]
-    assert f"{found['ms']['mask'][1]:.3f}" in capsys.readouterr().out
+    made, packed = report["us_per_row"]["made"], report["us_per_row"]["packed"]
+    assert report["rows"] == 16
+    assert 0 < packed[0] < made[0] <= made[1]
+    shown = capsys.readouterr().out
+    assert f"{found['ms']['mask'][1]:.3f}" in shown
+    assert f"{made[0]:.1f}" in shown

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redraft.bundle.config import BundleConfig, LimitsInfo
+from redraft.engines.cuda.masks import forbid
 from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES, sample, sample_tokens
 from redraft.engines.cuda.transfer import Results
 from redraft.engines.memory import drawing_bytes, returned_bytes, step_bytes
@@ -34,7 +35,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_drawing_takes_no_more_memory_than_is_counted():
-    """Logits in bf16 are gathered and converted; more rows are drawn from in parts."""
+    """Logits in bf16 are gathered and converted; more rows are drawn from in parts. Masking takes less."""
     rows, vocabulary = 8, 10_000
     scales, top_p = np.ones((1, rows), np.float32).view(np.int32), np.full(rows, 0.9).view(np.int32).reshape(-1, 2).T
     keys = np.zeros((3, rows), np.int32)
@@ -43,6 +44,10 @@ def test_drawing_takes_no_more_memory_than_is_counted():
     with LiveBytes() as live:
         sample_tokens(logits, [table[:, :0], table])
     assert 0.9 * DRAW_BYTES < live.most / (rows * vocabulary) <= 1.01 * DRAW_BYTES
+    masks = np.ones((rows, vocabulary // 8), np.uint8)
+    with LiveBytes() as live:
+        forbid(logits, np.arange(rows), masks, rows)
+    assert 0 < live.most / (rows * vocabulary) <= DRAW_BYTES
     limits = LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128)
     config = config_of(limits, 128_256)
     assert 0.39e9 < drawing_bytes(config) <= DRAW_BYTES * AT_ONCE

@@ -15,6 +15,7 @@ from redraft.plugins.library import BuildError
 from redraft.plugins.operators.sampling.cuda import PART
 from redraft.request import SamplingConfig
 from tests.engines.tiny import chain, make_batch, random_tree
+from tests.grammar.tokens import VOCAB, grammar
 
 SETTINGS = {
     "greedy": {},
@@ -96,6 +97,68 @@ def test_sequences_without_a_sampler_have_their_logits():
         start += len(of_rows)
     everything = sample(torch.from_numpy(logits), batch, None, Results(CPU), draws=True)
     np.testing.assert_array_equal(everything, logits, strict=True)
+
+
+def guided(setting: dict, guide: str, seed: int) -> Sampler:
+    made = sampler(setting, seed, 7)
+    made.grammar = grammar(guide).start([0])
+    return made
+
+
+def guided_tree(rng: np.random.Generator, slot: int, made: Sampler, count: int):
+    """A random tree of tokens that the sampler's grammar allows, none of which ends the text."""
+    tree = random_tree(rng, slot, [1] * 5, count)
+    for row in range(1, len(tree.tokens)):
+        path = tuple(tree.path(tree.parents[row])[len(tree.context) + 1 :])
+        allowed = np.flatnonzero(made.grammar.mask(path))
+        tree.tokens[row] = int(rng.choice(allowed[allowed != 0]))
+    return tree
+
+
+@pytest.mark.parametrize("at_once", [3, 1000])
+@pytest.mark.parametrize("device", DEVICES)
+def test_guided_rows_are_masked_by_their_own_paths(device, at_once, monkeypatch):
+    """Beside plain sequences and those without a sampler, whose logits stay as they are."""
+    monkeypatch.setattr(sampling, "AT_ONCE", at_once * VOCAB)
+    rng = np.random.default_rng(at_once)
+    samplers = [guided(setting, "regex", seed) for seed, setting in enumerate(SETTINGS.values())]
+    trees = [guided_tree(rng, slot, made, 7) for slot, made in enumerate(samplers)]
+    others = [sampler({"temperature": 0.8}, 9, 4), None]
+    trees[3:3], samplers[3:3] = [random_tree(rng, 20 + place, [1] * 4, 5) for place in range(2)], others
+    samplers.append(guided({"top_k": 3, "temperature": 1.0}, "schema", 5))
+    batch = make_batch([*trees, chain(30, [3] * 5, [4] * 6, causal=True)])
+    batch.logit_rows = np.append(batch.logit_rows[:-6], batch.logit_rows[-1:])
+    logits = (3 * rng.standard_normal((len(batch.logit_rows), VOCAB))).astype(np.float32)
+    given = torch.from_numpy(logits.copy()).to(device)
+    rows, start, forced = sample(given, batch, samplers, Results(given.device), draws=True), 0, 0
+    for made, tree in zip(samplers, [*trees, None], strict=True):
+        paths = [tree.path(row)[len(tree.context) + 1 :] for row in range(len(tree.tokens))] if tree else [[]]
+        found, own = rows[start : start + len(paths)], logits[start : start + len(paths)]
+        start += len(paths)
+        if made is None:
+            np.testing.assert_array_equal(found, own, strict=True)
+            continue
+        compiled = None if made.grammar is None else grammar("regex" if tree else "schema")
+        for row, path in enumerate(paths):
+            if compiled is not None:
+                made.grammar = compiled.start([0])
+                for token in path:
+                    made.grammar.advance(token)
+                forced += np.count_nonzero(made.grammar.mask()) == 1
+            assert found[row] == on_host(own[row], made, len(path))
+    assert forced > 5
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_guided_sequences_that_the_device_does_not_choose_for_have_their_logits(draws):
+    """Where the device draws, that is one of whose rows has no token that its grammar allows."""
+    end = chain(0, [3], [4, 0], causal=False)
+    batch = make_batch([end, chain(1, [3], [4], causal=False)])
+    samplers = [guided({}, "regex", 0), guided({}, "choice", 1)]
+    logits = np.random.default_rng(0).standard_normal((3, VOCAB)).astype(np.float32)
+    rows = sample(torch.from_numpy(logits.copy()), batch, samplers, Results(CPU), draws)
+    np.testing.assert_array_equal(rows[0:2], logits[0:2], strict=True)
+    assert rows[2:3].ndim == (1 if draws else 2)
 
 
 @pytest.mark.parametrize("device", DEVICES)
