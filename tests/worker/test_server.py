@@ -125,7 +125,7 @@ BAD = [
     ({"text": "x" * 100_000}, "100000 bytes cannot fit a context of 256 tokens: expected at most 1275 bytes"),
     ({"text": None, "input_ids": []}, "input_ids is empty"),
     ({"text": None, "input_ids": [1, 111]}, "input_ids: expected token ids below 111, got 111"),
-    ({"text": None, "input_ids": [-1]}, "input_ids.0: input should be greater than or equal to 0, got -1"),
+    ({"text": None, "input_ids": [-1]}, "input_ids[0]: input should be greater than or equal to 0, got -1"),
     ({"text": None, "input_ids": [1] * (2**20 + 1)}, "input_ids: expected at most 1048576 items, got 1048577"),
     ({"text": None, "input_ids": "abc"}, "input_ids: input should be a valid list"),
     ({"input_ids": [1]}, "exactly one of text and input_ids"),
