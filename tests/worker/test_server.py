@@ -154,7 +154,7 @@ BAD = [
     ({"sampling": {"frequency_penalty": float("nan")}}, "sampling.frequency_penalty"),
     ({"sampling": {"min_length": -1}}, "sampling.min_length"),
     ({"sampling": {"logit_bias": {111: 1.0}}}, "sampling.logit_bias: expected token ids below 111, got 111"),
-    ({"sampling": {"logit_bias": {-1: 1.0}}}, "logit_bias.-1: input should be greater than or equal to 0, got -1"),
+    ({"sampling": {"logit_bias": {-1: 1.0}}}, "logit_bias[-1]: input should be greater than or equal to 0, got -1"),
     ({"sampling": {"logit_bias": {"1": 1.0}}}, "sampling.logit_bias.1: input should be a valid integer, got '1'"),
     ({"sampling": {"logit_bias": {1: 100.5}}}, "logit_bias.1: input should be less than or equal to 100, got 100.5"),
     ({"sampling": {"logit_bias": dict.fromkeys(range(1025), 1.0)}}, "expected at most 1024 items, got 1025"),
