@@ -15,6 +15,7 @@ from benchmarks.verify import structured
 
 TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "faults": faults.table,
+    "faults_ranks": faults.table,
     "saturation": saturation.table,
     "other_clients": compare.table,
     "prefix_reuse": prefix_reuse.table,

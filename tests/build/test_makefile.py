@@ -29,6 +29,7 @@ NOT_OF_BENCH = {
     "saturation.json": "likewise",
     "other_clients.json": "likewise",
     "faults.json": "starts a service of its own",
+    "faults_ranks.json": "likewise",
     "prefix_reuse_other.json": "takes the bundle of make verify",
     "grammar_libraries.json": "takes xgrammar",
     "fairness.json": "takes an older checkout",
