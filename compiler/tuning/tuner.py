@@ -158,12 +158,15 @@ class Tuner:
         return measure
 
     def _whole(self, shape: Shape) -> Measure:
-        """Acceptance of another shape on as much as that of the first was measured on."""
+        """Acceptance of another shape on as much as that of the first was measured on; of none where the time ends:
+        that of a few prompts would be compared with that of all."""
 
         def measure() -> None:
             for temperature, apart in self._temperatures.items():
                 prompts = [prompt for part in self._batches[::apart] for prompt in part]
                 self._acceptance(shape, temperature, prompts)()
+            if time.monotonic() > self.bench.ends:
+                del self._accepted[shape]
 
         return measure
 

@@ -103,6 +103,20 @@ def test_a_measurement_that_is_under_way_ends_with_its_time(runtime):
     assert runtime.scheduler.idle
 
 
+def test_a_shape_that_was_measured_on_a_few_steps_is_not_chosen(runtime):
+    """The time ends while the second is measured."""
+    first, second = GRID.shapes[0], Shape("beam", False)
+
+    def say(tuner: Tuner, what: str) -> None:
+        if what == f"acceptance of {second}":
+            tuner.bench.ends = 0.0
+
+    grid = replace(GRID, shapes=(first, second))
+    table = Tuner(bench_of(runtime, ["hello", "world", "again"], 24), ENOUGH, grid, say).tune()
+    assert list(table.measured["acceptance"]) == [str(first)]
+    assert (table.construction, bool(table.ngram)) == first
+
+
 def test_drafts_that_are_never_right_are_not_made():
     runtime = runtime_of(
         PricedEngine(slots=4, max_tree=14, quality=0), MethodPlan(None, ngram=True, budget=BudgetTable.constant(8))
