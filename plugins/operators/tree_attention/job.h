@@ -47,7 +47,7 @@ struct AttentionJob {
         return hidden > 0 ? hidden / kKeys * kKeys : 0;
     }
     // Place of a cached key or value in its head's part of the cache, in elements; from a multiple of kKeys on, so many
-    // lie one behind the other.
+    // lie one after the other.
     int64_t at(int64_t place) const { return (place < a.cache_rows ? place : place % a.cache_rows) * a.head_size; }
     int64_t cache_offset(const Block& b) const {
         return (a.slots[b.sequence] * a.kv_heads + b.head) * a.cache_rows * a.head_size;

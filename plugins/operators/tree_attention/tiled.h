@@ -114,7 +114,7 @@ struct Tiled {
           scratch_end(scratch) {}
 
     // out[rows][kPanel] = rows x, `x_stride` dwords apart, times w[steps][kPanel], all pairs of bf16; a row is the sum of
-    // PARTS that lie one behind the other.
+    // PARTS that lie one after the other.
     template <int PARTS>
     static void multiply(const uint16_t* x, int64_t x_stride, const uint32_t* w, int64_t steps, int64_t rows, float* out) {
         const char* panel = reinterpret_cast<const char*>(w);
