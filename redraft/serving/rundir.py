@@ -126,6 +126,7 @@ class RunDir:
         """A link to its bundle."""
         self.http_socket = self.path / "http.sock"
         self.grpc_socket = self.path / "grpc.sock:1"  # Triton ends the name with a port
+        self.metrics_socket = self.path / "metrics.sock"
         """Where Triton listens, for the guard and the supervisor."""
         self.pipe = self.path / SUPERVISOR_PIPE
         self.state_file = self.path / "state.json"

@@ -68,7 +68,7 @@ class Supervisor:
         self._worker = engine_worker(run_dir, settings)
         self._swap: Swap | None = None
         self._swaps = 0
-        self._triton = tritonserver.server(installation, run_dir, settings)
+        self._triton = tritonserver.server(installation, run_dir)
         self._guard = guard(run_dir, settings)
         self._openai = front_end(run_dir, settings) if settings.openai_port else None
         self._listeners: list[Watched] = [self._guard, *filter(None, [self._openai])]

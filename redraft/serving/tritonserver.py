@@ -161,13 +161,13 @@ def check_shared_memory() -> None:
     check_room(SHARED_MEMORY, SHARED_MEMORY_BYTES, "Triton's models", remedy)
 
 
-def server(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> Child:
+def server(installation: TritonInstallation, run_dir: RunDir) -> Child:
     """The server's process, which starts a process for each model."""
     return Child(
         run_dir,
         "triton",
         "the Triton server",
-        private(command(installation, run_dir, settings)),
+        private(command(installation, run_dir)),
         run_dir.triton_log,
         environment(installation, run_dir),
         run_dir.path,
@@ -176,7 +176,7 @@ def server(installation: TritonInstallation, run_dir: RunDir, settings: Settings
     )
 
 
-def command(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> list[str]:
+def command(installation: TritonInstallation, run_dir: RunDir) -> list[str]:
     """Command line of the server: it listens on sockets in the run directory, and models come from there."""
     grpc_name, _, grpc_port = str(run_dir.grpc_socket).rpartition(":")
     return [
@@ -188,8 +188,7 @@ def command(installation: TritonInstallation, run_dir: RunDir, settings: Setting
         f"--http-address=unix:{run_dir.http_socket}",
         f"--grpc-address=unix:{grpc_name}",
         f"--grpc-port={grpc_port}",
-        f"--metrics-address={settings.address}",
-        f"--metrics-port={settings.metrics_port}",
+        f"--metrics-address=unix:{run_dir.metrics_socket}",
         f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(run_dir.path)}",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         "--grpc-infer-allocation-pool-size=0",
@@ -247,7 +246,8 @@ def show_worker(run_dir: RunDir, up: bool) -> bool:
 
 def clear(run_dir: RunDir) -> None:
     """Take away what the last server left: its sockets and a stand-in."""
-    for path in (run_dir.http_socket, run_dir.grpc_socket, run_dir.models / STAND_IN):
+    sockets = run_dir.http_socket, run_dir.grpc_socket, run_dir.metrics_socket
+    for path in (*sockets, run_dir.models / STAND_IN):
         path.unlink(missing_ok=True)
 
 

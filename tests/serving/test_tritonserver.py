@@ -54,14 +54,14 @@ def test_a_server_in_ngcs_layout(container, tmp_path):
     assert found.stub == container / "backends" / "python" / STUB
     assert found.library_path.split(":")[:2] == [str(container / "lib"), "/usr/local/cuda/compat"]
     run_dir = RunDir(tmp_path / "r")
-    settings = Settings(bundle=tmp_path, address="0.0.0.0")
-    tritonserver.prepare(found, run_dir, settings)
+    tritonserver.prepare(found, run_dir, Settings(bundle=tmp_path))
     laid_out = {file.name for file in (run_dir.backends / "python").iterdir()}
     assert laid_out == {file.name for file in (container / "backends" / "python").iterdir()}
     assert STUB in laid_out
-    command = tritonserver.command(found, run_dir, settings)
+    command = tritonserver.command(found, run_dir)
     assert command[0] == str(container / "bin" / "tritonserver")
-    assert {f"--http-address=unix:{run_dir.http_socket}", "--metrics-address=0.0.0.0"} < set(command)
+    sockets = {"http": run_dir.http_socket, "metrics": run_dir.metrics_socket}
+    assert {f"--{name}-address=unix:{path}" for name, path in sockets.items()} < set(command)
     assert tritonserver.environment(found, run_dir)["PATH"].startswith(f"{found.environment}/bin:")
 
 

@@ -23,6 +23,7 @@ def guard(run_dir: RunDir, settings: Settings) -> Watched:
     command = [
         *(sys.executable, "-m", "redraft.serving.guard.server", "--address", settings.address),
         *("--http-port", str(settings.http_port), "--grpc-port", str(settings.grpc_port)),
+        *("--metrics-port", str(settings.metrics_port), "--metrics-socket", str(run_dir.metrics_socket)),
         *(argument for name in settings.allowed_hosts for argument in ("--allow-host", name)),
         *("--http-socket", str(run_dir.http_socket), "--grpc-socket", str(run_dir.grpc_socket)),
     ]

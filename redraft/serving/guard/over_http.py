@@ -60,18 +60,23 @@ _PASSED_BACK = ("Content-Type", JSON_LENGTH)
 log = logging.getLogger("redraft.guard")
 
 
+Route = Callable[[str, str], tuple[str, str]]
+"""From a request's method and path to the path at Triton and, for a model's, what is asked of it. Raises Refusal for
+what is not served."""
+
+
 class HttpGuard:
     """Passes requests on to the Triton server at a Unix socket, those of web pages only from `sites`."""
 
-    def __init__(self, triton: aiohttp.ClientSession, room: Room, sites: Collection[str] = ()):
-        self._triton, self._room, self._sites = triton, room, sites
+    def __init__(self, triton: aiohttp.ClientSession, room: Room, sites: Collection[str], route: Route):
+        self._triton, self._room, self._sites, self._route = triton, room, sites, route
         self._requests = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request."""
         try:
             _check_origin(request.headers.getall("Origin", ()), self._sites)
-            path, action = _route(request.method, request.rel_url.raw_path)
+            path, action = self._route(request.method, request.rel_url.raw_path)
             if action not in _RUN:
                 return await self._ask(path)
             if self._requests >= MAX_REQUESTS:
@@ -127,8 +132,16 @@ def _check_origin(origins: Iterable[str], sites: Collection[str]) -> None:
             raise Refusal(CLOSED, f"Origin {clipped(origin)!r} is a web page's: --allow-host accepts its site")
 
 
-def _route(method: str, path: str) -> tuple[str, str]:
-    """The path at Triton and, for a model's, what is asked of it. Raises Refusal for what is not served."""
+def metrics_route(method: str, path: str) -> tuple[str, str]:
+    """The `Route` of the port with Triton's metrics: that server reads a body of any path, as the other does."""
+    if path != "/metrics":
+        raise Refusal(UNKNOWN, f"unknown path {clipped(path, 100)!r}: expected /metrics")
+    _check_method(method, "GET")
+    return "http://triton/metrics", ""
+
+
+def models_route(method: str, path: str) -> tuple[str, str]:
+    """The `Route` of the models, health and statistics."""
     if (closed := _CLOSED.fullmatch(path)) and closed[1]:
         raise Refusal(CLOSED, f"{closed[1]} is closed: this server takes requests for its models only")
     fixed = path.rstrip("/")
@@ -141,9 +154,13 @@ def _route(method: str, path: str) -> tuple[str, str]:
             raise Refusal(UNKNOWN, f"unknown path {clipped(path, 100)!r}: {_SERVED}")
         check_model(found["model"], found["version"] or "")
         fixed, wanted = path, "POST" if action in _RUN else "GET"
+    _check_method(method, wanted)
+    return f"http://triton{fixed}", action
+
+
+def _check_method(method: str, wanted: str) -> None:
     if method != wanted:
         raise Refusal(WRONG_METHOD, f"{clipped(method)} is not for this path: expected {wanted}")
-    return f"http://triton{fixed}", action
 
 
 async def _read(request: web.BaseRequest, take: Callable[[int], None]) -> bytes:
@@ -243,7 +260,7 @@ def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
 
 @asynccontextmanager
 async def listening(
-    address: str, port: int, socket: Path, room: Room, sites: Collection[str] = ()
+    address: str, port: int, socket: Path, room: Room, sites: Collection[str] = (), route: Route = models_route
 ) -> AsyncIterator[None]:
     """Pass requests on to Triton's socket within the context."""
     async with aiohttp.ClientSession(
@@ -254,7 +271,7 @@ async def listening(
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
     ) as triton:
         server = web.Server(
-            HttpGuard(triton, room, sites).handle,
+            HttpGuard(triton, room, sites, route).handle,
             handler_cancellation=True,
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,

@@ -31,6 +31,7 @@ class Guarded:
 
     http_port: int
     grpc_port: int
+    metrics_port: int
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     calls: list[tuple[str, bytes]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -117,7 +118,7 @@ class _Calls(grpc.GenericRpcHandler):
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[Guarded]:
     """A guard in front of the stand-in."""
-    seen = Guarded(*free_ports(2))
+    seen = Guarded(*free_ports(3))
     http, calls = folder / "h", folder / "g"
     ready = threading.Event()
 
@@ -131,6 +132,7 @@ def guarded(folder: Path) -> Iterator[Guarded]:
         await server.start()
         async with (
             over_http.listening("127.0.0.1", seen.http_port, http, seen.room),
+            over_http.listening("127.0.0.1", seen.metrics_port, http, seen.room, (), over_http.metrics_route),
             over_grpc.listening("127.0.0.1", seen.grpc_port, calls, seen.room),
         ):
             ready.set()

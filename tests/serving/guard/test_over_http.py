@@ -101,6 +101,18 @@ def test_other_paths_are_refused_by_name(guard, method, path, status, message):
     assert not guard.requests
 
 
+def test_of_the_metrics_only_themselves_pass(guard):
+    """Their server parses a form's body of any path, and a large one ends it."""
+    url = f"http://127.0.0.1:{guard.metrics_port}"
+    assert httpx.get(f"{url}/metrics?a=b").status_code == 200
+    assert httpx.request("GET", f"{url}/metrics", content=b"a=b").status_code == 200
+    assert [(path, body) for path, _, body in guard.requests] == [("GET /metrics", b"")] * 2
+    assert httpx.post(f"{url}/metrics", data={"a": "b"}).status_code == 405
+    assert httpx.get(f"{url}/v2/health/ready").json() == {"error": "unknown path '/v2/health/ready': expected /metrics"}
+    assert httpx.get(f"{url}/metrics", headers={"Origin": "https://a.example"}).status_code == 403
+    assert len(guard.requests) == 2
+
+
 BODIES = [
     (b"", "the body is empty"),
     (b" ", "the body is empty"),

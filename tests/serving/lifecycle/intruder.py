@@ -94,7 +94,7 @@ def file_attacks(run_dir: Path) -> Iterator[str]:
     for name in ("", "state.json", "worker.log", "models/ensemble/1/model.py"):
         if os.access(run_dir / name, os.R_OK) or os.access(run_dir / name, os.W_OK):
             yield f"access to {run_dir / name}"
-    for name in ("worker.sock", "http.sock", "grpc.sock:1"):
+    for name in ("worker.sock", "http.sock", "grpc.sock:1", "metrics.sock"):
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(str(run_dir / name))

@@ -67,6 +67,13 @@ def form(service: Service) -> str:
     return httpx.post(url, content="a" * 5_000_000, headers=headers, timeout=60).text
 
 
+def form_for_metrics(service: Service) -> str:
+    """The same, for the server of Triton's metrics."""
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    url = f"http://127.0.0.1:{service.settings.metrics_port}/metrics"
+    return httpx.post(url, content="a" * 5_000_000, headers=headers, timeout=60).text
+
+
 def answers(service: Service, model: str = "ensemble") -> bool:
     body = {"text_input": "hi", "max_tokens": 1} if model == "ensemble" else {"input_ids": [0], "request_output_len": 1}
     with contextlib.suppress(httpx.HTTPError):
@@ -89,6 +96,7 @@ def assert_it_comes_back(service: Service, after: Callable[[], None]) -> None:
         (brackets, "not valid JSON: recursion limit exceeded"),
         (chunks, "too many chunks: expected at most"),
         (form, "the body is too large"),
+        (form_for_metrics, "POST is not for this path: expected GET"),
     ],
 )
 def test_requests_that_would_end_the_server_are_refused(service, request_, message):

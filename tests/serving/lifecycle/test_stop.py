@@ -35,16 +35,18 @@ def test_nobody_else_can_read_what_a_service_writes(service):
     assert (status.wait(60), status.communicate()[0].split()[0]) == (0, "ready")
 
 
-def test_only_loopback_is_bound(service):
+def test_only_loopback_is_bound_and_nothing_by_triton(service):
+    """Requests to any port of its own would not pass the guard."""
     ports = {service.settings.http_port, service.settings.grpc_port, service.settings.metrics_port}
     listening = [
-        (connection.laddr.port, connection.laddr.ip.removeprefix("::ffff:"))
+        (connection.laddr.port, connection.laddr.ip.removeprefix("::ffff:"), process.pid)
         for process in owned_processes(service.run_dir.path)
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
-    assert {port for port, _ in listening} >= ports
-    assert {ip for _, ip in listening} == {"127.0.0.1"}
+    assert {port for port, _, _ in listening} >= ports
+    assert {ip for _, ip, _ in listening} == {"127.0.0.1"}
+    assert service.state.triton_pid not in {pid for _, _, pid in listening}
 
 
 @pytest.mark.parametrize("victims", [["supervisor"], ["supervisor", "worker", "server"], ["supervisor", "server"]])
