@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic_core import from_json
 
 Message = Mapping[str, Any]
 """`role` (user, assistant, system, developer, tool, ...) and `content`: a text, a list of parts such as
@@ -131,8 +132,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = from_json(arguments or "{}")  # at most 200 levels: templates write what is read here
+        except ValueError:
             raise ValueError(f"{where}: expected function.arguments in JSON, got {arguments!r:.60}") from None
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from redraft.openai.errors import ApiError, not_served
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import Body, Refusals, Sampled, StreamOptions
+from redraft.openai.schemas import MAX_MESSAGES, Body, Refusals, Sampled, StreamOptions
 from redraft.openai.structured.formats import TextFormat
 from redraft.openai.structured.tools import AUTO, Choice, ResponsesTools
 from redraft.openai.structured.use import tool_use
@@ -30,6 +30,13 @@ class TextOptions(Body):
     format: TextFormat = TextFormat(type="text")
 
 
+def _text_or_items(value: Any) -> str | list[dict[str, Any]]:
+    items = isinstance(value, list) and len(value) <= MAX_MESSAGES and all(isinstance(item, dict) for item in value)
+    if items or isinstance(value, str):
+        return value
+    raise ValueError(f"expected a text or a list of at most {MAX_MESSAGES} items")
+
+
 class ResponsesBody(Sampled):
     """The body, named and bounded as OpenAI's."""
 
@@ -47,7 +54,7 @@ class ResponsesBody(Sampled):
         "truncation": (("disabled",), "no input is cut: expected disabled"),
     }
 
-    input: str | list[dict[str, Any]]
+    input: Annotated[str | list[dict[str, Any]], PlainValidator(_text_or_items)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     include: list[Literal["message.output_text.logprobs"]] = Field(default=[])
@@ -89,7 +96,7 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for place, item in enumerate(items):
         message = _message(item, f"input[{place}]")
         if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
-            messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
         else:
             messages.append(message)
     return messages

@@ -36,6 +36,8 @@ from redraft.request import (
 
 MAX_CHOICES = 128
 """Sequences of one HTTP request: prompts times `n`."""
+MAX_MESSAGES = 10_000
+"""Messages of one conversation."""
 
 NO_ADAPTER = "LoRA adapters are not served"
 TEXT_ONLY = "this model reads and writes text only"
@@ -198,7 +200,7 @@ class ChatBody(Choices):
         "web_search_options": ((), "no hosted tools are served"),
     }
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     logprobs: bool = False

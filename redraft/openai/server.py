@@ -6,6 +6,7 @@ The key that it asks for, if any, is in the environment variable REDRAFT_API_KEY
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import sys
@@ -13,7 +14,9 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from redraft import logs
 from redraft.openai.access import Access, Gate, hosts
@@ -27,6 +30,7 @@ from redraft.openai.tracing import Tracing, exporting
 from redraft.worker.client import WorkerClient
 
 KEEP_ALIVE_S = 60
+"""A connection without a complete request header is closed after so long."""
 
 log = logging.getLogger("redraft.openai")
 
@@ -43,6 +47,24 @@ class Log(RotatingFileHandler):
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
         return stream
+
+
+class Connection(H11Protocol):
+    """A connection that is closed where no complete request header arrives in time. Uvicorn's own limit begins after a
+    request only, and ends with the first byte of the next."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._close_at(self.loop.time() + self.timeout_keep_alive)
+
+    def data_received(self, data: bytes) -> None:
+        timer = self.timeout_keep_alive_task
+        super().data_received(data)
+        if timer is not None and self.conn.their_state is h11.IDLE:
+            self._close_at(timer.when())
+
+    def _close_at(self, time: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_at(time, self.timeout_keep_alive_handler)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
             port=options.port,
             workers=1,
             proxy_headers=False,
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

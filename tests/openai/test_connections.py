@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import tempfile
@@ -10,7 +11,10 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
+from redraft.openai.server import Connection
 from redraft.request import GenerateRequest
 from redraft.worker.client import WorkerClient
 from tests.conftest import wait_until
@@ -27,6 +31,34 @@ def totals(server) -> dict[str, float]:
         assert client.wait_connected(10)
         status = client.status()
     return status.totals | {"running": status.running, "waiting": status.waiting}
+
+
+def test_a_connection_without_a_whole_header_is_closed():
+    """Bytes that come one by one do not keep it open. An answer may take longer."""
+
+    async def app(scope, receive, send):
+        await asyncio.sleep(0.5)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def talk() -> None:
+        config = uvicorn.Config(app, http=Connection, timeout_keep_alive=0.2, lifespan="off", log_config=None)
+        config.load()
+        loop = asyncio.get_running_loop()
+        async with await loop.create_server(lambda: Connection(config, ServerState(), {}), "127.0.0.1", 0) as server:
+            address = server.sockets[0].getsockname()
+            reader, writer = await asyncio.open_connection(*address)
+            reading = asyncio.ensure_future(reader.read())
+            for _ in range(100):
+                if not reading.done():
+                    writer.write(b"A")
+                    await asyncio.sleep(0.05)
+            assert (reading.done(), await reading) == (True, b"")
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+
+    asyncio.run(talk())
 
 
 @pytest.mark.parametrize("body", [LONG, LONG | {"stream": True}, LONG | {"n": 2}])

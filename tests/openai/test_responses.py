@@ -96,6 +96,8 @@ def test_an_answer_that_the_model_ends_is_completed(server):
         ({"input": [{"role": "user", "content": 5}]}, "input", "expected a text or a list"),
         ({"input": [{"content": "x"}]}, "input", "role"),
         ({"input": []}, "input", "at least one message"),
+        ({"input": 5}, "input", "expected a text or a list of at most 10000 items, got 5"),
+        ({"input": [{"role": "user", "content": "x"}] * 10_001}, "input", "expected a text or a list of at most 10000"),
         ({"max_output_tokens": 1000}, "max_output_tokens", "expected at most"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from redraft.openai.structured.forms import CALL, CALL_END
@@ -14,14 +15,11 @@ RESULT, RESULT_END = "<tool_response>", "</tool_response>"
 def written_out(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A conversation of `chat.turns` in texts only, after a system message with the tools, if there are any."""
     written: list[dict[str, Any]] = []
-    after_result = False
-    for turn in turns:
-        new = _plain(turn)
-        if after_result and turn["role"] == "tool":
-            written[-1]["content"] += f"\n{new['content']}"
-        else:
-            written.append(new)
-        after_result = turn["role"] == "tool"
+    for results, group in groupby(turns, lambda turn: turn["role"] == "tool"):
+        plain = list(map(_plain, group))
+        if results:
+            plain = [{"role": "user", "content": "\n".join(turn["content"] for turn in plain)}]
+        written += plain
     if not tools:
         return written
     if written and written[0]["role"] in ("system", "developer"):

@@ -103,6 +103,23 @@ def test_such_a_template_has_calls_and_results_as_text(tmp_path):
     )
 
 
+def test_deep_arguments_are_refused(tmp_path):
+    """Those that can just be read could not be written."""
+    served = model(tmp_path, PLAIN)
+    for depth in range(900, 1000):
+        function = {"name": "f", "arguments": "[" * depth + "]" * depth}
+        call = {"id": "c", "type": "function", "function": function}
+        with pytest.raises(ApiError, match="arguments in JSON"):
+            prompt(served, [USER, {"role": "assistant", "tool_calls": [call]}], [])
+
+
+def test_many_results_take_linear_time(tmp_path):
+    """16 MB in 10,000 of them: writing all anew for each would take a minute, and two such requests stop all others."""
+    results = [{"role": "tool", "tool_call_id": "c", "content": "x" * 1600}] * 10_000
+    with pytest.raises(ApiError, match="cannot fit a context"):
+        prompt(model(tmp_path, PLAIN), [USER, *results], [])
+
+
 def test_other_conversations_stay_as_they_are(tmp_path):
     messages = [USER, {"role": "assistant", "content": ""}, USER]
     assert prompt(model(tmp_path, PLAIN), messages, []) == "<user>2+2?<assistant><user>2+2?<assistant>"
