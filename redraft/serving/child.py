@@ -8,18 +8,22 @@ import os
 import resource
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
 import psutil
 
 from redraft.bound import bound
-from redraft.serving.processes import OWNER_VARIABLE, PART_VARIABLE, end_processes, owned_processes
+from redraft.serving.processes import OWNER_VARIABLE, PART_VARIABLE, end_processes, is_stopped, owned_processes
 from redraft.serving.rundir import RunDir, tail
 
 FIRST_DELAY_S = 0.2
 STEADY_S = 5.0
 """What has been up for so long does not end again and again: its next delay is the first one."""
+STOPPED_TICKS = 10
+"""What a signal has stopped is hung when so many ticks of the supervisor in a row have found it so. These do not count
+time in which the supervisor was stopped with it."""
 THREADS_END_S = 5.0
 """A killed process counts as ended when its first thread has, and holds its ports until its last one has."""
 
@@ -58,6 +62,7 @@ class Child:
         self._log_start = 0
         self._delay, self._max_delay = FIRST_DELAY_S, max_delay
         self._restart_at: float | None = None
+        self._stopped_ticks = 0
 
     @property
     def up(self) -> bool:
@@ -133,7 +138,7 @@ class Child:
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (most, most))
         self._started = time.monotonic()
-        self._restart_at = None
+        self._restart_at, self._stopped_ticks = None, 0
         self.restarts += 1
         log.info("%s started, pid %d", self.name, self.pid)
 
@@ -151,6 +156,16 @@ class Child:
             self._restart_at = time.monotonic() + self._delay
             self._delay = min(2 * self._delay, self._max_delay)
         return time.monotonic() >= self._restart_at
+
+    def hung(self, silence: float, limit: float, processes: Iterable[psutil.Process] = ()) -> str:
+        """What shows that it hangs, "" for nothing: it has not answered for `limit` seconds or more, or one of
+        `processes`, by default its own, is stopped (SIGSTOP). Called once a tick, while it is up."""
+        if silence >= limit:
+            return f"did not answer for {silence:.0f} s"
+        with contextlib.suppress(psutil.NoSuchProcess):
+            stopped = any(is_stopped(process) for process in processes or [psutil.Process(self.pid)])
+            self._stopped_ticks = self._stopped_ticks + 1 if stopped else 0
+        return "was stopped by a signal" if self._stopped_ticks >= STOPPED_TICKS else ""
 
     def terminate(self) -> None:
         """SIGTERM to it, if it runs."""

@@ -50,6 +50,11 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def is_stopped(process: psutil.Process) -> bool:
+    """Whether a signal (SIGSTOP) keeps it from running; one that a debugger holds is not meant."""
+    return process.status() == psutil.STATUS_STOPPED
+
+
 def end_processes(processes: Iterable[psutil.Process], grace: float) -> None:
     """SIGTERM, then SIGKILL to what is left after `grace` seconds (at once if 0)."""
     remaining = list(processes)

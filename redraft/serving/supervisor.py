@@ -52,7 +52,7 @@ class Supervisor:
         self._state = State(settings=settings, supervisor_pid=os.getpid())
         self._client = WorkerClient(run_dir.socket)
         self._untuned: list[str] = []
-        self._stubs: list[psutil.Process] = []
+        self._server: list[psutil.Process] = []
         self._saved = True
         installation = tritonserver.TritonInstallation()
         tritonserver.prepare(installation, run_dir, settings)
@@ -190,12 +190,12 @@ class Supervisor:
                 self._set_worker_up(True)
             elif self._worker.age > self._settings.start_timeout_s:
                 self._worker.end(grace=0)
-        elif (silence := self._worker_pulse.silence) >= self._settings.silence_s:
-            log.error("the engine worker did not answer for %.0f s (--silence-s): killing it", silence)
-            hung = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
+        elif hung := self._worker.hung(self._worker_pulse.silence, self._settings.silence_s, self._ranks.values()):
+            log.error("the engine worker %s: killing it", hung)
+            stopped = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")
             self._worker.end(grace=0)
-            self._set_worker_up(False)
-            self._report(hung)
+            self._set_worker_up(False, f"the engine worker {hung} and is restarting")
+            self._report(stopped)
 
     def _find_ranks(self) -> None:
         self._ranks = ranks.ranks_of(self._worker.processes())
@@ -274,19 +274,21 @@ class Supervisor:
 
     def _set_triton_up(self) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            self._stubs = psutil.Process(self._triton.pid).children()
+            server = psutil.Process(self._triton.pid)
+            self._server = [server, *server.children()]
         self._triton.up = True
         self._health_pulse.reset()
 
     def _watch_triton(self) -> None:
-        alive, silence = self._triton.alive, self._triton_pulse.silence
+        alive = self._triton.alive
         if self._triton.up:
-            alive = alive and all(is_alive(stub) for stub in self._stubs)
-            if alive and silence < self._settings.triton_silence_s:
+            whole = alive and all(is_alive(process) for process in self._server)
+            limit = self._settings.triton_silence_s
+            what = self._triton.hung(self._triton_pulse.silence, limit, self._server) if whole else "died"
+            if not what:
                 return
             self._triton.up = False
-            how = f"did not answer for {silence:.0f} s" if alive else "died"
-            self._say("degraded", f"the Triton server or one of its model processes {how} and is restarting")
+            self._say("degraded", f"the Triton server or one of its model processes {what} and is restarting")
             self._triton.end(grace=0)
         elif not alive:
             if self._triton.restart_due() and self._worker.up:

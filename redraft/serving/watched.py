@@ -10,7 +10,8 @@ from redraft.serving.child import Child
 from redraft.serving.pulse import Pulse
 
 PROBE_S, ANSWER_S, SILENCE_S, START_S = 2.0, 5.0, 15.0, 60.0
-"""It is asked every 2 s, and restarted where two questions in a row, 15 s together, find no answer within 5 s."""
+"""It is asked every 2 s, and restarted where two questions in a row, 15 s together, find no answer within 5 s, or where
+a signal has stopped it."""
 _LOOPBACK = "127.0.0.1"
 
 log = logging.getLogger("redraft.supervisor")
@@ -31,13 +32,14 @@ class Watched:
     def watch(self) -> str:
         """Do what it needs now. Returns what befell it, "" for nothing new."""
         child = self.child
-        alive, silence = child.alive, self.pulse.silence
+        alive = child.alive
         if child.up:
-            if alive and silence < SILENCE_S:
+            what = child.hung(self.pulse.silence, SILENCE_S) if alive else "died"
+            if not what:
                 return ""
             child.up = False
             child.end(grace=0)
-            return f"{child.name} {f'did not answer for {silence:.0f} s' if alive else 'died'} and is restarting"
+            return f"{child.name} {what} and is restarting"
         if not alive:
             if child.restart_due():
                 self.start()

@@ -102,7 +102,7 @@ def test_a_log_that_is_full_begins_anew(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_front_end_that_ends_or_hangs_comes_back(tmp_path, bundle, monkeypatch):
+def test_a_front_end_that_ends_or_is_stopped_comes_back(tmp_path, bundle, monkeypatch):
     monkeypatch.setenv("REDRAFT_API_KEY", KEY)
     (port,) = free_ports(1)
     service = start(tmp_path, bundle, worker_command=TOY_WORKER, openai_port=port)

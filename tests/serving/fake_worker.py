@@ -1,10 +1,11 @@
 """A worker without an engine, for the serving layer's tests: it answers by the worker's protocol and obeys its prompt.
 
 The answer is " w0é w1é ..." word by word, one word per token and step; a guide's kind and text come before it. A prompt
-that starts with "die" ends the process in the middle of the answer, "slow", or token ids that start with 0, take 50 ms
-per token, "overload" is refused. In a bundle whose configuration says `broken` it does not start, where it says
-`endless` its start does not end, and where it says `fragile` it ends with the first request. While the bundle has a
-file `refuse`, requests by the field that it names (`text` or `input_ids`) are refused.
+that starts with "die" ends the process in the middle of the answer, at "hang" it answers nothing until SIGCONT, "slow",
+or token ids that start with 0, take 50 ms per token, "overload" is refused. In a bundle whose configuration says
+`broken` it does not start, where it says `endless` its start does not end, and where it says `fragile` it ends with the
+first request. While the bundle has a file `refuse`, requests by the field that it names (`text` or `input_ids`) are
+refused.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ class FakeWorker:
                 self._send(peer, ErrorMessage(id=request.id, code="invalid", message=text))
             elif self._refuse.exists() and getattr(request, self._refuse.read_text()) is not None:
                 self._send(peer, ErrorMessage(id=request.id, code="restarting", message="not yet"))
+            elif prompt.startswith("hang"):
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
+                signal.sigwait({signal.SIGCONT})
             elif prompt.startswith("overload"):
                 self._send(peer, ErrorMessage(id=request.id, code="overloaded", message="the queue is full (4)"))
             else:

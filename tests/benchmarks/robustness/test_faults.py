@@ -40,12 +40,12 @@ def test_what_is_wrong(changes, wrong):
 
 
 def test_a_case_that_fails_is_reported_and_the_next_one_goes_on(tmp_path, monkeypatch):
-    """A service that is not there is started anew; what is known is written after each case."""
+    """A service that is not there is started anew, twice at first; what is known is written after each case."""
     output, served = tmp_path / "faults.json", []
 
     def serve(settings, path, note):
         served.append(path)
-        if len(served) == 3:
+        if len(served) == 4:
             raise ServingError("a service is running")
 
     monkeypatch.setattr(launcher, "serve", serve)
@@ -54,7 +54,7 @@ def test_a_case_that_fails_is_reported_and_the_next_one_goes_on(tmp_path, monkey
     monkeypatch.setattr(Trial, "inflict", lambda _, name, number: Fault(name, number.name, 5.0, 1.0))
     arguments = ["--bundle", str(tmp_path), "--process", "supervisor", "--output", str(output)]
     assert main(arguments) == 1
-    assert len(served) == 3
+    assert len(served) == 4
     assert [fault["wrong"] for fault in json.loads(output.read_text())["faults"]] == [
         [], ["ServingError: a service is running"]
     ]  # fmt: skip
@@ -66,6 +66,7 @@ def test_a_launcher_of_ranks_that_is_stopped_is_resumed(tmp_path, monkeypatch):
     running = lambda *_: victim.status() != psutil.STATUS_STOPPED  # noqa: E731
     watch = SimpleNamespace(stop=int, well_since=running, lies=lambda _: 0)
     monkeypatch.setattr(launcher, "serve", lambda *_: None)
+    monkeypatch.setattr(launcher, "stop", lambda _: 0)
     monkeypatch.setattr(faults, "Streams", lambda *_: SimpleNamespace(stop=int, counts=Counter(whole=6)))
     monkeypatch.setattr(faults, "Watch", lambda _: watch)
     monkeypatch.setattr(faults, "STOPPED_S", 0.1)
@@ -90,11 +91,11 @@ def test_streams_that_cannot_begin_say_so(tmp_path):
 
 
 def test_health_may_be_late_but_not_wrong():
-    """Requests fail from 1.0 to 9.0. Who says ready after 3.0 is wrong, unless the fault need not be noticed yet."""
+    """Requests fail from 1.0 to 9.0. Who says ready after 4.0 is wrong, or later where the fault began later."""
     truth = [(0.0, 0.5, True), *((moment, moment + 1.0, False) for moment in range(1, 9)), (9.0, 9.5, True)]
     ready = [(moment + 0.5, moment + 0.6, True) for moment in range(10)]
-    assert _lies(ready, truth, noticed=0.0) == 6
-    assert _lies(ready, truth, noticed=5.0) == 2
+    assert _lies(ready, truth, begun=0.0) == 5
+    assert _lies(ready, truth, begun=4.0) == 2
     assert _lies([(at, answered, False) for at, answered, _ in ready], truth, 0.0) == 0
 
 
