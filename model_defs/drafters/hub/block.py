@@ -5,7 +5,7 @@ has a previous-token head as well: `markov_w1` [V, r] of the token before, times
 head, which would shorten drafts, is not read.
 
 Layers of speculators' form may attend to a sliding window of the context before a block, within which they are causal
-unless the folder says otherwise. Readers count such windows differently, so longer contexts than one are refused.
+or not, as the folder says. Readers count such windows differently, so longer contexts than one are refused.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_lay
 from model_defs.drafters.layer_shape import WITH_HEAD_NORMS, LayerShape
 from model_defs.target.config import TargetConfig
 
-ANCHOR = "sample_from_anchor"
-"""Whether the root's row predicts a token; what --read-as answers"""
+ANCHOR, NON_CAUSAL = "sample_from_anchor", "sliding_window_non_causal"
+"""Whether the root's row predicts a token, and whether rows of a block see later ones where layers have a window; what
+--read-as answers"""
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 OWN_KINDS = ("dflash", "dspark")
 """Values of `model_type` that say nothing of the layers, which are Qwen3's"""
@@ -87,7 +88,8 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
         weights |= llama_layer(tensors, name, name, head_norms)
         weights[f"{name}.attention_norm.weight"] = tensors.take(f"{name}.input_layernorm.weight")
     weights["norm.weight"] = tensors.take("norm.weight")
-    from_root = drafts_from_root(folder, settled(answers, target.num_layers))
+    settings = settled(answers, target.num_layers)
+    from_root = drafts_from_root(folder, settings)
     if "markov_head.markov_w1.weight" in tensors:
         if not is_dspark(folder) and says(folder, ANCHOR) is None:
             raise ValueError(
@@ -115,7 +117,7 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
         from_root=from_root,
         head="target" if head is None else "own",
         info_rank=weights["token_info.z"].shape[1] if "token_info.z" in weights else 0,
-        causal=shape.window is not None and not folder.config.get("sliding_window_non_causal"),
+        causal=shape.window is not None and is_causal(folder, settings),
         window=shape.window,
         layer=replace(shape, qk_norm=head_norms, window=None),
     )
@@ -153,5 +155,18 @@ def drafts_from_root(folder: HubFolder, answers: Mapping[str, bool]) -> bool:
     return is_dspark(folder) and not says(folder, "dspark_bonus_anchor")
 
 
-DFLASH = Reader("DFlash", BlockDrafter.name, is_dflash, read)
-DSPARK = Reader("DSpark", BlockDrafter.name, is_dspark, read, (ANCHOR,))
+def is_causal(folder: HubFolder, answers: Mapping[str, bool]) -> bool:
+    """Whether a row of a block sees no later one, in layers with a window. Raises ValueError where the folder does not
+    say, and no answer does."""
+    non_causal = answers.get(NON_CAUSAL, folder.says(NON_CAUSAL))
+    if non_causal is None:
+        raise ValueError(
+            f"{folder.path}: config.json does not say {NON_CAUSAL}, which speculators then takes for false and vLLM "
+            f"for true; give --read-as {NON_CAUSAL}=false where a block's rows see only those before them, --read-as "
+            f"{NON_CAUSAL}=true where they see each other"
+        )
+    return not non_causal
+
+
+DFLASH = Reader("DFlash", BlockDrafter.name, is_dflash, read, (NON_CAUSAL,))
+DSPARK = Reader("DSpark", BlockDrafter.name, is_dspark, read, (ANCHOR, NON_CAUSAL))

@@ -108,7 +108,8 @@ def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
                 f"before the norm; give --read-as {FEEDBACK}=false where vLLM's meaning holds"
             )
         raise ValueError(
-            f"{folder.path}: config.json says {FEEDBACK} {str(feedback).lower()}, by which SpecForge means {means}"
+            f"{folder.path}: config.json says {FEEDBACK} {str(feedback).lower()}, by which SpecForge before September "
+            f"2026 means {means}"
         )
     layers = layers_of(raw.get("eagle_config") or {}, target)
     settings = {FEEDBACK: bool(feedback), "fuse_norm": "each" if each else "none", LAYERS: layers}

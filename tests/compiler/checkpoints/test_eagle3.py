@@ -13,13 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 import export_drafter
-from model_defs.drafters.eagle3 import Eagle3Config, Eagle3Drafter
+from model_defs.drafters.eagle3 import Eagle3Config, Eagle3Drafter, ParallelEagle3Config, ParallelEagle3Drafter
 from model_defs.drafters.layer_shape import LayerShape
 from model_defs.drafters.registry import load_drafter
 from model_defs.target.model import Target
 from model_defs.target.rope import RopeConfig
 from tests.build.commands import invoke
 from tests.engines.tiny import VOCAB, random_model, tiny_drafter, tiny_target, write_model
+from tests.model_defs.drafters.hub.forms import speculators
 
 run = partial(invoke, export_drafter.main)
 SIZE, ROWS, MLP = 24, 53, 40
@@ -190,8 +191,24 @@ def test_what_only_speculators_form_says_reads_back(target, model, tmp_path):
     assert f"SpecForge's form has no {beyond}" in " ".join(done.output.split())
 
 
-def test_other_drafters_are_refused(target, model, tmp_path):
-    tiny_drafter(target).save(tmp_path / "ours")
+def test_an_answer_settles_what_a_folder_of_the_hub_leaves_open(target, model, tmp_path):
+    folder = speculators(norm_before_residual=None).write(tmp_path / "theirs")
+    options = ["--model", model, "--drafter", folder, "--output", tmp_path / "out"]
+    assert "give --read-as norm_before_residual=true" in " ".join(run(*options).output.split())
+    assert run(*options, "--read-as", "norm_before_residual=true").exit_code == 0
+    assert load_drafter(tmp_path / "out", target).config.norm_before_residual
+
+
+def parallel(target: Target) -> ParallelEagle3Drafter:
+    """P-EAGLE's, whose mask these forms do not have."""
+    config = ParallelEagle3Config(SIZE, VOCAB, target_layers=(2, 3, 5), mask_token=7)
+    return ParallelEagle3Drafter(config, target)
+
+
+@pytest.mark.parametrize(("make", "name"), [(tiny_drafter, "recurrent"), (parallel, "parallel_eagle3")])
+def test_other_drafters_are_refused(target, model, tmp_path, make, name):
+    make(target).save(tmp_path / "ours")
     done = run("--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out")
     assert done.exit_code == 1
-    assert "holds a drafter 'recurrent', exported are 'eagle3'" in " ".join(done.output.split())
+    assert f"holds a drafter {name!r}, exported are 'eagle3'" in " ".join(done.output.split())
+    assert not (tmp_path / "out").exists()

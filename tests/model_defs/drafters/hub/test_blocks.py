@@ -77,7 +77,10 @@ FORMS: dict[str, tuple[Callable[[], Form], bool]] = {
     "DFlash": (dflash, False),
     "DFlash of speculators": (lambda: block_speculators("dflash"), False),
     "DFlash of speculators, from the root": (lambda: block_speculators("dflash", sample_from_anchor=True), True),
-    "DFlash of speculators, windows": (lambda: windowed(block_speculators("dflash"), 9), False),
+    "DFlash of speculators, windows": (
+        lambda: windowed(block_speculators("dflash", sliding_window_non_causal=False), 9),
+        False,
+    ),
     "DFlash of speculators, windows and blocks that are not causal": (
         lambda: windowed(block_speculators("dflash", sliding_window_non_causal=True), 9),
         False,
@@ -185,6 +188,13 @@ def test_an_answer_says_whether_the_roots_row_predicts(target, tmp_path, answer)
     assert drafter.config.from_root == (answer == "true")
     with pytest.raises(ValueError, match="--read-as sample_from_anchor=perhaps: expected true or false"):
         load_drafter(folder, target, {"sample_from_anchor": "perhaps"})
+
+
+@pytest.mark.parametrize("answer", ["true", "false"])
+def test_an_answer_says_whether_a_block_is_causal(target, tmp_path, answer):
+    folder = windowed(block_speculators("dflash"), 9).write(tmp_path)
+    drafter = load_drafter(folder, target, {"sliding_window_non_causal": answer})
+    assert drafter.config.causal == (answer == "false")
 
 
 def test_deeper_drafts_than_the_block_are_refused(target, tmp_path):

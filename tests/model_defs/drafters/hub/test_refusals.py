@@ -90,6 +90,10 @@ BLOCKS: dict[str, tuple[Callable[[], Form], str]] = {
         "neither names DSpark .* nor says sample_from_anchor: add",
     ),
     "windows": (lambda: dflash(layer_types=["sliding_attention"] * 2), "attend to a sliding window"),
+    "blocks in windows": (
+        lambda: windowed(block_speculators("dflash"), 9),
+        "give --read-as sliding_window_non_causal=false where",
+    ),
     "logits": (lambda: dflash(final_logit_softcapping=30.0), "says final_logit_softcapping 30.0; read is 0"),
     "head of the token before": (
         lambda: dspark(markov_head_type="gated"),
