@@ -27,6 +27,7 @@ NOT_OF_BENCH = {
     "triton.json": "takes a service that runs",
     "load_test.json": "likewise",
     "saturation.json": "likewise",
+    "soak.json": "likewise",
     "other_clients.json": "likewise",
     "faults.json": "starts a service of its own",
     "faults_ranks.json": "likewise",
