@@ -9,6 +9,14 @@ import numpy as np
 
 from redraft.engines.features import Features
 
+BESIDE_STREAMS = 2
+"""Beside sequences that decode, a step takes one in so many of the rows that it may take: each row delays them all."""
+
+
+def step_rows(prefill_chunk: int, decoding: int) -> int:
+    """Most prompt rows of a step in which `decoding` sequences decode: what the scheduler fills and engines prepare."""
+    return max(prefill_chunk // BESIDE_STREAMS, 1) if decoding else prefill_chunk
+
 
 @dataclass
 class TargetBatch:

@@ -25,6 +25,7 @@ from compiler.tuning.scores import (
     retrieved,
     visited,
 )
+from redraft.batch import step_rows
 from redraft.bundle.budget import UNFITTED, BudgetTable, Scores
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.token_tree import TokenTree
@@ -32,7 +33,6 @@ from redraft.decoding.verification import Verdict
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
-from redraft.scheduling.prompt_rows import step_rows
 from redraft.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingConfig()

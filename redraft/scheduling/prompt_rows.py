@@ -13,8 +13,6 @@ from typing import Protocol, TypeVar
 
 FIRST_PART = 4
 """One row in so many of a step is the earliest prompt's."""
-BESIDE_STREAMS = 2
-"""Beside sequences that decode, a step takes one in so many of the rows that it may take: each row delays them all."""
 SCORED_ROW = 8
 """Beside streams, a row of a scored prompt counts as this many rows: the host sums over its logits."""
 
@@ -40,11 +38,6 @@ class Prompt(Protocol):
 
 
 Waiting = TypeVar("Waiting", bound=Prompt)
-
-
-def step_rows(prefill_chunk: int, decoding: int) -> int:
-    """Most prompt rows of a step in which `decoding` sequences decode."""
-    return max(prefill_chunk // BESIDE_STREAMS, 1) if decoding else prefill_chunk
 
 
 def share_rows(

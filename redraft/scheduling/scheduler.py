@@ -11,7 +11,7 @@ from itertools import accumulate, islice, pairwise
 
 import numpy as np
 
-from redraft.batch import TargetBatch
+from redraft.batch import TargetBatch, step_rows
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
 from redraft.decoding.verification import Verdict
@@ -20,7 +20,7 @@ from redraft.engines.features import Features, take
 from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
-from redraft.scheduling.prompt_rows import share_rows, step_rows
+from redraft.scheduling.prompt_rows import share_rows
 from redraft.scheduling.service_stats import ServiceStats
 from redraft.scheduling.slots import Limits, Slots
 from redraft.sequence import Gain, Output, Sequence

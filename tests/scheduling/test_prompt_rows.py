@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redraft.scheduling.prompt_rows import FIRST_PART, SCORED_ROW, share_rows, step_rows
+from redraft.batch import step_rows
+from redraft.scheduling.prompt_rows import FIRST_PART, SCORED_ROW, share_rows
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from redraft.scheduling.prompt_rows import step_rows
+from redraft.batch import step_rows
 
 if TYPE_CHECKING:
     from redraft.bundle.config import LimitsInfo
