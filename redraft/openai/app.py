@@ -88,7 +88,8 @@ def create_app(service: Service) -> FastAPI:
     @app.get("/health")
     async def health() -> Response:
         ready = await service.worker_ready()
-        return json_response({"status": "ok" if ready else "restarting"}, 200 if ready else 503)
+        away = "shutting down" if service.client.stopping else "restarting"
+        return json_response({"status": "ok" if ready else away}, 200 if ready else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from redraft.logs import LogFormat
 from redraft.serving.processes import ServingError
-from redraft.worker.protocol import DRAIN_S, SUPERVISOR_PIPE
+from redraft.worker.protocol import DRAIN_S, STOPPING, SUPERVISOR_PIPE
 
 _MAX_SOCKET_PATH = 100
 _LOCK_S = 1.0
@@ -129,6 +129,7 @@ class RunDir:
         self.metrics_socket = self.path / "metrics.sock"
         """Where Triton listens, for the guard and the supervisor."""
         self.pipe = self.path / SUPERVISOR_PIPE
+        self.stopping = self.path / STOPPING
         self.state_file = self.path / "state.json"
         self.settings_file = self.path / "settings.json"
         self.swap_order = self.path / "swap.json"
@@ -185,8 +186,8 @@ class RunDir:
         return self.path / f"worker-{number}.sock"
 
     def remove_sockets(self) -> None:
-        """Take the workers' sockets away. Raises OSError."""
-        for path in (self.socket, *self.path.glob("worker-*.sock")):
+        """Take the workers' sockets away, and the sign of a stop. Raises OSError."""
+        for path in (self.socket, self.stopping, *self.path.glob("worker-*.sock")):
             path.unlink(missing_ok=True)
 
     def take_order(self) -> SwapOrder | None:

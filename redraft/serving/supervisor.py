@@ -58,7 +58,7 @@ class Supervisor:
         tritonserver.prepare(installation, run_dir, settings)
         point(run_dir.socket, run_dir.worker_socket(0))
         point(run_dir.bundle, settings.bundle)
-        for old in (run_dir.pipe, run_dir.swap_order):
+        for old in (run_dir.pipe, run_dir.swap_order, run_dir.stopping):
             old.unlink(missing_ok=True)
         os.mkfifo(run_dir.pipe)
         self._pipe = os.open(run_dir.pipe, os.O_RDWR)  # it closes with this process: the models end with it
@@ -118,6 +118,8 @@ class Supervisor:
     def shut_down(self, error: str = "") -> None:
         """End the worker with its last request, then the server, then whatever they left."""
         _expect_another_signal()
+        with contextlib.suppress(OSError):  # a full disk: clients are then told that parts restart
+            self._run_dir.stopping.touch()
         self._say("stopping", "no new requests, running ones end", error=error)
         self._client.close()
         if self._swap and not self._swap.serves:

@@ -20,6 +20,8 @@ from redraft.worker.protocol import (
     CANCELLED,
     INVALID,
     RESTARTING,
+    SHUTTING_DOWN,
+    STOPPING,
     Chunk,
     ErrorMessage,
     ReplacedRequest,
@@ -30,6 +32,7 @@ from redraft.worker.protocol import (
 
 Message = Chunk | ErrorMessage
 NOT_THERE = "the engine worker is restarting or not running: try again shortly"
+WENT_AWAY = "the engine worker went away while it served this request: try again shortly"
 _NUMBERS = itertools.count()
 _CLOSE, _GENERATE, _CANCEL, _STATUS, _REPLACED = b"", b"generate", b"cancel", b"status", b"replaced"
 """What a client's thread is asked to send."""
@@ -79,6 +82,7 @@ class WorkerClient:
         self.prompt_limits = PROTOCOL_LIMITS
         """The protocol's, until a worker has told its own."""
         self._address = f"ipc://{socket_path}"
+        self._stopping_file = Path(socket_path).with_name(STOPPING)
         self._context = context or zmq.Context.instance()
         self._ids = itertools.count()
         self._lock = threading.Lock()
@@ -108,6 +112,11 @@ class WorkerClient:
     def connected(self) -> bool:
         """Whether a worker is there now."""
         return self._connected.is_set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker's service is being stopped."""
+        return self._stopping_file.exists()
 
     def wait_connected(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for a worker; whether there is one."""
@@ -217,7 +226,11 @@ class WorkerClient:
         if self._closed:
             raise WorkerError(CANCELLED, "the client is closed")
         if not self._connected.is_set():
-            raise WorkerError(RESTARTING, NOT_THERE)
+            raise WorkerError(RESTARTING, self._unless_stopping(NOT_THERE))
+
+    def _unless_stopping(self, text: str) -> str:
+        """Why the worker does not answer: `text`, but where the service is being stopped."""
+        return SHUTTING_DOWN if self.stopping else text
 
     def _tell(self, what: bytes, request_id: str, data: bytes) -> None:
         """Have the thread send a message; the caller holds the lock."""
@@ -321,7 +334,7 @@ class WorkerClient:
         elif event == zmq.EVENT_DISCONNECTED:
             link.up = False
             self._receive(link)
-            text = "the engine worker went away while it served this request: try again shortly"
+            text = self._unless_stopping(WENT_AWAY)
             if link is not self._links[-1]:
                 self._leave(link, RESTARTING, text)
             else:
@@ -329,7 +342,7 @@ class WorkerClient:
                 self._lose(link, RESTARTING, text)
         elif newest and not link.up:  # there is no worker
             self._connected.clear()
-            self._lose(link, RESTARTING, NOT_THERE)
+            self._lose(link, RESTARTING, self._unless_stopping(NOT_THERE))
 
     def _send(self, what: bytes, request_id: str, data: bytes) -> None:
         link = self._links[-1]
@@ -354,7 +367,7 @@ class WorkerClient:
         try:
             link.dealer.send(data, zmq.NOBLOCK)
         except zmq.Again:
-            self._lose(link, RESTARTING, NOT_THERE)
+            self._lose(link, RESTARTING, self._unless_stopping(NOT_THERE))
 
     def _lose(self, link: _Link, code: str, text: str) -> None:
         """What is in flight on a connection fails."""

@@ -20,6 +20,9 @@ from redraft.scheduling.service_stats import ServiceStats
 
 SUPERVISOR_PIPE = "supervisor.pipe"
 """Name of a pipe beside the worker's socket that a supervisor, where there is one, keeps open as long as it lives."""
+STOPPING = "stopping"
+"""Name of a file beside the worker's socket that is there while the service is being stopped."""
+SHUTTING_DOWN = "the engine worker is shutting down"
 PROBE = "redraft-probe"
 """Id of a request that a Triton model answers without the worker, to show that it lives."""
 DRAIN_S = 20.0

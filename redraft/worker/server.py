@@ -36,6 +36,7 @@ from redraft.worker.protocol import (
     INVALID,
     OVERLOADED,
     RESTARTING,
+    SHUTTING_DOWN,
     CancelRequest,
     ReplacedRequest,
     WorkerStatus,
@@ -55,8 +56,6 @@ LATECOMERS_S = 0.5
 """A worker that has been replaced waits at least so long: a client may have found its socket a moment before."""
 INLINE_CHARACTERS = 4000
 INLINE_WORDS = 16
-
-SHUTTING_DOWN = "the engine worker is shutting down"
 
 Key = tuple[bytes, str]
 

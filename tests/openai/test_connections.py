@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from redraft.openai.server import Connection
 from redraft.request import GenerateRequest
 from redraft.worker.client import WorkerClient
+from redraft.worker.protocol import SHUTTING_DOWN, STOPPING
 from tests.conftest import wait_until
 from tests.openai.serving import MODEL, front_end
 
@@ -117,6 +118,12 @@ def test_a_worker_that_dies(bundle):
         assert server.health() == 503
         refused = server.post(CHAT, HELLO)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert httpx.get(f"{server.url}/health").json() == {"status": "restarting"}
+        sign = Path(folder) / STOPPING
+        sign.touch()
+        assert server.post(CHAT, HELLO).json()["error"]["message"] == SHUTTING_DOWN
+        assert httpx.get(f"{server.url}/health").json() == {"status": "shutting down"}
+        sign.unlink()
         server.start_worker()
         wait_until(lambda: server.health() == 200)
         assert server.post(CHAT, HELLO | {"max_tokens": 2}).status_code == 200

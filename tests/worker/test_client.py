@@ -5,15 +5,29 @@ from __future__ import annotations
 import threading
 
 import msgpack
+import pytest
 import zmq
 
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
-from redraft.worker.client import WorkerClient
+from redraft.worker.client import NOT_THERE, WorkerClient, WorkerError
+from redraft.worker.protocol import SHUTTING_DOWN, STOPPING
 
 
 def test_clients_come_and_go(tmp_path):
     for _ in range(300):
         WorkerClient(tmp_path / "none.sock").close()
+
+
+def test_no_worker_is_there(tmp_path):
+    """It restarts, or the service is being stopped."""
+    with WorkerClient(tmp_path / "none.sock") as client:
+        for stopping, said in ((False, NOT_THERE), (True, SHUTTING_DOWN)):
+            if stopping:
+                (tmp_path / STOPPING).touch()
+            assert client.stopping is stopping
+            with pytest.raises(WorkerError) as refused:
+                client.complete(GenerateRequest(id="r", text="hello", max_tokens=1))
+            assert (refused.value.code, str(refused.value)) == ("restarting", said)
 
 
 def test_a_worker_of_another_version(tmp_path):

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from redraft.serving.guard.checks import check_infer, check_model, parsed
 from redraft.serving.guard.limits import END_S, MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_REQUESTS, METADATA_S
-from redraft.serving.guard.refusal import CLOSED, TRITON_AWAY, Refusal
+from redraft.serving.guard.refusal import CLOSED, Refusal, triton_away
 from redraft.serving.room import Room
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -49,8 +49,8 @@ _FROM_CLIENTS = (
 class GrpcGuard(grpc.GenericRpcHandler):
     """Passes calls on to the Triton server at a channel's other end."""
 
-    def __init__(self, triton: aio.Channel, room: Room):
-        self._triton, self._room = triton, room
+    def __init__(self, triton: aio.Channel, socket: Path, room: Room):
+        self._triton, self._socket, self._room = triton, socket, room
         self._infer = triton.unary_unary(f"{_SERVICE}ModelInfer")
         self._stream_infer = triton.stream_stream(f"{_SERVICE}ModelStreamInfer")
 
@@ -76,10 +76,10 @@ class GrpcGuard(grpc.GenericRpcHandler):
                 check_infer(parsed(pb.ModelInferRequest, data))
             except Refusal as refusal:
                 await context.abort(refusal.code, refusal.message)
-            return await _answer(self._infer(data, timeout=context.time_remaining()), context)
+            return await self._answer(self._infer(data, timeout=context.time_remaining()), context)
 
     async def _health(self, _: bytes, context: aio.ServicerContext) -> bytes:
-        return await _answer(self._triton.unary_unary(_HEALTH)(b"", timeout=METADATA_S), context)
+        return await self._answer(self._triton.unary_unary(_HEALTH)(b"", timeout=METADATA_S), context)
 
     def _asker(self, method: str, kind: Callable[[], Message]) -> Callable[[bytes, aio.ServicerContext], Any]:
         call = self._triton.unary_unary(method)
@@ -92,7 +92,7 @@ class GrpcGuard(grpc.GenericRpcHandler):
                     check_model(named, asked.version)
             except Refusal as refusal:
                 await context.abort(refusal.code, refusal.message)
-            return await _answer(call(data, timeout=METADATA_S), context)
+            return await self._answer(call(data, timeout=METADATA_S), context)
 
         return ask
 
@@ -111,10 +111,30 @@ class GrpcGuard(grpc.GenericRpcHandler):
             while (data := await call.read()) is not aio.EOF:
                 await answer(data)
         except aio.AioRpcError as error:
-            await _fail(error, context)
+            await self._fail(error, context)
         finally:
             passing.cancel()
             call.cancel()
+
+    async def _answer(self, call: Any, context: aio.ServicerContext) -> bytes:
+        """Triton's answer, or its error."""
+        try:
+            return await call
+        except aio.AioRpcError as error:
+            await self._fail(error, context)
+            raise
+        finally:
+            call.cancel()
+
+    async def _fail(self, error: aio.AioRpcError, context: aio.ServicerContext) -> None:
+        """End a call as Triton ended it. Triton is away where the connection is lost, or a time limit that is not the
+        client's is over."""
+        code, details = error.code(), error.details() or ""
+        lost = code is grpc.StatusCode.UNAVAILABLE and any(sign in details for sign in _LOST)
+        if lost or (code is grpc.StatusCode.DEADLINE_EXCEEDED and context.time_remaining() is None):
+            away = triton_away(self._socket)
+            code, details = away.code, away.message
+        await context.abort(code, details)
 
 
 async def _pass_on(requests: AsyncIterator[bytes], call: Any, answer: Callable[[bytes], Any]) -> None:
@@ -134,27 +154,6 @@ async def _pass_on(requests: AsyncIterator[bytes], call: Any, answer: Callable[[
         await call.done_writing()
 
 
-async def _answer(call: Any, context: aio.ServicerContext) -> bytes:
-    """Triton's answer, or its error."""
-    try:
-        return await call
-    except aio.AioRpcError as error:
-        await _fail(error, context)
-        raise
-    finally:
-        call.cancel()
-
-
-async def _fail(error: aio.AioRpcError, context: aio.ServicerContext) -> None:
-    """End a call as Triton ended it. Triton is away where the connection is lost, or a time limit that is not the
-    client's is over."""
-    code, details = error.code(), error.details() or ""
-    lost = code is grpc.StatusCode.UNAVAILABLE and any(sign in details for sign in _LOST)
-    if lost or (code is grpc.StatusCode.DEADLINE_EXCEEDED and context.time_remaining() is None):
-        code, details = grpc.StatusCode.UNAVAILABLE, TRITON_AWAY
-    await context.abort(code, details)
-
-
 def _closed(name: str) -> Callable[[bytes, aio.ServicerContext], Any]:
     refusal = Refusal(CLOSED, f"{name} is closed: this server takes requests for its models only")
 
@@ -169,7 +168,7 @@ async def listening(address: str, port: int, socket: Path, room: Room) -> AsyncI
     """Pass calls on to Triton's socket within the context."""
     async with aio.insecure_channel(f"unix:{socket}", options=_TO_TRITON) as triton:
         server = aio.server(options=_FROM_CLIENTS, maximum_concurrent_rpcs=MAX_REQUESTS)
-        server.add_generic_rpc_handlers((GrpcGuard(triton, room),))
+        server.add_generic_rpc_handlers((GrpcGuard(triton, socket, room),))
         server.add_insecure_port(f"{address}:{port}")
         await server.start()
         try:

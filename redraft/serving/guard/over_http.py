@@ -30,7 +30,6 @@ from redraft.serving.guard.limits import (
     METADATA_S,
 )
 from redraft.serving.guard.refusal import (
-    AWAY,
     CLOSED,
     INTERNAL,
     INVALID,
@@ -38,11 +37,11 @@ from redraft.serving.guard.refusal import (
     RETRY_AFTER,
     SLOW,
     TOO_LARGE,
-    TRITON_AWAY,
     UNKNOWN,
     WRONG_ENCODING,
     WRONG_METHOD,
     Refusal,
+    triton_away,
 )
 from redraft.serving.room import Room
 
@@ -68,8 +67,8 @@ what is not served."""
 class HttpGuard:
     """Passes requests on to the Triton server at a Unix socket, those of web pages only from `sites`."""
 
-    def __init__(self, triton: aiohttp.ClientSession, room: Room, sites: Collection[str], route: Route):
-        self._triton, self._room, self._sites, self._route = triton, room, sites, route
+    def __init__(self, triton: aiohttp.ClientSession, socket: Path, room: Room, sites: Collection[str], route: Route):
+        self._triton, self._socket, self._room, self._sites, self._route = triton, socket, room, sites, route
         self._requests = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -98,9 +97,9 @@ class HttpGuard:
     async def _ask(self, path: str) -> web.Response:
         try:
             async with asyncio.timeout(METADATA_S), self._triton.get(path) as answer:
-                return await _whole(answer)
+                return await self._whole(answer)
         except (aiohttp.ClientError, OSError, TimeoutError):
-            raise Refusal(AWAY, TRITON_AWAY) from None
+            raise triton_away(self._socket) from None
 
     async def _run(self, request: web.BaseRequest, path: str, action: str, body: bytes) -> web.StreamResponse:
         """Run a request for as long as its client waits: where that goes, aiohttp cancels this."""
@@ -116,11 +115,57 @@ class HttpGuard:
         try:
             answer = await self._triton.post(path, data=body, headers=headers)
         except (aiohttp.ClientError, OSError):
-            raise Refusal(AWAY, TRITON_AWAY) from None
+            raise triton_away(self._socket) from None
         async with answer:
             if answer.content_type == "text/event-stream" and answer.status == 200:
-                return await _stream(request, answer)
-            return await _whole(answer)
+                return await self._stream(request, answer)
+            return await self._whole(answer)
+
+    async def _whole(self, answer: aiohttp.ClientResponse) -> web.Response:
+        """Triton's answer, its status set right where it is an error. It has one with status 200 for several
+        responses."""
+        try:
+            body = await answer.read()
+        except (aiohttp.ClientError, OSError):
+            raise triton_away(self._socket) from None
+        if text := _error(body):
+            raise failure(text, max(answer.status, INVALID))
+        headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
+        return web.Response(body=body, status=answer.status, headers=headers)
+
+    async def _stream(self, request: web.BaseRequest, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Pass events on as they come. A stream that begins with an error becomes an answer with a status."""
+        begun = b""
+        try:
+            while _EVENT_END not in begun and (piece := await answer.content.readany()):
+                begun += piece
+        except (aiohttp.ClientError, OSError):
+            raise triton_away(self._socket) from None
+        if text := _error(begun):
+            raise failure(text, INVALID)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        async for events in self._events(answer, begun):
+            await response.write(events)
+        await response.write_eof()
+        return response
+
+    async def _events(self, answer: aiohttp.ClientResponse, begun: bytes) -> AsyncIterator[bytes]:
+        """Whole events of a stream that has begun with these bytes. It ends with an error event where Triton goes away,
+        in the middle of an event too."""
+        rest = begun
+        try:
+            while True:
+                events, end, rest = rest.rpartition(_EVENT_END)
+                if end:
+                    yield events + end
+                if not (piece := await answer.content.readany()):
+                    break
+                rest += piece
+        except (aiohttp.ClientError, OSError):
+            rest = _EVENT + json.dumps({"error": triton_away(self._socket).message}).encode() + _EVENT_END
+        if rest:
+            yield rest
 
 
 def _check_origin(origins: Iterable[str], sites: Collection[str]) -> None:
@@ -192,54 +237,6 @@ async def _read(request: web.BaseRequest, take: Callable[[int], None]) -> bytes:
     return b"".join(parts)
 
 
-async def _whole(answer: aiohttp.ClientResponse) -> web.Response:
-    """Triton's answer, its status set right where it is an error. It has one with status 200 for several responses."""
-    try:
-        body = await answer.read()
-    except (aiohttp.ClientError, OSError):
-        raise Refusal(AWAY, TRITON_AWAY) from None
-    if text := _error(body):
-        raise failure(text, max(answer.status, INVALID))
-    headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
-    return web.Response(body=body, status=answer.status, headers=headers)
-
-
-async def _stream(request: web.BaseRequest, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    """Pass events on as they come. A stream that begins with an error becomes an answer with a status."""
-    begun = b""
-    try:
-        while _EVENT_END not in begun and (piece := await answer.content.readany()):
-            begun += piece
-    except (aiohttp.ClientError, OSError):
-        raise Refusal(AWAY, TRITON_AWAY) from None
-    if text := _error(begun):
-        raise failure(text, INVALID)
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    async for events in _events(answer, begun):
-        await response.write(events)
-    await response.write_eof()
-    return response
-
-
-async def _events(answer: aiohttp.ClientResponse, begun: bytes) -> AsyncIterator[bytes]:
-    """Whole events of a stream that has begun with these bytes. It ends with an error event where Triton goes away, in
-    the middle of an event too."""
-    rest = begun
-    try:
-        while True:
-            events, end, rest = rest.rpartition(_EVENT_END)
-            if end:
-                yield events + end
-            if not (piece := await answer.content.readany()):
-                break
-            rest += piece
-    except (aiohttp.ClientError, OSError):
-        rest = _EVENT + json.dumps({"error": TRITON_AWAY}).encode() + _EVENT_END
-    if rest:
-        yield rest
-
-
 def _error(body: bytes) -> str:
     """The text of an error of Triton, as JSON or as an event, "" for anything else."""
     body = body.removeprefix(_EVENT)
@@ -271,7 +268,7 @@ async def listening(
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
     ) as triton:
         server = web.Server(
-            HttpGuard(triton, room, sites, route).handle,
+            HttpGuard(triton, socket, room, sites, route).handle,
             handler_cancellation=True,
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,

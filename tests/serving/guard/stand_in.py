@@ -26,12 +26,14 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 @dataclass
 class Guarded:
-    """A guard's ports, and what the stand-in behind it has seen: HTTP requests as method and path, headers and body,
-    gRPC calls as name and message. `ended` is set when a request that hangs has been given up."""
+    """A guard's ports, the folder of Triton's sockets, and what the stand-in there has seen: HTTP requests as method
+    and path, headers and body, gRPC calls as name and message. `ended` is set when a request that hangs has been given
+    up."""
 
     http_port: int
     grpc_port: int
     metrics_port: int
+    folder: Path
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     calls: list[tuple[str, bytes]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -118,7 +120,7 @@ class _Calls(grpc.GenericRpcHandler):
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[Guarded]:
     """A guard in front of the stand-in."""
-    seen = Guarded(*free_ports(3))
+    seen = Guarded(*free_ports(3), folder)
     http, calls = folder / "h", folder / "g"
     ready = threading.Event()
 

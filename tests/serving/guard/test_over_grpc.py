@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,11 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from redraft.serving.guard import over_grpc
 from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_HEADER_BYTES
+from redraft.serving.guard.refusal import TRITON_AWAY, TRITON_SHUTTING_DOWN, room_for_bodies
+from redraft.worker.protocol import STOPPING
+from tests.serving.client_side import free_ports
 
 CODE = grpc.StatusCode
 
@@ -148,6 +153,24 @@ def test_tritons_errors_pass(triton):
     with pytest.raises(grpc.RpcError) as failed:
         triton.ModelInfer(request(id="die"), timeout=30)
     assert (failed.value.code(), failed.value.details()) == (CODE.UNAVAILABLE, "the queue is full")
+
+
+def test_a_server_that_is_not_there(tmp_path):
+    """It restarts, or the service is being stopped."""
+    (port,) = free_ports(1)
+
+    async def ask() -> tuple[Any, str]:
+        async with (
+            over_grpc.listening("127.0.0.1", port, tmp_path / "g", room_for_bodies()),
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                await GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=30)
+        return refused.value.code(), refused.value.details()
+
+    assert asyncio.run(ask()) == (CODE.UNAVAILABLE, TRITON_AWAY)
+    (tmp_path / STOPPING).touch()
+    assert asyncio.run(ask()) == (CODE.UNAVAILABLE, TRITON_SHUTTING_DOWN)
 
 
 def test_a_stream_outlives_its_refused_requests(guard, triton):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from redraft.serving.guard import over_http
 from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_CHUNKS, MAX_HEADER_BYTES, MAX_HEADERS
 from redraft.serving.guard.refusal import Refusal
 from redraft.serving.triton.messages import INTERNAL_ERROR, QUEUE_FULL, TIMED_OUT
+from redraft.worker.protocol import STOPPING
 
 GENERATE = "/v2/models/ensemble/generate"
 INFER = "/v2/models/ensemble/infer"
@@ -23,6 +25,17 @@ HEADER = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\n".encode()
 def post(guard, body: Any, path: str = GENERATE, **options: Any) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body)
     return httpx.post(f"{guard.url}{path}", content=content, timeout=30, **options)
+
+
+@contextmanager
+def stopped(guard) -> Iterator[None]:
+    """The supervisor has begun to stop the service."""
+    sign = guard.folder / STOPPING
+    sign.touch()
+    try:
+        yield
+    finally:
+        sign.unlink()
 
 
 def raw(guard, data: bytes) -> bytes:
@@ -232,14 +245,18 @@ def test_a_stream_passes_as_it_is(guard):
     assert answer.text == 'data: {"text_output":"a"}\n\ndata: {"text_output":"b"}\n\n'
 
 
-def test_a_server_that_dies(guard):
+@pytest.mark.parametrize("stopping", [False, True])
+def test_a_server_that_dies(guard, stopping):
     """Before its first byte, and in a stream, of which only whole events are passed on."""
-    answer = post(guard, {"text_input": "die"})
+    said = "Triton server is shutting down" if stopping else "Triton server is restarting"
+    with stopped(guard) if stopping else nullcontext():
+        answer = post(guard, {"text_input": "die"})
+        stream = post(guard, {"text_input": "die"}, f"{GENERATE}_stream")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-    assert "Triton server is restarting" in answer.json()["error"]
-    first, last, end = post(guard, {"text_input": "die"}, f"{GENERATE}_stream").text.split("\n\n")
+    assert said in answer.json()["error"]
+    first, last, end = stream.text.split("\n\n")
     assert json.loads(first.removeprefix("data: ")) == {"text_output": "a"}
-    assert "Triton server is restarting" in json.loads(last.removeprefix("data: "))["error"]
+    assert said in json.loads(last.removeprefix("data: "))["error"]
     assert end == ""
 
 

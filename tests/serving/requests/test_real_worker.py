@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
 
+import httpx
 import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -108,8 +110,14 @@ def test_stop_lets_running_requests_end(run_folder, fake_bundle, drain_s, stops)
         new = {"text_input": "new", "max_tokens": 1}
         wait_until(lambda: "shutting down" in service.generate(new).get("error", ""))
         assert len(stream.receive_all()) > 1
+        said = set()
+        with contextlib.suppress(httpx.NetworkError, httpx.RemoteProtocolError):  # the guard has ended too
+            while True:
+                said.add(service.generate(new)["error"])
+        assert not [text for text in said if "restarting" in text], said
     stopping.join(60)
     assert owned_processes(folder) == []
+    assert not service.run_dir.stopping.exists()
     stream.close()
 
 
