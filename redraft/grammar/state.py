@@ -62,6 +62,11 @@ class GrammarState:
         """Whether the text can be neither finished nor continued by the grammar, which has grown past its limits."""
         return self._matcher.is_error()
 
+    @property
+    def past_limits(self) -> bool:
+        """Whether the grammar has grown past its limits, on certain tokens or on a draft: masks may be missing."""
+        return self._grammar.failed
+
     def mask(self, path: Path = ()) -> np.ndarray:
         """Whether each token may come after a path, bool [V]: none where the path itself is forbidden or ends the
         text, or where the grammar grows past its limits on it."""

@@ -15,13 +15,23 @@ from redraft.decoding.sampling import Sampler
 from redraft.engines.cuda.transfer import upload
 from redraft.grammar.state import GrammarState
 
+EVERY_TOKEN = 0xFF
+"""Each byte of a mask that allows all tokens."""
+
 
 def guide_masks(batch: TargetBatch, samplers: Sequence[Sampler | None]) -> dict[int, np.ndarray]:
-    """By sequence, ascending: the `row_masks` of those that have logit rows and a sampler with a grammar, without those
-    whose grammar allows nothing at one of the rows: only the host knows how they go on there."""
-    guided = [(place, sampler.grammar) for place, sampler in enumerate(samplers) if sampler and sampler.grammar]
-    masks = {place: row_masks(batch, place, grammar) for place, grammar in guided}
-    return {place: bits for place, bits in masks.items() if len(bits) and bits.any(axis=1).all()}
+    """By sequence, ascending: the `row_masks` of those that have logit rows and a sampler with a grammar. A row after a
+    draft that is forbidden or ends the text has no token, and allows all instead: no walk takes its token. Left out are
+    those whose grammar has grown past its limits, or allows nothing without a draft: only the host knows how they go
+    on."""
+    masks = {}
+    for place, sampler in enumerate(samplers):
+        if sampler and (grammar := sampler.grammar):
+            bits = row_masks(batch, place, grammar)
+            if bits[:1].any() and not grammar.past_limits:
+                bits[~bits.any(axis=1)] = EVERY_TOKEN
+                masks[place] = bits
+    return masks
 
 
 def row_masks(batch: TargetBatch, sequence: int, grammar: GrammarState) -> np.ndarray:

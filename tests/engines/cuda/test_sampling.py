@@ -151,14 +151,25 @@ def test_guided_rows_are_masked_by_their_own_paths(device, at_once, monkeypatch)
 
 @pytest.mark.parametrize("draws", [False, True])
 def test_guided_sequences_that_the_device_does_not_choose_for_have_their_logits(draws):
-    """Where the device draws, that is one of whose rows has no token that its grammar allows."""
-    end = chain(0, [3], [4, 0], causal=False)
-    batch = make_batch([end, chain(1, [3], [4], causal=False)])
+    """Where the device draws, those whose grammar has grown past its limits."""
+    batch = make_batch([chain(slot, [3], [4, 0], causal=False) for slot in range(2)])
     samplers = [guided({}, "regex", 0), guided({}, "choice", 1)]
-    logits = np.random.default_rng(0).standard_normal((3, VOCAB)).astype(np.float32)
+    samplers[0].grammar._grammar.failed = True
+    logits = np.random.default_rng(0).standard_normal((4, VOCAB)).astype(np.float32)
     rows = sample(torch.from_numpy(logits.copy()), batch, samplers, Results(CPU), draws)
     np.testing.assert_array_equal(rows[0:2], logits[0:2], strict=True)
-    assert rows[2:3].ndim == (1 if draws else 2)
+    assert rows[2:4].ndim == (1 if draws else 2)
+
+
+@pytest.mark.parametrize("setting", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}])
+def test_a_drafted_end_leaves_the_choice_to_the_device(setting):
+    """The row after it, which no walk reaches, is like one without a grammar. So is one after a forbidden token."""
+    batch = make_batch([chain(slot, [3], [4, 0], causal=False) for slot in range(2)])
+    samplers = [guided(setting, "regex", 5), sampler(setting, 5, 7)]
+    logits = np.random.default_rng(0).standard_normal((2, VOCAB)).astype(np.float32)
+    rows = sample(torch.from_numpy(np.tile(logits, (2, 1))), batch, samplers, Results(CPU), draws=True)
+    assert rows[0:1][0] == on_host(logits[0], guided(setting, "regex", 5), 0)
+    assert rows[1:2][0] == rows[3:4][0] == on_host(logits[1], samplers[1], 1)
 
 
 @pytest.mark.parametrize("device", DEVICES)
