@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from redraft.engines.ranks.process import unlink_shared_memory
 from redraft.plugins import kernels
 from redraft.plugins.operators.all_reduce import mpi
 from redraft.plugins.operators.all_reduce.reference import all_reduce
@@ -15,6 +16,8 @@ from redraft.plugins.operators.all_reduce.reference import all_reduce
 
 def main() -> None:
     comm = MPI.COMM_WORLD
+    comm.Barrier()
+    unlink_shared_memory()  # a rank that is killed would leave it
     mpi.connect(comm)
     kernels.set_threads(1)
     assert kernels.ranks() == comm.size

@@ -10,6 +10,7 @@ import torch
 from mpi4py import MPI
 from torch import distributed
 
+from redraft.engines.ranks.process import unlink_shared_memory
 from redraft.plugins.operators.all_reduce import nccl, torch_op
 from redraft.plugins.operators.all_reduce.reference import all_reduce
 from tests.plugins import gloo
@@ -17,6 +18,8 @@ from tests.plugins import gloo
 
 def main() -> None:
     comm = MPI.COMM_WORLD
+    comm.Barrier()
+    unlink_shared_memory()  # a rank that is killed would leave it
     places = gloo.stand_in(comm.size)
     nccl.connect(comm)
     assert places == [comm.rank]
