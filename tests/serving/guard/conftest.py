@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.serving.guard.stand_in import Guarded, guarded
 
 
@@ -17,7 +18,8 @@ def running_guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]
 
 @pytest.fixture
 def guard(running_guard: Guarded) -> Guarded:
-    """The running one, which has seen nothing yet."""
+    """The running one, which has seen nothing yet, and holds no body of an earlier test's requests."""
+    wait_until(lambda: not running_guard.room._taken)
     running_guard.requests.clear()
     running_guard.calls.clear()
     running_guard.ended.clear()
