@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.figures import plots
-from benchmarks.figures.paper_tables import WIDTHS, Load, contenders
+from benchmarks.figures.contenders import Load, contenders
+from benchmarks.figures.redrafter_tables import WIDTHS
 from benchmarks.load.comparison import AR
 from benchmarks.replay import beam_packing, beam_shapes
 from benchmarks.rsd import figure1

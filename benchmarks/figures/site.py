@@ -16,7 +16,7 @@ import matplotlib as mpl
 import typer
 
 from benchmarks.figures import guide_tables, paper_plots, paper_tables
-from benchmarks.figures.paper_tables import Load
+from benchmarks.figures.contenders import Load
 
 RESULTS = Path("docs/results")
 

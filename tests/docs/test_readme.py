@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from benchmarks.figures.paper_tables import contenders
+from benchmarks.figures.contenders import contenders
 from benchmarks.figures.site import reader, write_readme_plot
 from benchmarks.load.comparison import AR
 

@@ -1,7 +1,6 @@
-"""The papers' tables: rows of two reports meet by what was measured; a paper's number stands beside its own setting."""
+"""ReDrafter's tables: rows of two reports meet by what was measured; a paper's number stands beside its own setting."""
 
-from benchmarks.figures import paper_tables
-from benchmarks.rsd.report import best_shapes
+from benchmarks.figures import redrafter_tables
 
 
 def ranks_report(*order):
@@ -28,33 +27,12 @@ def test_reports_in_different_orders_meet_by_their_ranks():
         "tensor_parallel": ranks_report((1, 1), (1, 2), (2, 1)),
         "icelake/tensor_parallel": ranks_report((2, 1), (1, 1), (1, 2)),
     }
-    rows = paper_tables.redrafter_table3(reports.__getitem__).rows
+    rows = redrafter_tables.table3(reports.__getitem__).rows
     assert [row[:2] for row in rows] == [[t, run] for t in ("0", "1") for run in ("1 x 1", "1 x 2", "2 x 1")]
     for row in rows:
         assert row[2] == row[4]
         assert row[2].startswith(row[1].replace(" x ", "."))
     assert [row[6] for row in rows] == ["", "", "", "2.19x", "", "1.82x"]
-
-
-def test_ties_name_the_tree_that_was_best_before_rounding():
-    def shape(tree):
-        return {"cell": 4, "method": "SpecTr", "tree": tree, "block_efficiency": {"value": 1.37, "interval": [1, 2]}}
-
-    part = {
-        "title": "t",
-        "axis": "draft length",
-        "sampling": {"temperature": 0.3},
-        "shapes": [shape("5x4"), shape("7x4")],
-        "best": {"4": {"SpecTr": "7x4"}},
-        "lead": {"4": None},
-    }
-    assert best_shapes([part]).rows == [["0.3", "4", "-", "1.37 (7x4)", "-", "-", "-", "-"]]
-
-
-def test_the_paired_difference_is_what_a_contender_has_more():
-    assert paper_tables.more_than_first({"acceptance_below_first_interval": [-0.5, 0.0]}) == "+0.00 to +0.50"
-    assert paper_tables.more_than_first({"acceptance_below_first_interval": [0.1, 0.2024]}, 3) == "-0.202 to -0.100"
-    assert paper_tables.more_than_first({"acceptance_below_first_interval": [0.0, 0.0]}) == "", "the first itself"
 
 
 def test_widths_that_were_not_timed_have_a_dash_and_their_tokens_per_step():
@@ -63,11 +41,11 @@ def test_widths_that_were_not_timed_have_a_dash_and_their_tokens_per_step():
     cells = [{"method": name, "batch": 2, "tokens_per_s": rate} for name, rate in rates.items()]
     replayed = [
         {"width": width, "length": length, "acceptance_length": length + width / 100}
-        for width in paper_tables.WIDTHS
+        for width in redrafter_tables.WIDTHS
         for length in (4, 5)
     ]
     reports = {"beam_widths": {"cells": cells}, "beam_shapes": {"drafters": {"d": replayed}}}
-    table = paper_tables.redrafter_table5(reports.__getitem__)
+    table = redrafter_tables.table5(reports.__getitem__)
     ours, lengths, *papers = table.rows
     assert ours == ["2", "10 (5)", *["20 (10; 2.00x)"] * 5, "-", "-", "30 (15; 3.00x)"]
     assert lengths[2:9] == ["5.01", "5.02", "5.04", "5.08", "5.16", "5.32", "5.64"]
