@@ -28,6 +28,7 @@ NOT_OF_BENCH = {
     "load_test.json": "likewise",
     "saturation.json": "likewise",
     "soak.json": "likewise",
+    "long_contexts.json": "likewise",
     "other_clients.json": "likewise",
     "faults.json": "starts a service of its own",
     "faults_ranks.json": "likewise",
