@@ -47,8 +47,8 @@ def check_same_tokens(model: Path, folder: Path) -> None:
         f"{len(tokens)} {what}, such as {min(tokens)!r}"
         for tokens, what in (
             (moved, "tokens have other ids"),
-            (theirs.keys() - ours.keys(), "tokens are the target's alone"),
-            (ours.keys() - theirs.keys(), "tokens are the draft LM's alone"),
+            (theirs.keys() - ours.keys(), "tokens only the target has"),
+            (ours.keys() - theirs.keys(), "tokens only the draft LM has"),
         )
         if tokens
     ]

@@ -47,7 +47,7 @@ class Way(StrEnum):
     search = "beam search"
     draws = "random draws"
     retrieval = "n-gram retrieval"
-    ngrams = "the n-gram branch alone"
+    ngrams = "the n-gram branch only"
 
 
 ANY = {"ngram", "tree_budget", "verification"}

@@ -105,7 +105,7 @@ def packed(read: Read, bits: int) -> Tensor:
     """compressed-tensors: weight_packed int32 [out, in bits / 32] of numbers less their smallest, weight_scale [out,
     groups], where it is not symmetric weight_zero_point, packed down the rows or, in older files, int8 [out, groups],
     and weight_g_idx [in], unless it is -1, where columns of a group do not lie together."""
-    words, scales = needed(read, "weight_packed"), needed(read, "weight_scale").float()
+    words, scales = needed(read, "weight_packed"), _of_groups(needed(read, "weight_scale"))
     shape, zero_words, groups = read("weight_shape"), read("weight_zero_point"), read("weight_g_idx")
     smallest = 2 ** (bits - 1)
     values = unpack(words, bits) - smallest
@@ -116,7 +116,7 @@ def packed(read: Read, bits: int) -> Tensor:
         groups = torch.arange(columns, device=values.device) // -(-columns // scales.shape[1])
     if zero_words is not None:
         plain = zero_words.dtype == torch.int8
-        zeros = zero_words.int() if plain else unpack(zero_words.T, bits).T[: len(values)] - smallest
+        zeros = _of_groups(zero_words) if plain else unpack(zero_words.T, bits).T[: len(values)] - smallest
         values = values - zeros[:, groups.long()]
     return values.float() * scales[:, groups.long()]
 
@@ -127,11 +127,20 @@ def scaled(read: Read, block: list[int] | None = None) -> Tensor:
     weight, scale = needed(read, "weight").float(), read("weight_scale_inv")
     scale = needed(read, "weight_scale") if scale is None else scale
     zero = read("weight_zero_point")
-    scale = scale.float() if scale.ndim == 2 else scale.float().reshape(-1, 1)
-    for axis in range(2):
-        size = block[axis] if block else -(-weight.shape[axis] // scale.shape[axis])
-        scale = scale.repeat_interleave(size, axis).narrow(axis, 0, weight.shape[axis])
-    return (weight if zero is None else weight - zero.float().reshape(-1, 1)) * scale
+
+    def for_each(numbers: Tensor) -> Tensor:
+        numbers = _of_groups(numbers)
+        for axis in range(2):
+            size = block[axis] if block else -(-weight.shape[axis] // numbers.shape[axis])
+            numbers = numbers.repeat_interleave(size, axis).narrow(axis, 0, weight.shape[axis])
+        return numbers
+
+    return (weight if zero is None else weight - for_each(zero)) * for_each(scale)
+
+
+def _of_groups(numbers: Tensor) -> Tensor:
+    """float32 [out or 1, groups]; one for each row, or for all, may be stored without the second axis."""
+    return numbers.float() if numbers.ndim == 2 else numbers.float().reshape(-1, 1)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:

@@ -106,6 +106,8 @@ class TargetConfig:
         """Translate a Hugging Face configuration. Raises UnsupportedModelError, or KeyError (a missing field)."""
         family = family_of(raw.get("model_type"))
         raw = family.usual_terms(raw)
+        rope = RopeConfig.from_hf(raw)
+        raw = {**raw, "max_position_embeddings": rope.reach(raw["max_position_embeddings"])}
         num_heads = raw["num_attention_heads"]
         num_kv_heads = raw.get("num_key_value_heads") or num_heads
         if num_heads % num_kv_heads:
@@ -121,7 +123,7 @@ class TargetConfig:
             "num_kv_heads": num_kv_heads,
             "head_size": head_size,
             "rms_norm_eps": raw["rms_norm_eps"],
-            "rope": RopeConfig.from_hf(raw),
+            "rope": rope,
             "max_position": raw["max_position_embeddings"],
             "tie_embeddings": raw.get("tie_word_embeddings", False),
             "eos_token_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),

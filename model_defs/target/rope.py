@@ -123,6 +123,11 @@ class RopeConfig:
         )
         return replace(common, **variant_fields(common, scaling))
 
+    def reach(self, longest: int) -> int:
+        """Positions that it serves, of a model whose `max_position_embeddings` is `longest`: YaRN's factor often stands
+        beside the original context's."""
+        return max(longest, round(self.factor * self.original_max_position)) if self.type == "yarn" else longest
+
     def scaling(self, key: str = "rope_type") -> dict[str, Any] | None:
         """Hugging Face's `rope_scaling`, with the type under `key`; None without scaling. Raises ValueError for a type
         that is not written."""

@@ -45,7 +45,7 @@ RANDOM = ["--drafter", "DRAFTER", "--construction"]
         ("[a]", "[a]: expected a drafter, ngram = true or construction = 'ngram_trie'"),
         ("[a]\nbeam_width = 2", "[a]: --beam-width 2: expected a drafter, ngram = true or construction = "),
         ("[a]\nngram = true\nconstruction = 'best'", "[a]: --construction best: only for beam search and random draws"),
-        ("[a]\nngram = true\nconstruction = 'chain'", "drafts by the n-gram branch alone, which has no drafter"),
+        ("[a]\nngram = true\nconstruction = 'chain'", "drafts by the n-gram branch only, which has no drafter"),
         ("[a]\nngram = true\ntoken_info = 'bf16'", "--token-info bf16: only for beam search and random draws, and "),
         ("[a]\nngram = true\nresample_above = 0", "--resample-above 0: only for beam search, and "),
         ("[a]\ndrafter = 'd'\nresample_budget = 3", "--resample-budget 3: expected --resample-above too"),

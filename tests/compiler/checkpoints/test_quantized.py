@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from compiler.checkpoints.quantized import AWQ_ORDER, quantization_of
+from compiler.checkpoints.quantized import AWQ_ORDER, packed, quantization_of
+from compiler.checkpoints.quantized import scaled as read_scaled
 from compiler.checkpoints.source import FetchError
 from model_defs.files import SINGLE
 from model_defs.target.model import Target
@@ -150,6 +151,19 @@ def test_quantized_layers_are_read_exactly(checkpoint, tmp_path, title):
         assert torch.equal(fetched[name], weight.bfloat16()), name
     with pytest.raises(ValueError, match=r"pre-quantized weights \(.*fetch_model\.py dequantizes them"):
         Target.from_folder(source)
+
+
+def test_one_scale_for_all_and_zeros_of_groups():
+    numbers = torch.arange(-8, 8).repeat(2, 1)
+    stored = {"weight_packed": pack(numbers + 8, 4), "weight_scale": torch.tensor([0.5])}
+    assert torch.equal(packed(stored.get, 4), numbers * 0.5)
+    stored = {
+        "weight": numbers.to(torch.int8),
+        "weight_scale": torch.tensor([[0.5, 2.0], [1.0, 4.0]]),
+        "weight_zero_point": torch.tensor([[1, -2], [3, -4]], dtype=torch.int8),
+    }
+    zeros, scales = (stored[f"weight_{name}"].repeat_interleave(8, 1) for name in ("zero_point", "scale"))
+    assert torch.equal(read_scaled(stored.get), (numbers - zeros) * scales)
 
 
 @pytest.mark.parametrize(

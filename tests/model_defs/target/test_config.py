@@ -89,6 +89,16 @@ def test_an_inactive_sliding_window_is_full_attention(change):
     assert [config.window_of(layer) for layer in range(2)] == [None, None]
 
 
+def test_yarn_reaches_beyond_what_the_file_says():
+    """As Qwen tells its users to write it: the factor beside the original context, which stays the file's."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    window = {"model_type": "mistral", "sliding_window": 256}
+    config = TargetConfig.from_hf({**LLAMA, **window, "rope_scaling": scaling})
+    assert (config.max_position, config.window_of(0)) == (512, 256)
+    told = TargetConfig.from_hf({**LLAMA, **window, "rope_scaling": scaling, "max_position_embeddings": 512})
+    assert told == config
+
+
 @pytest.mark.parametrize(
     ("change", "windows"),
     [
