@@ -96,3 +96,15 @@ def figure12(load: Load) -> Table:
         entries = [contenders(report, t)[name] for report in reports.values() for t in ("0", "1")]
         table.rows.append([label, *(f"{speedup(e)}, {e['acceptance_length']:.2f} [{e['reused']}]" for e in entries)])
     return table
+
+
+def figure13(load: Load) -> Table:
+    """A draft's milliseconds by parts, of drafters without training."""
+    spent = load("zen4/drafting_latency")["milliseconds"]
+    table = Table("Milliseconds of a draft", ["drafter", "head's rows", "layers", "head, softmax, sampling", "whole"])
+    for name, label in (("lyanna", "Lyanna"), ("eagle", "EAGLE-style")):
+        layers = spent[f"{name}_bare"]
+        for head, rows in (("hot", "12,288"), ("full", "49,152")):
+            whole = spent[f"{name}_{head}"]
+            table.rows.append([label, rows, f"{layers:.2f}", f"{whole - layers:.2f}", f"{whole:.2f}"])
+    return table

@@ -125,6 +125,7 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "lyanna_batches": lyanna_tables.batches,
     "lyanna_fusion": lyanna_tables.fusion,
     "lyanna_figure12": lyanna_tables.figure12,
+    "lyanna_figure13": lyanna_tables.figure13,
     "constructions": constructions,
     "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
     "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
