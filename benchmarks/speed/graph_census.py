@@ -32,14 +32,14 @@ console = Console()
 
 
 def config_of(args: argparse.Namespace) -> BundleConfig:
-    """A torch bundle with a drafter. Layers and heads do not matter here."""
+    """A torch bundle with a drafter, and Llama-3.1-8B's heads. Layers do not matter here."""
     target = TargetInfo(
         num_layers=1,
         hidden_size=args.hidden_size,
         feature_size=args.hidden_size,
-        num_heads=1,
-        num_kv_heads=1,
-        head_size=64,
+        num_heads=32,
+        num_kv_heads=8,
+        head_size=128,
         vocab_size=args.vocabulary,
         eos_token_ids=(0,),
         max_position=args.max_len,

@@ -15,12 +15,16 @@ from redraft.console.resources import host_bytes
 from redraft.engines.cuda.buckets import draft_buckets, most_rows
 from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES
 from redraft.errors import BundleError
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_SPLIT, SPLIT, partial_bytes
 
 WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2}
 """Bytes of a cached number."""
 WORKING = 18
 """Numbers that a torch program holds at once for a row of a layer, in units of the hidden size: 4 for each of an MLP
 that is 3.5 times as wide, and some. Measured with Llama's shapes on tensors without storage."""
+ATTENTION = 7
+"""Numbers for a row in the same units that are held while attention executes, its partial results apart: input, norm,
+queries, keys, values, rotated queries and result."""
 CHAIN_COPIES = 3
 """Copies of a chain's raw logits: the results, and the inputs of all buckets, whose sequences double."""
 COPIES_WHILE_BUILDING = 2
@@ -71,10 +75,25 @@ def working_bytes(config: BundleConfig) -> int:
     if config.backend != TORCH:
         return 0
     limits, target = config.limits, config.target
-    rows, hidden = most_rows(limits, limits.slots), target.hidden_size
+    rows, width = most_rows(limits, limits.slots), WIDTH.get(config.precision, 2)
+    hidden = rows * target.hidden_size * width
+    attention = ATTENTION * hidden + attention_bytes(config)
     logits = (limits.slots * limits.max_tree, rows)
-    numbers = (max(some * target.vocab_size + 2 * rows * hidden, WORKING * rows * hidden) for some in logits)
-    return sum(numbers) * WIDTH.get(config.precision, 2)
+    return sum(max(some * target.vocab_size * width + 2 * hidden, WORKING * hidden, attention) for some in logits)
+
+
+def attention_bytes(config: BundleConfig) -> int:
+    """Bytes of attention's partial results in the largest step. In fp32 they grow with the context."""
+    limits, target = config.limits, config.target
+    return partial_bytes(
+        FP32_SPLIT if config.precision == "fp32" else SPLIT,
+        rows=most_rows(limits, limits.slots),
+        sequences=limits.slots,
+        cache_rows=max(map(config.cache_rows, range(target.num_layers))),
+        heads=target.num_heads,
+        kv_heads=target.num_kv_heads,
+        head_size=target.head_size,
+    )
 
 
 def drawing_bytes(config: BundleConfig) -> int:

@@ -7,6 +7,7 @@ caches that `TreeAttentionWrite` returns, so every commit and write is there bef
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from redraft.plugins.cuda.declaration import Argument, Kernel, Sizes
@@ -146,3 +147,14 @@ FP32_SPLIT = replace(
 )
 FP32_COMBINE = replace(_in_fp32(COMBINE), derived={**COMBINE.derived, "splits": fp32_splits})
 FP32_KERNELS = (_in_fp32(WRITE), FP32_SPLIT, FP32_COMBINE)
+
+
+def partial_bytes(
+    split: Kernel, *, rows: int, sequences: int, cache_rows: int, heads: int, kv_heads: int, head_size: int
+) -> int:
+    """Bytes of the partial results of a call of `split`, which is SPLIT or FP32_SPLIT."""
+    sizes = Sizes(rows=rows, bounds=sequences + 1, cache_rows=cache_rows)
+    sizes |= {"heads": heads, "kv_heads": kv_heads, "head_size": head_size}
+    for name, rule in split.derived.items():
+        sizes[name] = rule(sizes)
+    return 4 * sum(prod(sizes[size] for size in output.shape) for output in split.outputs)

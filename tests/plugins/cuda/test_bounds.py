@@ -12,7 +12,14 @@ import pytest
 from redraft.bundle.config import LimitsInfo
 from redraft.engines.tensorrt import profiles
 from redraft.plugins.cuda.declaration import Kernel, Sizes
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import BLOCKS, FP32_SPLIT, KERNELS, SPLIT, TILE
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import (
+    BLOCKS,
+    FP32_SPLIT,
+    KERNELS,
+    SPLIT,
+    TILE,
+    partial_bytes,
+)
 
 HEADS = {
     "SmolLM2-135M": (9, 3, 64),
@@ -66,6 +73,16 @@ def test_partial_results_take_little_memory():
     """Of Llama-3-8B's largest step, 18 MB, where a product of the most splits and the most rows would be 370 MB."""
     given = known(LIMITS[1], "Llama-3-8B", 1024, 17, 16)
     assert sizes_of(SPLIT, given)["places"] == max(1024 * 32, BLOCKS * TILE)
+
+
+@pytest.mark.parametrize("kernel", [SPLIT, FP32_SPLIT], ids=lambda kernel: kernel.name)
+def test_partial_results_are_counted_as_they_are_launched(kernel):
+    given = known(LIMITS[1], "Llama-3-8B", 752, 17, 16)
+    shape = {name: given[name] for name in ("rows", "sequences", "cache_rows", "heads", "kv_heads", "head_size")}
+    places = sizes_of(kernel, given)["places"]
+    assert partial_bytes(kernel, **shape) == 4 * places * (128 + 2)
+    if kernel is FP32_SPLIT:
+        assert places == 9 * 752 * 32, "9 splits of 256 hold 2,080 keys"
 
 
 @dataclass(frozen=True)
