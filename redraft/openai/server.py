@@ -14,7 +14,6 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -51,7 +50,7 @@ class Log(RotatingFileHandler):
 
 class Connection(H11Protocol):
     """A connection that is closed where no complete request header arrives in time. Uvicorn's own limit begins after a
-    request only, and ends with the first byte of the next."""
+    request only, and ends with the first byte of the next, or of a body that was answered before it came."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,7 +59,7 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         timer = self.timeout_keep_alive_task
         super().data_received(data)
-        if timer is not None and self.conn.their_state is h11.IDLE:
+        if timer is not None and (self.cycle is None or self.cycle.response_complete):
             self._close_at(timer.when())
 
     def _close_at(self, time: float) -> None:

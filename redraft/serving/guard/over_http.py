@@ -179,7 +179,7 @@ def _check_origin(origins: Iterable[str], sites: Collection[str]) -> None:
 
 def metrics_route(method: str, path: str) -> tuple[str, str]:
     """The `Route` of the port with Triton's metrics: that server reads a body of any path, as the other does."""
-    if path != "/metrics":
+    if path.rstrip("/") != "/metrics":
         raise Refusal(UNKNOWN, f"unknown path {clipped(path, 100)!r}: expected /metrics")
     _check_method(method, "GET")
     return "http://triton/metrics", ""
