@@ -136,9 +136,9 @@ def _with(config: BundleConfig, **limits: int) -> BundleConfig:
     return config.model_copy(update={"limits": config.limits.model_copy(update=limits)})
 
 
-def _limit_bytes(config: BundleConfig, slots: int) -> int:
-    """Bytes of caches and steps with this number of slots."""
-    config = _with(config, slots=slots)
+def _limit_bytes(config: BundleConfig, **limits: int) -> int:
+    """Bytes of caches and steps with other limits."""
+    config = _with(config, **limits)
     return cache_bytes(config) + step_bytes(config)
 
 
@@ -169,17 +169,17 @@ def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 
         f"about {_gb(weights + steps + caches)} GB are needed (weights {_gb(weights)}, caches {_gb(caches)}, "
         f"steps {_gb(steps)}), {_gb(free)} GB are free"
     )
-    room = free - weights - steps
-    slots = next((slots for slots in range(limits.slots, 0, -1) if _limit_bytes(config, slots) <= free - weights), 0)
+    room = free - weights
+    slots = next((slots for slots in range(limits.slots, 0, -1) if _limit_bytes(config, slots=slots) <= room), 0)
     lengths = range(limits.max_len + 1)
-    most = bisect_right(lengths, room, key=lambda length: cache_bytes(_with(config, max_len=length))) - 1
+    most = bisect_right(lengths, room, key=lambda length: _limit_bytes(config, max_len=length)) - 1
     length = next((length for length in range(most, 1, -1) if not unaligned_caches(config, length)), 0)
     fitting = [f"--slots {slots}"] * (0 < slots < limits.slots) + [f"--max-len {length}"] * (
         1 < length < limits.max_len
     )
     if fitting:
         return f"{needed}; {' or '.join(fitting)} would fit"
-    if room <= 0:
+    if room <= step_bytes(_with(config, max_len=0)):
         return f"{needed}; no limits would fit beside the weights: take a GPU with more memory, or a smaller target"
     return (
         f"{needed}; another process may hold the rest (nvidia-smi), or build with fewer --slots or a smaller --max-tree"

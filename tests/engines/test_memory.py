@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from redraft.bundle.config import BundleConfig, LimitsInfo
-from redraft.engines.memory import ATTENTION, attention_bytes, working_bytes
+from redraft.engines.memory import ATTENTION, attention_bytes, cache_bytes, step_bytes, what_fits, working_bytes
 from tests.engines.tiny import bundle_config, tiny_target
 
 
@@ -21,3 +23,13 @@ def test_partial_results_of_attention_are_counted():
     assert attention_bytes(long) == 391 * rows * 32 * (128 + 2) * 4
     assert working_bytes(long) == 2 * (attention_bytes(long) + ATTENTION * rows * 4096 * 4)
     assert attention_bytes(config_of("bf16", 100_000)) == attention_bytes(config_of("bf16", 1_000)) < 18e6
+
+
+def test_a_shorter_context_has_smaller_partial_results():
+    """In fp32 a length is found that fits though the steps of the longest context do not."""
+    long, shorter = config_of("fp32", 100_000), config_of("fp32", 50_000)
+    free = cache_bytes(shorter) + step_bytes(shorter)
+    found = re.search(r"--max-len (\d+) would fit", what_fits(long, 0, free))
+    assert found
+    assert 49_000 < int(found[1]) <= 50_000
+    assert "--max-len" in what_fits(long, 0, step_bytes(long))
