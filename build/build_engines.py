@@ -76,7 +76,8 @@ def main(
     model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
     output: Annotated[Path, typer.Option(help="The bundle's folder; replaced when the build succeeds.")],
     no_drafter: Annotated[
-        bool, typer.Option("--no-drafter", help="No drafter: an auto-regressive bundle, or one with the n-gram branch only.")
+        bool,
+        typer.Option("--no-drafter", help="No drafter: an auto-regressive bundle, or one with the n-gram branch only."),
     ] = False,
     methods: Annotated[
         Path | None,

@@ -144,9 +144,7 @@ def test_a_model_with_other_tokens_is_refused(model, lm, tmp_path):
     done = run("--model", model, "--drafter", lm, "--output", tmp_path / "b", "--max-len", 64)
     assert done.exit_code == 1
     assert f"{lm} has another tokenizer than {model}, a draft LM needs the same: " in done.output
-    assert (
-        "1 tokens have other ids, such as 't0'; 1 tokens only the target has, such as 't7'; 2 tokens" in done.output
-    )
+    assert "1 tokens have other ids, such as 't0'; 1 tokens only the target has, such as 't7'; 2 tokens" in done.output
     assert not (tmp_path / "b").exists()
 
 

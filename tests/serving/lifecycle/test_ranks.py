@@ -105,22 +105,25 @@ def test_an_idle_rank_is_killed(service, two_ranks, victim):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_is_killed_in_a_step(service, two_ranks, victim):
-    """Rank 1 is stopped, so that the step cannot end."""
+    """Rank 1 is stopped, so that the step cannot end, and the supervisor, which does not see that."""
     answer, before = service.generate(BODY)["text_output"], service.state
     answers: list[dict] = []
+    supervisor = psutil.Process(before.supervisor_pid)
+    supervisor.suspend()
     two_ranks[1].suspend()
     request = threading.Thread(target=lambda: answers.append(service.generate(BODY)))
     request.start()
     steps = two_ranks[0].cpu_times()
     wait_until(lambda: two_ranks[0].cpu_times() != steps)
     two_ranks[victim].kill()
+    supervisor.resume()
     request.join(60)
     assert "worker went away" in answers[0]["error"]
     assert_restarted(service, before, victim, killed(victim, two_ranks[victim]), answer)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_hangs(service, two_ranks, victim):
+def test_a_rank_is_stopped(service, two_ranks, victim):
     answer, before = service.generate(BODY)["text_output"], service.state
     two_ranks[victim].suspend()
     assert "worker went away" in service.generate(BODY)["error"]
