@@ -59,7 +59,7 @@ bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.j
 	$(PY) -m benchmarks.speed.method_batches --bundle $(TUNED) --auto-regressive $(BASELINE) --methods $(BATCHED) --batches 2 4 8 16 \
 	  --dataset $(PROMPTS) --output $(REPORTS)/method_batches.json
 	$(PY) -m benchmarks.speed.method_batches --bundle $(WIDTHS) --auto-regressive $(BASELINE) --best-of tuned --dataset $(PROMPTS) \
-	  --output $(REPORTS)/beam_widths.json
+	  --num-prompts 16 --max-tokens 32 --rounds 1 --output $(REPORTS)/beam_widths.json
 
 bench-equal: $(BASELINE)/manifest.json $(LEVEL)/manifest.json $(LEVEL)-tuned/budget.json ## methods by drafters of equal data and budgets
 	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(LEVEL) --methods --dataset $(PROMPTS) \

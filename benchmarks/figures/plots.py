@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.figures.results import Run, by_rate, rate_name
 
-COLORS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2")
+COLORS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#db2777", "#65a30d")
 
 
 def new_figure(panels: int, width: float = 4.2, height: float = 3.6) -> tuple[Figure, list[Axes]]:
@@ -41,7 +42,7 @@ def load_test(labels: Sequence[list[Run]], folder: Path) -> Path:
     """
     rates = sorted({run.request_rate for runs in labels for run in runs})
     figure, axes = new_figure(3)
-    for color, runs in zip(COLORS, labels, strict=False):
+    for color, runs in zip(cycle(COLORS), labels, strict=False):
         groups = by_rate(runs)
         x = [rates.index(rate) for rate in groups]
         for axis, name in zip(axes, ("ttft_ms", "tpot_ms"), strict=False):
@@ -74,7 +75,7 @@ def grouped_bars(
 ) -> None:
     """Bars per group and series, each with its value written above."""
     width = 0.8 / len(series)
-    for index, (color, (label, values)) in enumerate(zip(COLORS, series.items(), strict=False)):
+    for index, (color, (label, values)) in enumerate(zip(cycle(COLORS), series.items(), strict=False)):
         places = [place + (index - (len(series) - 1) / 2) * width for place in range(len(groups))]
         bars = axis.bar(places, values, width * 0.92, color=color, label=label)
         texts = ["" if math.isnan(value) else f"{value:.{digits}f}" for value in values]
@@ -97,7 +98,7 @@ def lines(
         for label, values in series.items()
     }
     places = list(dict.fromkeys(place for values in named.values() for place in values))
-    for color, (label, values) in zip(COLORS[1:], named.items(), strict=False):
+    for color, (label, values) in zip(cycle(COLORS[1:]), named.items(), strict=False):
         axis.plot([places.index(place) for place in values], list(values.values()), "o-", color=color, label=label)
     axis.set_xticks(range(len(places)), places)
     axis.set_title(labels[0], loc="left")

@@ -98,22 +98,22 @@ def draws(load: Load) -> Table:
 
 def table5(load: Load) -> Table:
     """Tokens/s by beam width and batch size, their ratio to auto-regressive decoding, and the tokens per step of each
-    width, of which wide ones were only replayed."""
-    report = load("beam_widths")
+    width at batch 1."""
+    report = load("zen4/beam_widths")
     cells = {(row["method"], row["batch"]): row["tokens_per_s"] for row in report["cells"]}
     batches = sorted({batch for _, batch in cells})
+    methods = [*(f"width_{width}" for width in WIDTHS), "tuned"]
     table = Table(
         "Tokens/s of all requests (of each)",
         ["batch", "auto-regressive", *(f"width {width}" for width in WIDTHS), "tuned tree"],
     )
     for batch in batches:
         base = cells[AUTO_REGRESSIVE, batch]
-        rates = [cells.get((method, batch)) for method in (*(f"width_{width}" for width in WIDTHS), "tuned")]
-        texts = ("-" if rate is None else f"{rate:.0f} ({rate / batch:.0f}; {rate / base:.2f}x)" for rate in rates)
+        rates = (cells[method, batch] for method in methods)
+        texts = (f"{rate:.0f} ({rate / batch:.0f}; {rate / base:.2f}x)" for rate in rates)
         table.rows.append([str(batch), f"{base:.0f} ({base / batch:.0f})", *texts])
-    (replayed,) = load("beam_shapes")["drafters"].values()
-    lengths = {row["width"]: row["acceptance_length"] for row in replayed if row["length"] == 5}
-    table.rows.append(["tokens/step", "1.00", *(f"{lengths[width]:.2f}" for width in WIDTHS), ""])
+    lengths = {row["method"]: row["acceptance_length"] for row in report["cells"] if row["batch"] == batches[0]}
+    table.rows.append(["tokens/step", "1.00", *(f"{lengths[method]:.2f}" for method in methods)])
     for batch, paper in TABLE_5.items():
         texts = (f"{rate:.0f} ({rate / batch:.0f})" for rate in paper)
         missing = ["out of memory"] * (len(WIDTHS) - len(paper))

@@ -35,19 +35,18 @@ def test_reports_in_different_orders_meet_by_their_ranks():
     assert [row[6] for row in rows] == ["", "", "", "2.19x", "", "1.82x"]
 
 
-def test_widths_that_were_not_timed_have_a_dash_and_their_tokens_per_step():
+def test_beam_widths_stand_over_the_papers():
     """Tokens/s of one request, of each, and over auto-regressive decoding; the paper's rows have the same columns."""
-    rates = {"auto_regressive": 10.0, "tuned": 30.0} | {f"width_{width}": 20.0 for width in (1, 2, 4, 8, 16)}
-    cells = [{"method": name, "batch": 2, "tokens_per_s": rate} for name, rate in rates.items()]
-    replayed = [
-        {"width": width, "length": length, "acceptance_length": length + width / 100}
-        for width in redrafter_tables.WIDTHS
-        for length in (4, 5)
+    methods = ["auto_regressive", *(f"width_{width}" for width in redrafter_tables.WIDTHS), "tuned"]
+    cells = [
+        {"method": name, "batch": batch, "tokens_per_s": 10.0 * (place + 1), "acceptance_length": 1 + place / batch}
+        for batch in (2, 4)
+        for place, name in enumerate(methods)
     ]
-    reports = {"beam_widths": {"cells": cells}, "beam_shapes": {"drafters": {"d": replayed}}}
-    table = redrafter_tables.table5(reports.__getitem__)
-    ours, lengths, *papers = table.rows
-    assert ours == ["2", "10 (5)", *["20 (10; 2.00x)"] * 5, "-", "-", "30 (15; 3.00x)"]
-    assert lengths[2:9] == ["5.01", "5.02", "5.04", "5.08", "5.16", "5.32", "5.64"]
+    table = redrafter_tables.table5({"zen4/beam_widths": {"cells": cells}}.__getitem__)
+    two, four, lengths, *papers = table.rows
+    assert (two[:3], two[-1]) == (["2", "10 (5)", "20 (10; 2.00x)"], "90 (45; 9.00x)")
+    assert (four[:3], four[-1]) == (["4", "10 (2)", "20 (5; 2.00x)"], "90 (22; 9.00x)")
+    assert lengths == ["tokens/step", "1.00", "1.50", "2.00", "2.50", "3.00", "3.50", "4.00", "4.50", "5.00"]
     assert {len(row) for row in table.rows} == {len(table.columns)}
     assert papers[-1][5:9] == ["out of memory"] * 4
