@@ -1,4 +1,4 @@
-"""Malformed HTTP requests, as bytes on a socket, for Triton's protocol and for `/v1`."""
+"""Malformed HTTP requests, as bytes on a socket, for Triton's protocol and metrics, and for `/v1`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ OPENAI: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": TEXT, "max_output_tokens": 16, "timeout": 5},
 }
 """And of `/v1`. One that loses its length still ends soon, by its timeout."""
+METRICS: dict[str, dict[str, Any]] = {"/metrics": {"text_input": TEXT}}
+"""And, with a body that nobody asked for, of the port with Triton's metrics."""
 _WRONG: tuple[Any, ...] = (None, True, -1, 1.5, "", "x", [], {}, [[]], [None], {"a": []}, 2**31, 2**63, 2**64, [1] * 99)
 _HUGE = ("1" + "0" * 400, "-" + "9" * 5000, "1e400", "-1e400", "1e-400", "18446744073709551616", "NaN", "-Infinity")
 _DEPTHS = (300, 300, 10_000, 10_000, 1_000_000)

@@ -3,10 +3,10 @@
     redraft serve --bundle BUNDLE
     python -m benchmarks.robustness.malformed --run-dir artifacts/run
 
-The requests go to Triton's HTTP and gRPC ports and to /v1. Each follows from --seed and its number: --first NUMBER
---requests 1 sends one of them again. The exit status is 1 where a part of the service was restarted, a request was
-neither answered nor closed, or was answered with a fault of the service's own, a stream's text changed, or the service
-does not answer at the end.
+The requests go to Triton's ports for HTTP, gRPC and metrics, and to /v1. Each follows from --seed and its number:
+--first NUMBER --requests 1 sends one of them again. The exit status is 1 where a part of the service was restarted, a
+request was neither answered nor closed, or was answered with a fault of the service's own, a stream's text changed, or
+the service does not answer at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.figures.results import write_json
 from benchmarks.figures.tables import Table
 from benchmarks.robustness import grpc_requests, http_requests
 from benchmarks.robustness.grpc_requests import Call
-from benchmarks.robustness.http_requests import OPENAI, TRITON, Raw
+from benchmarks.robustness.http_requests import METRICS, OPENAI, TRITON, Raw
 from benchmarks.robustness.service import HANG_S, read_state
 from redraft.console.progress import progress
 from redraft.serving.rundir import RunDir, State
@@ -49,7 +49,9 @@ RETRY_S, LAST_TRIES = 0.2, 100
 HANG = "hang"
 FAULTS = ("500", "INTERNAL", "UNKNOWN")
 """Outcomes that blame the service for a request that was at fault."""
-PROTOCOLS = ("http", "grpc", "v1")
+PROTOCOLS = ("http", "grpc", "v1", "metrics")
+VALID = {"http": TRITON, "v1": OPENAI, "metrics": METRICS}
+"""What the malformed requests over HTTP were made from."""
 PROMPT = "The history of the steam engine begins"
 _SERVICE = "/inference.GRPCInferenceService/"
 
@@ -125,7 +127,7 @@ def malformed(seed: int, number: int) -> tuple[str, str, Call | Raw]:
     protocol = PROTOCOLS[number % len(PROTOCOLS)]
     if protocol == "grpc":
         return protocol, *grpc_requests.request(rng)
-    return protocol, *http_requests.request(rng, TRITON if protocol == "http" else OPENAI)
+    return protocol, *http_requests.request(rng, VALID[protocol])
 
 
 def send_raw(port: int, raw: Raw) -> str:
@@ -173,7 +175,12 @@ def send_call(channel: grpc.Channel, call: Call) -> str:
 def attack(state: State, numbers: Iterator[int], seed: int, clients: int, total: int) -> Tally:
     """Send the requests of these numbers, so many at a time."""
     tally, settings = Tally(), state.settings
-    ports = {"http": settings.http_port, "grpc": settings.grpc_port, "v1": settings.openai_port}
+    ports = {
+        "http": settings.http_port,
+        "grpc": settings.grpc_port,
+        "v1": settings.openai_port,
+        "metrics": settings.metrics_port,
+    }
 
     def work() -> None:
         with grpc.insecure_channel(f"{HOST}:{ports['grpc']}", [("grpc.max_send_message_length", -1)]) as channel:
