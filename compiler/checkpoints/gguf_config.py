@@ -89,7 +89,11 @@ def _scaling(field: GgufField, tensors: Mapping[str, Tensor], theta: float) -> d
         return None
     scaling = {"rope_type": kind, "factor": float(field("rope.scaling.factor") or 1.0)}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = field("rope.scaling.original_context_length")
+        scaling |= {
+            "original_max_position_embeddings": field("rope.scaling.original_context_length"),
+            "beta_fast": field("rope.scaling.yarn_beta_fast"),
+            "beta_slow": field("rope.scaling.yarn_beta_slow"),
+        }
     return scaling
 
 
