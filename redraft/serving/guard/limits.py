@@ -5,7 +5,8 @@ from __future__ import annotations
 MAX_BODY_BYTES = 4 * 2**20
 """A body or message. A prompt of 128k tokens takes 0.5 MB as text and 1 MB as token ids."""
 MAX_BODIES_BYTES = 16 * MAX_BODY_BYTES
-"""All bodies and unary messages together that are arriving or in a request that runs."""
+"""All bodies and unary messages together that are arriving or in a request that runs, and those of streams until Triton
+takes them."""
 MAX_ELEMENTS = MAX_BODY_BYTES
 """Elements of a tensor, each of which takes a byte at least. Larger shapes overflow where sizes are computed."""
 MAX_TENSORS = 64

@@ -106,7 +106,7 @@ class GrpcGuard(grpc.GenericRpcHandler):
             async with one_at_a_time:
                 await context.write(data)
 
-        passing = asyncio.create_task(_pass_on(requests, call, answer))
+        passing = asyncio.create_task(_pass_on(requests, call, answer, self._room))
         try:
             while (data := await call.read()) is not aio.EOF:
                 await answer(data)
@@ -137,20 +137,22 @@ class GrpcGuard(grpc.GenericRpcHandler):
         await context.abort(code, details)
 
 
-async def _pass_on(requests: AsyncIterator[bytes], call: Any, answer: Callable[[bytes], Any]) -> None:
+async def _pass_on(requests: AsyncIterator[bytes], call: Any, answer: Callable[[bytes], Any], room: Room) -> None:
     """Send a stream's requests to Triton. Where that has gone, who reads its answers is told."""
     with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
         async for data in requests:
             request = pb.ModelInferRequest()
-            try:
-                request = parsed(pb.ModelInferRequest, data)
-                check_infer(request)
-            except Refusal as refusal:
-                named = pb.ModelInferResponse(id=request.id)
-                refused = pb.ModelStreamInferResponse(error_message=refusal.message, infer_response=named)
-                await answer(refused.SerializeToString())
-            else:
-                await call.write(data)
+            with room.body() as take:
+                try:
+                    request = parsed(pb.ModelInferRequest, data)
+                    take(len(data))
+                    check_infer(request)
+                except Refusal as refusal:
+                    named = pb.ModelInferResponse(id=request.id)
+                    refused = pb.ModelStreamInferResponse(error_message=refusal.message, infer_response=named)
+                    await answer(refused.SerializeToString())
+                else:
+                    await call.write(data)
         await call.done_writing()
 
 

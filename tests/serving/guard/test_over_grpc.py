@@ -82,7 +82,11 @@ def test_messages_beyond_what_all_may_have_are_refused(guard, triton):
         with pytest.raises(grpc.RpcError, match="overloaded: bodies of 67108864 bytes are held") as refused:
             triton.ModelInfer(request(), timeout=30)
         assert refused.value.code() is CODE.RESOURCE_EXHAUSTED
+        (answer,) = triton.ModelStreamInfer(iter([request(id="a")]), timeout=30)
+        assert answer.error_message.startswith("overloaded: bodies of 67108864 bytes are held")
+        assert answer.infer_response.id == "a"
     triton.ModelInfer(request(), timeout=30)
+    assert [answer.error_message for answer in triton.ModelStreamInfer(iter([request()]), timeout=30)] == [""]
 
 
 def test_a_request_passes_as_it_came(guard, channel):
