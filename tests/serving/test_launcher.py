@@ -28,13 +28,18 @@ def test_a_bundle_with_another_tokenizer_or_none_is_refused(tmp_path, new, old, 
         launcher._check_tokenizer(tmp_path / "new", tmp_path / "old")
 
 
-@pytest.mark.parametrize(("phase", "status"), [("ready", -signal.SIGKILL), ("stopping", 0)])
-def test_only_a_supervisor_that_is_stopping_gets_the_time_of_its_requests(tmp_path, monkeypatch, phase, status):
+@pytest.mark.parametrize(("phase", "seconds", "status"), [("ready", 60, -signal.SIGKILL), ("stopping", 0.8, 0)])
+def test_only_a_supervisor_that_is_stopping_gets_the_time_of_its_requests(
+    tmp_path, monkeypatch, phase, seconds, status
+):
     """One that hangs is killed after STOP_S: whoever stops the service does not wait for requests of nobody."""
     monkeypatch.setattr(launcher, "STOP_S", 0.2)
     run_dir = RunDir(tmp_path)
     environment = os.environ | {OWNER_VARIABLE: str(run_dir.path)}
-    supervisor = subprocess.Popen(["sh", "-c", "trap '' TERM; exec sleep 0.8"], env=environment)
+    hangs = f"trap '' TERM; echo ready; exec sleep {seconds}"
+    supervisor = subprocess.Popen(["sh", "-c", hangs], env=environment, stdout=subprocess.PIPE)
+    assert supervisor.stdout
+    assert supervisor.stdout.readline()
     state = State(phase=phase, supervisor_pid=supervisor.pid, settings=Settings(bundle=Path("b"), drain_s=60))
     run_dir.write_state(state)
     assert launcher.stop(run_dir.path) == 1
