@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from model_defs.files import weight_files
+from model_defs.target.config import TargetConfig
 
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -92,7 +93,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, path: Path, config: dict[str, Any]) -
     writer.add_token_list(tokens)
     writer.add_token_types(types.tolist())
     writer.add_token_merges(merges)
-    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_eos_token_id(TargetConfig.load(path.parent).eos_token_ids[0])
     writer.add_add_bos_token(False)
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compiler.checkpoints.gguf_config import ROPE_TENSORS, TOKENS, family_of_file, hf_config
+from compiler.checkpoints.gguf_config import ROPE_TENSORS, TOKENIZER_FIELDS, family_of_file, hf_config
 from compiler.checkpoints.source import FetchError, load_tokenizer, row_blocks
 from model_defs.target.config import TargetConfig
+from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.registry import SUPPORTED
 from model_defs.target.model import weight_names
 
@@ -35,7 +36,8 @@ class GgufCheckpoint:
     """One file of a supported architecture; see `compiler.checkpoints.source.Checkpoint`."""
 
     def __init__(self, path: Path, title: str):
-        """Read the header. Raises FetchError for a corrupt file, or an unsupported architecture or quantization."""
+        """Read the header. Raises FetchError for a corrupt file, or an unsupported architecture or quantization, and
+        UnsupportedModelError."""
         self.path, self.title = path, title
         fields, self._tensors = _read_header(path)
         family = family_of_file(fields.get("general.architecture"), fields)
@@ -49,10 +51,13 @@ class GgufCheckpoint:
         known |= {name: torch.tensor(self._tensors[name].data).float() for name in ROPE_TENSORS if name in known}
         try:
             self.config = hf_config(family, fields, known)
+            target = TargetConfig.from_hf(self.config)
         except KeyError as missing:
             raise FetchError(f"{path}: the field or tensor {missing} is missing") from None
+        except UnsupportedModelError as refusal:
+            raise UnsupportedModelError(refusal.found, SUPPORTED) from None
         self._heads = {"q_proj": self.config["num_attention_heads"], "k_proj": self.config["num_key_value_heads"]}
-        self._names = self._hugging_face_names()
+        self._names = self._hugging_face_names(target)
         self.memory = int(max(tensor.n_bytes for tensor in self._tensors.values()))
 
     def shapes(self) -> dict[str, Tensor]:
@@ -93,9 +98,9 @@ class GgufCheckpoint:
         heads = self._heads.get(name.split(".")[-2]) if self._family.turned else None
         return order if heads is None else order.reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 
-    def _hugging_face_names(self) -> dict[str, Stored]:
+    def _hugging_face_names(self, config: TargetConfig) -> dict[str, Stored]:
         """The file's places of the target's tensors, by Hugging Face's names. Raises FetchError for other tensors."""
-        config, architecture = TargetConfig.from_hf(self.config), self._family.architecture
+        architecture = self._family.architecture
         kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
         known = gguf.get_tensor_name_map(kind, config.num_layers)
 
@@ -130,15 +135,14 @@ def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
-    """The file's fields, of the tokenizer's the special tokens only, and its tensors by name. Raises FetchError for a
-    corrupt file."""
-    tokens = {f"tokenizer.ggml.{kind}_token_id" for kind in TOKENS.values()}
+    """The file's fields, of the tokenizer's only those of TOKENIZER_FIELDS, and its tensors by name. Raises FetchError
+    for a corrupt file."""
     try:
         reader = gguf.GGUFReader(path)
         fields = {
             name: field.contents()
             for name, field in reader.fields.items()
-            if name in tokens or not name.startswith("tokenizer.")
+            if name in TOKENIZER_FIELDS or not name.startswith("tokenizer.")
         }
         return fields, {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, IndexError, KeyError, OverflowError) as error:

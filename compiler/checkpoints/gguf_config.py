@@ -15,7 +15,28 @@ from model_defs.target.rope import RopeConfig
 
 LLAMA3_DIVISORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = (LLAMA3_DIVISORS, LONG, SHORT)
-TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+TOKENS = {"bos_token_id": "bos", "pad_token_id": "padding"}
+ENDS = ("eos", "eot", "eom")
+END_TEXTS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+)
+"""What tokens that end a text, a turn or a message are called in the vocabularies of our families."""
+TEXTS = "tokenizer.ggml.tokens"
+
+
+def token_field(kind: str) -> str:
+    """The field that holds the id of the token of a kind, such as eos."""
+    return f"tokenizer.ggml.{kind}_token_id"
+
+
+TOKENIZER_FIELDS = {TEXTS, *map(token_field, (*TOKENS.values(), *ENDS, "unknown"))}
+"""The fields of the tokenizer that a configuration is made from."""
 
 
 def family_of_file(architecture: str | None, fields: Mapping[str, Any]) -> Family:
@@ -61,7 +82,8 @@ def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, T
         "rope_theta": float(field("rope.freq_base") or 10_000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "sliding_window": field("attention.sliding_window"),
-        **{key: fields[name] for key, kind in TOKENS.items() if (name := f"tokenizer.ggml.{kind}_token_id") in fields},
+        **{key: fields[name] for key, kind in TOKENS.items() if (name := token_field(kind)) in fields},
+        "eos_token_id": end_ids(fields) or None,
     }
     own = family.gguf.own_config(field)
     if config["sliding_window"] and "sliding_window" not in own and config["sliding_window"] < needed("context_length"):
@@ -70,6 +92,19 @@ def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, T
             f"{family.title}. Supported: {SUPPORTED}."
         )
     return config | own | {"rope_scaling": _scaling(field, tensors, config["rope_theta"])}
+
+
+def end_ids(fields: Mapping[str, Any]) -> list[int]:
+    """The tokens that end an answer, the file's own end token first.
+
+    Files name one or two of them, and chats of some models end with another: those of Gemma 3 with `<end_of_turn>`. So
+    tokens are ends by their text too, as they are for llama.cpp. What the file calls its unknown token is none: SmolLM2
+    has `<|endoftext|>` as that.
+    """
+    named = [fields[name] for name in map(token_field, ENDS) if name in fields]
+    unknown = fields.get(token_field("unknown"))
+    called = [token for token, text in enumerate(fields.get(TEXTS, ())) if text in END_TEXTS and token != unknown]
+    return list(dict.fromkeys(named + called))
 
 
 def _scaling(field: GgufField, tensors: Mapping[str, Tensor], theta: float) -> dict[str, Any] | None:

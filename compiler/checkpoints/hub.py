@@ -13,7 +13,8 @@ from model_defs.target.config import TargetConfig
 from redraft.console.progress import size
 from redraft.console.resources import require_disk
 
-SMALL = ("*.json", "*.jinja", "tokenizer*")
+SMALL = ("*.json", "*.jinja", "tokenizer*", "merges.txt")
+"""Configuration, chat templates, and the tokenizer in any of its forms."""
 CONNECT_S = 20
 
 

@@ -55,9 +55,12 @@ def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
 
 def load_tokenizer(folder: Path, gguf_file: str | None = None) -> Any:
     """The tokenizer of a folder, or of a GGUF file in it. Raises FetchError."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        return AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file)
-    except (OSError, ValueError, ImportError) as error:
+        if gguf_file is None:
+            return AutoTokenizer.from_pretrained(folder)
+        # AutoTokenizer reads the model's configuration too, and refuses architectures that it does not know.
+        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=gguf_file)
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise FetchError(f"{folder}: no usable tokenizer ({str(error).splitlines()[0]})") from error

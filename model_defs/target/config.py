@@ -9,7 +9,7 @@ from typing import Any
 from model_defs.files import read_json
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import Attention, Experts
-from model_defs.target.families.registry import family_of
+from model_defs.target.families.registry import SUPPORTED, family_of
 from model_defs.target.rope import NONE, RopeConfig
 
 
@@ -89,8 +89,8 @@ class TargetConfig:
     def load(cls, folder: Path) -> TargetConfig:
         """Read `config.json` (and `generation_config.json`'s end tokens) of a model folder.
 
-        Raises UnsupportedModelError, FileNotFoundError when there is no `config.json`, or ValueError
-        when it is not JSON or lacks a field.
+        Raises UnsupportedModelError with the families that there are, FileNotFoundError when there is no `config.json`,
+        or ValueError when it is not JSON or lacks a field.
         """
         raw = read_json(folder / "config.json")
         generation = folder / "generation_config.json"
@@ -100,6 +100,8 @@ class TargetConfig:
             return cls.from_hf(raw)
         except KeyError as missing:
             raise ValueError(f"{folder / 'config.json'}: field {missing} is missing") from None
+        except UnsupportedModelError as refusal:
+            raise UnsupportedModelError(refusal.found, SUPPORTED) from None
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> TargetConfig:

@@ -6,5 +6,7 @@ from __future__ import annotations
 class UnsupportedModelError(ValueError):
     """The checkpoint needs an architecture or a feature that the target definition lacks."""
 
-    def __init__(self, found: str):
-        super().__init__(f"unsupported model: {found}")
+    def __init__(self, found: str, supported: str | None = None):
+        """`found`: what is lacking; `supported`: the families that there are, in words."""
+        self.found = found
+        super().__init__(f"unsupported model: {found}" + (f". Supported: {supported}." if supported else ""))

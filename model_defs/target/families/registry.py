@@ -25,5 +25,5 @@ SUPPORTED = ", ".join(f"{family.title} (model_type {family.model_type})" for fam
 def family_of(model_type: str | None) -> Family:
     """The family of a configuration's `model_type`. Raises UnsupportedModelError that lists the known ones."""
     if model_type not in FAMILIES:
-        raise UnsupportedModelError(f"model_type {model_type!r}. Supported: {SUPPORTED}.")
+        raise UnsupportedModelError(f"model_type {model_type!r}", SUPPORTED)
     return FAMILIES[model_type]

@@ -8,6 +8,7 @@ import pytest
 
 from compiler.checkpoints.source import FetchError
 from model_defs.target.config import TargetConfig
+from model_defs.target.errors import UnsupportedModelError
 from tests.compiler.checkpoints.tiny_llama import assert_complete, assert_same_model, fetch, write_gguf
 
 
@@ -55,3 +56,11 @@ def test_a_part_of_a_gguf_file_is_refused(reference, tmp_path, monkeypatch):
     write_gguf(tmp_path / "part.gguf", reference)
     with pytest.raises(FetchError, match="one of 3 parts: join them with"):
         fetch(tmp_path / "part.gguf", tmp_path)
+
+
+def test_a_refused_feature_is_told_with_the_families(reference, tmp_path, monkeypatch):
+    add = gguf.GGUFWriter.add_head_count_kv
+    monkeypatch.setattr(gguf.GGUFWriter, "add_head_count_kv", lambda self, count: add(self, 3))
+    write_gguf(tmp_path / "odd.gguf", reference)
+    with pytest.raises(UnsupportedModelError, match=r"3 KV heads cannot share evenly\. Supported: Llama"):
+        fetch(tmp_path / "odd.gguf", tmp_path)

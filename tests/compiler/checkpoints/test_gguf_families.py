@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
+import string
+from typing import NamedTuple
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from transformers import Qwen3MoeConfig
 
-from compiler.checkpoints.fetch import write_config
 from compiler.checkpoints.gguf import EXPERT, EXPERT_PARTS, GgufCheckpoint
 from compiler.checkpoints.source import FetchError
-from compiler.checkpoints.writer import write_weights
 from model_defs.target.attention import causal_attend
-from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from tests.compiler.checkpoints.tiny_llama import fetch
 from tests.model_defs.target.references import FAMILIES, LONG_ROPE, VOCAB, WINDOW, write_reference
 
 ARCHITECTURES = {
@@ -32,6 +33,35 @@ ARCHITECTURES = {
 }
 """Architectures of files by family of `FAMILIES`."""
 TURNED = ("llama", "smollm3")
+
+
+class Vocabulary(NamedTuple):
+    """The tokenizer of a family's published files."""
+
+    model: str
+    pre: str
+    ends: tuple[str, ...]
+    """What ends its answers, the file's own end token first"""
+
+    @property
+    def tokens(self) -> list[str]:
+        """Some special tokens, all characters, and what is merged from them."""
+        space = "\u2581" if self.model == "llama" else "\u0120"
+        tokens = ["<unk>", "<s>", *reversed(self.ends), space, *string.printable[:94], "he", "ll"]
+        return tokens + [f"[unused{i}]" for i in range(len(tokens), VOCAB)]
+
+
+QWEN = Vocabulary("gpt2", "qwen2", ("<|im_end|>", "<|endoftext|>"))
+VOCABULARIES = {
+    "qwen2": QWEN,
+    "qwen3": QWEN,
+    "qwen3 moe": QWEN,
+    "phi3": Vocabulary("llama", "default", ("<|endoftext|>", "<|end|>")),
+    "phi4": Vocabulary("gpt2", "gpt-4o", ("<|endoftext|>", "<|end|>")),
+    "smollm3": Vocabulary("gpt2", "smaug-bpe", ("<|im_end|>", "<|end_of_text|>")),
+    "gemma3": Vocabulary("llama", "default", ("<eos>", "<end_of_turn>")),
+    "mixtral": Vocabulary("llama", "default", ("</s>",)),
+}
 
 
 def fields(family: str, config) -> dict[str, int | float]:
@@ -69,7 +99,7 @@ def write(path, family: str, config, weights: dict[str, torch.Tensor], quantizat
     writer = gguf.GGUFWriter(path, architecture)
     for name, value in fields(family, config).items():
         (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{architecture}.{name}", value)
-    writer.add_eos_token_id(5)
+    write_tokenizer(writer, VOCABULARIES[family])
     kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     stacked: dict[str, dict[int, torch.Tensor]] = {}
@@ -98,23 +128,27 @@ def write(path, family: str, config, weights: dict[str, torch.Tensor], quantizat
     writer.close()
 
 
+def write_tokenizer(writer, vocabulary: Vocabulary) -> None:
+    tokens, special = vocabulary.tokens, {"<s>", *vocabulary.ends}
+    writer.add_tokenizer_model(vocabulary.model)
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if t in special else gguf.TokenType.NORMAL for t in tokens])
+    if vocabulary.model == "llama":
+        writer.add_token_scores([-float(place) for place in range(len(tokens))])
+        writer.add_bos_token_id(tokens.index("<s>"))
+        writer.add_unk_token_id(tokens.index("<unk>"))
+    else:
+        writer.add_token_merges(["h e", "l l"])
+    writer.add_eos_token_id(tokens.index(vocabulary.ends[0]))
+
+
 def add(writer, name: str, weight: torch.Tensor, quantization) -> None:
     values = weight.float().numpy()
     if quantization is None or values.ndim < 2:
         writer.add_tensor(name, values)
     else:
         writer.add_tensor(name, gguf.quantize(values, quantization), raw_dtype=quantization)
-
-
-def read(path, folder) -> Target:
-    """The target of a file, written as a fetched model is."""
-    checkpoint = GgufCheckpoint(path, "tiny")
-    meta = checkpoint.shapes()
-    Target.check_weights(meta, TargetConfig.from_hf(checkpoint.config))
-    folder.mkdir()
-    write_weights(folder, {name: tuple(x.shape) for name, x in meta.items()}, checkpoint.blocks)
-    write_config(folder, checkpoint.config, "tiny")
-    return Target.from_folder(folder)
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
@@ -130,8 +164,12 @@ def test_files_of_every_family(family, tmp_path, monkeypatch):
     reference = write_reference(family, tmp_path / "hf")
     weights = {name: x.bfloat16().float() for name, x in load_file(tmp_path / "hf" / "model.safetensors").items()}
     write(tmp_path / "tiny.gguf", family, reference.config, weights)
-    target = read(tmp_path / "tiny.gguf", tmp_path / "ours")
-    assert target.config.eos_token_ids == (5,)
+    folder, vocabulary = fetch(tmp_path / "tiny.gguf", tmp_path), VOCABULARIES[family]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert [tokenizer.token_to_id(token) for token in vocabulary.tokens] == list(range(VOCAB))
+    assert tokenizer.encode("hello" + vocabulary.ends[0]).tokens[-4:] == ["he", "ll", "o", vocabulary.ends[0]]
+    target = Target.from_folder(folder)
+    assert target.config.eos_token_ids == tuple(vocabulary.tokens.index(end) for end in vocabulary.ends)
     for weight in reference.parameters():
         weight.copy_(weight.bfloat16())
     ids = torch.randint(0, VOCAB, (2, 90))

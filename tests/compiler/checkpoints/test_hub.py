@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer
 
 from compiler.checkpoints import shipped
 from compiler.checkpoints.source import FetchError
@@ -51,6 +53,34 @@ def test_only_the_indexs_files_of_a_hub_model_are_downloaded(checkpoint, tmp_pat
     fetch("owner/model", tmp_path)
     assert "one.safetensors" in asked[1]["allow_patterns"]
     assert not {"consolidated.safetensors", "*.safetensors"} & set(asked[1]["allow_patterns"])
+
+
+def test_a_tokenizer_of_two_files_is_downloaded_whole(checkpoint, tmp_path, monkeypatch):
+    """OPT's: a vocabulary and merges, without `tokenizer.json`."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    source, cached = tmp_path / "opt", tmp_path / "cached"
+    shutil.copytree(checkpoint, source)
+    cached.mkdir()
+    model = json.loads((source / "tokenizer.json").read_text())["model"]
+    (source / "tokenizer.json").unlink()
+    (source / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (source / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, model["merges"])]))
+    ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>")
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"} | ends))
+    names = [path.name for path in source.iterdir()]
+    files = [SimpleNamespace(rfilename=name, size=1) for name in names]
+
+    def download(*_, allow_patterns, **__):
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns):
+            shutil.copy(source / name, cached)
+        return cached
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    tokenizer = Tokenizer.from_file(str(fetch("owner/opt", tmp_path) / "tokenizer.json"))
+    assert tokenizer.encode("hello").tokens == ["he", "ll", "o"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -164,3 +165,11 @@ def test_names_a_missing_field_and_prefers_generation_end_tokens(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(incomplete))
     with pytest.raises(ValueError, match=r"config\.json: field 'hidden_size' is missing"):
         TargetConfig.load(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"hidden_act": "gelu"}, {"model_type": "gemma3"}])
+def test_a_folder_that_is_refused_is_told_the_families_once(tmp_path, change):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | change))
+    with pytest.raises(UnsupportedModelError) as refusal:
+        TargetConfig.load(tmp_path)
+    assert re.fullmatch(rf"unsupported model: [^.]+\. {re.escape(f'Supported: {SUPPORTED}.')}", str(refusal.value))
