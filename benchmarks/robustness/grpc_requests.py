@@ -22,11 +22,13 @@ _LARGE, _RARE = 5 * 2**20, 25
 
 @dataclass(frozen=True)
 class Call:
-    """A call's name, and its messages as bytes. Inference is asked for in a stream or, if `unary`, one by one."""
+    """A call's name, and its messages as bytes. Inference is asked for in a stream or, if `unary`, one by one. A
+    `patient` client without messages stays until the server ends the call."""
 
     name: str
     messages: tuple[bytes, ...]
     unary: bool = True
+    patient: bool = False
 
 
 def request(rng: random.Random) -> tuple[str, Call | Raw]:
@@ -144,6 +146,11 @@ def _large(rng: random.Random) -> Call:
     return Call("ModelStreamInfer", (b"\xff",) * 200, unary=False)
 
 
+def _slow(rng: random.Random) -> Call:
+    """No message, whose client rarely waits until the server gives it up."""
+    return Call(rng.choice(("ModelInfer", "ModelConfig", "ServerReady")), (), patient=rng.randrange(4 * _RARE) == 0)
+
+
 def _other_call(rng: random.Random) -> Call:
     return Call(rng.choice(_CALLS), (rng.choice((b"", b"\x0a\x01x", rng.randbytes(99))),))
 
@@ -160,5 +167,5 @@ def _frames(rng: random.Random) -> Raw:
 
 _KINDS: tuple[Callable[[random.Random], Call | Raw], ...] = (
     _garbage, _truncated, _flipped, _wrong_type, _wrong_shape, _wrong_content, _wrong_inputs, _wrong_model, _parameters,
-    _wrong_value, _large, _other_call, _frames,
+    _wrong_value, _large, _slow, _other_call, _frames,
 )  # fmt: skip

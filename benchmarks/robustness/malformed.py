@@ -52,6 +52,8 @@ FAULTS = ("500", "INTERNAL", "UNKNOWN")
 PROTOCOLS = ("http", "grpc", "v1", "metrics")
 VALID = {"http": TRITON, "v1": OPENAI, "metrics": METRICS}
 """What the malformed requests over HTTP were made from."""
+NOT_ARRIVED = "did not arrive"
+"""What the server says of a message for which it has waited long enough."""
 PROMPT = "The history of the steam engine begins"
 _SERVICE = "/inference.GRPCInferenceService/"
 
@@ -160,16 +162,26 @@ def send_raw(port: int, raw: Raw) -> str:
 
 def send_call(channel: grpc.Channel, call: Call) -> str:
     """The code that a call ends with, `error in the stream`, or `hang`."""
+    over = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        yield from call.messages
+        if call.patient:
+            over.wait()
+
     try:
         if call.unary:
-            channel.unary_unary(f"{_SERVICE}{call.name}")(call.messages[0], timeout=HANG_S)
+            channel.stream_unary(f"{_SERVICE}{call.name}")(messages(), timeout=HANG_S)
             return "OK"
-        answers = channel.stream_stream(f"{_SERVICE}{call.name}")(iter(call.messages), timeout=HANG_S)
+        answers = channel.stream_stream(f"{_SERVICE}{call.name}")(messages(), timeout=HANG_S)
         errors = [pb.ModelStreamInferResponse.FromString(answer).error_message for answer in answers]
         return "error in the stream" if any(errors) else "OK"
     except grpc.RpcError as error:
         code = error.code()
-        return HANG if code is grpc.StatusCode.DEADLINE_EXCEEDED else code.name
+        waited = code is grpc.StatusCode.DEADLINE_EXCEEDED and NOT_ARRIVED not in error.details()
+        return HANG if waited else code.name
+    finally:
+        over.set()
 
 
 def attack(state: State, numbers: Iterator[int], seed: int, clients: int, total: int) -> Tally:

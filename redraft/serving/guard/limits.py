@@ -5,8 +5,8 @@ from __future__ import annotations
 MAX_BODY_BYTES = 4 * 2**20
 """A body or message. A prompt of 128k tokens takes 0.5 MB as text and 1 MB as token ids."""
 MAX_BODIES_BYTES = 16 * MAX_BODY_BYTES
-"""All bodies and unary messages together that are arriving or in a request that runs, and those of streams until Triton
-takes them."""
+"""All bodies and messages together: of HTTP from their first byte, of gRPC once they are whole, until the request ends
+or, in a stream, Triton has taken them. What is arriving over gRPC is the library's, and MAX_CALLS bounds it."""
 MAX_ELEMENTS = MAX_BODY_BYTES
 """Elements of a tensor, each of which takes a byte at least. Larger shapes overflow where sizes are computed."""
 MAX_TENSORS = 64
@@ -16,9 +16,12 @@ MAX_CHUNKS = 4096
 MAX_HEADER_BYTES, MAX_HEADERS = 8192, 64
 """An HTTP header line and their number; all metadata of a gRPC call. Clients send a tenth of it."""
 MAX_REQUESTS = 1024
-"""Inference requests over HTTP, and calls over gRPC, in flight, of which the worker runs and queues far fewer."""
+"""Inference requests over HTTP, and calls of any kind over gRPC, in flight. The worker runs and queues far fewer."""
+MAX_CALLS = 256
+"""Of the calls over gRPC those whose messages are read, streams included. Each may hold MAX_BODY_BYTES of a message
+that is arriving. The rest is for health, whose messages are not read. A stream takes any number of requests."""
 BODY_S = 30.0
-"""A body takes longer only where its sender holds it back, or at less than 1 Mbit/s."""
+"""A body, or the message of a unary call, takes longer only where its sender holds it back, or at about 1 Mbit/s."""
 IDLE_S = 60.0
 """A connection without a complete request header is closed after so long."""
 LINGER_S = 2.0

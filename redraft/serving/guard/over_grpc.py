@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,30 @@ from grpc import aio
 from tritonclient.grpc import service_pb2 as pb
 
 from redraft.serving.guard.checks import check_infer, check_model, parsed
-from redraft.serving.guard.limits import END_S, MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_REQUESTS, METADATA_S
-from redraft.serving.guard.refusal import CLOSED, Refusal, triton_away
+from redraft.serving.guard.limits import (
+    BODY_S,
+    END_S,
+    MAX_BODY_BYTES,
+    MAX_CALLS,
+    MAX_HEADER_BYTES,
+    MAX_REQUESTS,
+    METADATA_S,
+)
+from redraft.serving.guard.refusal import CLOSED, INVALID, OVERLOADED, SLOW, Refusal, triton_away
 from redraft.serving.room import Room
 
 _SERVICE = "/inference.GRPCInferenceService/"
-_HEALTH = "/grpc.health.v1.Health/Check"
+_HEALTH = (
+    "/grpc.health.v1.Health/Check", f"{_SERVICE}ServerLive", f"{_SERVICE}ServerReady", f"{_SERVICE}ServerMetadata",
+)  # fmt: skip
+"""Calls about the server. Their messages, which say nothing, are not read, so that none is waited for."""
 _ASKED: dict[str, Callable[[], Message]] = {
-    "ServerLive": pb.ServerLiveRequest, "ServerReady": pb.ServerReadyRequest,
-    "ServerMetadata": pb.ServerMetadataRequest, "ModelStatistics": pb.ModelStatisticsRequest,
-    "ModelReady": pb.ModelReadyRequest, "ModelMetadata": pb.ModelMetadataRequest, "ModelConfig": pb.ModelConfigRequest,
-}  # fmt: skip
-"""Calls that run nothing, with their messages."""
+    f"{_SERVICE}ModelStatistics": pb.ModelStatisticsRequest,
+    f"{_SERVICE}ModelReady": pb.ModelReadyRequest,
+    f"{_SERVICE}ModelMetadata": pb.ModelMetadataRequest,
+    f"{_SERVICE}ModelConfig": pb.ModelConfigRequest,
+}
+"""Calls about the models, with their messages."""
 _CLOSED = ("Repository", "SystemSharedMemory", "CudaSharedMemory", "TraceSetting", "LogSettings")
 """Beginnings of the names of closed calls."""
 _LOST = ("unix:", "Socket closed", "recvmsg", "GOAWAY", "Broken pipe")
@@ -45,6 +57,10 @@ _FROM_CLIENTS = (
     ("grpc.so_reuseport", 0),
 )
 
+Handler = Callable[[AsyncIterator[bytes], aio.ServicerContext], Awaitable[Any]]
+"""Unary calls have one too, as streams of one message: gRPC would begin others only when the message is whole, and wait
+for that without limit."""
+
 
 class GrpcGuard(grpc.GenericRpcHandler):
     """Passes calls on to the Triton server at a channel's other end."""
@@ -53,43 +69,64 @@ class GrpcGuard(grpc.GenericRpcHandler):
         self._triton, self._socket, self._room = triton, socket, room
         self._infer = triton.unary_unary(f"{_SERVICE}ModelInfer")
         self._stream_infer = triton.stream_stream(f"{_SERVICE}ModelStreamInfer")
+        self._calls = 0
+        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        self._handlers = {
+            f"{_SERVICE}ModelInfer": unary(self._counted(self._run)),
+            f"{_SERVICE}ModelStreamInfer": stream(self._counted(self._run_stream)),
+            **{method: unary(self._teller(method)) for method in _HEALTH},
+            **{method: unary(self._counted(self._asker(method, kind))) for method, kind in _ASKED.items()},
+        }
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """The handler of a call; None, which gRPC answers with UNIMPLEMENTED, for one that Triton does not know."""
         name = call.method.removeprefix(_SERVICE)
-        if name == "ModelStreamInfer":
-            return grpc.stream_stream_rpc_method_handler(self._run_stream)
-        if name == "ModelInfer":
-            return grpc.unary_unary_rpc_method_handler(self._run)
-        if name in _ASKED:
-            return grpc.unary_unary_rpc_method_handler(self._asker(call.method, _ASKED[name]))
-        if name == _HEALTH:
-            return grpc.unary_unary_rpc_method_handler(self._health)
         if name.startswith(_CLOSED):
-            return grpc.unary_unary_rpc_method_handler(_closed(name))
-        return None
+            return grpc.stream_unary_rpc_method_handler(_closed(name))
+        return self._handlers.get(call.method)
 
-    async def _run(self, data: bytes, context: aio.ServicerContext) -> bytes:
+    def _counted(self, handler: Handler) -> Handler:
+        """A handler of calls whose message is read: no more than MAX_CALLS of them at a time."""
+
+        async def handle(requests: AsyncIterator[bytes], context: aio.ServicerContext) -> Any:
+            if self._calls >= MAX_CALLS:
+                overloaded = Refusal(OVERLOADED, f"overloaded: {MAX_CALLS} calls are in flight: try again later")
+                await context.abort(overloaded.code, overloaded.message)
+            self._calls += 1
+            try:
+                return await handler(requests, context)
+            finally:
+                self._calls -= 1
+
+        return handle
+
+    async def _run(self, _: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
         with self._room.body() as take:
             try:
+                data = await _message(context)
                 take(len(data))
                 check_infer(parsed(pb.ModelInferRequest, data))
             except Refusal as refusal:
                 await context.abort(refusal.code, refusal.message)
             return await self._answer(self._infer(data, timeout=context.time_remaining()), context)
 
-    async def _health(self, _: bytes, context: aio.ServicerContext) -> bytes:
-        return await self._answer(self._triton.unary_unary(_HEALTH)(b"", timeout=METADATA_S), context)
-
-    def _asker(self, method: str, kind: Callable[[], Message]) -> Callable[[bytes, aio.ServicerContext], Any]:
+    def _teller(self, method: str) -> Handler:
         call = self._triton.unary_unary(method)
 
-        async def ask(data: bytes, context: aio.ServicerContext) -> bytes:
+        async def tell(_: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
+            return await self._answer(call(b"", timeout=METADATA_S), context)
+
+        return tell
+
+    def _asker(self, method: str, kind: Callable[[], Message]) -> Handler:
+        call = self._triton.unary_unary(method)
+
+        async def ask(_: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
             try:
+                data = await _message(context)
                 asked = parsed(kind, data)
-                named = getattr(asked, "name", None)
-                if named or (named is not None and kind is not pb.ModelStatisticsRequest):
-                    check_model(named, asked.version)
+                if asked.name or kind is not pb.ModelStatisticsRequest:
+                    check_model(asked.name, asked.version)
             except Refusal as refusal:
                 await context.abort(refusal.code, refusal.message)
             return await self._answer(call(data, timeout=METADATA_S), context)
@@ -137,6 +174,18 @@ class GrpcGuard(grpc.GenericRpcHandler):
         await context.abort(code, details)
 
 
+async def _message(context: aio.ServicerContext) -> bytes:
+    """The message of a unary call. Raises Refusal where it takes too long, or there is none."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            data = await context.read()
+    except TimeoutError:
+        raise Refusal(SLOW, f"the message did not arrive within {BODY_S:.0f} s") from None
+    if data is aio.EOF:
+        raise Refusal(INVALID, "the call has no message")
+    return data
+
+
 async def _pass_on(requests: AsyncIterator[bytes], call: Any, answer: Callable[[bytes], Any], room: Room) -> None:
     """Send a stream's requests to Triton. Where that has gone, who reads its answers is told."""
     with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
@@ -156,10 +205,10 @@ async def _pass_on(requests: AsyncIterator[bytes], call: Any, answer: Callable[[
         await call.done_writing()
 
 
-def _closed(name: str) -> Callable[[bytes, aio.ServicerContext], Any]:
+def _closed(name: str) -> Handler:
     refusal = Refusal(CLOSED, f"{name} is closed: this server takes requests for its models only")
 
-    async def refuse(_: bytes, context: aio.ServicerContext) -> None:
+    async def refuse(_: AsyncIterator[bytes], context: aio.ServicerContext) -> None:
         await context.abort(refusal.code, refusal.message)
 
     return refuse

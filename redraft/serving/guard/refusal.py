@@ -19,6 +19,7 @@ TRITON_SHUTTING_DOWN = "the Triton server is shutting down"
 _CODES = {
     CLOSED: grpc.StatusCode.PERMISSION_DENIED,
     UNKNOWN: grpc.StatusCode.NOT_FOUND,
+    SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
     TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AWAY: grpc.StatusCode.UNAVAILABLE,

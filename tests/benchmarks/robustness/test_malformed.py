@@ -31,7 +31,7 @@ def test_a_request_follows_from_the_seed_and_its_number():
     assert made == [malformed(3, number) for number in range(600)]
     assert made != [malformed(4, number) for number in range(600)]
     kinds = Counter((protocol, kind) for protocol, kind, _ in made)
-    assert len(kinds) == 3 * 20 + 13
+    assert len(kinds) == 3 * 20 + 14
     assert Counter(protocol for protocol, _ in kinds.elements()) == dict.fromkeys(PROTOCOLS, 150)
 
 

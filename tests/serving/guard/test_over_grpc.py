@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from redraft.serving.guard import over_grpc
 from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_HEADER_BYTES
 from redraft.serving.guard.refusal import TRITON_AWAY, TRITON_SHUTTING_DOWN, room_for_bodies
 from redraft.worker.protocol import STOPPING
+from tests.conftest import wait_until
 from tests.serving.client_side import free_ports
 
 CODE = grpc.StatusCode
@@ -53,6 +55,20 @@ def with_input(*shape: int, parameter: str = "") -> pb.ModelInferRequest:
 
 def with_inputs(count: int) -> pb.ModelInferRequest:
     return request(inputs=[pb.ModelInferRequest.InferInputTensor()] * count)
+
+
+def idle(over: threading.Event, *messages: Any) -> Iterator[Any]:
+    """The messages of a client that then sends nothing, but stays."""
+    yield from messages
+    over.wait()
+
+
+def answers(triton: GRPCInferenceServiceStub) -> bool:
+    """Whether a request is not refused."""
+    try:
+        return bool(triton.ModelInfer(request(), timeout=30))
+    except grpc.RpcError:
+        return False
 
 
 REFUSED = [
@@ -103,7 +119,7 @@ def test_a_request_passes_as_it_came(guard, channel):
         ("ModelInfer", b"\xff"),
         ("ModelInfer", b"\x0a\x02\xff\xff"),  # a name that is not UTF-8
         ("ModelReady", b"\x0a\x02\xff\xff"),
-        ("ServerReady", b"\x0a" * 1000),
+        ("ModelStatistics", b"\x0a" * 1000),
     ],
 )
 def test_what_is_no_request(guard, channel, name, data):
@@ -157,6 +173,40 @@ def test_tritons_errors_pass(triton):
     with pytest.raises(grpc.RpcError) as failed:
         triton.ModelInfer(request(id="die"), timeout=30)
     assert (failed.value.code(), failed.value.details()) == (CODE.UNAVAILABLE, "the queue is full")
+
+
+def test_a_message_that_does_not_arrive(guard, channel, monkeypatch):
+    """A client sends headers, or half a message, and stays."""
+    monkeypatch.setattr(over_grpc, "BODY_S", 0.2)
+    over = threading.Event()
+    for name in ("ModelInfer", "ModelReady"):
+        call = channel.stream_unary(f"/inference.GRPCInferenceService/{name}")
+        for messages, code, text in (
+            (idle(over), CODE.DEADLINE_EXCEEDED, "the message did not arrive within"),
+            (iter(()), CODE.INVALID_ARGUMENT, "the call has no message"),
+        ):
+            with pytest.raises(grpc.RpcError, match=text) as refused:
+                call(messages, timeout=30)
+            assert refused.value.code() is code
+    over.set()
+    assert not guard.calls
+
+
+def test_health_gets_through_where_clients_hold_all_places(guard, channel, triton, monkeypatch):
+    monkeypatch.setattr(over_grpc, "MAX_CALLS", 2)
+    over = threading.Event()
+    streams = [triton.ModelStreamInfer(idle(over, request()), timeout=30) for _ in range(2)]
+    assert [next(stream).error_message for stream in streams] == ["", ""]
+    for call in (triton.ModelInfer, lambda asked, timeout: list(triton.ModelStreamInfer(iter([asked]), timeout))):
+        with pytest.raises(grpc.RpcError, match="overloaded: 2 calls are in flight: try again later") as refused:
+            call(request(), timeout=30)
+        assert refused.value.code() is CODE.RESOURCE_EXHAUSTED
+    for name in ("grpc.health.v1.Health/Check", "inference.GRPCInferenceService/ServerReady"):
+        assert channel.stream_unary(f"/{name}")(idle(over), timeout=30) == b""
+    streams[0].cancel()
+    wait_until(lambda: answers(triton))
+    over.set()
+    assert list(streams[1]) == []
 
 
 def test_a_server_that_is_not_there(tmp_path):
