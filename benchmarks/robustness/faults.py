@@ -296,11 +296,11 @@ class Trial:
         return fault
 
     def _serve_anew(self, fault: Fault) -> None:
-        """All ends with a killed supervisor, and `redraft serve` starts anew."""
+        """All ends with a killed supervisor, nothing is left, and `redraft serve` starts anew."""
         deadline = time.monotonic() + BACK_S
         while (left := owned_processes(self.run_dir.path)) and time.monotonic() < deadline:
             time.sleep(EVERY_S)
-        fault.left += map(str, left)
+        fault.left += [*map(str, left), *service.leaked_memory(self.run_dir.path, self.ranks, self.others)]
         begun = time.monotonic()
         self.serve()
         fault.limit_s += time.monotonic() - begun

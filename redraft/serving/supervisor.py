@@ -78,6 +78,7 @@ class Supervisor:
 
     def run(self) -> NoReturn:
         """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
+        tritonserver.remove_memory_after(self._run_dir)
         self._say("starting", f"loading the bundle {self._settings.bundle}")
         self._start_worker()
         for listener in self._listeners:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from redraft.serving.child import Child
 from redraft.serving.private_memory import private
-from redraft.serving.processes import SHARED_MEMORY, ServingError, check_room, shared_memory_prefix
+from redraft.serving.processes import OWNER_VARIABLE, SHARED_MEMORY, ServingError, check_room, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
 from redraft.worker.protocol import PROBE
 
@@ -46,6 +46,8 @@ MAX_DELAY_S = 0.5
 """It starts in a second or two, and a single request can end it."""
 SHARED_MEMORY_BYTES = 8 * 2**20
 """What its models take of /dev/shm when they start, 1 MiB each, and as much again for large requests."""
+GONE_S = 1
+"""The server and its models, which the kernel kills with the supervisor, make no more regions so long after it."""
 _ENVIRONMENT = f"{sys.prefix}/triton"
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 ADD = (
@@ -159,6 +161,21 @@ def check_shared_memory() -> None:
     """Raises ServingError where /dev/shm has no room for the models: they would not load."""
     remedy = "free some (`ls -l /dev/shm`, `redraft stop` of other services), or make it larger (docker: --shm-size)"
     check_room(SHARED_MEMORY, SHARED_MEMORY_BYTES, "Triton's models", remedy)
+
+
+def remove_memory_after(run_dir: RunDir) -> None:
+    """Start a process that removes the models' shared memory when the supervisor, which keeps `run_dir.pipe` open, has
+    ended, however that ends. It is a part of the service: who starts the next one ends it before."""
+    script, regions = f'read _; sleep {GONE_S}; rm -f "$0"*', SHARED_MEMORY / shared_memory_prefix(run_dir.path)
+    with run_dir.pipe.open("rb", buffering=0) as pipe:
+        subprocess.Popen(
+            ["/bin/sh", "-c", script, regions],
+            stdin=pipe,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {OWNER_VARIABLE: str(run_dir.path)},
+            start_new_session=True,
+        )
 
 
 def server(installation: TritonInstallation, run_dir: RunDir) -> Child:

@@ -6,12 +6,13 @@ import os
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from redraft.serving import tritonserver
-from redraft.serving.processes import ServingError
+from redraft.serving.processes import ServingError, owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir, Settings
 from redraft.serving.tritonserver import TritonInstallation
 
@@ -127,3 +128,23 @@ def test_a_server_that_dies_while_it_answers_gives_no_answer(tmp_path, status, r
         thread.start()
         assert tritonserver.health(path) == 0
         thread.join()
+
+
+def test_shared_memory_goes_with_the_supervisor(tmp_path, monkeypatch):
+    """Its pipe closes where it is killed, too."""
+    monkeypatch.setattr(tritonserver, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(tritonserver, "GONE_S", 0)
+    run_dir = RunDir(tmp_path / "run dir")
+    run_dir.path.mkdir()
+    os.mkfifo(run_dir.pipe)
+    supervisor = os.open(run_dir.pipe, os.O_RDWR)
+    region, other = tmp_path / f"{shared_memory_prefix(run_dir.path)}1", tmp_path / "other"
+    for path in (region, other):
+        path.touch()
+    tritonserver.remove_memory_after(run_dir)
+    (process,) = owned_processes(run_dir.path)
+    time.sleep(0.2)
+    assert region.exists()
+    os.close(supervisor)
+    process.wait(60)
+    assert (region.exists(), other.exists()) == (False, True)

@@ -66,6 +66,7 @@ def test_a_killed_supervisor_takes_all_with_it_and_serve_starts_anew(service):
     os.kill(service.state.worker_pid, signal.SIGSTOP)
     os.kill(service.state.supervisor_pid, signal.SIGKILL)
     wait_until(lambda: owned_processes(service.run_dir.path) == [])
+    assert list(Path("/dev/shm").glob(f"{shared_memory_prefix(service.run_dir.path)}*")) == []
     with pytest.raises(httpx.ConnectError):
         service.ready()
     serve(service.run_dir.path, service.settings)
