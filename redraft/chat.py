@@ -19,6 +19,10 @@ Message = Mapping[str, Any]
 they are."""
 
 
+class TextOnly(ValueError):
+    """A message has a part that is no text."""
+
+
 class ChatTemplate:
     """How a model writes a conversation. Raises TemplateError for a source that is no template."""
 
@@ -117,7 +121,7 @@ def _text(content: Any, role: str, where: str) -> str:
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
-            raise ValueError(f"{where}[{place}]: expected a part of type text, got {kind or part!r:.60}: text only")
+            raise TextOnly(f"{where}[{place}]: expected a part of type text, got {kind or part!r:.60}: text only")
         if not isinstance(part.get("text"), str):
             raise ValueError(f"{where}[{place}].text: expected a text, got {part.get('text')!r:.60}")
         texts.append(part["text"])

@@ -6,6 +6,7 @@ names the page's own site even where DNS points that name here, nor hide its Ori
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import logging
@@ -40,11 +41,11 @@ log = logging.getLogger("redraft.openai")
 
 @dataclass(frozen=True)
 class Access:
-    """The names that this service is reached by, and the key that it asks for."""
+    """The names that this service is reached by, and the keys of which it asks for one."""
 
     address: str = "127.0.0.1"
     hosts: frozenset[str] = field(default_factory=frozenset)
-    key: str | None = field(default=None, repr=False)
+    keys: frozenset[str] = field(default_factory=frozenset, repr=False)
 
     def check(self, scope: Scope, headers: Headers) -> None:
         """Raises ApiError for a request that may not pass."""
@@ -62,12 +63,20 @@ class Access:
         foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if foreign and headers.get("sec-fetch-mode") != "navigate" and "origin" not in headers:
             raise ApiError(403, "web pages of other sites may not use this server", code="origin_not_allowed")
-        if self.key is not None and scope["path"] not in OPEN_PATHS:
-            self._check_key(headers.get("authorization", ""))
+        if self.keys and scope["path"] not in OPEN_PATHS:
+            self._check_key(_bearer_key(headers))
 
-    def _check_key(self, given: str) -> None:
-        scheme, key = given[: len(BEARER)], given[len(BEARER) :]
-        if scheme.lower() != BEARER or not hmac.compare_digest(key.encode("latin-1"), str(self.key).encode()):
+    def client(self, scope: Scope, headers: Headers) -> str | None:
+        """The name that a request's client has in the limit on each client's requests: its address or, of several keys,
+        a digest of its own."""
+        if len(self.keys) > 1 and (key := _bearer_key(headers)) is not None:
+            return f"key {hashlib.sha256(key).hexdigest()[:16]}"
+        address = scope.get("client")
+        return address[0] if address else None
+
+    def _check_key(self, given: bytes | None) -> None:
+        """Each key is compared to its end, so that the time tells nothing."""
+        if given is None or not sum(hmac.compare_digest(given, key.encode()) for key in self.keys):
             message = "expected the header `Authorization: Bearer KEY` with this server's key"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
@@ -113,6 +122,7 @@ class Gate:
         try:
             try:
                 self._access.check(scope, headers)
+                scope.setdefault("state", {})["client"] = self._access.client(scope, headers)
                 await self._app(scope, receive, send_on)
             except ApiError as error:
                 await json_response(error.body, error.status, error.headers)(scope, receive, send_on)
@@ -149,6 +159,12 @@ def _own_headers(headers: Headers) -> dict[str, str]:
     if _TRACE_PARENT.fullmatch(trace := headers.get("traceparent", "")):
         own["traceparent"] = trace
     return own
+
+
+def _bearer_key(headers: Headers) -> bytes | None:
+    """The key that a request comes with."""
+    given = headers.get("authorization", "")
+    return given[len(BEARER) :].encode("latin-1") if given[: len(BEARER)].lower() == BEARER else None
 
 
 def _host_name(host: str) -> str:

@@ -12,7 +12,7 @@ from redraft.serving.rundir import RunDir, Settings
 from redraft.serving.watched import Watched, answers
 
 API_KEY_VARIABLE = "REDRAFT_API_KEY"
-"""Environment variable with the key that the front end asks clients for."""
+"""Environment variable with the keys, separated by spaces, of which the front end asks clients for one."""
 ALLOW_HOST_VARIABLE = "REDRAFT_ALLOW_HOST"
 """Environment variable with names for `--allow-host`, separated by spaces."""
 DRAIN_S = 2

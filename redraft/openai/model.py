@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from redraft.bundle.config import BundleConfig
-from redraft.chat import ChatTemplate, turns
+from redraft.chat import ChatTemplate, TextOnly, turns
 from redraft.openai.errors import ApiError, not_served, too_long
 from redraft.openai.structured.forms import FORMS, form_of
 from redraft.openai.structured.listing import written_out
@@ -85,6 +85,8 @@ class ServedModel:
                 text = self._template.render(messages, tools)
             else:
                 text = self._template.render(written_out(turns(messages), tools))
+        except TextOnly as error:
+            raise not_served(param, str(error)) from None
         except (ValueError, TemplateError) as error:
             raise ApiError(400, str(error), param) from None
         return self.encode(text + opening, param)

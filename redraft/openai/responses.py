@@ -18,6 +18,8 @@ from redraft.request import INT32_MAX, MOST_ALTERNATIVES, Guide, clipped, shown
 
 LOG_PROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
+ROLES = ("system", "developer", "user", "assistant")
+"""Of messages; what a tool said is an item of its own."""
 TEXT_PARTS = ("input_text", "output_text", "text")
 STATELESS = "nothing is stored: send what was said before as input"
 
@@ -106,7 +108,9 @@ def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
     """An item of the input as a message."""
     kind = item.get("type", "message")
     if kind == "message":
-        return {"role": item.get("role"), "content": _content(item.get("content"), f"{where}.content")}
+        if (role := item.get("role")) not in ROLES:
+            raise ApiError(400, f"{where}.role: expected one of {', '.join(ROLES)}, got {shown(role)}", "input")
+        return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}

@@ -39,7 +39,6 @@ MAX_CHOICES = 128
 MAX_MESSAGES = 10_000
 """Messages of one conversation."""
 
-NO_ADAPTER = "LoRA adapters are not served"
 TEXT_ONLY = "this model reads and writes text only"
 
 

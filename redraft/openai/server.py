@@ -1,6 +1,7 @@
 """The front end's process: `python -m redraft.openai.server --bundle PATH --socket PATH --port 8003`.
 
-The key that it asks for, if any, is in the environment variable REDRAFT_API_KEY: arguments can be read by other users.
+The keys that it takes, if any, are in the environment variable REDRAFT_API_KEY, between spaces: other users can read
+arguments.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         log.error("redraft /v1: %s", error)
         return 2
     metrics = Metrics()
-    access = Access(options.address, hosts(options.allow_host), os.environ.get(API_KEY_VARIABLE) or None)
+    access = Access(options.address, hosts(options.allow_host), frozenset(os.environ.get(API_KEY_VARIABLE, "").split()))
     with WorkerClient(options.socket) as client:
         uvicorn.run(
             Gate(create_app(Service(model, client, metrics, options.silence_s, tracing)), access, metrics),

@@ -106,12 +106,18 @@ class Service:
         return self.status is not None and self.status.ready
 
     def generation(self, request: Request, job: Job) -> Generation:
-        """The job's requests, to be run within the context. Their client is the address that they come from."""
-        wanted, limits = len(job.requests), self.status.limits if self.status else {}
-        if limits and wanted > (most := limits["slots"] + limits["max_queue"]):
-            raise ApiError(400, f"n: expected at most {most} choices in all, as many run and wait, got {wanted}", "n")
-        client = request.client.host if request.client else None
-        requests = [one.model_copy(update={"id": self.client.new_id(), "client": client}) for one in job.requests]
+        """The job's requests, to be run within the context, for the client that `Access` names. Raises ApiError for
+        more than the worker ever takes."""
+        wanted = len(job.requests)
+        if self.status and (limits := self.status.limits):
+            most, why = min(
+                (limits["slots"] + limits["max_queue"], "as many run and wait"),
+                (limits.get("max_per_client", wanted), "as --max-per-client allows"),
+            )
+            if wanted > most:
+                raise ApiError(400, f"n: expected at most {most} choices in all, {why}, got {wanted}", "n")
+        named = {"client": request.state.client}
+        requests = [one.model_copy(update=named | {"id": self.client.new_id()}) for one in job.requests]
         return Generation(self.client, requests, job.fields, self.metrics, self.tracing)
 
 

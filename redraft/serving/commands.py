@@ -54,7 +54,8 @@ def serve(
         str | None,
         typer.Option(
             envvar=API_KEY_VARIABLE,
-            help="Key that /v1 asks for. Other users can read arguments: better set the variable.",
+            help="Key that /v1 asks for, or several between spaces, one for each client. Other users can read "
+            "arguments: better set the variable.",
         ),
     ] = None,
     allow_host: Annotated[
@@ -77,7 +78,11 @@ def serve(
     max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
     max_per_client: Annotated[
         int | None,
-        typer.Option(min=1, help="Requests of one client of /v1, an address, that run and wait before 'overloaded'."),
+        typer.Option(
+            min=1,
+            help="Requests of one client of /v1 that run and wait before 'overloaded': of an address or, where there "
+            "are several keys, of a key.",
+        ),
     ] = None,
     stream_interval_ms: Annotated[
         int | None, typer.Option(min=0, max=10_000, help="Least time between two pieces of a stream; default: 40.")

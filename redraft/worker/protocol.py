@@ -86,7 +86,7 @@ class ErrorMessage(BaseModel):
 
 class WorkerStatus(BaseModel):
     """State of a worker. `totals` and `service` count since its start; `limits` are its bundle's, with those of
-    `PromptLimits`."""
+    `PromptLimits` and, where there is one, `max_per_client`."""
 
     op: Literal["status"] = "status"
     ready: bool = True

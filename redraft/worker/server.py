@@ -306,6 +306,8 @@ class Worker:
         limits, prompt = self._runtime.limits, self._runtime.prompt_limits
         status = WorkerStatus(ready=self._drained_by is None, **vars(self._runtime.scheduler.status()))
         status.limits = {**vars(limits), "vocab_size": self._runtime.vocab_size, "text_bytes": prompt.text_bytes}
+        if self._max_per_client is not None:
+            status.limits["max_per_client"] = self._max_per_client
         status.bundle, status.pid, status.untuned = self._runtime.name, os.getpid(), self._runtime.untuned
         self._send(client, status.model_dump())
 

@@ -120,7 +120,7 @@ class FrontEnd:
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")))
 
     def client(self, **options: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=self.key or "none", max_retries=0, **options)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=(self.key or "none").split()[0], max_retries=0, **options)
 
     def async_client(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key or "none", max_retries=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import httpx
@@ -15,12 +16,16 @@ from redraft.openai import access
 from redraft.openai.access import Access, Gate
 from redraft.openai.app import create_app
 from redraft.openai.metrics import Metrics
+from redraft.openai.model import ServedModel
+from redraft.openai.service import Service
 from redraft.openai.tracing import Tracing
+from redraft.request import GenerateRequest, SequenceStats
+from redraft.worker.protocol import Chunk, WorkerStatus
 from tests.openai.serving import MODEL, front_end
 
 HELLO = {"messages": [{"role": "user", "content": "a secret recipe"}], "max_tokens": 3}
 CHAT = "/v1/chat/completions"
-KEY = "sk-0123456789"
+KEY, OTHER_KEY = "sk-0123456789", "sk-abcdefghij"
 NOT_TRACED = Tracing(NoOpTracerProvider(), MODEL)
 
 
@@ -63,21 +68,56 @@ def test_no_preflight_succeeds(server):
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_key_and_a_name(bundle, tmp_path):
-    with front_end(tmp_path, bundle, "--allow-host", "My.example", "--model-name", "my-name", key=KEY) as server:
+def test_keys_and_a_name(bundle, tmp_path):
+    keys, options = f"{KEY}  {OTHER_KEY}", ("--allow-host", "My.example", "--model-name", "my-name")
+    with front_end(tmp_path, bundle, *options, key=keys) as server:
         assert server.client().chat.completions.create(model="my-name", **HELLO).model == "my-name"
         with pytest.raises(openai.AuthenticationError) as refused:
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()
         assert refused.value.code == "invalid_api_key"
         wrong = (None, "", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer \xe9")
-        for header in wrong:
+        for header in (*wrong, f"Bearer {keys}"):
             headers = {} if header is None else {"Authorization": header.encode("latin-1")}
             assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401, header
-        good = {"Authorization": f"bearer {KEY}", "Host": "my.example", "Origin": "https://my.example"}
-        assert httpx.get(f"{server.url}/v1/models", headers=good).status_code == 200
+        for key in (KEY, OTHER_KEY):
+            good = {"Authorization": f"bearer {key}", "Host": "my.example", "Origin": "https://my.example"}
+            assert httpx.get(f"{server.url}/v1/models", headers=good).status_code == 200
         assert server.health() == 200, "probes have no key"
         assert KEY not in " ".join(psutil.Process(server.process.pid).cmdline())
         assert KEY not in server.log
+
+
+@pytest.mark.parametrize("keys", [set(), {KEY}, {KEY, OTHER_KEY}])
+def test_whose_requests_count_together(bundle, keys):
+    """Those of an address or, where there are several keys, of a key. More at once than a client may have never fit."""
+    names = []
+
+    def submit(wanted: GenerateRequest, on_message: Callable[[Chunk], None]) -> None:
+        names.append(wanted.client)
+        on_message(Chunk(id=wanted.id, done=True, finish_reason="length", stats=SequenceStats()))
+
+    client = SimpleNamespace(new_id=lambda: "r1", submit=submit)
+    service = Service(ServedModel(bundle), client, Metrics(), 1.0, NOT_TRACED)
+    service.status = WorkerStatus(limits={"slots": 2, "max_queue": 2, "max_per_client": 3})
+    gate = Gate(create_app(service), Access(keys=frozenset(keys)), service.metrics)
+
+    async def ask(key: str, address: str, n: int = 1) -> httpx.Response:
+        transport = httpx.ASGITransport(gate, client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as asking:
+            headers = {"Authorization": f"Bearer {key}"}
+            return await asking.post("/v1/completions", json={"prompt": "a", "n": n}, headers=headers)
+
+    for key, address in ((KEY, "10.0.0.1"), (KEY, "10.0.0.2"), (OTHER_KEY if len(keys) > 1 else KEY, "10.0.0.1")):
+        assert asyncio.run(ask(key, address)).status_code == 200
+    assert len(set(names)) == 2
+    if len(keys) > 1:
+        assert names[0] == names[1] != names[2]
+        assert KEY not in str(names)
+    else:
+        assert names == ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
+    refused = asyncio.run(ask(KEY, "10.0.0.1", n=4))
+    assert refused.status_code == 400
+    assert "n: expected at most 3 choices in all, as --max-per-client allows, got 4" in refused.text
 
 
 def test_a_failure_is_an_answer_in_openais_form(monkeypatch):

@@ -169,6 +169,10 @@ def test_the_openai_package_raises_its_own_errors(server):
     with pytest.raises(openai.BadRequestError) as invalid:
         client.chat.completions.create(model=MODEL, max_tokens=10_000, **HELLO)
     assert (invalid.value.code, invalid.value.param) == ("context_length_exceeded", "max_tokens")
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=MODEL, messages=[picture])
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "messages")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 

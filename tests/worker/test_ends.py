@@ -97,6 +97,7 @@ def test_requests_that_end_before_they_are_encoded(serving, monkeypatch):
 def test_a_client_at_its_limit_is_refused_and_others_are_not(serving, monkeypatch, text):
     monkeypatch.setattr("redraft.worker.server.INLINE_CHARACTERS", 100)
     client = serving(max_per_client=2)
+    assert client.status().limits["max_per_client"] == 2
     results: list = []
     for _ in range(2):
         client.submit(request(client, text=text, max_tokens=15, client="a"), results.append)

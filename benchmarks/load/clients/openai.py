@@ -12,7 +12,7 @@ from benchmarks.load.clients import sse
 from benchmarks.load.clients.base import Generation, GenerationError, Piece, read_counters
 
 KEY = "REDRAFT_API_KEY"
-"""The environment variable with the key, if the server asks for one."""
+"""The environment variable with the server's keys, if it asks for one: the first is sent."""
 
 
 class OpenAIServer:
@@ -22,8 +22,8 @@ class OpenAIServer:
     """
 
     def __init__(self, url: str, model: str | None = None, metrics_url: str | None = None):
-        key = os.environ.get(KEY)
-        self._session = sse.new_session({"Authorization": f"Bearer {key}"} if key else None)
+        keys = os.environ.get(KEY, "").split()
+        self._session = sse.new_session({"Authorization": f"Bearer {keys[0]}"} if keys else None)
         self._url, self.model, self._metrics_url = f"{url}/v1", model or "", metrics_url
 
     async def is_live(self) -> bool:
