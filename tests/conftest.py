@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,11 @@ ROOT = Path(__file__).parents[1]
 ARTIFACTS = ROOT / "artifacts"
 slow = partial(pytest.param, marks=pytest.mark.slow)
 """A case of a parametrized test that only `make test-slow` runs."""
+
+with suppress(ImportError):  # a GPU machine may lack it
+    from hypothesis import settings
+
+    settings.load_profile("ci")  # the same examples in each run, which may take any time
 
 # The tests' own makes are no children of the `make test` that runs them: they inherit no options and print no folders.
 for inherited in ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL"):
@@ -82,6 +87,14 @@ def timings_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """What a stand-in for TensorRT measures stays out of the product's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compiler.writers.engine_builder.CACHE", tmp_path_factory.mktemp("timings"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def time_to_compile() -> Iterator[None]:
+    """A guide is not refused because the machine stood still for a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("redraft.grammar.trial.COMPILE_S", 10.0)
         yield
 
 

@@ -89,7 +89,7 @@ def test_a_drafter_that_is_sure_of_the_guess():
     assert [(token, math.exp(score)) for token, parent, score in tree if parent == 0] == [(4, pytest.approx(1))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 31), st.lists(st.integers(0, 5), min_size=1, max_size=40), st.booleans())
 def test_trees_are_closed_and_ranked(seed, budget, history, reads_context):
     """Parents first, best first, siblings' chances at most one, only candidates and n-grams as tokens."""
@@ -163,7 +163,7 @@ def grown_by_hand(
     return nodes
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(0, 10**6),
     st.integers(0, 31),

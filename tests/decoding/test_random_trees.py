@@ -92,7 +92,7 @@ def test_a_cut_keeps_a_prefix_of_each_nodes_draws_and_looks_at_none(name, levels
 
 
 @given(st.sampled_from(CASES), st.integers(0, 2**32), st.sampled_from([1e-4, 0.3, 1.0]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_packing_keeps_every_draw(case, seed, temperature):
     name, levels = case
     drafts = some_draws(name, levels, seed, temperature)

@@ -54,7 +54,7 @@ def cases(draw):
 
 @pytest.mark.parametrize("name", RULES)
 @given(case=cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_law_of_the_token_is_the_targets(name, case):
     rule, draw_law = RULES[name]
     q, log_probs, ids, count = case

@@ -108,7 +108,7 @@ def test_beams_that_do_not_exist_have_no_nodes():
     assert paths(tree, 1) == trie(beams[1, :1])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 6), st.integers(1, 5), st.data())
 def test_dedup_prefix_property(width, length, data):
     beam = np.array(data.draw(st.lists(st.lists(st.integers(0, 2), min_size=length, max_size=length),

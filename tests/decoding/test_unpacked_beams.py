@@ -45,7 +45,7 @@ def longest_match(beams: np.ndarray, tokens: list[int]) -> int:
     return max(map(int, matches), default=0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_the_walk_accepts_the_longest_matching_beam(data):
     """Random beams with many repeats, of odd sizes, some absent; greedy and sampled."""

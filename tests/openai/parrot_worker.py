@@ -15,6 +15,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from redraft.bundle.budget import BudgetTable
+from redraft.grammar import trial
 from redraft.method import MethodPlan
 from redraft.runtime import Runtime
 from redraft.worker.server import serve
@@ -59,6 +60,7 @@ class Parrot(ToyEngine):
 
 
 if __name__ == "__main__":
+    trial.COMPILE_S = 10.0
     engine = Parrot(
         vocab_size=VOCABULARY, slots=LIMITS.slots, max_len=PARROT_LIMITS.max_len, max_tree=PARROT_LIMITS.max_tree
     )

@@ -110,13 +110,13 @@ class FrontEnd:
 
     def health(self) -> int:
         try:
-            return httpx.get(f"{self.url}/health").status_code
+            return httpx.get(f"{self.url}/health", timeout=60).status_code
         except httpx.ConnectError:
             assert self.process.poll() is None, self.log
             return 0
 
     def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")))
 
     def client(self, **options: Any) -> OpenAI:
@@ -165,7 +165,7 @@ def front_end(
 def directly(server: FrontEnd, prompt: str | list[int], max_tokens: int, **fields: Any) -> Chunk:
     """What the worker itself answers."""
     with WorkerClient(server.socket) as client:
-        assert client.wait_connected(10)
+        assert client.wait_connected(60)
         given = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
         sampling = SamplingConfig(**fields.pop("sampling", {}))
         return client.complete(

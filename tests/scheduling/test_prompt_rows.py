@@ -69,7 +69,7 @@ def test_the_shortest_goes_first(prompts, rows):
 
 
 @given(PROMPTS, st.integers(1, 8), st.integers(4, 64), st.integers(1, 64))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_none_starves_under_short_ones_without_end(prompts, slots, rows, length):
     """All are through after the steps that the earliest prompt's part takes for them, and for short ones in slots."""
     for prompt in prompts:

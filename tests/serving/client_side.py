@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -35,6 +37,8 @@ EVERY_FIELD = {
 }
 """The fields of `ensemble` but `stream`, as the clients of the TensorRT-LLM backend send them."""
 
+_given_ports: set[int] = set()
+
 
 @dataclass
 class Service:
@@ -59,13 +63,13 @@ class Service:
 
     def ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/v2/health/ready").status_code == 200
+            return httpx.get(f"{self.url}/v2/health/ready", timeout=60).status_code == 200
         except httpx.ConnectError as error:
             error.add_note(self.run_dir.supervisor_log.read_text()[-3000:])
             raise
 
     def metrics(self) -> dict[str, float]:
-        text = httpx.get(f"http://127.0.0.1:{self.settings.metrics_port}/metrics").text
+        text = httpx.get(f"http://127.0.0.1:{self.settings.metrics_port}/metrics", timeout=60).text
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("redraft_")]
         return {name: float(value) for name, value in lines}
 
@@ -88,15 +92,30 @@ def start(folder: Path, bundle: Path, **changes: Any) -> Service:
     return Service(settings, RunDir(folder))
 
 
+@contextlib.contextmanager
+def told(service: Service, name: str) -> Iterator[None]:
+    """The bundle has a file of this name meanwhile, by which a test tells the fake worker what to do."""
+    file = service.settings.bundle / name
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody holds now, and that the kernel gives to no connection meanwhile."""
-    found: set[int] = set()
+    """Ports of 127.0.0.1 that nobody holds now, that no test of this process has been given, and that neither another
+    test process takes nor the kernel gives to a connection meanwhile."""
+    first = 15_000 + 3_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5)
+    found: list[int] = []
     while len(found) < count:
         with socket.socket() as probe, contextlib.suppress(OSError):
-            port = SystemRandom().randrange(15_000, 30_000)
+            port = SystemRandom().randrange(first, first + 3_000)
             probe.bind(("127.0.0.1", port))
-            found.add(port)
-    return list(found)
+            if port not in _given_ports:
+                _given_ports.add(port)
+                found.append(port)
+    return found
 
 
 def grpc_inputs(**fields: Any) -> list[grpcclient.InferInput]:

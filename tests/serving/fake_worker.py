@@ -2,10 +2,10 @@
 
 The answer is " w0é w1é ..." word by word, one word per token and step; a guide's kind and text come before it. A prompt
 that starts with "die" ends the process in the middle of the answer, at "hang" it answers nothing until SIGCONT, "slow",
-or token ids that start with 0, take 50 ms per token, "overload" is refused. In a bundle whose configuration says
-`broken` it does not start, where it says `endless` its start does not end, and where it says `fragile` it ends with the
-first request. While the bundle has a file `refuse`, requests by the field that it names (`text` or `input_ids`) are
-refused.
+"die", or token ids that start with 0, take 50 ms per token, "overload" is refused. In a bundle whose configuration says
+`broken` it does not start, and where it says `fragile` it ends with the first request. While the bundle has a file
+`refuse`, requests by the field that it names (`text` or `input_ids`) are refused; while it has `hold`, answers stop
+after their first word; while it has `away`, no worker starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FakeWorker:
     """Serves until SIGTERM; `steps` counts every token of every request."""
 
     def __init__(self, socket_path: str, bundle: Path, fragile: bool):
-        self._fragile, self._refuse = fragile, bundle / "refuse"
+        self._fragile, self._refuse, self._hold = fragile, bundle / "refuse", bundle / "hold"
         self._socket = zmq.Context.instance().socket(zmq.ROUTER)
         Path(socket_path).unlink(missing_ok=True)
         self._socket.bind(f"ipc://{socket_path}")
@@ -45,9 +45,9 @@ class FakeWorker:
             while self._socket.poll(1 if self._running else 100):
                 peer, data = self._socket.recv_multipart()
                 self._receive(peer, unpack(data))
-            now = time.monotonic()
+            now, held = time.monotonic(), self._hold.exists()
             for key, (request, produced, due) in list(self._running.items()):
-                if now >= due:
+                if now >= due and not (held and produced):
                     self._step(key, request, produced)
 
     def _receive(self, peer: bytes, message: dict) -> None:
@@ -109,7 +109,7 @@ class FakeWorker:
             chunk.stats.drafted, chunk.stats.accepted = 3 * produced, produced
             del self._running[key]
         else:
-            slow = prompt.startswith("slow") or (request.input_ids or [1])[0] == 0
+            slow = prompt.startswith(("slow", "die")) or (request.input_ids or [1])[0] == 0
             delay = 0.05 if slow else 0.002
             self._running[key] = (request, produced + 1, time.monotonic() + delay)
         self._send(key[0], chunk)
@@ -126,7 +126,6 @@ if __name__ == "__main__":
     config = json.loads((Path(args.bundle) / "config.json").read_text())
     if config.get("broken"):
         raise SystemExit("the bundle is broken: target.onnx does not match its checksum, build it again")
-    if config.get("endless"):
-        print("compiling kernels", flush=True)
-        time.sleep(60)
+    while Path(args.bundle, "away").exists():
+        time.sleep(0.02)
     FakeWorker(args.socket, Path(args.bundle), config.get("fragile", False)).run()

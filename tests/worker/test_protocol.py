@@ -25,7 +25,7 @@ FIELDS = st.fixed_dictionaries(
 
 
 @given(fields=FIELDS, scale=st.sampled_from([1.0, 30.0, 1e4]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_is_accepted_can_be_sampled(fields, scale):
     try:
         config = SamplingConfig(**fields)

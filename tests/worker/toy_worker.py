@@ -29,10 +29,10 @@ class SlowEngine(ToyEngine):
         return super().execute(batch, samplers)
 
 
-def toy_runtime(delay: float = 0.0) -> Runtime:
+def toy_runtime(delay: float = 0.0, limits: Limits = LIMITS) -> Runtime:
     plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
-    engine = SlowEngine(delay, slots=LIMITS.slots, max_tree=LIMITS.max_tree)
-    return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan), name="toy")
+    engine = SlowEngine(delay, slots=limits.slots, max_tree=limits.max_tree)
+    return Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), only(plan), name="toy")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ def test_growth_is_a_line_through_what_has_settled(sizes, slope, flat):
 def test_a_service_is_soaked(tmp_path: Path):
     bundle = toy_bundle(tmp_path / "bundle")
     (port,) = free_ports(1)
-    start(tmp_path / "run", bundle, worker_command=TOY_WORKER, openai_port=port)
+    start(tmp_path / "run", bundle, worker_command=TOY_WORKER, openai_port=port, max_queue=64)
     try:
-        options = ["--run-dir", str(tmp_path / "run"), "--seconds", "5", "--share", "0.1", "--cancel", "0.5"]
+        options = ["--run-dir", str(tmp_path / "run"), "--seconds", "5", "--share", "0.3", "--cancel", "0.5"]
         status = main([*options, "--prompts", "6", "--tokens", "9", "--output", str(tmp_path / "report.json")])
         report = json.loads((tmp_path / "report.json").read_text())
         assert (status, report["errors"], report["differing"], report["restarted"]) == (0, [], [], []), report

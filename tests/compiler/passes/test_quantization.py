@@ -47,7 +47,7 @@ def test_rows_have_scales_of_their_own(precision, dtype):
     assert not back[3].any()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(1e-6, 6e4), st.sampled_from(["int8", "fp8"]), st.sampled_from(list(DTYPES)))
 def test_the_largest_value_is_never_cut(largest, precision, dtype):
     scale = scale_of(largest, precision, np.dtype(DTYPES[dtype])).astype(np.float64)

@@ -149,7 +149,7 @@ def batches(draw):
     return sequences
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(batches(), st.sampled_from([(9, 3, 64), (3, 3, 128)]))
 def test_random_batches(sequences, shape):
     heads, kv_heads, size = shape

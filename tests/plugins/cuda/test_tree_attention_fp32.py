@@ -66,7 +66,7 @@ def test_a_ring_gives_the_bits_of_a_whole_cache(rng):
             assert torch.equal(lapped[name][s.slot][:, places % 288], found[name][s.slot][:, places])
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(batches())
 def test_random_batches(sequences):
     case = make_case(np.random.default_rng(3), sequences, heads=3, kv_heads=1)

@@ -118,7 +118,7 @@ SHAPES = {"gumbel_top_k": [(3, 2, 1), (7,)], "stochastic_beam": [(3, 5, 2), (1, 
 
 @pytest.mark.parametrize("rule", RULES)
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_levels_are_those_of_numpy(rule, data):
     levels = data.draw(st.sampled_from(SHAPES[rule]))
     sizes = {"batch": data.draw(st.sampled_from([1, 3])), "support": data.draw(st.integers(1, 7))}

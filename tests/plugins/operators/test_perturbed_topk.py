@@ -73,7 +73,7 @@ def check(case: Arrays, level: int, k: int) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_is_what_it_says(data):
     most = data.draw(st.integers(1, 40))
     sizes = {"batch": data.draw(st.integers(1, 4)), "nodes": data.draw(st.integers(1, 4)), "most": most}

@@ -15,7 +15,7 @@ from tests.serving.client_side import FAKE_WORKER, Service, free_ports
 def settings(bundle: Path, **changes) -> Settings:
     http, grpc, metrics = free_ports(3)
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "openai_port": 0}
-    return Settings(bundle=bundle, worker_command=FAKE_WORKER, **(ports | changes))
+    return Settings(bundle=bundle, **({"worker_command": FAKE_WORKER} | ports | changes))
 
 
 def serve(folder: Path, wanted: Settings) -> list[str]:

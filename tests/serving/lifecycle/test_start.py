@@ -116,7 +116,8 @@ def test_a_model_that_cannot_be_removed_is_not_run(tmp_path):
         tritonserver.prepare(tritonserver.TritonInstallation(), run_dir, Settings(bundle=tmp_path))
 
 
-def test_a_status_does_not_keep_a_supervisor_from_its_run_directory(tmp_path):
+def test_a_status_does_not_keep_a_supervisor_from_its_run_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr("redraft.serving.rundir._LOCK_S", 60.0)
     run_dir = RunDir(tmp_path)
     with run_dir.lock_file.open("w") as other, run_dir.lock_file.open("w") as own:
         fcntl.flock(other, fcntl.LOCK_SH)
@@ -127,7 +128,8 @@ def test_a_status_does_not_keep_a_supervisor_from_its_run_directory(tmp_path):
         assert launcher.is_running(run_dir)
 
 
-def test_a_supervisor_that_was_killed_holds_its_lock_a_moment_longer(tmp_path):
+def test_a_supervisor_that_was_killed_holds_its_lock_a_moment_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "FREED_S", 60.0)
     run_dir = RunDir(tmp_path)
     with run_dir.lock_file.open("w") as dying:
         fcntl.flock(dying, fcntl.LOCK_EX)
@@ -164,10 +166,11 @@ def test_a_worker_that_does_not_start_shows_the_end_of_its_log(tmp_path, fault, 
 def test_a_worker_that_takes_too_long_to_start_is_ended(tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    (bundle / "config.json").write_text(json.dumps({"endless": True}))
+    (bundle / "config.json").write_text("{}")
+    endless = ["sh", "-c", "echo compiling kernels; exec sleep 60"]
     said = r"(?s)worker was not ready within 2 s; --start-timeout-s gives it more time; .*compiling kernels"
     with pytest.raises(ServingError, match=said):
-        serve(tmp_path / "run", settings(bundle, start_timeout_s=2.0))
+        serve(tmp_path / "run", settings(bundle, worker_command=endless, start_timeout_s=2.0))
     assert_nothing_is_left(tmp_path / "run")
 
 

@@ -8,7 +8,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import wait_until
-from tests.serving.client_side import FAKE_WORKER, GrpcStream, start
+from tests.serving.client_side import FAKE_WORKER, GrpcStream, start, told
 
 ANSWER = " w0é w1é w2é w3é"
 FRONT_END = {
@@ -111,15 +111,16 @@ def test_a_stream_never_starts_with_the_prompt(service, stream):
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_stop_request_ends_the_request_with_its_id(service, stream, streaming):
     """Which answers what it has, as with TensorRT-LLM; a neighbour of another id goes on."""
-    neighbour, slow = GrpcStream(service.grpc), CORE_CLIENT | {"input_ids": [0, 0, 0]}
-    neighbour.send("tensorrt_llm", "other", request_output_len=60, streaming=True, **slow)
-    stream.send("tensorrt_llm", "mine", request_output_len=400, streaming=streaming, **slow)
-    if streaming:
-        stream.receive()
-    wait_until(lambda: service.metrics()["redraft_requests_running"] == 2)
-    stopper = GrpcStream(service.grpc)
-    stopper.send("tensorrt_llm", "mine", **STOP)
-    (answer,) = stopper.receive_all()
+    neighbour = GrpcStream(service.grpc)
+    with told(service, "hold"):
+        neighbour.send("tensorrt_llm", "other", request_output_len=60, streaming=True, **CORE_CLIENT)
+        stream.send("tensorrt_llm", "mine", request_output_len=400, streaming=streaming, **CORE_CLIENT)
+        if streaming:
+            stream.receive()
+        wait_until(lambda: service.metrics()["redraft_requests_running"] == 2)
+        stopper = GrpcStream(service.grpc)
+        stopper.send("tensorrt_llm", "mine", **STOP)
+        (answer,) = stopper.receive_all()
     assert not answer.get_response().outputs, "the client takes it for the confirmation"
     results = stream.receive_all()
     assert sum(number(result, "sequence_length", "INT32") for result in results) < 400

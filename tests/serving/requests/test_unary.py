@@ -12,7 +12,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import wait_until
-from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, Service, grpc_inputs, start
+from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, Service, grpc_inputs, start, told
 
 ANSWER = " w0é w1é w2é w3é"
 
@@ -57,11 +57,12 @@ def test_http_infer_and_generate(service):
 
 def test_requests_run_side_by_side(service):
     answers: list[dict] = []
-    fields = {"text_input": "slow", "max_tokens": 60}
+    fields = {"text_input": "hi", "max_tokens": 4}
     threads = [threading.Thread(target=lambda: answers.append(http_infer(service, **fields))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: service.metrics()["redraft_requests_running"] == 4)
+    with told(service, "hold"):
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: service.metrics()["redraft_requests_running"] == 4)
     for thread in threads:
         thread.join()
     assert all("outputs" in answer for answer in answers)
@@ -112,8 +113,9 @@ def test_cancelling_a_unary_call(service):
 
 
 def test_a_worker_that_dies_fails_its_request(service):
-    assert "worker went away" in service.generate({"text_input": "die", "max_tokens": 9})["error"]
     restarting = pytest.raises(InferenceServerException, match="worker is restarting")
-    with grpcclient.InferenceServerClient(service.grpc) as client, restarting:
-        client.infer("ensemble", grpc_inputs(text_input="hi", max_tokens=4))
+    with told(service, "away"):
+        assert "worker went away" in service.generate({"text_input": "die", "max_tokens": 9})["error"]
+        with grpcclient.InferenceServerClient(service.grpc) as client, restarting:
+            client.infer("ensemble", grpc_inputs(text_input="hi", max_tokens=4))
     wait_until(lambda: "outputs" in http_infer(service, text_input="hi", max_tokens=4))
