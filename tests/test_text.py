@@ -39,7 +39,7 @@ def test_pieces_are_whole_characters_and_add_up():
 CHARACTERS = CODEC.encode("aé日🙂 ")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(CHARACTERS), st.booleans()), max_size=90), st.booleans())
 def test_any_bytes_taken_at_any_time_add_up(tokens, with_stop_words):
     texts = TextStream(CODEC, [], ["never"] if with_stop_words else [])
@@ -128,7 +128,7 @@ def test_other_threads_run_while_a_text_is_encoded():
     while thread.is_alive():
         steps += running[0]
         time.sleep(0.0005)
-    assert steps > 10
+    assert steps > 3
 
 
 def test_no_token_has_more_bytes_than_the_longest():

@@ -28,7 +28,7 @@ HISTOGRAMS = (
 def samples(server) -> dict[tuple[str, ...], float]:
     """Values by name and label values."""
     found = {}
-    for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text):
+    for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics", timeout=60).text):
         for sample in family.samples:
             found[sample.name.removeprefix("redraft_"), *sample.labels.values()] = sample.value
     return found
@@ -53,7 +53,8 @@ def served(server):
         HELLO | {"max_tokens": 100, "logit_bias": {"0": 100}},
     ]
     answers = [server.post(CHAT, body).json() for body in bodies]
-    with httpx.stream("POST", f"{server.url}{CHAT}", json=HELLO | {"stream": True, "ignore_eos": True}) as stream:
+    endless = HELLO | {"stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}{CHAT}", json=endless, timeout=60) as stream:
         events = (line for line in stream.iter_lines() if line.startswith("data:"))
         for _ in range(10):
             next(events)

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from redraft.serving import commands, launcher
 from redraft.serving.foreground import stay
 from redraft.serving.processes import OWNER_VARIABLE
 from redraft.serving.rundir import RunDir, Settings, State
+from tests.conftest import wait_until
 
 
 @pytest.fixture
@@ -29,14 +29,15 @@ def run_dir(tmp_path) -> RunDir:
 
 
 @contextmanager
-def held_for(run_dir: RunDir, seconds: float, phase: str, error: str = "") -> Iterator[None]:
+def held_until(condition: Callable[[], object], run_dir: RunDir, phase: str, error: str) -> Iterator[None]:
     """A supervisor's lock, and what it says when it lets go of it."""
     lock = run_dir.lock_file.open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
 
     def end() -> None:
-        time.sleep(seconds)
-        run_dir.worker_log.write_text("one\ntwo\n")
+        wait_until(lambda: bool(condition()))
+        with run_dir.worker_log.open("a") as log:
+            log.write("two\n")
         run_dir.write_state(State(phase=phase, error=error, settings=Settings(bundle=Path("b"))))
         lock.close()
 
@@ -57,7 +58,7 @@ def held_for(run_dir: RunDir, seconds: float, phase: str, error: str = "") -> It
 )
 def test_why_a_service_ended(run_dir, phase, error, why):
     texts: list[str] = []
-    with held_for(run_dir, 0.7, phase, error):
+    with held_until(lambda: texts, run_dir, phase, error):
         assert stay(run_dir.path, texts.append) == why
     assert texts == ["one\n", "two\n"]
 
@@ -68,7 +69,10 @@ def test_an_interrupt_ends_the_service(run_dir):
             raise KeyboardInterrupt
 
     process = subprocess.Popen(["sleep", "60"], env=os.environ | {OWNER_VARIABLE: str(run_dir.path)})
-    with held_for(run_dir, 0.7, "ready"):
+    run_dir.worker_log.write_text("one\n")
+    run_dir.write_state(State(phase="ready", settings=Settings(bundle=Path("b"))))
+    with run_dir.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         assert stay(run_dir.path, interrupt) == ""
     assert process.wait(timeout=60) == -signal.SIGKILL
 

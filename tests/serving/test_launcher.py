@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -36,8 +37,11 @@ def test_only_a_supervisor_that_is_stopping_gets_the_time_of_its_requests(
     monkeypatch.setattr(launcher, "STOP_S", 0.2)
     run_dir = RunDir(tmp_path)
     environment = os.environ | {OWNER_VARIABLE: str(run_dir.path)}
-    hangs = f"trap '' TERM; echo ready; exec sleep {seconds}"
-    supervisor = subprocess.Popen(["sh", "-c", hangs], env=environment, stdout=subprocess.PIPE)
+    hangs = (
+        "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); print(flush=True); "
+        f"signal.sigwait({{signal.SIGTERM}}); time.sleep({seconds})"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", hangs], env=environment, stdout=subprocess.PIPE)
     assert supervisor.stdout
     assert supervisor.stdout.readline()
     state = State(phase=phase, supervisor_pid=supervisor.pid, settings=Settings(bundle=Path("b"), drain_s=60))

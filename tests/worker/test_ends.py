@@ -80,8 +80,9 @@ def test_requests_that_end_before_they_are_encoded(serving, monkeypatch):
         client.submit(wanted, lambda message: ended.setdefault(letter, message))
         return wanted.id
 
-    for letter in "ab":
-        submit(letter, timeout_s=0.05)
+    submit("a", timeout_s=1)
+    wait_until(lambda: encoded)
+    submit("b", timeout_s=0.05)
     wait_until(lambda: set(ended) == {"a", "b"})
     client.cancel(submit("c"))
     wait_until(lambda: "c" in ended)
@@ -93,14 +94,14 @@ def test_requests_that_end_before_they_are_encoded(serving, monkeypatch):
     assert encoded == ["a", "e"]
 
 
-@pytest.mark.parametrize("text", ["hello", "x" * 240])
+@pytest.mark.parametrize("text", ["hello", "x" * 140])
 def test_a_client_at_its_limit_is_refused_and_others_are_not(serving, monkeypatch, text):
     monkeypatch.setattr("redraft.worker.server.INLINE_CHARACTERS", 100)
     client = serving(max_per_client=2)
     assert client.status().limits["max_per_client"] == 2
     results: list = []
     for _ in range(2):
-        client.submit(request(client, text=text, max_tokens=15, client="a"), results.append)
+        client.submit(request(client, text=text, max_tokens=100, client="a"), results.append)
     with pytest.raises(WorkerError, match=r"client 'a' has 2 requests already.*--max-per-client") as refused:
         client.complete(request(client, text=text, max_tokens=1, client="a"), timeout=60)
     assert refused.value.code == "overloaded"
@@ -126,7 +127,7 @@ def test_a_stopped_worker_ends_with_its_last_request(tmp_path, number):
         running = client.generate(request(client, stream=True), timeout=60)
         next(running)
         for _ in range(2):
-            client.submit(request(client, max_tokens=9), results.append)
+            client.submit(request(client, max_tokens=80), results.append)
         wait_until(lambda: client.status().waiting == 1)
         process.send_signal(number)
         wait_until(lambda: not client.status().ready)

@@ -19,21 +19,31 @@ from benchmarks.gpu import train
 from benchmarks.training import held_out
 from model_defs.drafters.registry import DRAFTERS
 from tests.benchmarks.gpu.test_torch_backend import parsed_by_typer
+from tests.conftest import wait_until
 from tests.engines.tiny import tiny_drafter
 from training import parts
 from training import prompts as teacher_prompts
 from training.teacher_data import USUAL_CUTOFF, TeacherData
 
 
-def test_a_command_is_interrupted_when_its_time_is_over(tmp_path):
-    script = tmp_path / "script.py"
+def test_a_command_is_interrupted_when_its_time_is_over(tmp_path, monkeypatch):
+    script, started = tmp_path / "script.py", tmp_path / "begun"
     script.write_text(
-        "import sys, time\ntry:\n    print('begun', flush=True)\n    time.sleep(60)\n"
-        "except KeyboardInterrupt:\n    open(sys.argv[1], 'w').write('kept')\n"
+        "import pathlib, sys, time\nfolder = pathlib.Path(sys.argv[1])\ntry:\n    (folder / 'begun').touch()\n"
+        "    time.sleep(60)\nexcept KeyboardInterrupt:\n    (folder / 'kept').write_text('kept')\n"
     )
+
+    class Begun(subprocess.Popen):
+        """Its time begins when it has."""
+
+        def wait(self, timeout=None):
+            wait_until(started.exists)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(train.subprocess, "Popen", Begun)
     begun, before = time.monotonic(), signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert train.run_until([sys.executable, str(script), str(tmp_path / "kept")], 2) is None
+        assert train.run_until([sys.executable, str(script), str(tmp_path)], 0.2) is None
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - begun < 50

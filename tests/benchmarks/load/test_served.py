@@ -17,7 +17,7 @@ def client(tmp_path):
     thread = threading.Thread(target=worker.run)
     thread.start()
     with WorkerClient(tmp_path / "worker.sock") as connected:
-        assert connected.wait_connected(5)
+        assert connected.wait_connected(60)
         yield connected
     worker.stop()
     thread.join()

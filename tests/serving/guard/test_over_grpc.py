@@ -254,15 +254,16 @@ def test_a_stream_that_triton_ends(triton):
 @pytest.mark.parametrize("way", ["cancels", "disconnects", "has waited long enough"])
 def test_a_client_that_goes_away_is_noticed_at_once(guard, way):
     channel = grpc.insecure_channel(guard.grpc)
+    grpc.channel_ready_future(channel).result(60)
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     requests.put(request(id="hang"))
     stub = GRPCInferenceServiceStub(channel)
-    call = stub.ModelStreamInfer(iter(requests.get, None), timeout=1 if way == "has waited long enough" else None)
+    call = stub.ModelStreamInfer(iter(requests.get, None), timeout=2 if way == "has waited long enough" else None)
     assert next(call).infer_response.id == "hang"
     if way == "cancels":
         call.cancel()
     elif way == "disconnects":
         channel.close()
-    assert guard.ended.wait(10)
+    assert guard.ended.wait(30)
     requests.put(None)
     channel.close()

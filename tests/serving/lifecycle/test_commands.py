@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from redraft.console import progress
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir, Settings
+from tests.conftest import wait_until
 from tests.serving.client_side import free_ports
 from tests.serving.lifecycle.starting import ensure_running, redraft
 
@@ -27,25 +27,28 @@ from tests.serving.lifecycle.starting import ensure_running, redraft
 def test_the_command_line(tmp_path, fake_bundle):
     port = free_ports(1)[0]
     status = redraft("status", "--run-dir", str(tmp_path))
-    assert (status.wait(20), status.communicate()[0]) == (1, "not running\n")
+    assert (status.wait(120), status.communicate()[0]) == (1, "not running\n")
     failed = redraft("serve", "--bundle", str(tmp_path / "none"), "--run-dir", str(tmp_path), "--http-port", str(port))
-    assert failed.wait(20) == 1
+    assert failed.wait(120) == 1
     assert "is not a bundle" in failed.communicate()[0]
     stop = redraft("stop", "--run-dir", str(tmp_path))
-    assert (stop.wait(20), stop.communicate()[0]) == (0, "nothing was running\n")
+    assert (stop.wait(120), stop.communicate()[0]) == (0, "nothing was running\n")
 
 
 @pytest.mark.slow
 def test_a_start_that_takes_long_is_seen_in_a_log(tmp_path, fake_bundle, monkeypatch):
+    write, lines = progress.write, []
+
     def slow(wanted: Settings, folder: Path, on_progress) -> None:
         on_progress("loading a large bundle")
-        time.sleep(1.0)
+        wait_until(lambda: lines.count("still loading a large bundle") >= 2)
         raise ServingError("enough")
 
+    monkeypatch.setattr(progress, "write", lambda console, line: (write(console, line), lines.append(line)))
     monkeypatch.setattr(progress, "LINE_S", 0.1)
     monkeypatch.setattr(launcher, "serve", slow)
     done = CliRunner().invoke(cli.app, ["serve", "--bundle", str(fake_bundle), "--run-dir", str(tmp_path)])
-    assert done.output.count("loading a large bundle") > 3
+    assert done.output.count("loading a large bundle") > 2
 
 
 @pytest.mark.parametrize("damage", ["missing", "{"])

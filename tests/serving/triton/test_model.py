@@ -229,6 +229,7 @@ def counted(module, monkeypatch):
 
 def test_the_response_thread_sleeps_while_nothing_is_in_flight(counted, module, model, client):
     """It asks about cancellations every 20 ms, but only as long as there is a request to ask about."""
+    wait_until(lambda: CountedQueue.waits == 1)
     time.sleep(5 * module.CANCELLATION_POLL_S)
     assert CountedQueue.waits == 1
     request = Request()
