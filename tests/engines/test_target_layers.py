@@ -13,6 +13,7 @@ from redraft.engines.openvino import OpenVINOEngine
 from tests.conftest import slow_but
 from tests.engines.drafters.drafting import Drafting, check_draft, draft
 from tests.engines.tiny import (
+    LAYERS,
     LIMITS,
     VOCAB,
     caches_of,
@@ -29,7 +30,7 @@ LONG = LIMITS.model_copy(update={"max_len": 700})
 """Longer than the rings of layers with a window."""
 TOLERANCE = 1e-4
 """Of the largest logit."""
-BUNDLES = ["openvino, qwen3", "openvino, gemma3", "openvino, opt", "openvino, mixtral", "torch, mixtral"]
+BUNDLES = [*(f"openvino, {layers}" for layers in LAYERS), "torch, mixtral"]
 FAST = ["openvino, gemma3", "openvino, mixtral"]
 
 

@@ -113,6 +113,19 @@ LAYERS: dict[str, dict[str, Any]] = {
         "intermediate_size": 40,
         "experts": Experts(count=5, chosen=2, normalized=True),
     },
+    "smollm3": {"qkv_bias": False, "tie_embeddings": True, "others": Attention(RopeConfig(type="none"), layers=(1,))},
+    "phi4": {
+        "qkv_bias": False,
+        "tie_embeddings": True,
+        "rope": RopeConfig(
+            type="longrope",
+            original_max_position=1024,
+            share=0.75,
+            attention_factor=1.2,
+            short_divisors=tuple(1 + i / 8 for i in range(12)),
+            long_divisors=(9.0,) * 12,
+        ),
+    },
 }
 """What the layers of families have that the tiny target's lack."""
 
