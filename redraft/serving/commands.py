@@ -122,6 +122,8 @@ def serve(
     if foreground:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     if api_key:
+        if api_key.isspace():
+            fail("redraft serve: --api-key holds spaces only: expected a key, or several between spaces")
         os.environ[API_KEY_VARIABLE] = api_key
     settings = Settings(
         bundle=bundle,

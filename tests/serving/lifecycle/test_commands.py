@@ -51,6 +51,13 @@ def test_a_start_that_takes_long_is_seen_in_a_log(tmp_path, fake_bundle, monkeyp
     assert done.output.count("loading a large bundle") > 2
 
 
+def test_a_key_of_spaces_is_no_open_door(tmp_path, fake_bundle):
+    flags = ["serve", "--bundle", str(fake_bundle), "--run-dir", str(tmp_path)]
+    done = CliRunner().invoke(cli.app, flags, env={"REDRAFT_API_KEY": "  "})
+    assert done.exit_code == 1
+    assert "--api-key holds spaces only" in done.output
+
+
 @pytest.mark.parametrize("damage", ["missing", "{"])
 def test_a_running_service_without_its_state(tmp_path, damage):
     """One line, with the remedy."""
