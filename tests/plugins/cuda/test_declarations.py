@@ -192,7 +192,8 @@ def fetched_bindings(version: str) -> Path:
         if not folder.exists():
             with TemporaryDirectory(dir=ARTIFACTS) as partial:
                 package = f"tensorrt-cu13-bindings=={version}"
-                run_script("-m", "pip", "install", "-q", "--no-deps", "--target", f"{partial}/installed", package)
+                target = f"{partial}/installed"
+                run_script("-m", "pip", "install", "-q", "--retries", "10", "--no-deps", "--target", target, package)
                 Path(partial, "installed").rename(folder)
     return folder / "tensorrt_bindings"
 

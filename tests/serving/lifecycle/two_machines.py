@@ -100,7 +100,7 @@ class RemoteWorker:
 
     def answer(self, prompt: str, max_tokens: int) -> str:
         with WorkerClient(self.socket) as client:
-            assert client.wait_connected(5)
+            assert client.wait_connected(60)
             request = GenerateRequest(id=client.new_id(), text=prompt, max_tokens=max_tokens, end_id=-1)
             return client.complete(request, timeout=60).text
 
