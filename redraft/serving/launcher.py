@@ -88,7 +88,8 @@ def stop(run_path: Path) -> int:
     for process in processes:
         if state and process.pid == state.supervisor_pid:
             _end_supervisor(run_dir, process)
-    end_processes(owned_processes(run_dir.path), grace=0)
+    for _ in range(2):  # the second time for what they started while they were looked for
+        end_processes(owned_processes(run_dir.path), grace=0)
     remove_shared_memory(run_dir.path)
     try:
         run_dir.remove_sockets()
